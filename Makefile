@@ -1,0 +1,43 @@
+# The two commands: `make demo` and `make test`. Both set up what they need in .venv and reuse it afterwards.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+JOBS   ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check test-thorough bench clean
+
+help:  ## Say what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/.ready  ## Make the virtual environment
+
+# pyproject.toml is the only input: a changed dependency list rebuilds, anything else reuses. Development
+# dependencies stand in [dependency-groups], which pip reads from version 25.1 on.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+demo: setup  ## Train something small and look inside it
+	$(BIN)/python examples/look_inside.py
+
+test: setup check  ## Lint, types, layers, then every test that is not marked thorough
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not thorough' -q
+
+check: setup  ## Lint, format, types and the arrows between the layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+test-thorough: setup  ## The long runs: thousands of generated programs
+	$(BIN)/python -m pytest -n $(JOBS) -m thorough -q
+
+bench: setup  ## Every benchmark, as ratios in one run
+	$(BIN)/python benchmarks/run.py
+
+clean:  ## Remove what the build made
+	rm -rf $(VENV) dist build .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
