@@ -1,0 +1,206 @@
+"""How a module gets its parent, its name and its scope, and how modules are copied.
+
+A module that is created while a method of another one runs has that one as its parent. In a compact method it gets its
+name and scope at once. In `setup` it waits until it is assigned to an attribute and is named after it. A module that was
+created outside and given as a field is adopted when the module it was given to is set up: a copy is made, named after the
+field; one object given in two places stays one submodule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sonde.errors import AssignSubModuleError
+from sonde.linen.frozen_dict import FrozenDict
+from sonde.linen.scope import Scope
+
+if TYPE_CHECKING:
+    from sonde.linen.module import Module
+
+
+class _Unspecified:
+    """The default of `parent`: whoever is running when the module is created."""
+
+    def __repr__(self) -> str:
+        return "unspecified"
+
+    def __copy__(self) -> _Unspecified:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> _Unspecified:
+        return self
+
+    def __reduce__(self) -> str:
+        return "UNSPECIFIED"
+
+
+UNSPECIFIED: Any = _Unspecified()
+
+
+class State:
+    """What a module remembers beside its fields.
+
+    Attributes:
+        attached: Whether parent, name and scope are settled; from then on the module is frozen.
+        in_setup: Whether `setup` is running.
+        in_compact: Whether a compact method is running.
+        fields_adopted: Whether the submodules among the fields have been adopted.
+        set_up: Whether `setup` has run.
+        cursor: How many unnamed submodules of each class the running compact method has made.
+        children: What the module has made, by name: submodules, and for variables the name of the collection.
+    """
+
+    __slots__ = ("attached", "children", "cursor", "fields_adopted", "in_compact", "in_setup", "set_up")
+
+    def __init__(self) -> None:
+        self.attached = False
+        self.in_setup = False
+        self.in_compact = False
+        self.fields_adopted = False
+        self.set_up = False
+        self.cursor: dict[str, int] = {}
+        self.children: dict[str, Any] = {}
+
+    def forget_call(self) -> None:
+        """Gets ready for the next call of a compact method."""
+        self.in_compact = False
+        self.cursor = {}
+
+    def for_transform(self) -> State:
+        """The state of the copy that runs inside a lifted transform: it goes on naming where this one is."""
+        copy = State()
+        copy.attached = self.attached
+        copy.in_compact = self.in_compact
+        copy.cursor = dict(self.cursor)
+        return copy
+
+    def catch_up(self, inner: State) -> None:
+        """Takes over the names that the copy inside a lifted transform has given."""
+        self.cursor = dict(inner.cursor)
+        self.children.update({k: v for k, v in inner.children.items() if isinstance(v, str)})
+
+
+def auto_name(module: Module, parent: Module) -> str:
+    """The next free name of the form `Dense_0`."""
+    prefix = type(module).__name__
+    number = parent._state.cursor.get(prefix, 0)
+    parent._state.cursor[prefix] = number + 1
+    return f"{prefix}_{number}"
+
+
+def attach(module: Module) -> None:
+    """Settles the scope of a module whose fields are set; called by `__post_init__` and again when a name is found."""
+    state, parent = module._state, module.parent
+    if isinstance(parent, Scope):
+        object.__setattr__(module, "scope", parent)
+    elif parent is not None:
+        above: State = parent._state
+        if above.attached and not (above.in_setup or above.in_compact):
+            raise AssignSubModuleError(
+                f"submodule {type(module).__name__} is made in {describe(parent)} outside of setup and of a compact method; "
+                "make it in setup, or mark the method with @nn.compact"
+            )
+        if module.name is None:
+            if above.in_setup:
+                return  # The attribute that it is assigned to will name it.
+            object.__setattr__(module, "name", auto_name(module, parent))
+        name = module.name
+        assert name is not None
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a submodule is a str, got {name!r} for {type(module).__name__} in {describe(parent)}")
+        if parent.scope is not None:
+            parent.scope.reserve(name, None, what="submodule", owner=type(parent).__name__)
+            object.__setattr__(module, "scope", parent.scope.child(name))
+        above.children[name] = module
+    state.attached = True
+
+
+def describe(module: Module) -> str:
+    """A module in messages: its class, and its path if it has one."""
+    place = f" at {module.scope.path_text}" if module.scope is not None else ""
+    return f"{type(module).__name__}{place}"
+
+
+def frozen_containers(value: Any, fn: Callable[[Any, str], Any], suffix: str = "") -> Any:
+    """Applies `fn` to the leaves of nested lists, tuples and dicts, with their keys as a name suffix, and freezes these.
+
+    Attributes of a module must not change from outside after `setup`, so lists become tuples and dicts FrozenDicts.
+    """
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        parts = (frozen_containers(v, fn, f"{suffix}_{k}") for k, v in zip(value._fields, value))  # pyright: ignore
+        return type(value)(*parts)
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen_containers(v, fn, f"{suffix}_{i}") for i, v in enumerate(value))
+    if isinstance(value, (dict, FrozenDict)):
+        return FrozenDict({k: frozen_containers(v, fn, f"{suffix}_{k}") for k, v in value.items()})
+    return fn(value, suffix)
+
+
+def adopt(owner: Module, attribute: str, value: Any) -> Any:
+    """Makes the modules in the value of an attribute submodules of its owner, where nobody else owns them."""
+    from sonde.linen.module import Module
+
+    scope = owner.bound_scope("adopt submodules")
+
+    def take(leaf: Any, suffix: str) -> Any:
+        if not isinstance(leaf, Module) or leaf.scope is not None:
+            return leaf
+        name = f"{attribute}{suffix}"
+        if leaf.parent is not None and leaf.name is None:
+            object.__setattr__(leaf, "parent", owner)
+            object.__setattr__(leaf, "name", name)
+            attach(leaf)
+            leaf._set_up(fields_only=True)
+            return leaf
+        known = scope.run.adopted.get(id(leaf))
+        if known is None:
+            known = (leaf, leaf.clone(parent=owner, name=name))
+            scope.run.adopted[id(leaf)] = known
+            # At once, so that a module given in two places belongs to where it is met first, going inwards.
+            known[1]._set_up(fields_only=True)
+        return known[1]
+
+    return frozen_containers(value, take)
+
+
+def fields_of(module: Module) -> Iterator[str]:
+    """The names of the fields that a copy must be given."""
+    return (f.name for f in dataclasses.fields(module) if f.init and f.name not in ("parent", "name"))
+
+
+def clone(module: Module, *, parent: Any, deep: bool, updates: Mapping[str, Any], reset_names: bool = False) -> Any:
+    """A copy of a module under another parent; `deep` copies the modules in its fields too, free of any scope."""
+    from sonde.linen.module import Module
+
+    copies: dict[int, Any] = {}
+
+    def copy_of(leaf: Any, _: str) -> Any:
+        if not isinstance(leaf, Module):
+            return leaf
+        if id(leaf) not in copies:
+            changes = {"name": None} if reset_names else {}
+            copies[id(leaf)] = build(leaf, None, changes)
+        return copies[id(leaf)]
+
+    def build(source: Module, parent: Any, changes: Mapping[str, Any]) -> Any:
+        values = {name: getattr(source, name) for name in fields_of(source)}
+        if deep:
+            for name, value in values.items():
+                if contains_module(value):
+                    values[name] = frozen_containers(value, copy_of)
+        return type(source)(**{"name": source.name, **values, "parent": parent, **changes})
+
+    return build(module, parent, updates)
+
+
+def contains_module(value: Any) -> bool:
+    """Whether there is a module in a value or in the containers it consists of."""
+    from sonde.linen.module import Module
+
+    if isinstance(value, (list, tuple)):
+        return any(map(contains_module, value))
+    if isinstance(value, (dict, FrozenDict)):
+        return any(map(contains_module, value.values()))
+    return isinstance(value, Module)

@@ -1,0 +1,38 @@
+"""What the current thread is in the middle of: which modules are being called, and who wants to hear about it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sonde.linen.module import Module
+
+
+class Context(threading.local):
+    """Per-thread state.
+
+    Attributes:
+        modules: The modules whose methods are running, innermost last; None stands for "no parent".
+        interceptors: The functions given to `intercept_methods`, innermost last.
+        named: Whether method calls get a name in profiles, or None for the process-wide setting.
+    """
+
+    def __init__(self) -> None:
+        self.modules: list[Module | None] = [None]
+        self.interceptors: list[Callable[..., Any]] = []
+        self.named: bool | None = None
+
+    @contextlib.contextmanager
+    def calling(self, module: Module | None) -> Iterator[None]:
+        """Makes `module` the parent of modules that are created inside the block."""
+        self.modules.append(module)
+        try:
+            yield
+        finally:
+            self.modules.pop()
+
+
+context = Context()

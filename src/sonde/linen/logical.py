@@ -1,0 +1,164 @@
+"""Axes with names of their own (`batch`, `heads`), and rules that say which mesh axis each name goes to.
+
+Rules are pairs in order of precedence. The first rule whose name is among the axes of an array and whose mesh axis is
+still free takes it; an axis without a rule stays unsharded.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from sonde.linen.meta import Names, Partitioned, mesh_is_set
+
+Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
+_rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("sonde_logical_axis_rules", default=())
+
+
+class _NoRule(enum.Enum):
+    NO_RULE = "no rule"
+
+
+NO_RULE = _NoRule.NO_RULE
+
+
+class RulesFallback(enum.Enum):
+    """What a constraint does about an axis that no rule knows."""
+
+    AXIS_IS_UNSHARDED = "axis_is_unsharded"
+    RAISE_ERROR = "raise_error"
+    NO_CONSTRAINT = "no_constraint"
+
+
+def set_logical_axis_rules(rules: Rules) -> None:
+    """Sets the rules from here on."""
+    _rules.set(rules)
+
+
+def get_logical_axis_rules() -> Rules:
+    """The rules that are in force."""
+    return _rules.get()
+
+
+@contextlib.contextmanager
+def logical_axis_rules(rules: Rules) -> Iterator[None]:
+    """Sets the rules for a block."""
+    token = _rules.set(rules)
+    try:
+        yield
+    finally:
+        _rules.reset(token)
+
+
+def _assign(names: Sequence[Any] | None, rules: Rules | None) -> list[Any] | None:
+    """The mesh axis of each named axis, NO_RULE where no rule applies."""
+    if names is None:
+        return None
+    rules = get_logical_axis_rules() if rules is None else rules
+    if not isinstance(rules, (tuple, list)):
+        raise ValueError(f"logical axis rules are a sequence of (name, mesh axis) pairs, got {rules!r}")
+    twice = [n for n, count in collections.Counter(names).items() if count > 1 and isinstance(n, str)]
+    if twice:
+        raise ValueError(f"axis names {twice} stand more than once in {tuple(names)}")
+    assigned = [NO_RULE if isinstance(name, str) else name for name in names]
+    for name, mesh_axes in rules:
+        if name in names and assigned[names.index(name)] is NO_RULE:
+            taken = set(jax.tree.leaves(assigned))
+            wanted = set(jax.tree.leaves(mesh_axes)) - {None, PartitionSpec.UNCONSTRAINED}
+            if not wanted & taken:
+                assigned[names.index(name)] = mesh_axes
+    return assigned
+
+
+def logical_to_mesh_axes(array_dim_names: Sequence[Any] | None, rules: Rules | None = None) -> PartitionSpec | None:
+    """The PartitionSpec that the rules give for the named axes of an array.
+
+    Example:
+        >>> rules = (("batch", "X"), ("features", "X"), ("heads", "Y"))
+        >>> logical_to_mesh_axes(("batch", "length", "heads", "features"), rules)
+        PartitionSpec('X', None, 'Y', None)
+    """
+    assigned = _assign(array_dim_names, rules)
+    return None if assigned is None else PartitionSpec(*(None if a is NO_RULE else a for a in assigned))
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)
+
+
+def logical_to_mesh(tree: Any, rules: Rules | None = None) -> Any:
+    """`logical_to_mesh_axes` on every PartitionSpec in a tree."""
+    return jax.tree.map(lambda spec: logical_to_mesh_axes(tuple(spec), rules), tree, is_leaf=_is_spec)
+
+
+def logical_to_mesh_sharding(tree: Any, mesh: Mesh, rules: Rules | None = None) -> Any:
+    """Shardings on a mesh for a tree of logical PartitionSpecs."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), logical_to_mesh(tree, rules), is_leaf=_is_spec)
+
+
+def _constrain(names: Any, x: Any, *, rules: Rules, mesh: Mesh | None, fallback: RulesFallback) -> Any:
+    assigned = _assign(names, rules)
+    if assigned is not None and NO_RULE in assigned:
+        if fallback is RulesFallback.RAISE_ERROR:
+            raise ValueError(f"axis names {names} did not match a rule; the rules are {tuple(rules)}")
+        if fallback is RulesFallback.NO_CONSTRAINT:
+            return x
+    if mesh is None and not mesh_is_set():
+        return x
+    spec = None if assigned is None else PartitionSpec(*(None if a is NO_RULE else a for a in assigned))
+    return jax.lax.with_sharding_constraint(x, spec if mesh is None or spec is None else NamedSharding(mesh, spec))
+
+
+def with_logical_constraint(
+    x: Any,
+    logical_axis_resources: Any,
+    rules: Rules | None = None,
+    mesh: Mesh | None = None,
+    fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED,
+) -> Any:
+    """Constrains the sharding of arrays by the names of their axes; nothing happens without rules or without a mesh."""
+    rules = get_logical_axis_rules() if rules is None else rules
+    if not rules or logical_axis_resources is None:
+        return x
+
+    def is_names(names: Any) -> bool:
+        axis = lambda a: a is None or isinstance(a, str) or a is PartitionSpec.UNCONSTRAINED  # noqa: E731
+        return names is None or (isinstance(names, tuple) and all(map(axis, names)))
+
+    constrain = functools.partial(_constrain, rules=rules, mesh=mesh, fallback=fallback)
+    return jax.tree.map(constrain, logical_axis_resources, x, is_leaf=is_names)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class LogicallyPartitioned(Partitioned[Any]):
+    """A value whose axes have logical names; `rules` say which mesh axes these are, None for the rules in force."""
+
+    rules: Rules | None = None
+
+    def unbox(self, apply_constraint: bool = True) -> Any:
+        """The value, constrained to what the rules say where there is a mesh."""
+        if not apply_constraint or not (self.mesh is not None or mesh_is_set()):
+            return self.value
+        return with_logical_constraint(self.value, tuple(self.names), rules=self.rules, mesh=self.mesh)
+
+
+def with_logical_partitioning(
+    fn: Callable[..., Any], names: Names, mesh: Mesh | None = None, rules: Rules | None = None
+) -> Callable[..., Any]:
+    """An initializer that puts what `fn` makes into a `LogicallyPartitioned` box."""
+
+    @functools.wraps(fn)
+    def initializer(*args: Any, **kwargs: Any) -> LogicallyPartitioned:
+        return LogicallyPartitioned(fn(*args, **kwargs), names, mesh=mesh, rules=rules)
+
+    return initializer

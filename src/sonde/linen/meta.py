@@ -1,0 +1,206 @@
+"""Values in boxes: a variable together with what is known about its axes, such as how they are sharded.
+
+A box is made by the initializer (`with_partitioning`), stays in the variables that `init` returns, and is opened when a
+module reads the variable. Transforms that add or take away an axis (`nn.vmap`, `nn.scan`) tell the box.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Self, TypeVar
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from sonde.errors import PartitioningUnspecifiedError
+
+A = TypeVar("A")
+PARTITION_NAME = "partition_name"
+Names = tuple[str | None, ...]
+
+
+class AxisMetadata(Generic[A], abc.ABC):
+    """A box. Subclasses are pytrees whose leaves are those of the value."""
+
+    @abc.abstractmethod
+    def unbox(self) -> A:
+        """The value."""
+
+    @abc.abstractmethod
+    def replace_boxed(self, val: Any) -> AxisMetadata[Any]:
+        """The same box around another value."""
+
+    @abc.abstractmethod
+    def add_axis(self, index: int, params: Mapping[Any, Any]) -> Self:
+        """The box after a transform has put in an axis at `index`; `params` are the transform's `metadata_params`."""
+
+    @abc.abstractmethod
+    def remove_axis(self, index: int, params: Mapping[Any, Any]) -> Self:
+        """The box after a transform has taken away the axis at `index`."""
+
+
+def is_box(value: Any) -> bool:
+    """Whether a value is in a box."""
+    return isinstance(value, AxisMetadata)
+
+
+def map_axis_meta(fn: Callable[[AxisMetadata[Any]], Any], tree: Any) -> Any:
+    """Applies a function to every box in a tree and leaves everything else alone."""
+    return jax.tree.map(lambda x: fn(x) if is_box(x) else x, tree, is_leaf=is_box)
+
+
+def add_axis(tree: Any, index: int, params: Mapping[Any, Any]) -> Any:
+    """Tells every box in a tree that an axis was put in."""
+    return map_axis_meta(lambda box: box.add_axis(index, params), tree)
+
+
+def remove_axis(tree: Any, index: int, params: Mapping[Any, Any]) -> Any:
+    """Tells every box in a tree that an axis was taken away."""
+    return map_axis_meta(lambda box: box.remove_axis(index, params), tree)
+
+
+def unbox(tree: Any) -> Any:
+    """A tree with every box replaced by what is in it.
+
+    Example:
+        >>> unbox({"kernel": Partitioned(1.0, names=("model",))})
+        {'kernel': 1.0}
+    """
+    return map_axis_meta(lambda box: unbox(box.unbox()), tree)
+
+
+def replace_boxed(tree: Any, updates: Any) -> Any:
+    """The tree `updates`, each value in the box that stands at its place in `tree`, if one does."""
+
+    def put_in(old: Any, new: Any) -> Any:
+        return old.replace_boxed(replace_boxed(old.unbox(), new)) if is_box(old) else new
+
+    return jax.tree.map(put_in, tree, updates, is_leaf=is_box)
+
+
+def mesh_is_set() -> bool:
+    """Whether the program runs under a mesh."""
+    return not jax.sharding.get_abstract_mesh().empty
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class Partitioned(AxisMetadata[A]):
+    """A value whose axes are named after the axes of a mesh.
+
+    Attributes:
+        value: The value.
+        names: For each axis the mesh axis it is sharded over, or None.
+        mesh: The mesh; None means the one that is set when the value is read.
+
+    Example:
+        >>> Partitioned(1.0, names=("data", None)).get_partition_spec()
+        PartitionSpec('data', None)
+    """
+
+    value: A
+    names: Names
+    mesh: Mesh | None = None
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def unbox(self, apply_constraint: bool = True) -> A:
+        """The value, constrained to its sharding where there is a mesh."""
+        if not apply_constraint or not (self.mesh is not None or mesh_is_set()):
+            return self.value
+        spec = self.get_partition_spec()
+        sharding = spec if self.mesh is None else NamedSharding(self.mesh, spec)
+        return jax.lax.with_sharding_constraint(self.value, sharding)
+
+    def replace_boxed(self, val: Any) -> Any:
+        """The same names on another value."""
+        return self.replace(value=val)
+
+    def add_axis(self, index: int, params: Mapping[Any, Any]) -> Self:
+        """Puts the axis name given in `metadata_params` into the names."""
+        names = [*self.names, *[None] * (index - len(self.names))]
+        names.insert(index, self._name_of_new_axis(params))
+        return self.replace(names=tuple(names))
+
+    def remove_axis(self, index: int, params: Mapping[Any, Any]) -> Self:
+        """Takes the axis name given in `metadata_params` out of the names."""
+        expected = self._name_of_new_axis(params)
+        names = list(self.names)
+        found = names.pop(index)
+        if found != expected:
+            raise ValueError(
+                f"the transform maps axis {index}, which metadata_params call {expected!r}, but the variable's axes are "
+                f"{self.names}: pass the name that the variable was made with"
+            )
+        return self.replace(names=tuple(names))
+
+    def _name_of_new_axis(self, params: Mapping[Any, Any]) -> str | None:
+        if PARTITION_NAME not in params:
+            raise PartitioningUnspecifiedError(
+                f"a transform maps a variable partitioned as {self.names} over a new axis and is not told what the axis "
+                "is called: pass metadata_params={nn.PARTITION_NAME: 'name of the mesh axis, or None'}"
+            )
+        return params[PARTITION_NAME]
+
+    def get_partition_spec(self) -> PartitionSpec:
+        """The names as a PartitionSpec."""
+        return PartitionSpec(*self.names)
+
+    def get_sharding(self, mesh: Mesh) -> NamedSharding:
+        """The sharding of the value on a mesh."""
+        return NamedSharding(mesh, self.get_partition_spec())
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        """The value is the leaf, all else is structure."""
+        rest = tuple((f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "value")
+        return ((jax.tree_util.GetAttrKey("value"), self.value),), rest
+
+    @classmethod
+    def tree_unflatten(cls, rest: Any, leaves: Any) -> Any:
+        """The inverse of `tree_flatten_with_keys`."""
+        return cls(leaves[0], **dict(rest))
+
+
+def with_partitioning(fn: Callable[..., Any], names: Names, mesh: Mesh | None = None) -> Callable[..., Any]:
+    """An initializer that puts what `fn` makes into a `Partitioned` box.
+
+    Example:
+        >>> from sonde import linen as nn
+        >>> init = nn.with_partitioning(nn.initializers.zeros, ("data", "model"))
+        >>> init(jax.random.key(0), (2, 2)).names
+        ('data', 'model')
+    """
+
+    @functools.wraps(fn)
+    def initializer(*args: Any, **kwargs: Any) -> Partitioned[Any]:
+        return Partitioned(fn(*args, **kwargs), names, mesh=mesh)
+
+    return initializer
+
+
+def _leaf_spec(x: Any) -> PartitionSpec | None:
+    if hasattr(x, "get_partition_spec"):
+        return x.get_partition_spec()
+    return PartitionSpec() if hasattr(x, "shape") else None
+
+
+def get_partition_spec(tree: Any) -> Any:
+    """A tree of PartitionSpecs: of the boxes where there are any, empty for other arrays, None for other leaves."""
+    return jax.tree.map(_leaf_spec, tree, is_leaf=is_box)
+
+
+def get_sharding(tree: Any, mesh: Mesh) -> Any:
+    """A tree of shardings on a mesh, made from the PartitionSpecs."""
+
+    def sharding(x: Any) -> Any:
+        if hasattr(x, "get_sharding"):
+            return x.get_sharding(mesh)
+        spec = _leaf_spec(x)
+        return None if spec is None else NamedSharding(mesh, spec)
+
+    return jax.tree.map(sharding, tree, is_leaf=is_box)

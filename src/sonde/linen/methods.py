@@ -1,0 +1,247 @@
+"""How the methods of a module run.
+
+Every method that a module class defines is wrapped once, when the class is made; what a subclass inherits is wrapped
+already. The wrapper runs `setup` if that has not happened, makes the module the parent of what the method creates, gives
+the call a name in profiles, lets interceptors have their say, and offers the output to `capture_intermediates`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+
+from sonde.errors import CallCompactUnboundModuleError, DescriptorAttributeError
+from sonde.linen import sites
+from sonde.linen.context import context
+
+if TYPE_CHECKING:
+    from sonde.linen.module import Module
+
+F = TypeVar("F", bound=Callable[..., Any])
+_named_by_default = True
+
+
+def compact(fun: F) -> F:
+    """Marks a method in which submodules and variables may be made where they are used.
+
+    Example:
+        >>> from sonde import linen as nn
+        >>> class Block(nn.Module):
+        ...     @nn.compact
+        ...     def __call__(self, x):
+        ...         return nn.relu(nn.Dense(3)(x))
+        >>> import jax
+        >>> list(Block().init(jax.random.key(0), jax.numpy.ones((1, 2)))["params"])
+        ['Dense_0']
+    """
+    fun.compact = True  # pyright: ignore[reportFunctionMemberAccess]
+    return fun
+
+
+def nowrap(fun: F) -> F:
+    """Marks a method that is to be left alone: it may be called without variables and does not become a parent."""
+    fun.nowrap = True  # pyright: ignore[reportFunctionMemberAccess]
+    return fun
+
+
+def compact_name_scope(fun: F) -> F:
+    """A compact method whose submodules and variables live in a scope of their own, named after the method.
+
+    Several methods of a class may be marked so without their names getting in each other's way.
+    """
+
+    @functools.wraps(fun)
+    def scoped(self: Module, *args: Any, **kwargs: Any) -> Any:
+        outer = self.scope
+        if outer is None:
+            raise _unbound(self, fun.__name__)
+        inner = self.clone(parent=outer.child(fun.__name__))
+        object.__setattr__(inner, "_state", self._state.for_transform())
+        inner._state.cursor = {}
+        inner._state.in_compact = True
+        with context.calling(inner):
+            return fun(inner, *args, **kwargs)
+
+    scoped.compact = True  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+    return scoped  # pyright: ignore[reportReturnType]
+
+
+@dataclasses.dataclass(frozen=True)
+class InterceptorContext:
+    """What an interceptor is told about a call.
+
+    Attributes:
+        module: The module whose method is called.
+        method_name: The name of the method.
+        orig_method: The method as the class defines it, bound to the module.
+    """
+
+    module: Module
+    method_name: str
+    orig_method: Callable[..., Any]
+
+
+@contextlib.contextmanager
+def intercept_methods(interceptor: Callable[..., Any]) -> Iterator[None]:
+    """Lets a function stand around every method call inside the block.
+
+    The interceptor is called as `interceptor(next_fun, args, kwargs, context)` and returns what the call shall return; the
+    one that was entered first is outermost.
+
+    Example:
+        >>> from sonde import linen as nn
+        >>> import jax
+        >>> def twice(next_fun, args, kwargs, context):
+        ...     return next_fun(*args, **kwargs) * 2
+        >>> with nn.intercept_methods(twice):
+        ...     float(nn.Dropout(0.5, deterministic=True).apply({}, 1.0))
+        2.0
+    """
+    context.interceptors.append(interceptor)
+    try:
+        yield
+    finally:
+        context.interceptors.pop()
+
+
+def enable_named_call() -> None:
+    """Gives method calls names in profiles, from here on; this is the default."""
+    global _named_by_default
+    _named_by_default = True
+
+
+def disable_named_call() -> None:
+    """Gives method calls no names in profiles, from here on."""
+    global _named_by_default
+    _named_by_default = False
+
+
+@contextlib.contextmanager
+def override_named_call(enable: bool = True) -> Iterator[None]:
+    """Says for a block whether method calls get names in profiles."""
+    before, context.named = context.named, enable
+    try:
+        yield
+    finally:
+        context.named = before
+
+
+def _profile_name(module: Module, method: str) -> str | None:
+    if not (_named_by_default if context.named is None else context.named):
+        return None
+    name = module.name or type(module).__name__
+    return name if method == "__call__" else f"{name}.{method}"
+
+
+def _unbound(module: Module, method: str) -> CallCompactUnboundModuleError:
+    return CallCompactUnboundModuleError(
+        f"compact method {type(module).__name__}.{method} is called on a module without variables; call it inside another "
+        "module, or through init, apply or bind"
+    )
+
+
+def wrap(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The method that stands in the class for `fun`."""
+    if hasattr(fun, "__wrapped_method__"):
+        return fun
+    is_compact = getattr(fun, "compact", False)
+
+    @functools.wraps(fun)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        # A lifted class may be called as a plain function with other things as its first argument.
+        from sonde.linen.module import Module
+
+        if args and isinstance(args[0], Module):
+            self, args = args[0], args[1:]
+            return call(self, fun, is_compact, args, kwargs)
+        return fun(*args, **kwargs)
+
+    method.__wrapped_method__ = fun  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+    return method
+
+
+def call(
+    self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Calls a method of a module as described at the top of this file."""
+    self.check_post_init()
+    name = getattr(fun, "__name__", "unnamed_function")
+    state = self._state
+    scope = self.scope
+    if scope is None:
+        if is_compact:
+            raise _unbound(self, name)
+    else:
+        scope.check_live()
+        self._set_up()
+    outermost = is_compact and not state.in_compact
+    if is_compact:
+        state.in_compact = True
+    profile_name = _profile_name(self, name)
+    context.modules.append(self)
+    try:
+        with jax.named_scope(profile_name) if profile_name else contextlib.nullcontext():
+            if context.interceptors:
+                output = _run_interceptors(self, fun, name, args, kwargs)
+            else:
+                output = fun(self, *args, **kwargs)
+        if scope is not None and scope.run.capture:
+            output = sites.offer(self, name, output)
+        return output
+    finally:
+        context.modules.pop()
+        if is_compact:
+            if self.scope is not None:
+                object.__setattr__(self, "scope", self.scope.rewound())
+            if outermost:
+                state.forget_call()
+
+
+def _run_interceptors(
+    self: Module, fun: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    bound = functools.partial(fun, self)
+    described = InterceptorContext(self, name, bound)
+    run: Callable[..., Any] = bound
+    for interceptor in reversed(context.interceptors):
+
+        def run(*a: Any, _next: Callable[..., Any] = run, _interceptor: Callable[..., Any] = interceptor, **k: Any) -> Any:
+            return _interceptor(_next, a, k, described)
+
+    return run(*args, **kwargs)
+
+
+def wrap_property(prop: property, owner: str, name: str) -> property:
+    """A property whose own AttributeErrors are not taken for the property being missing."""
+    getter = prop.fget
+    if getter is None or hasattr(getter, "__wrapped_method__"):
+        return prop
+
+    @functools.wraps(getter)
+    def get(self: Any) -> Any:
+        try:
+            return getter(self)
+        except AttributeError as error:
+            raise DescriptorAttributeError(
+                f"property {owner}.{name} accesses an attribute that does not exist: {error}"
+            ) from error
+
+    get.__wrapped_method__ = getter  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    return property(get, prop.fset, prop.fdel, prop.__doc__)
+
+
+def prepare_class(cls: type[Any]) -> None:
+    """Wraps what a new module class defines itself."""
+    for name, value in list(vars(cls).items()):
+        if name.startswith("__") and name != "__call__":
+            continue
+        if isinstance(value, property):
+            setattr(cls, name, wrap_property(value, cls.__name__, name))
+        elif inspect.isfunction(value) and not getattr(value, "nowrap", False):
+            setattr(cls, name, wrap(value))

@@ -1,0 +1,497 @@
+"""`nn.Module`: a dataclass whose methods run on variables that are given from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+
+from sonde.errors import (
+    CallSetupUnboundModuleError,
+    CallUnbindOnUnboundModuleError,
+    IncorrectPostInitOverrideError,
+    InvalidInstanceModuleError,
+    ReservedModuleAttributeError,
+    SetAttributeFrozenModuleError,
+    SetAttributeInModuleSetupError,
+)
+from sonde.linen import attach, methods, run, sites
+from sonde.linen.attach import UNSPECIFIED, State
+from sonde.linen.context import context
+from sonde.linen.filters import Filter
+from sonde.linen.frozen_dict import unfreeze
+from sonde.linen.scope import Path, Scope, Variable
+
+T = TypeVar("T")
+
+
+class _OnInstances:
+    """A method that says so when it is called on the class."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        if instance is None:
+            return _CalledOnClass(self.function, owner)
+        return self.function.__get__(instance, owner)
+
+
+class _CalledOnClass:
+    """What one gets for `Module.apply`: usable by `super()` and by hand with an instance, an error otherwise."""
+
+    def __init__(self, function: Callable[..., Any], owner: type[Any]) -> None:
+        self.__wrapped__ = function
+        self.__doc__ = function.__doc__
+        self._owner = owner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not args or not isinstance(args[0], self._owner):
+            name, owner = self.__wrapped__.__name__, self._owner.__name__
+            raise InvalidInstanceModuleError(
+                f"{owner}.{name} is called on the class: make an instance first, as in {owner}(...).{name}(...)"
+            )
+        return self.__wrapped__(*args, **kwargs)
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field,))
+@dataclasses.dataclass(repr=False)
+class Module:
+    """The class that all modules derive from. Subclasses are dataclasses without saying so.
+
+    Submodules and variables are made in `setup`, or where they are used, in a method marked `@nn.compact`. A module holds
+    no variables: `init` makes them, `apply` runs the module on them.
+
+    Attributes:
+        parent: The module (or scope) that this one is part of. Set by itself; None for a module that stands alone.
+        name: The name in the parent. Given, or found from the class or the attribute.
+        scope: Where the variables are while `init` or `apply` runs, None otherwise.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sonde import linen as nn
+        >>> class MLP(nn.Module):
+        ...     features: int
+        ...     @nn.compact
+        ...     def __call__(self, x):
+        ...         x = nn.relu(nn.Dense(self.features)(x))
+        ...         return nn.Dense(1)(x)
+        >>> model = MLP(features=4)
+        >>> variables = model.init(jax.random.key(0), jnp.ones((2, 3)))
+        >>> model.apply(variables, jnp.ones((2, 3))).shape
+        (2, 1)
+    """
+
+    parent: Any = dataclasses.field(default=UNSPECIFIED, repr=False, kw_only=True)
+    name: str | None = dataclasses.field(default=None, kw_only=True)
+
+    # Not fields: a copy must not be given them.
+    scope: ClassVar[Scope | None] = None
+    _state: ClassVar[Any] = None
+
+    def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
+        """Makes a dataclass of the subclass and prepares its methods."""
+        super().__init_subclass__(**kwargs)
+        reserved = {"parent", "name"} & set(inspect.get_annotations(cls))
+        if reserved:
+            raise ReservedModuleAttributeError(
+                f"module class {cls.__name__} defines the field {', '.join(sorted(reserved))}: every module has fields called "
+                "'parent' and 'name' already; choose another name"
+            )
+        own_hash = vars(cls).get("__hash__", Module.__hash__)
+        dataclasses.dataclass(repr=False, kw_only=kw_only)(cls)
+        cls.__hash__ = own_hash  # dataclass removes it where it makes an __eq__
+        methods.prepare_class(cls)
+
+    def __post_init__(self) -> None:
+        """Finds the parent. A subclass that overrides it must call it."""
+        object.__setattr__(self, "scope", None)
+        object.__setattr__(self, "_state", State())
+        if self.parent is UNSPECIFIED:
+            object.__setattr__(self, "parent", context.modules[-1])
+        attach.attach(self)
+
+    def check_post_init(self) -> None:
+        """Raises if a subclass has overridden `__post_init__` and not called it."""
+        if self.__dict__.get("_state") is None:
+            raise IncorrectPostInitOverrideError(
+                f"{type(self).__name__} overrides __post_init__ without calling super().__post_init__()"
+            )
+
+    # ----------------------------------------------------------------------------------------------- attributes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        state = self.__dict__.get("_state")
+        if state is None or not (state.in_setup or state.attached):
+            object.__setattr__(self, name, value)
+            return
+        is_field = name in type(self).__dataclass_fields__ and type(self).__dataclass_fields__[name].init
+        if not state.in_setup:
+            raise SetAttributeFrozenModuleError(
+                f"cannot set {name}={_short(value)} on {attach.describe(self)}: a module is frozen outside of its setup method; "
+                "use clone(...) for a module with another field, or a variable for state"
+            )
+        if is_field:
+            raise SetAttributeInModuleSetupError(
+                f"setup of {attach.describe(self)} sets {name!r}, which is a field of the module; fields are set by the "
+                "constructor, use another attribute"
+            )
+        object.__setattr__(self, name, attach.adopt(self, name, value))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_state":
+            raise AttributeError(f"{type(self).__name__} object has no attribute {name!r}")
+        state = self.__dict__.get("_state")
+        if state is not None and not state.in_setup:
+            self._set_up()
+            if name in self.__dict__:
+                return self.__dict__[name]
+        message = f'"{type(self).__name__}" object has no attribute "{name}".'
+        if self.scope is None:
+            message += f' If "{name}" is defined in setup, it can be reached inside init or apply only, or after bind.'
+        raise AttributeError(message)
+
+    def __dir__(self) -> list[str]:
+        self._set_up()
+        return sorted({*object.__dir__(self), *self.__dict__})
+
+    def __repr__(self) -> str:
+        return _description(self)
+
+    def __hash__(self) -> int:
+        if self.scope is not None:
+            raise TypeError(f"{attach.describe(self)} is bound to variables and cannot be hashed")
+        return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.compare))
+
+    def __copy__(self) -> Self:
+        return self.clone(parent=self.parent) if self.scope is None else self
+
+    # ----------------------------------------------------------------------------------------------- setup
+
+    def setup(self) -> None:
+        """To be overridden: makes submodules and variables and assigns them to attributes.
+
+        Runs once for every `init` or `apply`, before the first method or attribute is used.
+        """
+
+    def _set_up(self, *, fields_only: bool = False) -> None:
+        state, scope = self._state, self.scope
+        if scope is None or state.in_setup or state.set_up:
+            return
+        state.in_setup = True
+        try:
+            if not state.fields_adopted:
+                state.fields_adopted = True
+                for field in attach.fields_of(self):
+                    value = getattr(self, field)
+                    if value is not None:
+                        object.__setattr__(self, field, attach.adopt(self, field, value))
+            if not fields_only:
+                state.set_up = True
+                with context.calling(self):
+                    setup = type(self).setup
+                    getattr(setup, "__wrapped_method__", setup)(self)
+        finally:
+            state.in_setup = False
+
+    def bound_scope(self, what: str) -> Scope:
+        """The scope, or an error that says that `what` needs one."""
+        self.check_post_init()
+        if self.scope is None:
+            kind = CallSetupUnboundModuleError if what == "run setup" else ValueError
+            raise kind(
+                f"{type(self).__name__} cannot {what}: it is not bound to variables; do it inside init or apply, or on what "
+                "bind returns"
+            )
+        return self.scope
+
+    # ----------------------------------------------------------------------------------------------- variables
+
+    def param(self, name: str, init_fn: Callable[..., Any], *init_args: Any, unbox: bool = True, **init_kwargs: Any) -> Any:
+        """The value of a parameter; during `init`, `init_fn(key, *init_args, **init_kwargs)` makes it.
+
+        Args:
+            name: Its name in the module.
+            init_fn: The initializer. Its first argument is a random key.
+            *init_args: Further arguments for the initializer.
+            unbox: Whether a value that is in a box (`nn.with_partitioning`) comes back without it.
+            **init_kwargs: Further keyword arguments for the initializer.
+        """
+        scope = self._may_create(name, "params", "param")
+        value = scope.param(name, init_fn, *init_args, unbox=unbox, **init_kwargs)
+        self._state.children[name] = "params"
+        return value
+
+    def variable(
+        self,
+        col: str,
+        name: str,
+        init_fn: Callable[..., Any] | None = None,
+        *init_args: Any,
+        unbox: bool = True,
+        **init_kwargs: Any,
+    ) -> Variable[Any]:
+        """A reference to a variable of any collection; read and set it by its `value`.
+
+        Args:
+            col: The collection.
+            name: Its name in the module.
+            init_fn: Makes the value if there is none yet. Unlike an initializer it is given no key.
+            *init_args: Arguments for `init_fn`.
+            unbox: Whether a value that is in a box comes back without it.
+            **init_kwargs: Keyword arguments for `init_fn`.
+        """
+        scope = self._may_create(name, col, "variable")
+        found = scope.variable(col, name, init_fn, *init_args, unbox=unbox, **init_kwargs)
+        self._state.children[name] = col
+        return found
+
+    def _may_create(self, name: str, collection: str, what: str) -> Scope:
+        scope = self.bound_scope(f"make the {what} {name!r}")
+        if not (self._state.in_setup or self._state.in_compact):
+            raise ValueError(
+                f"{what} {name!r} of {attach.describe(self)} is made outside of setup and of a compact method; make it in "
+                "setup, or mark the method with @nn.compact"
+            )
+        scope.reserve(name, collection, what=what, owner=type(self).__name__)
+        return scope
+
+    def has_variable(self, col: str, name: str) -> bool:
+        """Whether a variable exists."""
+        return self.bound_scope("have variables").has(col, name)
+
+    def get_variable(self, col: str, name: str, default: Any = None) -> Any:
+        """The value of a variable, or `default` if there is none."""
+        return self.bound_scope("read variables").get(col, name, default)
+
+    def put_variable(self, col: str, name: str, value: Any) -> None:
+        """Sets a variable."""
+        self.bound_scope("set variables").put(col, name, value)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """All variables of this module and its submodules."""
+        return self.bound_scope("have variables").collections()
+
+    @property
+    def path(self) -> Path:
+        """The names of the modules on the way from the outermost to this one."""
+        return self.bound_scope("have a path").path
+
+    def is_mutable_collection(self, col: str) -> bool:
+        """Whether a collection may change."""
+        return self.bound_scope("ask for mutable collections").is_mutable(col)
+
+    def is_initializing(self) -> bool:
+        """Whether this is a call of `init` and not of `apply`."""
+        return self.bound_scope("ask whether it is being initialized").run.initializing
+
+    def has_rng(self, name: str) -> bool:
+        """Whether keys of a random stream were given."""
+        return name in self.bound_scope("have random keys").streams
+
+    def make_rng(self, name: str = "params") -> Any:
+        """A new random key of a stream.
+
+        It depends on the key given for the stream, on the path of the module, and on how many it has asked for before.
+        A stream that was not given is replaced by `params`.
+        """
+        return self.bound_scope("make random keys").make_rng(name)
+
+    # ----------------------------------------------------------------------------------------------- sites
+
+    def sow(
+        self,
+        col: str,
+        name: str,
+        value: Any,
+        reduce_fn: Callable[[Any, Any], Any] = sites.append,
+        init_fn: Callable[[], Any] = sites.empty,
+    ) -> bool:
+        """Puts a value into a collection, from where whoever made that collection mutable gets it.
+
+        Nothing happens when the collection is not mutable. The value arrives from inside any transform, of Linen's or of
+        JAX's: see `sonde.linen.sites` for what it looks like there.
+
+        Args:
+            col: The collection, usually `"intermediates"`.
+            name: The name of the value in this module.
+            value: An array or a pytree.
+            reduce_fn: Combines what is there with a new value; by default values are appended to a tuple.
+            init_fn: What is there before the first value; by default an empty tuple.
+
+        Returns:
+            Whether the value was kept.
+        """
+        return sites.sow(self, col, name, value, reduce_fn, init_fn)
+
+    def perturb(self, name: str, value: T, collection: str = "perturbations") -> T:
+        """Adds a variable that is zero, whose gradient is the gradient of `value`.
+
+        The variable is made by `init`. Without it in the variables given to `apply`, nothing is added.
+        """
+        return sites.perturb(self, name, value, collection)
+
+    # ----------------------------------------------------------------------------------------------- running
+
+    @_OnInstances
+    def init(
+        self,
+        rngs: Any,
+        *args: Any,
+        method: Callable[..., Any] | str | None = None,
+        mutable: Filter = run.ALL_BUT_INTERMEDIATES,
+        capture_intermediates: Any = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Runs the module and returns the variables it has made.
+
+        Args:
+            rngs: One key, or keys by stream name (`params`, `dropout`, ...).
+            *args: Arguments for the method.
+            method: The method to run, by name or as a function that takes the module first; `__call__` if None.
+            mutable: Which collections are made.
+            capture_intermediates: As in `apply`.
+            **kwargs: Keyword arguments for the method.
+        """
+        return self.init_with_output(
+            rngs, *args, method=method, mutable=mutable, capture_intermediates=capture_intermediates, **kwargs
+        )[1]
+
+    @_OnInstances
+    def init_with_output(
+        self,
+        rngs: Any,
+        *args: Any,
+        method: Callable[..., Any] | str | None = None,
+        mutable: Filter = run.ALL_BUT_INTERMEDIATES,
+        capture_intermediates: Any = False,
+        **kwargs: Any,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Runs the module and returns its output and the variables it has made; arguments as of `init`."""
+        self.check_post_init()
+        fn = run.function_of(self, method, where="init")
+        return run.init_with_output(fn, self, mutable, capture_intermediates)(rngs, *args, **kwargs)
+
+    @_OnInstances
+    def lazy_init(
+        self,
+        rngs: Any,
+        *args: Any,
+        method: Callable[..., Any] | None = None,
+        mutable: Filter = run.ALL_BUT_INTERMEDIATES,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """`init` without computing anything but the variables; inputs may be given as `jax.ShapeDtypeStruct`."""
+        self.check_post_init()
+        fn = run.function_of(self, method, where="lazy_init")
+        return run.lazy_init(run.init(fn, self, mutable), rngs, args, kwargs, where=f"lazy_init of {type(self).__name__}")
+
+    @_OnInstances
+    def apply(
+        self,
+        variables: Mapping[str, Any],
+        *args: Any,
+        rngs: Any = None,
+        method: Callable[..., Any] | str | None = None,
+        mutable: Filter = False,
+        capture_intermediates: Any = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Runs the module on variables.
+
+        Args:
+            variables: A dict of collections, as `init` returns it.
+            *args: Arguments for the method.
+            rngs: One key, or keys by stream name.
+            method: The method to run, by name or as a function that takes the module first; `__call__` if None.
+            mutable: Which collections may change: a bool, a name, several names or a `DenyList`.
+            capture_intermediates: True to sow the output of every `__call__` into `"intermediates"`, or a filter that
+                is asked with the module and the name of each method that is called.
+            **kwargs: Keyword arguments for the method.
+
+        Returns:
+            The output, or with `mutable` or `capture_intermediates` a pair of it and the variables that may have
+            changed.
+        """
+        self.check_post_init()
+        fn = run.function_of(self, method, where="apply")
+        return run.run_apply(
+            self, fn, variables, args, kwargs, rngs=rngs, mutable=mutable, capture=capture_intermediates, where="apply"
+        )
+
+    @_OnInstances
+    def bind(self, variables: Mapping[str, Any], *args: Any, rngs: Any = None, mutable: Filter = False) -> Self:
+        """A copy of the module that holds variables and can be called and looked into by hand."""
+        del args
+        self.check_post_init()
+        where = f"bind of {type(self).__name__}"
+        scope = run.root_scope(run.check_variables(variables, where=where), rngs, mutable, where=where)
+        return self.clone(parent=scope, _deep_clone=True)
+
+    def unbind(self) -> tuple[Self, dict[str, Any]]:
+        """The module without variables, and its variables: the opposite of `bind`, also for a submodule."""
+        if self.scope is None:
+            raise CallUnbindOnUnboundModuleError(
+                f"unbind is called on {type(self).__name__}, which is not bound; only what bind returns can be unbound"
+            )
+        variables = unfreeze(self.variables)
+        return self.clone(_deep_clone=True, _reset_names=True, name=None), variables
+
+    def clone(self, *, parent: Any = None, _deep_clone: bool = False, _reset_names: bool = False, **updates: Any) -> Self:
+        """A copy with some fields changed, without a parent unless one is given."""
+        return attach.clone(self, parent=parent, deep=_deep_clone, updates=updates, reset_names=_reset_names)
+
+    def copy(self, *, parent: Any = UNSPECIFIED, name: str | None = None, **updates: Any) -> Self:
+        """A copy with some fields changed, as a new submodule of the module that is running."""
+        return attach.clone(self, parent=parent, deep=True, updates={"name": name, **updates}, reset_names=True)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 80 and "\n" not in text else type(value).__name__
+
+
+def _description(module: Module, indent: int = 4) -> str:
+    pad = " " * indent
+
+    def block(title: str, entries: Iterable[tuple[str, Any]]) -> list[str]:
+        lines = [f"{name} = {_value_text(value)}".replace("\n", f"\n{pad}") for name, value in entries]
+        return [f"{pad}# {title}", *(pad + line for line in lines)] if lines else []
+
+    fields = [f for f in dataclasses.fields(module) if f.repr and f.init and f.name not in ("parent", "name")]
+    state = module.__dict__.get("_state")
+    children = state.children if state is not None else {}
+    given = {f.name for f in fields}
+    body = [
+        *block("attributes", ((f.name, getattr(module, f.name)) for f in fields)),
+        *block("children", ((k, v) for k, v in children.items() if isinstance(v, Module) and k not in given)),
+    ]
+    name = type(module).__name__
+    return "\n".join([f"{name}(", *body, ")"]) if body else f"{name}()"
+
+
+def _value_text(value: Any) -> str:
+    if callable(value) and getattr(value, "__name__", None):
+        return value.__name__
+    return repr(value)
+
+
+def merge_param(name: str, a: T | None, b: T | None) -> T:
+    """The one of two values, a field and an argument, that is given.
+
+    Raises:
+        ValueError: both are given, or neither.
+
+    Example:
+        >>> merge_param("train", None, True)
+        True
+    """
+    if (a is None) == (b is None):
+        found = "neither" if a is None else "both"
+        raise ValueError(
+            f"parameter {name!r} must be given either to the constructor or to the call: {found} was given, namely {a!r} and {b!r}"
+        )
+    return a if b is None else b  # pyright: ignore[reportReturnType]

@@ -1,0 +1,122 @@
+"""Random keys by name and place instead of by splitting.
+
+A stream is a key and the words that lead to the place where it is used: the names of the modules on the way and how
+often the place has asked before. A key is made from them only when asked for. Two modules therefore get independent keys
+in whatever order they are called, and adding a layer leaves the keys of the others alone. Words are hashed one after
+the other without a separator, as Linen does it, so initial values are equal to Linen's for the same seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.errors import InvalidRngError
+
+Word = str | int
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stream:
+    """A key and the words still to be folded into it. A pytree with the key as its leaf."""
+
+    root: Any
+    words: tuple[Word, ...] = ()
+
+    def at(self, *words: Word) -> Stream:
+        """The stream of a place further inside."""
+        return Stream(self.root, (*self.words, *words))
+
+    def key(self) -> jax.Array:
+        """The key of this very place."""
+        if not self.words:
+            return self.root
+        digest = hashlib.sha1(b"".join(map(_bytes, self.words))).digest()
+        return jax.random.fold_in(self.root, jnp.uint32(int.from_bytes(digest[:4], "big")))
+
+    def map_root(self, fn: Callable[[Any], Any]) -> Stream:
+        """The same words on another key, or on an array of keys."""
+        return Stream(fn(self.root), self.words)
+
+    def tree_flatten(self) -> tuple[tuple[Any], tuple[Word, ...]]:
+        """The key as a leaf, the words as structure."""
+        return (self.root,), self.words
+
+    @classmethod
+    def tree_unflatten(cls, words: tuple[Word, ...], leaves: tuple[Any]) -> Stream:
+        """The inverse of `tree_flatten`."""
+        return cls(leaves[0], words)
+
+
+def _bytes(word: Word) -> bytes:
+    return word.encode() if isinstance(word, str) else word.to_bytes((word.bit_length() + 7) // 8, "big")
+
+
+class Counts:
+    """How often each stream was asked for a key at one place, and the same for the places inside it.
+
+    Kept apart from the scope, so that a module that is called again, or called inside a transform, goes on counting.
+    """
+
+    __slots__ = ("asked", "inside")
+
+    def __init__(self) -> None:
+        self.asked: dict[str, int] = {}
+        self.inside: dict[str, Counts] = {}
+
+    def next(self, stream: str) -> int:
+        """Counts one more key, from 1."""
+        self.asked[stream] = self.asked.get(stream, 0) + 1
+        return self.asked[stream]
+
+    def at(self, name: str) -> Counts:
+        """The counts of the place `name` inside this one."""
+        if name not in self.inside:
+            self.inside[name] = Counts()
+        return self.inside[name]
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """All counts as a hashable value."""
+        inside = ((name, counts.snapshot()) for name, counts in sorted(self.inside.items()))
+        return tuple(sorted(self.asked.items())), tuple(entry for entry in inside if entry[1] != ((), ()))
+
+    def restore(self, snapshot: tuple[Any, ...]) -> None:
+        """Sets all counts to what they were when the snapshot was taken."""
+        self.asked = dict(snapshot[0])
+        for name, inner in snapshot[1]:
+            self.at(name).restore(inner)
+
+
+def is_key(value: Any) -> bool:
+    """Whether a value is one random key, new style or raw."""
+    if not isinstance(value, (np.ndarray, jax.Array)):
+        return False
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value.shape == ()
+    raw = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    return (value.shape, value.dtype) == (raw.shape, raw.dtype)
+
+
+def streams(rngs: Any, *, where: str) -> dict[str, Stream]:
+    """Checks the `rngs` argument of init, apply or bind: one key (then called `params`), or keys by name.
+
+    Raises:
+        InvalidRngError: something in it is not a key.
+    """
+    if rngs is None:
+        return {}
+    named = rngs if isinstance(rngs, Mapping) else {"params": rngs}
+    for name, key in named.items():
+        if not isinstance(name, str) or not is_key(key):
+            raise InvalidRngError(
+                f"{where} takes rngs as one key from jax.random.key or a dict of such keys by stream name; got "
+                f"{key!r} of type {type(key).__name__} for stream {name!r}"
+            )
+    return {name: Stream(key) for name, key in named.items()}

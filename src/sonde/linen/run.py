@@ -1,0 +1,248 @@
+"""From a module and its variables to a running function: what `init`, `apply` and `bind` have in common.
+
+Every function of a module, at the top and inside lifted transforms, runs through `perform`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from sonde.errors import (
+    ApplyModuleInvalidMethodError,
+    ApplyScopeInvalidVariablesStructureError,
+    ApplyScopeInvalidVariablesTypeError,
+    LazyInitError,
+)
+from sonde.linen.filters import DenyList, Either, Filter, check, matches
+from sonde.linen.rng import streams
+from sonde.linen.scope import Run, Scope, check_no_dead_tracers, open_collections
+
+if TYPE_CHECKING:
+    from sonde.linen.module import Module
+
+T = TypeVar("T")
+ALL_BUT_INTERMEDIATES = DenyList("intermediates")
+
+
+def perform(run: Run, scopes: list[Scope], fn: Callable[[], T]) -> T:
+    """Runs the body of a run and closes it: afterwards its modules can no longer be used."""
+    del scopes
+    try:
+        return fn()
+    finally:
+        run.live = False
+
+
+def check_variables(variables: Any, *, where: str) -> Mapping[str, Any]:
+    """Checks that variables are a dict of collections.
+
+    Raises:
+        ApplyScopeInvalidVariablesTypeError: they are something else.
+        ApplyScopeInvalidVariablesStructureError: they have one layer too many.
+    """
+    valid = isinstance(variables, Mapping) and all(
+        isinstance(name, str) and isinstance(tree, Mapping) and all(isinstance(key, str) for key in tree)
+        for name, tree in variables.items()
+    )
+    if not valid:
+        found = f"a dict with keys {list(variables)[:5]}" if isinstance(variables, Mapping) else repr(type(variables))
+        raise ApplyScopeInvalidVariablesTypeError(
+            f"the first argument of {where} is a dict of collections, each a dict with strings as keys, such as "
+            f"{{'params': ...}}; got {found}"
+        )
+    params = variables.get("params", {})
+    if set(params) == {"params"} and isinstance(params["params"], Mapping):
+        raise ApplyScopeInvalidVariablesStructureError(
+            f"the variables given to {where} have one 'params' too many: {{'params': {{'params': ...}}}}; pass variables "
+            "as init returns them, or {'params': params} with the inner dict"
+        )
+    return variables
+
+
+def function_of(module: Module, method: Any, *, where: str) -> Callable[..., Any]:
+    """The function that `method` stands for, to be called with the bound module as its first argument.
+
+    Raises:
+        ApplyModuleInvalidMethodError: `method` is neither a function nor the name of a method.
+    """
+    if method is None:
+        method = "__call__"
+    if isinstance(method, str):
+        name = method
+        found = getattr(type(module), name, None)
+        if found is None:
+            raise AttributeError(f"cannot call {where} with method={name!r}: {type(module).__name__} has no such attribute")
+        if not callable(found):
+            raise ApplyModuleInvalidMethodError(
+                f"cannot call {where} with method={name!r}: it is a {type(found).__name__} of {type(module).__name__} "
+                "and cannot be called"
+            )
+        return lambda bound, *args, **kwargs: getattr(bound, name)(*args, **kwargs)
+    if not callable(method):
+        raise ApplyModuleInvalidMethodError(
+            f"cannot call {where} with method={method!r}: a function that takes the module first, or the name of a method "
+            f"of {type(module).__name__}, is needed"
+        )
+    return getattr(method, "__func__", method)
+
+
+def root_scope(
+    variables: Mapping[str, Any], rngs: Any, mutable: Filter, *, where: str, initializing: bool = False, capture: Any = False
+) -> Scope:
+    """A new run with its outermost scope."""
+    named = streams(rngs, where=where)
+    run = Run(mutable=check(mutable), initializing=initializing, capture=capture)
+    return Scope(run, open_collections(variables, mutable), streams=named)
+
+
+def with_intermediates(mutable: Filter, capture: Any) -> Filter:
+    """Makes the collection of captured outputs mutable if there will be any."""
+    return Either((mutable, "intermediates")) if capture else mutable
+
+
+def changed_variables(scope: Scope) -> dict[str, Any]:
+    """The collections that were allowed to change, as they are now."""
+    changed = {name: tree for name, tree in scope.collections().items() if matches(scope.run.mutable, name)}
+    for name, tree in changed.items():
+        check_no_dead_tracers(tree, name, scope.path)
+    return changed
+
+
+def apply(
+    fn: Callable[..., Any],
+    module: Module,
+    mutable: Filter = False,
+    capture_intermediates: Any = False,
+) -> Callable[..., Any]:
+    """A pure function `(variables, *args, rngs=None, **kwargs)` that runs `fn(bound_module, *args, **kwargs)`.
+
+    It returns the output of `fn`, or with `mutable` a pair of that and the variables that may have changed.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from sonde import linen as nn
+        >>> f = nn.apply(lambda m, x: m(x) + 1, nn.Dropout(0.5, deterministic=True))
+        >>> float(f({}, jnp.float32(1)))
+        2.0
+    """
+
+    @functools.wraps(fn)
+    def applied(variables: Any, *args: Any, rngs: Any = None, **kwargs: Any) -> Any:
+        return run_apply(
+            module, fn, variables, args, kwargs, rngs=rngs, mutable=mutable, capture=capture_intermediates, where="apply"
+        )
+
+    return applied
+
+
+def run_apply(
+    module: Module,
+    fn: Callable[..., Any],
+    variables: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    rngs: Any,
+    mutable: Filter,
+    capture: Any,
+    where: str,
+    initializing: bool = False,
+) -> Any:
+    """Runs a module function on variables; see `apply`."""
+    place = f"{where} of {type(module).__name__}"
+    mutable = with_intermediates(check(mutable), capture)
+    scope = root_scope(
+        check_variables(variables, where=place), rngs, mutable, where=place, initializing=initializing, capture=capture
+    )
+    bound = module.clone(parent=scope, _deep_clone=True)
+    output = perform(scope.run, [scope], lambda: fn(bound, *args, **kwargs))
+    if mutable is False:
+        return output
+    return output, changed_variables(scope)
+
+
+def init_with_output(
+    fn: Callable[..., Any],
+    module: Module,
+    mutable: Filter = ALL_BUT_INTERMEDIATES,
+    capture_intermediates: Any = False,
+) -> Callable[..., Any]:
+    """A pure function `(rngs, *args, **kwargs)` that returns the output of `fn` and the variables it has made."""
+
+    @functools.wraps(fn)
+    def initialized(rngs: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        return run_apply(
+            module,
+            fn,
+            {},
+            args,
+            kwargs,
+            rngs=rngs,
+            mutable=mutable,
+            capture=capture_intermediates,
+            where="init",
+            initializing=True,
+        )
+
+    return initialized
+
+
+def init(
+    fn: Callable[..., Any],
+    module: Module,
+    mutable: Filter = ALL_BUT_INTERMEDIATES,
+    capture_intermediates: Any = False,
+) -> Callable[..., Any]:
+    """A pure function `(rngs, *args, **kwargs)` that returns the variables that `fn` has made."""
+    initialized = init_with_output(fn, module, mutable, capture_intermediates)
+
+    @functools.wraps(fn)
+    def only_variables(rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return initialized(rngs, *args, **kwargs)[1]
+
+    return only_variables
+
+
+def lazy_init(
+    initialize: Callable[..., Any], rngs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, where: str
+) -> Any:
+    """Runs an init on inputs of which only shapes need be given.
+
+    The arrays that are given are used; every `jax.ShapeDtypeStruct` is an input whose value must not matter. That it does
+    not is found by mapping over it: an output that is the same for all its values comes out unmapped.
+
+    Raises:
+        LazyInitError: a variable depends on an input that was given as a shape.
+    """
+
+    def is_shape(x: Any) -> bool:
+        return isinstance(x, jax.ShapeDtypeStruct)
+
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    unknown = [x for x in leaves if is_shape(x)]
+
+    def run(values: list[Any]) -> Any:
+        remaining = iter(values)
+        full = [next(remaining) if is_shape(x) else x for x in leaves]
+        args, kwargs = jax.tree.unflatten(tree, full)
+        return initialize(rngs, *args, **kwargs)
+
+    if unknown:
+        rows = [jax.ShapeDtypeStruct((1, *x.shape), x.dtype) for x in unknown]
+        try:
+            jax.eval_shape(jax.vmap(run, out_axes=None), rows)
+        except ValueError as error:
+            if "out_axes" not in str(error):
+                raise
+            shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in unknown)
+            raise LazyInitError(
+                f"{where} makes a variable whose initial value depends on the values of its inputs, and these were given as "
+                f"shapes only ({shapes}); pass arrays, or make the initializer use the shapes alone"
+            ) from error
+    # Nothing that is computed from the zeros is needed, so under jit none of it is computed.
+    return jax.jit(lambda: run([jnp.zeros(x.shape, x.dtype) for x in unknown]))()

@@ -1,0 +1,421 @@
+"""Where the variables of a running module live.
+
+A `Run` is one execution of a module function: one `init` or `apply`, or the body of one lifted transform. It owns the
+variables (a nested dict per collection), says which collections may change, and knows the trace it runs under. A `Scope`
+is a place in a run: the variables and random streams of one module. Scopes are cheap and made anew whenever a module is;
+what must outlive them (variables, counts of random keys) belongs to the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+
+from sonde import _jax
+from sonde.errors import (
+    InvalidRngError,
+    InvalidScopeError,
+    JaxTransformError,
+    ModifyScopeVariableError,
+    NameInUseError,
+    ScopeCollectionNotFound,
+    ScopeParamNotFoundError,
+    ScopeParamShapeError,
+    ScopeVariableNotFoundError,
+)
+from sonde.linen import meta
+from sonde.linen.filters import Filter, matches
+from sonde.linen.frozen_dict import unfreeze
+from sonde.linen.rng import Counts, Stream
+
+T = TypeVar("T")
+Path = tuple[str, ...]
+_MISSING: Any = object()
+
+
+def path_text(path: Path) -> str:
+    """A module path as messages show it: `/encoder/Dense_0`."""
+    return "/" + "/".join(path)
+
+
+class Run:
+    """One execution of a module function.
+
+    Attributes:
+        mutable: Which collections may change.
+        initializing: Whether this is an `init`.
+        capture: The `capture_intermediates` argument: which method outputs to sow.
+        outer: The run that started this one through a lifted transform.
+        takes_sown: Whether a value sown into a collection can be kept in this run; a transform that maps or carries
+            some collections only cannot keep those of the others. Called with the scope, collection and name.
+        adopted: Modules that were given to others as attributes, by the identity of the original, so that one
+            object given twice is one submodule. Holds the originals to keep the identities from being reused.
+        trace: The JAX trace that the run's variables belong to.
+    """
+
+    __slots__ = (
+        "adopted",
+        "capture",
+        "initializing",
+        "live",
+        "mutable",
+        "outer",
+        "sites",
+        "takes_sown",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        *,
+        mutable: Filter,
+        initializing: bool = False,
+        capture: Any = False,
+        outer: Run | None = None,
+        takes_sown: Callable[[Scope, str, str], bool] | None = None,
+    ) -> None:
+        self.mutable = mutable
+        self.initializing = initializing
+        self.capture = capture
+        self.outer = outer
+        self.takes_sown = takes_sown
+        self.adopted: dict[int, tuple[Any, Any]] = {}
+        self.trace = _jax.current_trace()
+        self.sites: dict[Any, Any] = {}
+        self.live = True
+
+    def is_mutable(self, collection: str) -> bool:
+        """Whether a collection may change."""
+        return matches(self.mutable, collection)
+
+    def inner(self, mutable: Filter, takes_sown: Callable[[Scope, str, str], bool] | None = None) -> Run:
+        """A run inside a lifted transform of this one."""
+        return Run(
+            mutable=mutable,
+            initializing=self.initializing,
+            capture=self.capture,
+            outer=self,
+            takes_sown=takes_sown,
+        )
+
+    def at_own_level(self) -> bool:
+        """Whether no JAX transform has been entered since the run began."""
+        return _jax.current_trace() is self.trace
+
+
+def check_no_dead_tracers(tree: Any, collection: str, path: Path) -> None:
+    """Raises if a variable holds a tracer of a transform that has ended.
+
+    Raises:
+        JaxTransformError: a module was called, and set or made a variable, inside a plain JAX transform.
+    """
+    for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if _jax.has_ended(leaf):
+            names = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in key_path]
+            raise JaxTransformError(
+                f"variable {path_text((*path, *names))} in collection {collection!r} was set inside a JAX transform "
+                "(jax.jit, jax.lax.scan, ...) to a value that does not exist outside of it; use the transform of the same "
+                "name in sonde.linen, or create the variable before the transform"
+            )
+
+
+class Scope:
+    """The variables, random streams and taken names of one module.
+
+    Attributes:
+        run: The run it belongs to.
+        path: The names of the modules on the way, from the outermost.
+        streams: Random streams by name.
+        counts: How many keys were handed out here.
+    """
+
+    __slots__ = ("_names", "_roots", "_tail", "counts", "parent", "path", "run", "streams")
+
+    def __init__(
+        self,
+        run: Run,
+        roots: dict[str, Any],
+        *,
+        path: Path = (),
+        tail: Path = (),
+        streams: dict[str, Stream] | None = None,
+        counts: Counts | None = None,
+        parent: Scope | None = None,
+        names: dict[str, set[str | None]] | None = None,
+    ) -> None:
+        self.run = run
+        self.path = path
+        self.parent = parent
+        self.streams = streams if streams is not None else {}
+        self.counts = counts if counts is not None else Counts()
+        self._roots = roots
+        self._tail = tail
+        self._names: dict[str, set[str | None]] = names if names is not None else {}
+
+    @property
+    def name(self) -> str | None:
+        """The last name of the path, None at the root."""
+        return self.path[-1] if self.path else None
+
+    @property
+    def path_text(self) -> str:
+        """The path as messages show it."""
+        return path_text(self.path)
+
+    @property
+    def identity(self) -> tuple[int, Path]:
+        """Equal for two scopes that see the same variables."""
+        return id(self._roots), self._tail
+
+    def ancestors(self) -> Iterator[Scope]:
+        """The scope itself and all that it lies in, inside out, up to the transform or the root."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
+
+    def check_live(self) -> None:
+        """Raises if the run is over."""
+        if not self.run.live:
+            raise InvalidScopeError(
+                f"module {self.path_text} is used after the init, apply or transformed function it belongs to has returned; "
+                "modules and variables cannot be kept from one call to the next"
+            )
+
+    # ----------------------------------------------------------------------------------------------- names
+
+    def reserve(self, name: str, collection: str | None, *, what: str, owner: str) -> None:
+        """Takes a name for a submodule (`collection=None`) or for a variable of a collection.
+
+        Raises:
+            NameInUseError: a submodule has it, or a variable of the same collection.
+        """
+        if self.is_reserved(name, collection):
+            taken = "a submodule" if None in self._names[name] else "a variable"
+            raise NameInUseError(
+                f"could not create {what} {name!r} in {owner} at {self.path_text}: the name is in use by {taken}"
+            )
+        self._names.setdefault(name, set()).add(collection)
+
+    def is_reserved(self, name: str, collection: str | None) -> bool:
+        """Whether a name is taken for a submodule (None) or for a variable of the collection."""
+        taken = self._names.get(name)
+        return bool(taken) and (collection is None or None in taken or collection in taken)
+
+    def rewound(self) -> Scope:
+        """The same place with all names free again, for another call of a compact method."""
+        return Scope(
+            self.run,
+            self._roots,
+            path=self.path,
+            tail=self._tail,
+            streams=self.streams,
+            counts=self.counts,
+            parent=self.parent,
+        )
+
+    def child(self, name: str) -> Scope:
+        """The place of a submodule."""
+        return Scope(
+            self.run,
+            self._roots,
+            path=(*self.path, name),
+            tail=(*self._tail, name),
+            streams={key: stream.at(name) for key, stream in self.streams.items()},
+            counts=self.counts.at(name),
+            parent=self,
+        )
+
+    def descend(self, names: Path) -> Scope:
+        """The place of a submodule further inside."""
+        scope = self
+        for name in names:
+            scope = scope.child(name)
+        return scope
+
+    # ----------------------------------------------------------------------------------------------- variables
+
+    def collection(self, name: str) -> Mapping[str, Any]:
+        """The variables of a collection at this place; empty if there are none."""
+        found = self._roots.get(name, {})
+        for part in self._tail:
+            if not isinstance(found, Mapping):
+                return {}
+            found = found.get(part, {})
+        return found if isinstance(found, Mapping) else {}
+
+    def collections(self) -> dict[str, Any]:
+        """Everything at this place, as a dict of collections without empty ones."""
+        found = {name: self.collection(name) for name in self._roots}
+        return {name: tree for name, tree in found.items() if tree or not self._tail}
+
+    def _writable(self, name: str) -> dict[str, Any]:
+        found = self._roots.setdefault(name, {})
+        for part in self._tail:
+            found = found.setdefault(part, {})
+        return found
+
+    def has(self, collection: str, name: str) -> bool:
+        """Whether a variable exists."""
+        return name in self.collection(collection)
+
+    def get(self, collection: str, name: str, default: Any = None) -> Any:
+        """The value of a variable, box and all, or `default`."""
+        return self.collection(collection).get(name, default)
+
+    def is_mutable(self, collection: str) -> bool:
+        """Whether a collection may change."""
+        return self.run.is_mutable(collection)
+
+    def put(self, collection: str, name: str, value: Any) -> None:
+        """Sets a variable.
+
+        Raises:
+            ModifyScopeVariableError: the collection may not change.
+        """
+        self.check_live()
+        if not self.is_mutable(collection):
+            raise ModifyScopeVariableError(
+                f"cannot set variable {name!r} of module {self.path_text}: collection {collection!r} is immutable; pass "
+                f"mutable={[collection]!r} to apply"
+            )
+        self._writable(collection)[name] = value
+
+    def replace(self, collection: str, tree: Mapping[str, Any]) -> None:
+        """Sets all variables of a collection at this place."""
+        if not self._tail:
+            self._roots[collection] = dict(tree)
+        elif tree:
+            place = self._writable(collection)
+            place.clear()
+            place.update(tree)
+
+    def variable(
+        self, collection: str, name: str, init_fn: Callable[..., Any] | None, *args: Any, unbox: bool, **kwargs: Any
+    ) -> Variable[Any]:
+        """A reference to a variable, which is made if it does not exist.
+
+        Raises:
+            ScopeVariableNotFoundError: it does not exist and cannot be made.
+            ScopeCollectionNotFound: the same, and the collection has nothing at all for the module.
+        """
+        self.check_live()
+        if not self.has(collection, name):
+            if not self.is_mutable(collection) or init_fn is None:
+                if not self.collection(collection):
+                    raise ScopeCollectionNotFound(
+                        f"module {self.path_text} needs variable {name!r} of collection {collection!r}, and the collection "
+                        f"has nothing for it; pass variables that were made by init, or mutable={[collection]!r}"
+                    )
+                raise ScopeVariableNotFoundError(
+                    f"module {self.path_text} needs variable {name!r}, which collection {collection!r} does not have; it "
+                    f"has {sorted(map(str, self.collection(collection)))}"
+                )
+            self.put(collection, name, init_fn(*args, **kwargs))
+        return Variable(self, collection, name, unbox=unbox)
+
+    def param(self, name: str, init_fn: Callable[..., Any], *args: Any, unbox: bool, **kwargs: Any) -> Any:
+        """The value of a parameter, which is made during `init`.
+
+        Raises:
+            ScopeParamShapeError: the parameter given has another shape than the initializer makes.
+            ScopeParamNotFoundError: the parameters given do not have it.
+            ScopeCollectionNotFound: the same, and there are no parameters at all for the module.
+        """
+        self.check_live()
+        value = self.get("params", name, _MISSING)
+        if value is not _MISSING:
+            self._check_shape(name, value, init_fn, args, kwargs)
+        elif self.is_mutable("params"):
+            value = init_fn(self.make_rng("params"), *args, **kwargs)
+            self.put("params", name, value)
+        else:
+            if not self.collection("params"):
+                raise ScopeCollectionNotFound(
+                    f"module {self.path_text} needs parameter {name!r}, and collection 'params' has nothing for it; pass "
+                    "variables that were made by init of the same module"
+                )
+            raise ScopeParamNotFoundError(
+                f"module {self.path_text} needs parameter {name!r}, which collection 'params' does not have; it has "
+                f"{sorted(map(str, self.collection('params')))}"
+            )
+        return meta.unbox(value) if unbox else value
+
+    def _check_shape(
+        self, name: str, value: Any, init_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        given = jax.tree.leaves(meta.unbox(value))
+        expected = jax.tree.leaves(jax.eval_shape(lambda: meta.unbox(init_fn(_any_key(), *args, **kwargs))))
+        for ours, theirs in zip(given, expected, strict=False):
+            # A leaf without a shape (a Python number, an object) is taken as it comes.
+            if np.shape(ours) != np.shape(theirs):
+                raise ScopeParamShapeError(
+                    f"parameter {name!r} of module {self.path_text} was given with shape {np.shape(ours)}, and its "
+                    f"initializer makes shape {np.shape(theirs)}"
+                )
+
+    # ----------------------------------------------------------------------------------------------- random keys
+
+    def make_rng(self, name: str) -> jax.Array:
+        """A new key of a stream; stream `params` stands in for one that was not given.
+
+        Raises:
+            InvalidRngError: neither was given.
+        """
+        self.check_live()
+        if name not in self.streams:
+            if "params" not in self.streams:
+                raise InvalidRngError(
+                    f"module {self.path_text} needs a random key of stream {name!r}, and rngs has "
+                    f"{sorted(self.streams) or 'no streams'}; pass rngs={{{name!r}: jax.random.key(...)}}"
+                )
+            name = "params"
+        return self.streams[name].at(self.counts.next(name)).key()
+
+
+def _any_key() -> Any:
+    return jax.random.key(0)
+
+
+class Variable(Generic[T]):
+    """A reference to a variable of a module; assigning to `value` sets it.
+
+    Attributes:
+        collection: The collection it belongs to.
+        name: Its name.
+    """
+
+    __slots__ = ("_unbox", "collection", "name", "scope")
+
+    def __init__(self, scope: Scope, collection: str, name: str, *, unbox: bool = True) -> None:
+        self.scope = scope
+        self.collection = collection
+        self.name = name
+        self._unbox = unbox
+
+    @property
+    def value(self) -> T:
+        """The value, out of its box unless the variable was asked for with `unbox=False`."""
+        value = self.scope.get(self.collection, self.name)
+        return meta.unbox(value) if self._unbox else value
+
+    @value.setter
+    def value(self, value: T) -> None:
+        if self._unbox:
+            old = self.scope.get(self.collection, self.name, _MISSING)
+            has_box = old is not _MISSING and any(map(meta.is_box, jax.tree.leaves(old, is_leaf=meta.is_box)))
+            self.scope.put(self.collection, self.name, meta.replace_boxed(old, value) if has_box else value)
+        else:
+            self.scope.put(self.collection, self.name, value)
+
+    def is_mutable(self) -> bool:
+        """Whether the value may be set."""
+        return self.scope.is_mutable(self.collection)
+
+
+def open_collections(variables: Mapping[str, Any], mutable: Filter) -> dict[str, Any]:
+    """The variables given by the user; collections that may change are copied, so that the user's dicts stay as they are."""
+    return {name: unfreeze(tree) if matches(mutable, name) else tree for name, tree in variables.items()}
