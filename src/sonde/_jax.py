@@ -1,0 +1,440 @@
+"""The one door to JAX's inside.
+
+Everything that `jax.extend`, `jax.interpreters` and `jax._src` promise nothing about is named here, once, together
+with every difference between the JAX versions that Sonde supports (0.10 to 0.12). A change in JAX is a change in this
+file alone. Nothing here knows what a site is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax._src import core as _core
+from jax._src import custom_derivatives as _custom_derivatives
+from jax._src import dtypes as _dtypes
+from jax._src import effects as _effects
+from jax._src import linear_util as _lu
+from jax._src import pjit as _pjit
+from jax._src import source_info_util as _source_info
+from jax._src.ad_checkpoint import remat_p
+from jax._src.interpreters import partial_eval as _pe
+from jax._src.lax.control_flow.conditionals import cond_p
+from jax._src.lax.control_flow.loops import scan_p, while_p
+from jax._src.pjit import jit_p
+from jax._src.shard_map import shard_map_p
+from jax._src.sharding_impls import UNSPECIFIED
+from jax.extend.core import Literal, Primitive, Var
+from jax.interpreters import ad, batching, mlir
+
+try:  # 0.11 and later
+    from jax._src import flattree as _flattree
+except ImportError:
+    _flattree = None
+    from jax._src.tree_util import FlatTree as _FlatTree
+
+__all__ = [
+    "UNSPECIFIED",
+    "Effect",
+    "Literal",
+    "Primitive",
+    "SymbolicZero",
+    "Trace",
+    "Tracer",
+    "Var",
+    "ad",
+    "batching",
+    "cond_p",
+    "eval_trace",
+    "jit_p",
+    "mlir",
+    "no_effects",
+    "remat_p",
+    "scan_p",
+    "set_current_trace",
+    "shard_map_p",
+    "typeof",
+    "while_p",
+]
+
+Trace = _core.Trace
+Tracer = _core.Tracer
+Effect = _effects.Effect
+SymbolicZero = _custom_derivatives.SymbolicZero
+eval_trace = _core.eval_trace
+no_effects = _core.no_effects
+set_current_trace = _core.set_current_trace
+typeof = _core.typeof
+PjitFunction = type(jax.jit(lambda: None))
+
+
+def current_trace() -> Trace:
+    """The trace that a primitive bound now would go to."""
+    return _core.trace_ctx.trace
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Effects
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def allow_effect(effect_type: type[Effect]) -> None:
+    """Lets an effect stand in every place where JAX otherwise refuses effects, and keeps it through dead-code passes.
+
+    Without the last list, an equation whose result nobody uses disappears from `scan` under reverse mode.
+    """
+    for allowed in (
+        _effects.lowerable_effects,
+        _effects.control_flow_allowed_effects,
+        _effects.remat_allowed_effects,
+        _effects.custom_derivatives_allowed_effects,
+        _effects.partial_eval_kept_effects,
+    ):
+        allowed.add_type(effect_type)
+
+
+def _forget_effect_handles() -> None:
+    """Makes a finished partial-evaluation trace drop its effectful equations.
+
+    JAX keeps them reachable from the trace, and `jax.checking_leaks()` then reports the trace as leaked (it does so
+    for `jax.debug.callback` in the gradient of a scan too).
+    """
+
+    def invalidate(self: Any) -> None:
+        Trace.invalidate(self)
+        self.effect_handles = []
+
+    _pe.JaxprTrace.invalidate = invalidate
+
+
+_forget_effect_handles()
+
+
+def register_kept_when_rematerialised(primitive: Primitive, plain: Primitive) -> None:
+    """Under remat, `primitive` runs in the forward pass only; the recomputation gets `plain` in its place.
+
+    An effectful equation would otherwise make its operands residuals, which defeats rematerialisation, and would run
+    twice. Outputs of `primitive` beyond those of `plain` are saved from the forward pass.
+    """
+
+    def rule(saveable: Any, unknown_in: list[bool], instantiated_in: list[bool], eqn: Any) -> Any:
+        del saveable
+        residuals = [x for x, i in zip(eqn.invars, instantiated_in) if type(x) is Var and not i]
+        n, n_out = len(eqn.invars), len(eqn.outvars)
+        if any(unknown_in):
+            return None, eqn, [True] * n_out, [True] * n_out, residuals
+        staged = eqn.replace(primitive=plain, params={}, effects=no_effects, outvars=eqn.outvars[:n])
+        return eqn, staged, [False] * n_out, [True] * n + [False] * (n_out - n), residuals
+
+    _pe.partial_eval_jaxpr_custom_rules[primitive] = rule
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Jaxprs. 0.10 has open and closed ones, later versions have one class that carries its constants.
+# ---------------------------------------------------------------------------------------------------------------------
+
+_ONE_JAXPR_CLASS = getattr(_core, "ClosedJaxpr", _core.Jaxpr) is _core.Jaxpr
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The part with the equations."""
+    return jaxpr if _ONE_JAXPR_CLASS or isinstance(jaxpr, _core.Jaxpr) else jaxpr.jaxpr
+
+
+def close_jaxpr(jaxpr: Any) -> Any:
+    """A jaxpr together with its constants; an open one must have none."""
+    return _core.ClosedJaxpr(jaxpr, ()) if not _ONE_JAXPR_CLASS and isinstance(jaxpr, _core.Jaxpr) else jaxpr
+
+
+def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    """The jaxprs among the parameters of an equation, open or closed."""
+    for value in params.values():
+        if hasattr(value, "eqns"):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            for element in value:
+                if hasattr(element, "eqns"):
+                    yield element
+
+
+def eval_jaxpr(jaxpr: Any, *args: Any) -> list[Any]:
+    """Runs a jaxpr under the current trace."""
+    closed = close_jaxpr(jaxpr)
+    return _core.eval_jaxpr(open_jaxpr(closed), closed.consts, *args)
+
+
+def trace_to_jaxpr(fn: Callable[..., list[Any]], avals: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Traces `fn`, which takes and returns flat values; returns a jaxpr whose first inputs are the constants returned."""
+    closed = jax.make_jaxpr(fn)(*avals)
+    consts = list(closed.consts)
+    if not consts:
+        return closed, consts
+    return close_jaxpr(_pe.convert_constvars_jaxpr(open_jaxpr(closed))), consts
+
+
+def replace_jaxpr(
+    jaxpr: Any, *, extra_invars: Sequence[Any], eqns: Sequence[Any], outvars: Sequence[Any], effects: Any
+) -> Any:
+    """A closed jaxpr with other equations and outputs, and new inputs in front."""
+    old = open_jaxpr(jaxpr)
+    new = old.replace(
+        invars=[*extra_invars, *old.invars],
+        eqns=list(eqns),
+        outvars=list(outvars),
+        effects=effects,
+        debug_info=old.debug_info.with_unknown_names(),
+    )
+    if _ONE_JAXPR_CLASS:
+        return new
+    return _core.ClosedJaxpr(new, jaxpr.consts if open_jaxpr(jaxpr) is not jaxpr else ())
+
+
+def new_var(aval: Any) -> Var:
+    """A fresh variable."""
+    return Var(aval)
+
+
+def add_equation(var: Any, amount: int) -> tuple[Any, Any]:
+    """The equation `out = var + amount` for an int32 scalar, and `out`."""
+    jaxpr = open_jaxpr(jax.make_jaxpr(lambda x: x + amount)(var.aval))
+    (template,) = jaxpr.eqns
+    out = new_var(var.aval)
+    invars = [x if isinstance(x, Literal) else var for x in template.invars]
+    return template.replace(invars=invars, outvars=[out]), out
+
+
+def user_line(eqn_or_none: Any = None) -> str:
+    """Where in the user's code the current primitive is bound, as `file:line (function)`."""
+    info = _source_info.current() if eqn_or_none is None else eqn_or_none.source_info
+    return _source_info.summarize(info)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Parameters of higher-order primitives
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def jit_params(params: dict[str, Any], jaxpr: Any, *, n_in: int, n_out: int) -> dict[str, Any]:
+    """Parameters of a jit with `n_in` more inputs in front and `n_out` more outputs at the end."""
+    return {
+        **params,
+        "jaxpr": jaxpr,
+        "in_shardings": (*[UNSPECIFIED] * n_in, *params["in_shardings"]),
+        "out_shardings": (*params["out_shardings"], *[UNSPECIFIED] * n_out),
+        "in_layouts": (*[None] * n_in, *params["in_layouts"]),
+        "out_layouts": (*params["out_layouts"], *[None] * n_out),
+        "donated_invars": (*[False] * n_in, *params["donated_invars"]),
+    }
+
+
+def jit_is_plain(params: dict[str, Any]) -> bool:
+    """Whether a jit asks for nothing but compilation: no shardings, layouts or donation."""
+    return (
+        all(x is UNSPECIFIED for x in (*params["in_shardings"], *params["out_shardings"]))
+        and all(x is None for x in (*params["in_layouts"], *params["out_layouts"]))
+        and not any(params["donated_invars"])
+        and not params.get("compiler_options_kvs")
+    )
+
+
+def scan_split(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of a scan's inputs are constants, and how many are carried."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def scan_params(params: dict[str, Any], jaxpr: Any, *, n_consts: int, n_xs: int, n_ys: int) -> dict[str, Any]:
+    """Parameters of a scan with more constants in front, more scanned inputs and more stacked outputs at the end."""
+    new = {**params, "jaxpr": jaxpr}
+    if "num_consts" in params:
+        new["num_consts"] += n_consts
+        return new
+    assert _flattree is not None
+    consts, carry, xs = params["ft_in"].unpack()
+    carry_out, ys = params["ft_out"].unpack()
+    xs = (xs, _flattree.nones(n_xs)) if n_xs else xs
+    new["ft_in"] = _flattree.pack((_flattree.nones(len(consts) + n_consts), carry, xs))
+    new["ft_out"] = _flattree.pack((carry_out, (ys, _flattree.nones(n_ys))))
+    return new
+
+
+def bind_custom_derivative(primitive: Primitive, args: Sequence[Any], functions: Sequence[tuple[Callable, Any]], **params):
+    """Binds a custom_jvp or custom_vjp call; `functions` pairs each new function with the wrapped one it stands for."""
+    wrapped = tuple(_lu.wrap_init(new, debug_info=old.debug_info) for new, old in functions)
+    return primitive.bind(*args, subfuns=wrapped, **params)
+
+
+def call_again(wrapped: Any, *args: Any) -> Any:
+    """Calls a `WrappedFun` that may have been called before (it stores side results once)."""
+    for store in wrapped.stores:
+        if store:
+            store.reset()
+    return wrapped.call_wrapped(*args)
+
+
+def instantiated_zero_tangent(value: Any, *, symbolic: bool) -> Any:
+    """A zero tangent for `value`, in the form that a custom_jvp rule must return."""
+    aval = typeof(value).to_tangent_aval()
+    return SymbolicZero(aval) if symbolic else ad.instantiate_zeros(ad.Zero(aval))
+
+
+def n_primal_outputs_of_forward_rule(outs: Sequence[Any], out_trees: Callable[[], Any]) -> int:
+    """How many of the flat outputs of a custom_vjp forward rule are outputs of the function, not residuals."""
+    _, residual_tree, forwarded = out_trees()
+    return len(outs) - (residual_tree.num_leaves - sum(f is not None for f in forwarded))
+
+
+def bind_shard_map(primitive: Primitive, trace: Trace, fun: Callable, args: Sequence[Any], **params: Any) -> list[Any]:
+    """Binds a shard_map of `fun` on `trace`."""
+    params["subfuns"] = (fun,)
+    avals = [typeof(x) for x in args]
+    return primitive.bind_with_trace(trace, tuple(args), avals, params)
+
+
+def flat_tree(values: Sequence[Any], aux: Any) -> Any:
+    """The form in which the function inside a shard_map returns its outputs and their specs."""
+    flat = _flattree.flatten(list(values)) if _flattree is not None else _FlatTree.flatten(list(values))
+    return flat.with_aux(aux)
+
+
+def varying_axes(value: Any) -> frozenset[str]:
+    """The mesh axes over which a value inside a shard_map varies."""
+    return _varying_axes_of_type(typeof(value))
+
+
+def _varying_axes_of_type(aval: Any) -> frozenset[str]:
+    found = getattr(aval, "vma", None)
+    if found is None:
+        found = getattr(getattr(aval, "manual_axis_type", None), "varying", frozenset())
+    return found
+
+
+def zeros_of_type(aval: Any) -> Any:
+    """Zeros of an abstract value: keys become key arrays of zeros, varying axes are kept."""
+    if _dtypes.issubdtype(aval.dtype, _dtypes.extended):
+        like = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        data = jax.eval_shape(jax.random.key_data, like)
+        zeros = jax.random.wrap_key_data(jax.numpy.zeros(data.shape, data.dtype), impl=aval.dtype._impl)
+    else:
+        zeros = jax.numpy.zeros(aval.shape, aval.dtype)
+    varying = _varying_axes_of_type(aval)
+    return lax.pcast(zeros, tuple(varying), to="varying") if varying else zeros
+
+
+def is_zero_tangent(tangent: Any) -> bool:
+    """Whether a tangent is symbolically zero or has no numbers in it."""
+    return type(tangent) is ad.Zero or getattr(tangent, "dtype", None) == _dtypes.float0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Jitted callables
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def jit_options(fn: Any) -> tuple[Callable, dict[str, Any]] | None:
+    """The function inside a jitted callable and the options to jit it again; None if that cannot be done faithfully."""
+    if type(fn) is not PjitFunction:
+        return None
+    info = fn._jit_info
+    shardings = (*info.in_shardings_leaves, *info.out_shardings_leaves)
+    layouts = (*info.in_layouts_leaves, *info.out_layouts_leaves)
+    if any(x is not UNSPECIFIED for x in shardings) or any(x is not None for x in layouts):
+        return None
+    if info.device or info.backend or getattr(info, "compiler_options_kvs", None):
+        return None
+    return fn._fun, {
+        "static_argnums": info.static_argnums or None,
+        "static_argnames": info.static_argnames or None,
+        "donate_argnums": info.donate_argnums or None,
+        "donate_argnames": info.donate_argnames or None,
+        "keep_unused": info.keep_unused,
+        "inline": info.inline,
+    }
+
+
+_shortcut_users = 0
+_shortcut_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def eager_shortcut(trace_type: type[Trace], needs_trace: Callable[[Any], bool]) -> Iterator[None]:
+    """While it is open, jitted calls that do not need the current trace run on JAX's fast path instead.
+
+    `jnp` functions are jitted; under a custom trace each of them would be bound as an equation and leave JAX's C++
+    dispatch. This changes speed only: everything works without it, and it is in place only while somebody looks.
+    """
+    global _shortcut_users
+    plain = getattr(_pjit, "_run_python_pjit", None)
+    if plain is None:  # a JAX that is built otherwise: slower, not wrong
+        yield
+        return
+    with _shortcut_lock:
+        _shortcut_users += 1
+        if _shortcut_users == 1:
+            _pjit._run_python_pjit = _with_shortcut(plain, trace_type, needs_trace)
+    try:
+        yield
+    finally:
+        with _shortcut_lock:
+            _shortcut_users -= 1
+            if _shortcut_users == 0:
+                _pjit._run_python_pjit = _pjit._run_python_pjit.__wrapped__
+
+
+def _with_shortcut(plain: Callable, trace_type: type[Trace], needs_trace: Callable[[Any], bool]) -> Callable:
+    @functools.wraps(plain)
+    def run(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+        trace: Any = _core.trace_ctx.trace
+        if type(trace) is trace_type and trace.parent is eval_trace and not needs_trace(p.params["jaxpr"]):
+            with set_current_trace(eval_trace):
+                return plain(p, args_flat, fun, args, kwargs)
+        return plain(p, args_flat, fun, args, kwargs)
+
+    return run
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Trace levels, for objects that must not be changed from another trace
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def trace_level() -> Any:
+    """A token for the current trace, to be compared with `is`; it does not keep the trace alive.
+
+    A trace that stands for its parent (a capture does) shares the parent's token, so that it is no level of its own.
+    """
+    return _core.trace_ctx.trace._weakref
+
+
+def ambient_mesh() -> Any | None:
+    """The mesh of the surrounding `jax.set_mesh` (concrete if possible) or `with mesh:`, or None."""
+    mesh = jax.sharding.get_mesh() if _core.trace_ctx.is_top_level() else None
+    if mesh is None or mesh.empty:
+        mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        from jax._src import mesh as _mesh
+
+        mesh = _mesh.thread_resources.env.physical_mesh
+    return None if mesh.empty else mesh
+
+
+def type_of(value: Any) -> Any:
+    """The type of an array, or of a variable in a jaxpr."""
+    return value.aval if isinstance(value, (Var, Literal)) else typeof(value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tracers that were kept too long
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def has_ended(value: Any) -> bool:
+    """Whether a value is a tracer of a trace that is over."""
+    return isinstance(value, Tracer) and not value._trace.is_valid()

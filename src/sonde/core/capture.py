@@ -1,0 +1,166 @@
+"""Looking at a program while it runs: `capture`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+
+from sonde import _jax
+from sonde.core import rules  # noqa: F401 (registers the rules)
+from sonde.core.collect import Collect, Reduce
+from sonde.core.context import Looking, look, looking
+from sonde.core.handler import Handler
+from sonde.core.inside import has_sites
+from sonde.core.path import Pattern, check_pattern
+from sonde.core.record import Records, make_records
+from sonde.core.trace import SiteTrace
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def capture(
+    f: Callable[P, R],
+    *patterns: Pattern,
+    grads: bool = False,
+    reduce: Reduce | None = None,
+    last: int = 1,
+) -> Callable[P, tuple[R, Records]]:
+    """A function that runs `f` and returns its result together with what passed its sites.
+
+    The result of `f` is what it is without the capture, and `f` runs once. Captures nest, and work inside and outside of
+    every JAX transform.
+
+    Args:
+        f: Any callable: a function, a bound method, a partial, a jitted function, an object with `__call__`.
+        *patterns: Which sites: globs over paths (`"blocks/*/attn"`, `"**/mlp"`) or predicates of a `Site`. All, if none
+            are given.
+        grads: Whether to record gradients too: any `jax.grad`, `value_and_grad` or `vjp` that runs inside `f` yields the
+            cotangent at each site, in the same pass.
+        reduce: A function of the value, applied at the site, on the device and inside loops, whose result is recorded in
+            place of the value. Under `vmap` it sees one example. It must return arrays.
+        last: How many of the last iterations of a `while_loop` to keep. With more than one, values have a leading axis.
+
+    Returns:
+        A function with the arguments of `f` that returns `(result, records)`.
+
+    Raises:
+        TypeError: `f` is not callable, or is a generator or coroutine function, whose body runs after the call.
+        NoSuchSiteError: When called: a pattern matches no site.
+        CaptureError: When called: a site is in a place that cannot be captured.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sonde
+        >>> def loss(w, x):
+        ...     h = sonde.sow(jnp.tanh(x * w), "h")
+        ...     return jnp.sum(h**2)
+        >>> (value, _), records = sonde.capture(jax.value_and_grad(loss), grads=True)(0.5, jnp.ones(3))
+        >>> records["h"].value.shape, records["h"].grad.shape
+        ((3,), (3,))
+    """
+    check_callable(f, "capture")
+    patterns = tuple(map(check_pattern, patterns))
+    if last < 1:
+        raise ValueError(f"capture(last=...) keeps at least 1 iteration, got {last}")
+    options: dict[str, Any] = {"grads": grads, "reduce": reduce, "last": last}
+    fast = _jitted_capture(f, patterns, options)
+    if fast is not None:
+        return fast
+
+    def captured(*args: P.args, **kwargs: P.kwargs) -> tuple[R, Records]:
+        return _capture_now(f, patterns, options, args, kwargs)
+
+    return like(captured, f)
+
+
+def _capture_now(f: Callable, patterns: tuple[Pattern, ...], options: dict[str, Any], args: Any, kwargs: Any) -> Any:
+    def make(start: int, passes_on: bool) -> Collect:
+        return Collect(patterns, start=start, passes_on=passes_on, **options)
+
+    result, handler = run_with(make, f, args, kwargs, grads=options["grads"])
+    return result, make_records(handler.items, handler.backward, start=handler.start, reduce=options["reduce"])
+
+
+def run_with(
+    make: Callable[[int, bool], Any],
+    f: Callable,
+    args: Any,
+    kwargs: Any,
+    *,
+    grads: bool = False,
+    extra: Hashable = None,
+) -> tuple[Any, Any]:
+    """Runs `f` with a handler at its sites.
+
+    Args:
+        make: Makes the handler, from the length of the path that is open already and whether somebody looks already.
+        f: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        grads: Whether gradients must be marked.
+        extra: What jitted functions are to be traced again for; see `Looking.extra`.
+
+    Returns:
+        The result of `f` and the handler, finished.
+    """
+    outer = looking()
+    handler: Handler = make(len(outer.prefix) if outer else 0, outer is not None)
+    state = Looking(grads, extra=extra)
+    if outer is not None:
+        state = dataclasses.replace(outer, grads=grads or outer.grads, extra=outer.extra if extra is None else extra)
+    trace = SiteTrace(_jax.current_trace(), handler)
+    try:
+        with _jax.eager_shortcut(SiteTrace, has_sites), _jax.set_current_trace(trace), look(state):
+            result = f(*args, **kwargs)
+    finally:
+        trace.invalidate()
+    handler.finish()
+    return result, handler
+
+
+# A jitted function, and what was captured of it: one jax.jit of the captured inner function for every way of looking.
+_jitted: weakref.WeakKeyDictionary[Any, dict[Hashable, Callable]] = weakref.WeakKeyDictionary()
+
+
+def _jitted_capture(f: Any, patterns: tuple[Pattern, ...], options: dict[str, Any]) -> Callable | None:
+    inside = _jax.jit_options(f)
+    if inside is None:
+        return None
+    fn, jit_options = inside
+    known = _jitted.setdefault(f, {})
+    key = (patterns, *options.items())
+    if key not in known:
+
+        def captured(*args: Any, **kwargs: Any) -> Any:
+            return _capture_now(fn, patterns, options, args, kwargs)
+
+        known[key] = jax.jit(like(captured, fn), **jit_options)
+    return known[key]
+
+
+def check_callable(f: object, verb: str) -> None:
+    """Raises TypeError unless `f` is something that can be captured, edited and so on."""
+    if not callable(f):
+        raise TypeError(f"{verb} takes a callable, got {f!r} of type {type(f).__name__}")
+    inner = inspect.unwrap(f)
+    for is_lazy, what in (
+        (inspect.iscoroutinefunction, "a coroutine function"),
+        (inspect.isgeneratorfunction, "a generator function"),
+        (inspect.isasyncgenfunction, "an asynchronous generator function"),
+    ):
+        if is_lazy(inner):
+            raise TypeError(
+                f"{verb} cannot look into {what}: the body of {getattr(f, '__qualname__', f)!r} runs after the call has "
+                f"returned; {verb} the functions it calls, or a function that runs it to its end"
+            )
+
+
+def like(new: Callable, f: Any) -> Callable:
+    """Gives a wrapper the name, documentation and signature of the callable it wraps."""
+    return functools.update_wrapper(new, f, updated=())

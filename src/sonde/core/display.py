@@ -1,0 +1,63 @@
+"""How records look: a line of text, a rich table, a notebook cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+if TYPE_CHECKING:
+    from sonde.core.record import Record, Records
+
+
+def _kind(tree: Any) -> str:
+    leaves = jax.tree.leaves(tree)
+    shown = [f"{x.dtype}[{','.join(map(str, x.shape))}]" if hasattr(x, "dtype") else repr(x) for x in leaves[:3]]
+    return " ".join(shown) + (f" (+{len(leaves) - 3})" if len(leaves) > 3 else "")
+
+
+def _kinds(trees: Sequence[Any]) -> str:
+    """The type of the first value, and how many there are."""
+    if not trees:
+        return "-"
+    return _kind(trees[0]) + (f" ×{len(trees)}" if len(trees) > 1 else "")
+
+
+def record_line(record: Record) -> str:
+    """One line that says what a record holds."""
+    grads = record.grads
+    parts = [repr(record.path), f"values={_kinds(record.values)}"]
+    if grads:
+        parts.append(f"grads={_kinds(grads)}")
+    return f"Record({', '.join(parts)})"
+
+
+def records_text(records: Records) -> str:
+    """One line per record."""
+    if not records:
+        return "Records({})"
+    lines = "".join(f"  {record!r},\n" for record in records.values())
+    return f"Records(\n{lines})"
+
+
+def records_table(records: Records) -> Any:
+    """A rich table."""
+    from rich.table import Table
+
+    table = Table("site", "values", "gradients", "axes", "source", title=f"{len(records)} sites")
+    for path, record in records.items():
+        axes = " ".join(map(repr, record.axes[0])) if record.axes else ""
+        place = record.source.rpartition("/")[2]
+        table.add_row(path, _kinds(record.values), _kinds(record.grads), axes, place)
+    return table
+
+
+def records_treescope(records: Records, path: str | None, subtree_renderer: Any) -> Any:
+    """What treescope shows in a notebook; called by treescope only."""
+    from treescope import repr_lib
+
+    content = {name: {"values": record.values, "grads": record.grads} for name, record in records.items()}
+    return repr_lib.render_dictionary_wrapper(
+        object_type=type(records), wrapped_dict=content, path=path, subtree_renderer=subtree_renderer
+    )

@@ -1,0 +1,86 @@
+"""Whether, and which, sites are inside a jaxpr.
+
+A jaxpr's effects say so at once where JAX keeps them; some primitives hide the effects of what is inside them
+(`custom_vmap_call`, `custom_linear_solve`, `custom_root`), so without the effect one still has to look. Answers are
+remembered as long as the jaxpr lives.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from sonde import _jax
+from sonde.core.primitive import SiteEffect, n_arrays, site_p
+from sonde.core.site import Site, View
+
+
+class Found(NamedTuple):
+    """A site in a jaxpr: its view, the types of its arrays and in how many loops it is."""
+
+    site: Site
+    view: View
+    types: tuple[Any, ...]
+    loops: int
+
+
+class JaxprCache:
+    """A dict from jaxprs, by identity, to anything; an entry is gone when the jaxpr is."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref, dict[Any, Any]]] = {}
+
+    def of(self, jaxpr: Any) -> dict[Any, Any]:
+        """The dict that belongs to a jaxpr."""
+        key = id(jaxpr)
+        entry = self._entries.get(key)
+        if entry is None:
+            gone = weakref.ref(jaxpr, lambda _, entries=self._entries: entries.pop(key, None))
+            entry = self._entries[key] = (gone, {})
+        return entry[1]
+
+
+_answers = JaxprCache()
+
+
+def has_sites(jaxpr: Any) -> bool:
+    """Whether a site is anywhere inside."""
+    jaxpr = _jax.open_jaxpr(jaxpr)
+    for effect in jaxpr.effects:
+        if type(effect) is SiteEffect:
+            return True
+    known = _answers.of(jaxpr)
+    answer = known.get("has_sites")
+    if answer is None:
+        answer = known["has_sites"] = any(
+            eqn.primitive is site_p or any(map(has_sites, _jax.sub_jaxprs(eqn.params))) for eqn in jaxpr.eqns
+        )
+    return answer
+
+
+def sites_inside(jaxpr: Any, loops: int = 0) -> Iterator[Found]:
+    """All sites inside, in program order."""
+    for eqn in _jax.open_jaxpr(jaxpr).eqns:
+        if eqn.primitive is site_p:
+            view = eqn.params["view"]
+            types = tuple(v.aval for v in eqn.invars[: n_arrays(eqn.invars, view)])
+            yield Found(eqn.params["site"], view, types, loops)
+            continue
+        for inner in _jax.sub_jaxprs(eqn.params):
+            if has_sites(inner):
+                yield from sites_inside(inner, loops + (eqn.primitive is _jax.scan_p))
+
+
+def first_site(jaxpr: Any) -> Site | None:
+    """The first site inside, if any."""
+    return next((found.site for found in sites_inside(jaxpr)), None)
+
+
+def gives_tokens(jaxpr: Any) -> bool:
+    """Whether a site inside gives out a token, so that the jaxpr must be told where to start."""
+    known = _answers.of(_jax.open_jaxpr(jaxpr))
+    answer = known.get("gives_tokens")
+    if answer is None:
+        answer = known["gives_tokens"] = any(f.view.is_value and f.site.grads for f in sites_inside(jaxpr))
+    return answer

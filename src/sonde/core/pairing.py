@@ -1,0 +1,121 @@
+"""Giving every gradient to the value it is the gradient of.
+
+A site that was traced once and run once needs no thought. A function that is compiled once and called twice has one
+site for both calls; there the token tells, at once if it is a number by now, by a select in the program if it is still
+being traced. A site that was differentiated but got no gradient, while a backward pass ran, has gradient zero; one that
+no backward pass concerns has none.
+
+The rows of a gradient are put into the order of the value's rows: the gradient of a loop comes from a loop that runs the
+other way, a gradient that was taken inside a loop body does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+from sonde.core.item import Item
+from sonde.core.site import Site
+
+
+@dataclasses.dataclass(slots=True)
+class Call:
+    """A value and, by order of differentiation, its gradient: None stands for zeros."""
+
+    item: Item
+    grads: dict[int, Item | None]
+
+
+def pair(items: Iterable[Item], backward: set[int]) -> list[Call]:
+    """Pairs values with gradients. `backward` says of which orders a backward pass was met at all.
+
+    Gradients whose value was not recorded (it was computed before the capture began) come as calls of their own.
+    """
+    items = list(items)
+    calls = [Call(item, {}) for item in items if item.view.is_value]
+    of_site: dict[Site, list[Call]] = {}
+    for call in calls:
+        for site in call.item.sites:
+            of_site.setdefault(site, []).append(call)
+    orphans: list[Call] = []
+    shared: dict[tuple[int, ...], tuple[list[Call], list[Item]]] = {}
+    for item in items:
+        if item.view.is_value:
+            continue
+        candidates = list({id(c): c for s in item.sites for c in of_site.get(s, ())}.values())
+        candidates = [c for c in candidates if c.item.view.order > item.view.order] or candidates
+        if not candidates:
+            orphans.append(Call(item, {}))
+            continue
+        item = _in_order_of(candidates[0].item, item)
+        if len(candidates) == 1:
+            _add(candidates[0], item)
+        else:
+            key = tuple(map(id, candidates))
+            shared.setdefault(key, (candidates, []))[1].append(item)
+    for candidates, gradients in shared.values():
+        _by_token(candidates, gradients)
+    for call in calls:
+        for order in backward:
+            if call.item.view.order > order:
+                call.grads.setdefault(order, None)
+    return calls + orphans
+
+
+def _add(call: Call, gradient: Item) -> None:
+    """Several backward passes through one call add up, as cotangents do."""
+    order = gradient.view.order
+    before = call.grads.get(order)
+    if before is not None and _fit(before, gradient):
+        gradient = dataclasses.replace(
+            gradient, leaves=[a + b for a, b in zip(before.leaves, gradient.leaves)], extras=gradient.extras
+        )
+    call.grads[order] = gradient
+
+
+def _fit(a: Item, b: Item) -> bool:
+    return [jnp.shape(x) for x in a.leaves] == [jnp.shape(x) for x in b.leaves]
+
+
+def _by_token(candidates: Sequence[Call], gradients: Sequence[Item]) -> None:
+    tokens = [_one(c.item.extras["token"]) for c in candidates]
+    for gradient in gradients:
+        token = _one(gradient.extras["token"])
+        if not any(isinstance(t, _jax.Tracer) for t in (token, *tokens)):
+            for call, candidate in zip(candidates, tokens):
+                if int(candidate) == int(token):
+                    _add(call, gradient)
+            continue
+        for call, candidate in zip(candidates, tokens):
+            mine = candidate == token
+            _add(call, dataclasses.replace(gradient, leaves=[jnp.where(mine, x, jnp.zeros_like(x)) for x in gradient.leaves]))
+
+
+def _one(token: Any) -> Any:
+    """The token of a call. In a loop it comes once per iteration; where a branch was not taken it is 0."""
+    if not np.ndim(token):
+        return token
+    return jnp.max(token) if isinstance(token, _jax.Tracer) else np.max(np.asarray(token))
+
+
+def _in_order_of(value: Item, gradient: Item) -> Item:
+    """Turns the loop axes of a gradient round where its rows are in the other order than the value's."""
+    value_loops = [a for a in value.view.axes if a.is_loop]
+    loops = [a for a in gradient.view.axes if a.is_loop]
+    shared = 0
+    while shared < min(len(value_loops), len(loops)) and value_loops[shared].loop is loops[shared].loop:
+        shared += 1
+    # What is left of the value's loops was transposed; loops in front of those run whole backward passes.
+    first_transposed = max(shared, len(loops) - (len(value_loops) - shared))
+    turn = [i for i, axis in enumerate(loops) if axis.reverse != (i >= first_transposed)]
+    if not turn:
+        return gradient
+    return gradient.map_arrays(lambda x: jax.lax.rev(jnp.asarray(x), [i for i in turn if i < jnp.ndim(x)]))
+
+

@@ -1,0 +1,78 @@
+"""Paths of sites and the patterns that choose among them.
+
+A path is names joined by slashes: `blocks/3/attn/scores`. A pattern is a glob (`*` and `?` stay inside one part, `**`
+crosses parts) or a predicate that is called with the `Site`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Callable, Iterable
+
+from sonde.core.site import Site
+from sonde.errors import NoSuchSiteError, SiteNameError
+
+Pattern = str | Callable[[Site], bool]
+
+
+def checked_name(name: object) -> str:
+    """Returns `name` if it can name a site or a scope.
+
+    Raises:
+        SiteNameError: `name` is not a string, is empty, or has an empty part (`a//b`).
+
+    Example:
+        >>> checked_name("attn/scores")
+        'attn/scores'
+    """
+    if not isinstance(name, str):
+        raise SiteNameError(f"a site or scope is named by a str, got {name!r} of type {type(name).__name__}")
+    if not name or "" in name.split("/"):
+        raise SiteNameError(f"the name of a site or scope must not be empty or have an empty part, got {name!r}")
+    return name
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(glob: str) -> re.Pattern[str]:
+    translated = re.escape(glob)
+    for escaped, regex in ((r"\*\*/", "(?:.*/)?"), (r"\*\*", ".*"), (r"\*", "[^/]*"), (r"\?", "[^/]")):
+        translated = translated.replace(escaped, regex)
+    return re.compile(translated)
+
+
+def glob_matches(glob: str, path: str) -> bool:
+    """Whether a whole path matches a glob.
+
+    Example:
+        >>> glob_matches("blocks/*/attn", "blocks/3/attn"), glob_matches("*", "blocks/3")
+        (True, False)
+        >>> glob_matches("**/attn", "attn"), glob_matches("**/attn", "blocks/3/attn")
+        (True, True)
+    """
+    return _compiled(glob).fullmatch(path) is not None
+
+
+def matches(pattern: Pattern, site: Site) -> bool:
+    """Whether a site is chosen by a glob or a predicate."""
+    return glob_matches(pattern, site.path) if isinstance(pattern, str) else bool(pattern(site))
+
+
+def check_pattern(pattern: object) -> Pattern:
+    """Returns `pattern` if it is a glob or a predicate, raises TypeError otherwise."""
+    if isinstance(pattern, str) or callable(pattern):
+        return pattern
+    raise TypeError(f"a pattern is a glob over paths or a predicate of a site, got {pattern!r} of type {type(pattern).__name__}")
+
+
+def no_such_site(pattern: Pattern, paths: Iterable[str]) -> NoSuchSiteError:
+    """The error for a pattern that chose nothing, with the names that come nearest."""
+    known = list(dict.fromkeys(paths))
+    shown = pattern if isinstance(pattern, str) else getattr(pattern, "__name__", repr(pattern))
+    if not known:
+        return NoSuchSiteError(f"pattern {shown!r} matches no site: the program has no sites at all")
+    near = difflib.get_close_matches(str(shown), known, n=5, cutoff=0.3) or known[:10]
+    return NoSuchSiteError(
+        f"pattern {shown!r} matches none of the program's {len(known)} sites; nearest: {', '.join(map(repr, near))}"
+    )

@@ -1,0 +1,198 @@
+"""The site primitive: the identity, as an equation that every JAX transform carries along.
+
+Three primitives share the work.
+
+`site_p` marks values going forward and, with a view that says so, gradients coming back. It has an unordered effect,
+so that JAX's dead-code passes keep it although nobody uses its output. Its operands:
+
+    value     *arrays [gate]     -> *arrays [token]
+    gradient  *cotangents token  -> *cotangents
+
+`marker_p` is the linear part: differentiating a site puts a marker on the tangent, and transposing the marker is a site
+on the cotangent. That is how gradients are seen in the pass that computes them. A marker has no effect.
+
+`plain_p` is the identity that stands in for a site where a value is computed a second time (rematerialisation).
+
+The token is an int32 that tells calls apart: a function that is compiled once and called twice has one `Site`, two
+values and, perhaps, one gradient. The number travels from the value to its gradient as a residual, so a gradient is
+never given to the wrong call. The gate is a boolean that says whether the branch with the site was taken; it appears
+when `vmap` turns a `cond` into a select, where both branches run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+from sonde._jax import ad, batching, mlir
+from sonde.core.site import Axis, Site, View
+from sonde.errors import CaptureError
+
+TOKEN = np.dtype("int32")
+TOKEN_TYPE = _jax.typeof(np.zeros((), TOKEN))
+
+
+class SiteEffect(_jax.Effect):
+    """Marks jaxprs that have sites in them. All instances are equal."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SiteEffect)
+
+    def __hash__(self) -> int:
+        return hash(SiteEffect)
+
+    def __str__(self) -> str:
+        return "Site"
+
+
+site_effect = SiteEffect()
+_site_effects = {site_effect}
+_jax.allow_effect(SiteEffect)
+
+site_p = _jax.Primitive("sonde_site")
+marker_p = _jax.Primitive("sonde_marker")
+plain_p = _jax.Primitive("sonde_plain")
+for _primitive in (site_p, marker_p, plain_p):
+    _primitive.multiple_results = True
+
+
+def n_arrays(args: Any, view: View) -> int:
+    """How many operands of a site are values or cotangents, not token or gate."""
+    return len(args) - (view.gated if view.is_value else 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the primitives are when they run, and what they become
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _escaped(site: Site) -> CaptureError:
+    return CaptureError(
+        f"site {site.path!r} ({site.source}) runs where the capture cannot see it: it was compiled or evaluated apart from "
+        "the captured program (`jax.ensure_compile_time_eval`, or `jit(...).lower(...)` inside the captured function)"
+    )
+
+
+@site_p.def_impl
+def _site_impl(*args: Any, site: Site, view: View) -> Any:
+    del args, view
+    raise _escaped(site)
+
+
+@site_p.def_effectful_abstract_eval
+def _site_types(*args: Any, site: Site, view: View) -> Any:
+    outs = list(args[: n_arrays(args, view)])
+    if view.is_value and site.grads:
+        outs.append(TOKEN_TYPE)
+    return outs, _site_effects
+
+
+def _site_lowering(ctx: Any, *args: Any, site: Site, view: View) -> Any:
+    del ctx, args, view
+    raise _escaped(site)
+
+
+mlir.register_lowering(site_p, _site_lowering)
+
+
+def _drop_token(*args: Any, **_: Any) -> list[Any]:
+    return list(args[:-1])
+
+
+marker_p.def_impl(_drop_token)
+marker_p.def_abstract_eval(_drop_token)
+mlir.register_lowering(marker_p, lambda ctx, *args, **_: list(args[:-1]))
+
+plain_p.def_impl(lambda *args: list(args))
+plain_p.def_abstract_eval(lambda *args: list(args))
+mlir.register_lowering(plain_p, lambda ctx, *args: list(args))
+ad.primitive_jvps[plain_p] = lambda primals, tangents: (plain_p.bind(*primals), list(tangents))
+ad.primitive_transposes[plain_p] = lambda cotangents, *_: list(cotangents)
+batching.primitive_batchers[plain_p] = lambda args, dims: (plain_p.bind(*args), list(dims))
+
+_jax.register_kept_when_rematerialised(site_p, plain_p)
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Differentiation
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _site_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
+    n = n_arrays(primals, view)
+    tangents_out = list(tangents[:n])
+    if not view.is_value:
+        return site_p.bind(*primals, site=site, view=view), tangents_out
+    outs = site_p.bind(*primals, site=site, view=view.replace(order=view.order + 1))
+    if site.grads:
+        token = outs[-1]
+        nonzero = tuple(i for i, t in enumerate(tangents_out) if not _jax.is_zero_tangent(t))
+        if nonzero:
+            gradient = view.replace(gradient_of=nonzero, gated=False)
+            marked = marker_p.bind(*[tangents_out[i] for i in nonzero], token, site=site, view=gradient)
+            for i, tangent in zip(nonzero, marked):
+                tangents_out[i] = tangent
+        tangents_out.append(ad.Zero(TOKEN_TYPE.to_tangent_aval()))
+    return outs, tangents_out
+
+
+def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
+    del site
+    n = n_arrays(args, view)
+    return [*cotangents[:n], *[None] * (len(args) - n)]
+
+
+def _marker_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    return marker_p.bind(*primals, **params), list(tangents[:-1])
+
+
+def _marker_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
+    if all(type(ct) is ad.Zero for ct in cotangents):
+        return [*cotangents, None]
+    cotangents = [ad.instantiate_zeros(ct) for ct in cotangents]
+    return [*site_p.bind(*cotangents, args[-1], site=site, view=view), None]
+
+
+ad.primitive_jvps[site_p] = _site_jvp
+ad.primitive_transposes[site_p] = _site_transpose
+ad.primitive_jvps[marker_p] = _marker_jvp
+ad.primitive_transposes[marker_p] = _marker_transpose
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Batching: the mapped axis goes to the front, and the view says so
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _front(array: Any, dim: Any) -> Any:
+    return array if dim is None or dim == 0 else jnp.moveaxis(array, dim, 0)
+
+
+def _unbatched_token(token: Any, dim: Any) -> Any:
+    # A select makes a batched array of it; where the other branch was taken it is 0.
+    return token if dim is None else jnp.max(token, axis=dim)
+
+
+def _batched(primitive: Any) -> Any:
+    def rule(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
+        n = n_arrays(args, view) if primitive is site_p else len(args) - 1
+        arrays = [_front(x, d) for x, d in zip(args[:n], dims[:n])]
+        out_dims = [d if d is None else 0 for d in dims[:n]]
+        rest = []
+        if view.is_value and view.gated:
+            gate = _front(args[n], dims[n])
+            rest = [gate if dims[n] is not None else jnp.broadcast_to(gate, (axis_data.size, *gate.shape))]
+        elif not view.is_value:
+            rest = [_unbatched_token(args[n], dims[n])]
+        if any(d is not None for d in out_dims) or (view.is_value and view.gated):
+            leaves = None if all(d is not None for d in out_dims) else tuple(d is not None for d in out_dims)
+            view = view.replace(axes=(Axis("vmap", axis_data.size, leaves=leaves), *view.axes))
+        outs = primitive.bind(*arrays, *rest, site=site, view=view)
+        return outs, [*out_dims, *[None] * (len(outs) - n)]
+
+    return rule
+
+
+batching.fancy_primitive_batchers[site_p] = _batched(site_p)
+batching.fancy_primitive_batchers[marker_p] = _batched(marker_p)

@@ -1,0 +1,326 @@
+"""What a capture returns: records, by path.
+
+`Records` is an immutable mapping and one pytree node: it crosses `jit`, `vmap`, `grad` and `scan` like an array does.
+Its arrays are one flat tuple and everything else is static, so it costs a jitted function no more than its arrays;
+`Record` objects are made when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import _jax
+from sonde.core.collect import Reduce, leaf_indices, reduce_at, spread
+from sonde.core.item import Item
+from sonde.core.pairing import Call, pair
+from sonde.core.site import Axis, Site, View
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArraysSpec:
+    """How a value or gradient is put together from its arrays."""
+
+    view: View
+    n: int
+    reduced: Any  # the structure that a reduce function returned, or None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallSpec:
+    """The static part of one value: the pytree it was, and the arrays that go with it."""
+
+    site: Site
+    value: ArraysSpec
+    extras: tuple[str, ...]
+    grads: tuple[tuple[int, ArraysSpec | None], ...]
+    types: tuple[Any, ...]
+
+    @property
+    def size(self) -> int:
+        """How many arrays it has in all."""
+        return self.value.n + len(self.extras) + sum(spec.n for _, spec in self.grads if spec is not None)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CallSpec):
+            return NotImplemented
+        return self is other or (self._static == other._static and _same(self.site.statics, other.site.statics))
+
+    def __hash__(self) -> int:
+        return hash(self._static)
+
+    @property
+    def _static(self) -> tuple[Any, ...]:
+        # Not the site itself: the records of two runs of one program have one structure.
+        return self.site.path, self.site.tree, self.site.arrays, self.value, self.extras, self.grads
+
+
+def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(x is y or (type(x) is type(y) and bool(x == y)) for x, y in zip(a, b))
+
+
+class Layout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
+    """The static part of records: paths and the calls under each. Its hash is computed once."""
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            self._hash = super().__hash__()
+            return self._hash
+
+
+@jax.tree_util.register_pytree_node_class
+class Record:
+    """What was seen at the sites of one path.
+
+    Attributes:
+        path: The path.
+    """
+
+    __slots__ = ("_arrays", "_calls", "path")
+
+    def __init__(self, path: str, calls: tuple[CallSpec, ...], arrays: Sequence[Any]) -> None:
+        self.path = path
+        self._calls = calls
+        self._arrays = tuple(arrays)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values, one per call, in program order."""
+        return tuple(self._put_together(call, call.value, arrays) for call, arrays in self._each() if call.value.view.is_value)
+
+    @property
+    def value(self) -> Any:
+        """The value, of a site that was met once.
+
+        Raises:
+            ValueError: The site was met more than once, or only its gradient was.
+        """
+        return self._only(self.values, "values")
+
+    @property
+    def grads(self) -> tuple[Any, ...]:
+        """The gradients, in the order of `values`; empty if no backward pass went through the site.
+
+        Each has the structure of the value; parts that cannot have a gradient are zeros. Where several backward passes
+        went through one call, it is their sum.
+        """
+        return self.gradients(1)
+
+    @property
+    def grad(self) -> Any:
+        """The gradient, of a site that was met once. Raises ValueError otherwise."""
+        return self._only(self.grads, "grads")
+
+    def gradients(self, order: int) -> tuple[Any, ...]:
+        """The cotangents at the site in the backward pass of the `order`-th differentiation, 1 being the innermost."""
+        found = []
+        for call, arrays in self._each():
+            position = call.value.n + len(call.extras)
+            if not call.value.view.is_value and call.value.view.order == order - 1:
+                found.append(self._put_together(call, call.value, arrays))
+            for of_order, spec in call.grads:
+                n = 0 if spec is None else spec.n
+                if of_order == order - 1:
+                    found.append(self._gradient(call, spec, arrays[position : position + n], arrays))
+                position += n
+        return tuple(found)
+
+    @property
+    def counts(self) -> tuple[Any, ...]:
+        """Per call, the number of iterations of the `while_loop` around the site; None where there is none."""
+        return self._extras("count")
+
+    @property
+    def taken(self) -> tuple[Any, ...]:
+        """Per call, whether the branch with the site was taken; None where there was no other way."""
+        return self._extras("taken")
+
+    @property
+    def axes(self) -> tuple[tuple[Axis, ...], ...]:
+        """Per call, the axes in front of the value: loops, outermost first, then mapped ones."""
+        return tuple(call.value.view.axes for call in self._calls if call.value.view.is_value)
+
+    @property
+    def source(self) -> str:
+        """The line of the user's code on which the value was marked, as `file:line`."""
+        return self._calls[0].site.source
+
+    @property
+    def tag(self) -> Any:
+        """What the layer above attached to the site."""
+        return self._calls[0].site.tag
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Per call, the site."""
+        return tuple(call.site for call in self._calls if call.value.view.is_value)
+
+    def _each(self) -> Iterator[tuple[CallSpec, tuple[Any, ...]]]:
+        start = 0
+        for call in self._calls:
+            yield call, self._arrays[start : start + call.size]
+            start += call.size
+
+    def _extras(self, name: str) -> tuple[Any, ...]:
+        return tuple(
+            arrays[call.value.n + call.extras.index(name)] if name in call.extras else None
+            for call, arrays in self._each()
+            if call.value.view.is_value
+        )
+
+    def _put_together(self, call: CallSpec, spec: ArraysSpec, arrays: Sequence[Any]) -> Any:
+        if spec.reduced is not None:
+            return jax.tree.unflatten(spec.reduced, arrays[: spec.n])
+        if not spec.view.is_value:
+            return self._gradient(call, spec, arrays[: spec.n], ())
+        return call.site.rebuild([spread(x, spec.view.axes, i) for i, x in enumerate(arrays[: spec.n])])
+
+    def _gradient(self, call: CallSpec, spec: ArraysSpec | None, arrays: Sequence[Any], value: Sequence[Any]) -> Any:
+        if spec is not None and spec.reduced is not None:
+            return jax.tree.unflatten(spec.reduced, arrays)
+        parts: dict[int, Any] = {}
+        if spec is not None:
+            indices = leaf_indices(spec.view, spec.n)
+            parts = {index: spread(x, spec.view.axes, i) for i, (index, x) in enumerate(zip(indices, arrays))}
+        if call.value.reduced is None and value:
+            zeros = [jnp.zeros_like(spread(x, call.value.view.axes, i)) for i, x in enumerate(value[: call.value.n])]
+        else:
+            zeros = [jnp.zeros(t.shape, t.dtype) for t in call.types]
+        whole = [parts.get(i, zeros[i]) if i < len(zeros) else parts[i] for i in range(sum(call.site.arrays))]
+        return call.site.rebuild(whole)
+
+    def _only(self, found: tuple[Any, ...], what: str) -> Any:
+        if len(found) != 1:
+            raise ValueError(f"record {self.path!r} has {len(found)} {what}, not one: use `.{what}`")
+        return found[0]
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        """For JAX."""
+        return self._arrays, (self.path, self._calls)
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, arrays: Sequence[Any]) -> Record:
+        """For JAX."""
+        return cls(*aux, arrays)
+
+    def __repr__(self) -> str:
+        from sonde.core.display import record_line
+
+        return record_line(self)
+
+
+@jax.tree_util.register_pytree_node_class
+class Records(Mapping[str, Record]):
+    """Records by path, in program order. Immutable, and a pytree."""
+
+    __slots__ = ("_arrays", "_layout", "_made")
+
+    def __init__(self, layout: Layout, arrays: Sequence[Any]) -> None:
+        self._layout = layout
+        self._arrays = arrays
+        self._made: dict[str, Record] | None = None
+
+    def _records(self) -> dict[str, Record]:
+        if self._made is None:
+            made, start = {}, 0
+            for path, calls in self._layout:
+                size = sum(call.size for call in calls)
+                made[path] = Record(path, calls, self._arrays[start : start + size])
+                start += size
+            self._made = made
+        return self._made
+
+    def __getitem__(self, path: str) -> Record:
+        try:
+            return self._records()[path]
+        except KeyError:
+            from sonde.core.path import no_such_site
+
+            raise KeyError(str(no_such_site(path, self._records()))) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([path for path, _ in self._layout])
+
+    def __len__(self) -> int:
+        return len(self._layout)
+
+    def tree_flatten(self) -> tuple[Sequence[Any], Layout]:
+        """For JAX."""
+        return self._arrays, self._layout
+
+    @classmethod
+    def tree_unflatten(cls, layout: Layout, arrays: Sequence[Any]) -> Records:
+        """For JAX."""
+        return cls(layout, arrays)
+
+    def __repr__(self) -> str:
+        from sonde.core.display import records_text
+
+        return records_text(self)
+
+    def __rich__(self) -> Any:
+        from sonde.core.display import records_table
+
+        return records_table(self)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        from sonde.core.display import records_treescope
+
+        return records_treescope(self, path, subtree_renderer)
+
+
+def make_records(items: Iterable[Item], backward: set[int], *, start: int = 0, reduce: Reduce | None = None) -> Records:
+    """The records of what a handler saw.
+
+    Args:
+        items: What was recorded, in program order.
+        backward: The orders of differentiation whose backward pass was met.
+        start: How much of every path stands for the place where the capture itself runs.
+        reduce: The reduce function, for zeros that stand for a gradient.
+    """
+    by_path: dict[str, list[Call]] = {}
+    for call in pair(items, backward):
+        by_path.setdefault(call.item.site.path[start:], []).append(call)
+    layout, arrays = [], []
+    for path, calls in by_path.items():
+        specs = []
+        for call in calls:
+            spec, mine = _call_spec(call, reduce)
+            specs.append(spec)
+            arrays += mine
+        layout.append((path, tuple(specs)))
+    return Records(Layout(layout), tuple(arrays))
+
+
+def _call_spec(call: Call, reduce: Reduce | None) -> tuple[CallSpec, list[Any]]:
+    item = call.item
+    extras = {name: x for name, x in item.extras.items() if name != "token"}
+    arrays = [*item.leaves, *extras.values()]
+    grads: list[tuple[int, ArraysSpec | None]] = []
+    for order, gradient in sorted(call.grads.items()):
+        if gradient is None and reduce is not None:
+            gradient = _reduced_zeros(reduce, item)
+        if gradient is None:
+            grads.append((order, None))
+        else:
+            grads.append((order, ArraysSpec(gradient.view, len(gradient.leaves), gradient.tree)))
+            arrays += gradient.leaves
+    value = ArraysSpec(item.view, len(item.leaves), item.tree)
+    return CallSpec(item.site, value, tuple(extras), tuple(grads), item.types), arrays
+
+
+def _reduced_zeros(reduce: Reduce, item: Item) -> Item:
+    """What a reduce function makes of a gradient that is zero."""
+    mapped = tuple(a for a in item.view.axes if not a.is_loop)
+    view = item.view.replace(axes=mapped)
+    zeros = [_jax.zeros_of_type(t) for t in item.types]
+    leaves, tree = jax.tree.flatten(reduce_at(reduce, zeros, item.site, view))
+    loops = tuple(a.size for a in item.view.axes if a.is_loop)
+    leaves = [jnp.broadcast_to(x, (*loops, *jnp.shape(x))) for x in leaves]
+    return Item(item.sites, item.view.replace(gradient_of=()), leaves, {}, tree, item.types)

@@ -1,0 +1,178 @@
+"""Rewriting a jaxpr with sites inside into one without, whose extra outputs are what the handler recorded.
+
+There are two ways. If the handler only records, site equations are dropped and their operands become outputs: no
+equation is traced again, which is what keeps tracing cheap. Otherwise the jaxpr is evaluated once under a child of the
+handler. Both are cached by jaxpr and handler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from sonde import _jax
+from sonde.core.context import looking
+from sonde.core.handler import Handler
+from sonde.core.inside import JaxprCache, gives_tokens, has_sites
+from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
+from sonde.core.primitive import TOKEN_TYPE, n_arrays, site_effect, site_p
+from sonde.core.site import Axis
+from sonde.core.trace import run_under
+
+
+@dataclasses.dataclass
+class Rewritten:
+    """A rewritten jaxpr: takes `inputs(handler)`, then the old inputs, then this iteration's steps.
+
+    Attributes:
+        jaxpr: Closed, without constants.
+        consts: Values for the first inputs.
+        n_outs: How many of the outputs are those of the program; the arrays of `specs` follow.
+        takes_base: Whether the input after `consts` is the token to start from.
+        span: How many tokens it uses.
+        cache: For what a rule wants to keep with it.
+    """
+
+    jaxpr: Any
+    consts: list[Any]
+    n_outs: int
+    specs: list[ItemSpec]
+    takes_base: bool
+    span: int
+    seen: dict[str, None]
+    used: set[Any]
+    backward: set[int]
+    cache: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def inputs(self, handler: Handler) -> list[Any]:
+        """The values that this call needs in front of the old inputs."""
+        return [*self.consts, handler.allot(self.span)] if self.takes_base else self.consts
+
+    @property
+    def n_inputs(self) -> int:
+        """How many inputs there are in front of the old ones."""
+        return len(self.consts) + self.takes_base
+
+    @property
+    def types(self) -> list[Any]:
+        """The types of the extra outputs."""
+        return [v.aval for v in _jax.open_jaxpr(self.jaxpr).outvars[self.n_outs :]]
+
+    @property
+    def n_extra(self) -> int:
+        """How many extra outputs there are."""
+        return sum(spec.size for spec in self.specs)
+
+    def items(self, outs: Sequence[Any], axis: Axis | None = None) -> list[Item]:
+        """The recorded items from the outputs of a call, of a loop if `axis` is given."""
+        specs = self.specs if axis is None else [spec.inside(axis) for spec in self.specs]
+        return build_items(specs, outs[self.n_outs :])
+
+
+_cache = JaxprCache()
+
+
+def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = ()) -> Rewritten:
+    """Rewrites a jaxpr for a handler.
+
+    Args:
+        jaxpr: Open without constants, or closed.
+        handler: What to do at the sites. It is told what was seen.
+        steps: Types of the slices that a loop gives every iteration; more inputs at the end.
+    """
+    known = _cache.of(jaxpr) if handler.key is not None else {}
+    key = (handler.key, looking(), tuple(map(str, steps)))
+    new = known.get(key)
+    if new is None:
+        new = _by_moving(jaxpr, handler) if handler.records_only and not handler.passes_on else None
+        if new is None:
+            new = _by_running(jaxpr, handler, steps)
+        if not any(isinstance(c, _jax.Tracer) for c in new.consts):  # they belong to this run alone
+            known[key] = new
+    handler.adopt(new)
+    return new
+
+
+def _by_running(jaxpr: Any, handler: Handler, steps: Sequence[Any]) -> Rewritten:
+    takes_base = gives_tokens(jaxpr)
+    types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
+    seen: list[Any] = []
+
+    def run(*flat: Any) -> list[Any]:
+        base, flat = (flat[0], flat[1:]) if takes_base else (1, flat)
+        args, slices = flat[: len(types)], flat[len(types) :]
+        child = handler.child(base=base, steps=slices)
+        outs = run_under(child, _jax.eval_jaxpr, jaxpr, *args)
+        seen[:] = [child, len(outs), [item.spec for item in child.items]]
+        arrays = flat_arrays(child.items)
+        child.items = []
+        return [*outs, *arrays]
+
+    new, consts = _jax.trace_to_jaxpr(run, [*[TOKEN_TYPE] * takes_base, *types, *steps])
+    child, n_outs, specs = seen
+    return Rewritten(new, consts, n_outs, specs, takes_base, child.span, child.seen, child.used, child.backward)
+
+
+def _by_moving(jaxpr: Any, handler: Handler) -> Rewritten | None:
+    """Drops site equations; None if something inside needs more than that."""
+    if _jax.close_jaxpr(jaxpr).consts:
+        return None
+    old = _jax.open_jaxpr(jaxpr)
+    takes_base = gives_tokens(jaxpr)
+    base = _jax.new_var(TOKEN_TYPE) if takes_base else None
+    child = handler.child()
+    replaced: dict[Any, Any] = {}
+    eqns: list[Any] = []
+    met = set()
+
+    def now(var: Any) -> Any:
+        return var if isinstance(var, _jax.Literal) else replaced.get(var, var)
+
+    def token_after(span: int) -> Any:
+        eqn, var = _jax.add_equation(base, child.skip(span))
+        eqns.append(eqn)
+        return var
+
+    for eqn in old.eqns:
+        invars = [now(v) for v in eqn.invars]
+        if eqn.primitive is site_p:
+            site, view = eqn.params["site"], eqn.params["view"]
+            if view.gated:
+                return None
+            n = n_arrays(invars, view)
+            outs = invars[:n]
+            token = None if view.is_value else invars[n]
+            if view.is_value and site.grads:
+                token = base if site not in met else token_after(1)
+                met.add(site)
+                outs = [*outs, token]
+            child.seen[site.path[child.start :]] = None
+            if not view.is_value:
+                child.backward.add(view.order)
+            child.record(invars[:n], site, view, token=token, gate=None)
+            replaced.update(zip(eqn.outvars, outs))
+        elif any(map(has_sites, _jax.sub_jaxprs(eqn.params))):
+            if eqn.primitive is not _jax.jit_p:
+                return None
+            inner = rewrite(eqn.params["jaxpr"], child)
+            if inner.consts:
+                return None
+            front = [token_after(inner.span)] if inner.takes_base else []
+            extra = [_jax.new_var(t) for t in inner.types]
+            params = _jax.jit_params(eqn.params, inner.jaxpr, n_in=len(front), n_out=len(extra))
+            outvars, effects = [*eqn.outvars, *extra], eqn.effects - {site_effect}
+            eqns.append(eqn.replace(invars=[*front, *invars], outvars=outvars, params=params, effects=effects))
+            child.items += build_items(inner.specs, extra)
+        else:
+            changed = any(a is not b for a, b in zip(invars, eqn.invars))
+            eqns.append(eqn.replace(invars=invars) if changed else eqn)
+    specs = [item.spec for item in child.items]
+    new = _jax.replace_jaxpr(
+        jaxpr,
+        extra_invars=[base] if takes_base else [],
+        eqns=eqns,
+        outvars=[*map(now, old.outvars), *flat_arrays(child.items)],
+        effects=old.effects - {site_effect},
+    )
+    return Rewritten(new, [], len(old.outvars), specs, takes_base, child.span, child.seen, child.used, child.backward)

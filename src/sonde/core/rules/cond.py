@@ -1,0 +1,206 @@
+"""`cond` and `switch`. Every branch must return the same arrays, so sites get places that all branches fill.
+
+Sites of two branches with the same path and the same types share a place. A branch without a site at a place fills it
+with zeros, and a flag says whether the branch that was taken has the site.
+
+Under `vmap` with a mapped predicate JAX runs all branches and selects. Then a gate, true where the branch is taken, goes
+with every site inside: the flag is there per element, and elements that took another branch are zeros here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from sonde import _jax
+from sonde._jax import batching
+from sonde.core.handler import Handler
+from sonde.core.inside import has_sites
+from sonde.core.item import ItemSpec, build_items
+from sonde.core.primitive import TOKEN_TYPE, n_arrays, site_p
+from sonde.core.rewrite import Rewritten, rewrite
+from sonde.core.site import Site, View
+from sonde.core.trace import RULES, SiteTrace, run_under
+
+
+def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """A cond or switch; the first argument is the index of the branch."""
+    handler, branches = trace.handler, params["branches"]
+    index, operands = args[0], args[1:]
+    before = handler.mark_calls()
+    new, marks = [], []
+    for branch in branches:
+        handler.return_to(before)
+        new.append(rewrite(branch, handler))
+        marks.append(handler.mark_calls())
+    handler.join_calls(marks)
+    places = _Places(new)
+    base = handler.allot(max(b.span for b in new))
+    with _jax.set_current_trace(trace.parent):
+        consts = [x for b in new for x in b.consts]
+        front = [base, *consts] if places.takes_base else consts
+        wider = {**params, "branches": places.branches(branches)}
+        outs = _jax.cond_p.bind(index, *front, *operands, **wider)
+        items = build_items(places.specs, outs[places.n_outs :])
+        chosen = jnp.clip(index, 0, len(branches) - 1)
+        for item, filled in zip(items, places.filled):
+            if not all(filled) and "taken" not in item.extras:
+                item.extras["taken"] = jnp.asarray(filled)[chosen]
+    handler.items += items
+    return outs[: places.n_outs]
+
+
+class _Places:
+    """Where the items of several branches go in the outputs that they all have."""
+
+    def __init__(self, new: list[Rewritten]) -> None:
+        self.new = new
+        self.n_outs = new[0].n_outs
+        self.takes_base = any(b.takes_base for b in new)
+        places: dict[Any, tuple[ItemSpec, list[Any]]] = {}
+        self.starts: list[dict[Any, int]] = []
+        for branch in new:
+            starts: dict[Any, int] = {}
+            position, types = 0, branch.types
+            for spec in branch.specs:
+                mine = types[position : position + spec.size]
+                key = self._free_key(spec, mine, starts)
+                if key in places:
+                    merged = ItemSpec((*places[key][0].sites, *spec.sites), *_rest(places[key][0]))
+                    places[key] = (merged, mine)
+                else:
+                    places[key] = (spec, mine)
+                starts[key] = position
+                position += spec.size
+            self.starts.append(starts)
+        self.keys = list(places)
+        self.specs = [places[k][0] for k in self.keys]
+        self.types = [places[k][1] for k in self.keys]
+        self.filled = [[k in starts for starts in self.starts] for k in self.keys]
+
+    @staticmethod
+    def _free_key(spec: ItemSpec, types: Sequence[Any], taken: dict[Any, int]) -> Any:
+        shapes = tuple((t.shape, t.dtype) for t in types)
+        kind = (spec.site.path, spec.site.tag, spec.view, spec.site.tree, spec.site.arrays, spec.extras, spec.tree, shapes)
+        number = 0
+        while (kind, number) in taken:
+            number += 1
+        return kind, number
+
+    def branches(self, old: Sequence[Any]) -> tuple[Any, ...]:
+        """The new branches, which take the base token, everybody's constants, and the old operands."""
+        simple = not any(b.consts for b in self.new) and len({b.takes_base for b in self.new}) == 1
+        if simple and all(list(starts) == self.keys for starts in self.starts):
+            return tuple(b.jaxpr for b in self.new)
+        operands = [v.aval for v in _jax.open_jaxpr(old[0]).invars]
+        const_types = [_jax.typeof(c) for b in self.new for c in b.consts]
+        base = [TOKEN_TYPE] * self.takes_base
+        result, start = [], 0
+        for i, branch in enumerate(self.new):
+            stop = start + len(branch.consts)
+            result.append(self._branch(i, slice(start, stop), [*base, *const_types, *operands], len(const_types)))
+            start = stop
+        return tuple(result)
+
+    def _branch(self, i: int, mine: slice, types: list[Any], n_consts: int) -> Any:
+        branch, starts = self.new[i], self.starts[i]
+
+        def run(*flat: Any) -> list[Any]:
+            base, flat = (flat[:1], flat[1:]) if self.takes_base else ((), flat)
+            consts, operands = flat[:n_consts][mine], flat[n_consts:]
+            outs = _jax.eval_jaxpr(branch.jaxpr, *consts, *(base if branch.takes_base else ()), *operands)
+            extra, filled = outs[self.n_outs :], outs[: self.n_outs]
+            for key, place in zip(self.keys, self.types):
+                if key in starts:
+                    filled += extra[starts[key] : starts[key] + len(place)]
+                else:
+                    filled += [_jax.zeros_of_type(t) for t in place]
+            return filled
+
+        jaxpr, consts = _jax.trace_to_jaxpr(run, types)
+        assert not consts
+        return jaxpr
+
+
+def _rest(spec: ItemSpec) -> tuple[Any, ...]:
+    return spec.view, spec.n_leaves, spec.extras, spec.tree, spec.types
+
+
+RULES[_jax.cond_p] = cond_rule
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Under vmap with a mapped predicate
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Gate(Handler):
+    """Gives every site of a branch one more operand: whether the branch is taken."""
+
+    def __init__(self) -> None:
+        super().__init__(None, (), passes_on=False)
+        self.gate: Any = None
+
+    def child(self, base: Any = 1, steps: Sequence[Any] = ()) -> _Gate:
+        del base, steps
+        new = _Gate()
+        new.gate = self.gate
+        return new
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Binds the site again with the gate."""
+        if not view.is_value:
+            return site_p.bind(*args, site=site, view=view)
+        n = n_arrays(args, view)
+        gate = lax.bitwise_and(args[n], _like(self.gate, args[n])) if view.gated else self.gate
+        return site_p.bind(*args[:n], gate, site=site, view=view.replace(gated=True))
+
+
+def _like(gate: Any, other: Any) -> Any:
+    return jnp.broadcast_to(gate, jnp.shape(other))
+
+
+def _gated(branch: Any) -> Any:
+    """A branch that takes one more operand, the gate, in front."""
+    types = [v.aval for v in _jax.open_jaxpr(branch).invars]
+
+    def run(gate: Any, *operands: Any) -> list[Any]:
+        handler = _Gate()
+        handler.gate = gate
+        return run_under(handler, _jax.eval_jaxpr, branch, *operands)
+
+    jaxpr, consts = _jax.trace_to_jaxpr(run, [_jax.typeof(jnp.zeros((), bool)), *types])
+    assert not consts
+    return jaxpr
+
+
+def _gating_batcher(plain: Any) -> Any:
+    def rule(axis_data: Any, args: Any, dims: Any, *, branches: Any, **params: Any) -> Any:
+        if dims[0] is None or not any(map(has_sites, branches)):
+            return plain(axis_data, args, dims, branches=branches, **params)
+        index = jnp.clip(args[0], 0, len(branches) - 1)
+        gates = [index == i for i in range(len(branches))]
+        wider = []
+        for i, branch in enumerate(branches):
+            gated = _gated(branch)
+
+            def pick(*flat: Any, i: int = i, gated: Any = gated) -> list[Any]:
+                return _jax.eval_jaxpr(gated, flat[i], *flat[len(branches) :])
+
+            types = [v.aval for v in _jax.open_jaxpr(branch).invars]
+            bools = [_jax.typeof(jnp.zeros((), bool))] * len(branches)
+            jaxpr, consts = _jax.trace_to_jaxpr(pick, [*bools, *types])
+            assert not consts
+            wider.append(jaxpr)
+        new_args = [args[0], *gates, *args[1:]]
+        new_dims = [dims[0], *[dims[0]] * len(branches), *dims[1:]]
+        return plain(axis_data, new_args, new_dims, branches=tuple(wider), **params)
+
+    return rule
+
+
+# Registered once; conds without sites, and all conds when nobody looks, take JAX's own rule at once.
+batching.fancy_primitive_batchers[_jax.cond_p] = _gating_batcher(batching.fancy_primitive_batchers[_jax.cond_p])

@@ -1,0 +1,151 @@
+"""Functions with their own derivatives, `custom_jvp` and `custom_vjp`.
+
+The user's rule must survive when the captured function is differentiated from outside, so the call is bound again with
+functions that return what was recorded as further outputs. Rules may be traced after the capture has ended; they are
+told again that somebody looks. Where nothing around can differentiate, the function is simply run.
+
+A differentiation inside the capture never comes here: it runs the rules itself, on top of this trace, and sites inside
+the forward rule and the backward rule are met like any others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sonde import _jax
+from sonde.core.context import look, looking
+from sonde.core.handler import Handler
+from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
+from sonde.core.trace import CUSTOM_RULES, SiteTrace, run_under
+from sonde.errors import CaptureError
+
+
+class _Recorded:
+    """What the function recorded, to which the outputs of its rules must conform."""
+
+    def __init__(self, handler: Handler, what: str) -> None:
+        self.handler = handler
+        self.what = what
+        self.state = looking()
+        self.n_outs: int | None = None
+        self.specs: list[ItemSpec] = []
+        self.types: list[Any] = []
+
+    def run(self, wrapped: Any, args: Sequence[Any]) -> tuple[list[Any], list[Item]]:
+        """Runs a function, or one of its rules, under a child of the handler."""
+        child = self.handler.child(base=self.handler.allot(1))
+        with look(self.state):
+            outs = run_under(child, _jax.call_again, wrapped, *args)
+        self.handler.adopt(child)
+        self.handler.skip(child.span)
+        return list(outs), child.items
+
+    def settle(self, n_outs: int, items: list[Item]) -> None:
+        """Fixes what is recorded, by the function or by the first of its rules that is run."""
+        self.n_outs = n_outs
+        self.specs = [item.spec for item in items]
+        self.types = [_jax.typeof(x) for x in flat_arrays(items)]
+
+    def conform(self, items: list[Item]) -> list[Any]:
+        """The arrays of items that a rule recorded, in the places that the function's own have."""
+        left: dict[Any, list[Item]] = {}
+        for item in items:
+            left.setdefault(_kind(item.spec), []).append(item)
+        arrays, start = [], 0
+        for spec in self.specs:
+            types = self.types[start : start + spec.size]
+            start += spec.size
+            same = left.get(_kind(spec))
+            arrays += same.pop(0).arrays if same else [_jax.zeros_of_type(t) for t in types]
+        for rest in left.values():
+            if rest:
+                site = rest[0].site
+                raise CaptureError(
+                    f"site {site.path!r} ({site.source}) cannot be captured: it is only in the derivative rule of a {self.what} "
+                    "function that is differentiated outside the capture; capture the differentiated function instead"
+                )
+        return arrays
+
+    def finish(self, outs: Sequence[Any]) -> list[Any]:
+        """Gives the handler what was recorded; returns the outputs of the program."""
+        assert self.n_outs is not None
+        self.handler.items += build_items(self.specs, outs[self.n_outs :])
+        return list(outs[: self.n_outs])
+
+
+def _kind(spec: ItemSpec) -> Any:
+    # How often a value was differentiated depends on which rule runs it, and says nothing about where it belongs.
+    return spec.site.path, spec.view.replace(order=0), spec.size
+
+
+def custom_jvp_rule(
+    trace: SiteTrace, primitive: Any, fun: Any, jvp: Any, args: Sequence[Any], *, symbolic_zeros: bool
+) -> list[Any]:
+    """A call of a `jax.custom_jvp` function."""
+    if trace.parent is _jax.eval_trace:
+        with _jax.set_current_trace(trace):
+            return fun.call_wrapped(*args)
+    recorded = _Recorded(trace.handler, "custom_jvp")
+
+    def new_jvp(*primals_and_tangents: Any) -> list[Any]:
+        outs, items = recorded.run(jvp, primals_and_tangents)
+        n = len(outs) // 2
+        if recorded.n_outs is None:
+            recorded.settle(n, items)
+        values = recorded.conform(items)
+        zeros = [_jax.instantiated_zero_tangent(v, symbolic=symbolic_zeros) for v in values]
+        return [*outs[:n], *values, *outs[n:], *zeros]
+
+    with _jax.set_current_trace(trace.parent):
+        functions = [(_plain(recorded, fun), fun), (new_jvp, jvp)]
+        outs = _jax.bind_custom_derivative(primitive, args, functions, symbolic_zeros=symbolic_zeros)
+    return recorded.finish(outs)
+
+
+def custom_vjp_rule(
+    trace: SiteTrace,
+    primitive: Any,
+    fun: Any,
+    fwd: Any,
+    bwd: Any,
+    args: Sequence[Any],
+    *,
+    out_trees: Callable[[], Any],
+    symbolic_zeros: bool,
+) -> list[Any]:
+    """A call of a `jax.custom_vjp` function."""
+    if trace.parent is _jax.eval_trace:
+        with _jax.set_current_trace(trace):
+            return fun.call_wrapped(*args)
+    recorded = _Recorded(trace.handler, "custom_vjp")
+
+    def new_fwd(*primals: Any) -> list[Any]:
+        outs, items = recorded.run(fwd, primals)
+        if recorded.n_outs is None:
+            recorded.settle(_jax.n_primal_outputs_of_forward_rule(outs, out_trees), items)
+        return [*outs, *recorded.conform(items)]
+
+    def new_bwd(*residuals_and_cotangents: Any) -> Any:
+        n = len(recorded.types)  # nothing flows back into what was only looked at
+        return bwd.call_wrapped(*(residuals_and_cotangents[:-n] if n else residuals_and_cotangents))
+
+    with _jax.set_current_trace(trace.parent):
+        functions = [(_plain(recorded, fun), fun), (new_fwd, fwd), (new_bwd, bwd)]
+        outs = _jax.bind_custom_derivative(
+            primitive, args, functions, out_trees=out_trees, symbolic_zeros=symbolic_zeros
+        )
+    return recorded.finish(outs)
+
+
+def _plain(recorded: _Recorded, fun: Any) -> Callable[..., list[Any]]:
+    def new_fun(*args: Any) -> list[Any]:
+        outs, items = recorded.run(fun, args)
+        recorded.settle(len(outs), items)
+        return [*outs, *flat_arrays(items)]
+
+    return new_fun
+
+
+CUSTOM_RULES["jvp"] = custom_jvp_rule
+CUSTOM_RULES["vjp"] = custom_vjp_rule

@@ -1,0 +1,45 @@
+"""Jitted calls. The sites' values become outputs; donation, shardings and the other options stay."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from sonde import _jax
+from sonde.core.context import look
+from sonde.core.inside import has_sites
+from sonde.core.rewrite import Rewritten, rewrite
+from sonde.core.trace import RULES, SiteTrace
+
+
+def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """A jitted call."""
+    handler = trace.handler
+    new = rewrite(params["jaxpr"], handler)
+    inputs = new.inputs(handler)
+    with _jax.set_current_trace(trace.parent):
+        fast = _compiled(new, params) if trace.parent is _jax.eval_trace else None
+        if fast is not None:
+            with look(None):  # one cache entry, whoever looks
+                outs = fast(*inputs, *args)
+        else:
+            wider = _jax.jit_params(params, new.jaxpr, n_in=len(inputs), n_out=new.n_extra)
+            outs = _jax.jit_p.bind(*inputs, *args, **wider)
+    handler.items += new.items(outs)
+    return outs[: new.n_outs]
+
+
+def _compiled(new: Rewritten, params: dict[str, Any]) -> Any:
+    """The rewritten function as a callable that JAX dispatches in C++; None if the jit has options that it would lose."""
+    if not _jax.jit_is_plain(params) or has_sites(new.jaxpr):
+        return None
+    if "compiled" not in new.cache:
+        fn = functools.partial(_jax.eval_jaxpr, new.jaxpr)
+        new.cache["compiled"] = jax.jit(fn, keep_unused=params["keep_unused"])
+    return new.cache["compiled"]
+
+
+RULES[_jax.jit_p] = jit_rule

@@ -1,0 +1,82 @@
+"""`shard_map` and `pmap`: what is seen per shard becomes a global array, sharded as it was, nothing gathered.
+
+The array has one leading axis for every mesh axis that the value varies over. The token of a value does not vary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from sonde import _jax
+from sonde.core.item import Item, ItemSpec, build_items
+from sonde.core.site import Axis
+from sonde.core.trace import CUSTOM_RULES, SiteTrace, run_under
+
+
+def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[Any], **params: Any) -> Any:
+    """A shard_map."""
+    handler = trace.handler
+    mesh, manual, checked = params["mesh"], params["newly_manual_axes"], params["check_vma"]
+    names = [name for name in mesh.axis_names if name in manual]
+    base = handler.allot(1)
+    seen: list[Any] = []
+
+    def new_fun(*shards: Any) -> Any:
+        child = handler.child(base=base)
+        answer, specs = run_under(child, fun, *shards).unpack_aux()
+        handler.adopt(child)
+        handler.skip(child.span)
+        outs, new_specs, kinds = list(answer), [], []
+        for item in child.items:
+            global_item, item_specs = _with_mesh_axes(item, names, mesh, checked)
+            outs += global_item.arrays
+            new_specs += item_specs
+            kinds.append(global_item.spec)
+        seen[:] = [len(answer), kinds, answer]
+        return _jax.flat_tree(outs, (*specs, *new_specs))
+
+    with _jax.set_current_trace(trace.parent):
+        outs = list(_jax.bind_shard_map(primitive, trace.parent, new_fun, args, **params))
+    n_outs, kinds, answer = seen
+    handler.items += build_items(kinds, outs[n_outs:])
+    return answer.update(outs[:n_outs])
+
+
+def _with_mesh_axes(
+    item: Item, names: list[str], mesh: Any, checked: bool
+) -> tuple[Item, list[PartitionSpec]]:
+    """An item whose arrays have an axis of length one per mesh axis they vary over, and how these are laid out."""
+    n_loops = sum(axis.is_loop for axis in item.view.axes)
+    arrays, specs, varying = [], [], []
+    for i, array in enumerate(item.arrays):
+        if i >= len(item.leaves) and item.spec.extras[i - len(item.leaves)] == "token":
+            mine = []
+        else:
+            mine = [n for n in names if not checked or n in _jax.varying_axes(array)]
+        loops = n_loops if array.ndim >= n_loops else 0
+        arrays.append(lax.expand_dims(array, range(loops, loops + len(mine))) if mine else array)
+        specs.append(PartitionSpec(*[None] * loops, *mine, *[None] * (array.ndim - loops)))
+        varying.append(mine)
+    leaves = varying[: len(item.leaves)]
+    used = [n for n in names if any(n in mine for mine in varying)]
+    axes = [
+        Axis("mesh", mesh.shape[n], n, None if all(n in mine for mine in leaves) else tuple(n in mine for mine in leaves))
+        for n in used
+    ]
+    before, after = item.view.axes[:n_loops], item.view.axes[n_loops:]
+    spec = ItemSpec(
+        item.sites,
+        item.view.replace(axes=(*before, *axes, *after)),
+        len(item.leaves),
+        item.spec.extras,
+        item.tree,
+        item.types,
+    )
+    return spec.build(arrays), specs
+
+
+CUSTOM_RULES["shard_map"] = shard_map_rule

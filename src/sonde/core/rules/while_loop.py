@@ -1,0 +1,139 @@
+"""`while_loop`, whose number of iterations nobody knows: the last iteration's values and the number of iterations.
+
+On request the last few iterations are kept, in a ring that is put in order after the loop.
+
+Under `vmap` with a mapped predicate the loop runs until the last element is done. The predicate is then an array, and
+values and counts are selected per element: one that has finished keeps what it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sonde import _jax
+from sonde.core.item import Item, ItemSpec, build_items
+from sonde.core.rewrite import rewrite
+from sonde.core.site import Axis
+from sonde.core.trace import RULES, SiteTrace
+
+
+def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """A while loop, or a `fori_loop` with bounds known only when it runs."""
+    handler = trace.handler
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test_consts, body_consts, init = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
+    index_type = _jax.typeof(jnp.zeros((), jnp.int32))
+    with _jax.set_current_trace(trace.parent):
+        body = rewrite(params["body_jaxpr"], handler, [index_type] * handler.counts_iterations)
+        test = rewrite(params["cond_jaxpr"], handler)
+        body_in, test_in = body.inputs(handler), test.inputs(handler)
+        active_shape = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.shape
+        keep = _Keep(body.specs, active_shape, handler.last)
+        keep_test = _Keep(test.specs, active_shape, 1)
+
+        def run_test(carry: Sequence[Any]) -> tuple[Any, list[Any]]:
+            active, *seen = _jax.eval_jaxpr(test.jaxpr, *test_in, *test_consts, *carry)
+            return active, seen
+
+        def step(state: Any) -> Any:
+            carry, kept, kept_test, index, count, active = state
+            steps = [index] * handler.counts_iterations
+            outs = _jax.eval_jaxpr(body.jaxpr, *body_in, *body_consts, *carry, *steps)
+            carry = [_where(active, new, old) for new, old in zip(outs[: body.n_outs], carry)]
+            kept = keep.update(active, index, outs[body.n_outs :], kept)
+            count = count + active.astype(jnp.int32)
+            still, seen = run_test(carry)
+            kept_test = keep_test.update(active, index, seen, kept_test)
+            return carry, kept, kept_test, index + 1, count, still
+
+        active, seen = run_test(init)
+        start = (
+            list(init),
+            [keep.empty(t) for t in body.types],
+            seen,
+            jnp.zeros((), jnp.int32),
+            active.astype(jnp.int32) * 0,
+            active,
+        )
+        final = lax.while_loop(lambda state: jnp.any(state[5]) if active_shape else state[5], step, start)
+        carry, kept, kept_test, _, count, _ = final
+        items = keep.items(kept, count) + keep_test.items(kept_test, count)
+    handler.items += items
+    return carry
+
+
+def _where(active: Any, new: Any, old: Any, axis: int = 0) -> Any:
+    """`new` where the element is still active; the active axes of the arrays start at `axis`."""
+    if not jnp.ndim(active):
+        return new
+    dims = tuple(range(axis, axis + active.ndim))
+    return lax.select(lax.broadcast_in_dim(active, new.shape, dims), new, old)
+
+
+class _Keep:
+    """What a loop carries along for the recorded items, and how an iteration changes it."""
+
+    def __init__(self, specs: Sequence[ItemSpec], active_shape: tuple[int, ...], last: int) -> None:
+        self.specs = specs
+        self.active_shape = active_shape
+        self.last = last
+        self.n_loops = [sum(a.is_loop for a in spec.view.axes) for spec in specs for _ in range(spec.size)]
+
+    def empty(self, type_: Any) -> Any:
+        """What is carried before the first iteration."""
+        zeros = _jax.zeros_of_type(type_)
+        return zeros if self.last == 1 else jnp.stack([zeros] * self.last)
+
+    def update(self, active: Any, index: Any, new: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
+        """What is carried after an iteration that computed `new`."""
+        if self.last == 1:
+            return [self._select(active, x, old, loops) for x, old, loops in zip(new, kept, self.n_loops)]
+        slot = index % self.last
+        result = []
+        for x, ring, loops in zip(new, kept, self.n_loops):
+            old = lax.dynamic_index_in_dim(ring, slot, keepdims=False)
+            result.append(lax.dynamic_update_index_in_dim(ring, self._select(active, x, old, loops), slot, 0))
+        return result
+
+    def _active_axis(self, shape: tuple[int, ...], n_loops: int) -> int | None:
+        """Where an array has the axes of the predicate; None if it does not vary over them."""
+        n = len(self.active_shape)
+        return next((k for k in range(n_loops, len(shape) - n + 1) if shape[k : k + n] == self.active_shape), None)
+
+    def _select(self, active: Any, new: Any, old: Any, n_loops: int) -> Any:
+        axis = self._active_axis(new.shape, n_loops) if self.active_shape else None
+        return new if axis is None else _where(active, new, old, axis)
+
+    def items(self, kept: Sequence[Any], count: Any) -> list[Item]:
+        """The items after the loop."""
+        if self.last == 1:
+            items = build_items(self.specs, kept)
+        else:
+            ordered = [self._in_order(ring, count, loops) for ring, loops in zip(kept, self.n_loops)]
+            axis = Axis("while", self.last, loop=object())
+            items = build_items([spec.inside(axis) for spec in self.specs], ordered)
+        for item in items:
+            item.extras.setdefault("count", count)
+        return items
+
+    def _in_order(self, ring: Any, count: Any, n_loops: int) -> Any:
+        """Turns a ring so that its rows are the last iterations in order; rows that were never filled come last."""
+
+        def turn(ring: Any, count: Any) -> Any:
+            oldest = count - jnp.minimum(count, self.last)
+            return jnp.take(ring, (oldest + jnp.arange(self.last)) % self.last, axis=0)
+
+        axis = self._active_axis(ring.shape[1:], n_loops) if self.active_shape else None
+        if axis is None:
+            return turn(ring, jnp.max(count))
+        for _ in self.active_shape:
+            turn = jax.vmap(turn, in_axes=(axis + 1, 0), out_axes=axis + 1)
+        return turn(ring, count)
+
+
+RULES[_jax.while_p] = while_rule

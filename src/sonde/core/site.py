@@ -1,0 +1,149 @@
+"""What is known about a site before the program runs: its path, its place in the user's code, the shape of its pytree.
+
+A `Site` is one call of `sow` as JAX traces it. A function that is compiled once and called twice has one `Site` and two
+values; `View` says how a value of the site looks at the place where it is met: a value or a gradient, and the axes that
+loops, `vmap` and meshes have put in front of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+LEAF = jax.tree.structure(0)
+AxisKind = Literal["scan", "while", "vmap", "mesh"]
+
+
+class Site:
+    """One place in a program that was marked. Compared by identity.
+
+    Attributes:
+        path: The name under which its record is found, scopes and module path included.
+        tag: What the layer above attached to it, such as the type of a Variable; None for a plain `sow`.
+        grads: Whether its gradient was asked for when the program was traced.
+    """
+
+    __slots__ = ("_code", "_line", "arrays", "grads", "path", "statics", "tag", "tree")
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        tree: Any,
+        arrays: tuple[bool, ...],
+        statics: tuple[Any, ...],
+        tag: Hashable,
+        grads: bool,
+        code: types.CodeType,
+        line: int,
+    ) -> None:
+        self.path = path
+        self.tree = tree
+        self.arrays = arrays
+        self.statics = statics
+        self.tag = tag
+        self.grads = grads
+        self._code = code
+        self._line = line
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def source(self) -> str:
+        """The line of the user's code, as `file:line`."""
+        return f"{self._code.co_filename}:{self._line}"
+
+    def rebuild(self, arrays: Sequence[Any]) -> Any:
+        """The pytree that was sown, with these arrays in it; leaves that are no arrays come back as they were."""
+        if self.tree is LEAF and self.arrays == (True,):
+            return arrays[0]
+        remaining, statics = iter(arrays), iter(self.statics)
+        leaves = [next(remaining) if is_array else next(statics) for is_array in self.arrays]
+        return jax.tree.unflatten(self.tree, leaves)
+
+    def __repr__(self) -> str:
+        return f"Site({self.path!r}, {self.source})"
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf of a sown pytree is recorded as an array; strings, Python numbers and the like are kept as they are."""
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and not isinstance(leaf, (np.str_, np.bytes_))
+
+
+def take_apart(value: Any) -> tuple[list[Any], Any, tuple[bool, ...], tuple[Any, ...]]:
+    """The arrays in a pytree, its structure, which leaves are arrays, and the leaves that are none."""
+    leaves, tree = jax.tree.flatten(value)
+    arrays = tuple(map(is_array, leaves))
+    statics = tuple(x for x, a in zip(leaves, arrays) if not a)
+    return [x for x, a in zip(leaves, arrays) if a], tree, arrays, statics
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis in front of the values of a record.
+
+    Attributes:
+        kind: What made it: `"scan"` (also `map` and `fori_loop` with known bounds), `"while"`, `"vmap"` or `"mesh"`.
+        size: Its length, or None where that is known only with the array (a mesh axis).
+        name: The name of a mesh axis.
+    """
+
+    kind: AxisKind
+    size: int | None = None
+    name: str | None = None
+    # Which leaves of the site have the axis: a leaf that does not vary over it is stored without (None: all have it).
+    leaves: tuple[bool, ...] | None = None
+    # Which loop, for telling a gradient computed inside a loop from the gradient of that loop. Not part of equality:
+    # the records of two runs have the same structure.
+    loop: object = dataclasses.field(default=None, compare=False)
+    reverse: bool = dataclasses.field(default=False, compare=False)
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether a loop made it; loop axes stand before mapped ones."""
+        return self.kind in ("scan", "while")
+
+    def on_leaf(self, index: int) -> bool:
+        """Whether the leaf has this axis."""
+        return self.leaves is None or self.leaves[index]
+
+    def __repr__(self) -> str:
+        return f"{self.kind}:{self.name or self.size}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class View:
+    """How a value at a site is seen where it is met.
+
+    Attributes:
+        order: How many differentiations the value has been through (for a gradient: by which of them it was made,
+            0 being the innermost).
+        gradient_of: For a gradient, the indices of the arrays that it has a part for; None for a value.
+        axes: The mapped axes in front, outermost first.
+        gated: Whether a further operand says, per element, if the branch with the site was taken.
+    """
+
+    order: int = 0
+    gradient_of: tuple[int, ...] | None = None
+    axes: tuple[Axis, ...] = ()
+    gated: bool = False
+
+    @property
+    def is_value(self) -> bool:
+        """Whether this is the value itself and not its gradient."""
+        return self.gradient_of is None
+
+    def replace(self, **changes: Any) -> View:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+PLAIN = View()

@@ -1,0 +1,103 @@
+"""Marking a value: `sow`, and `perturb` for values that will be added to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from typing import Any, TypeVar
+
+import jax
+
+from sonde import _jax
+from sonde.core.context import looking, path_of
+from sonde.core.primitive import site_p
+from sonde.core.site import LEAF, PLAIN, Site, take_apart
+from sonde.core.trace import SiteTrace
+
+T = TypeVar("T")
+_ONE_ARRAY = (True,)
+
+PERTURBED = "perturb"
+
+
+def sow(value: T, name: str) -> T:
+    """Marks a value, so that a capture can see it and an edit can replace it. Returns it.
+
+    Use what it returns: where an edit runs, that is the new value. When nobody looks it returns `value` itself and
+    leaves no trace in the program. Any pytree will do; leaves that are no arrays are kept as they are.
+
+    Args:
+        value: Any pytree.
+        name: The name of the site. Slashes nest, as `sonde.scope` does.
+
+    Returns:
+        `value`, or what it was replaced by.
+
+    Raises:
+        SiteNameError: `name` is empty or not a string. Only raised while somebody looks.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> def f(x):
+        ...     h = sonde.sow(jnp.sin(x), "h")
+        ...     return h * 2
+        >>> result, records = sonde.capture(f)(jnp.float32(0.5))
+        >>> print(records["h"].value.round(4))
+        0.4794
+    """
+    return value if looking() is None else mark(value, name, depth=2)
+
+
+def perturb(value: T, name: str) -> T:
+    """Marks a value to which `sonde.perturbed` may add something; otherwise the same as `sow`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sonde
+        >>> def loss(x):
+        ...     h = sonde.perturb(x * 3, "h")
+        ...     return (h**2).sum()
+        >>> x = jnp.float32(2.0)
+        >>> zeros = sonde.perturbations(loss)(x)
+        >>> grads = jax.grad(sonde.perturbed(loss))(zeros, x)
+        >>> print(grads["h"])
+        12.0
+    """
+    return value if looking() is None else mark(value, name, tag=PERTURBED, depth=2)
+
+
+def mark(value: T, name: str, *, tag: Hashable = None, depth: int = 1) -> T:
+    """Marks a value with something for the layer above attached: what `sow` does while somebody looks.
+
+    Args:
+        value: Any pytree.
+        name: The name of the site below the scopes that are open.
+        tag: Kept as `Site.tag`; hashable.
+        depth: How many frames up the line is that the site is said to be on.
+
+    Returns:
+        `value`, or what it was replaced by. When nobody looks, `value`.
+    """
+    state = looking()
+    if state is None:
+        return value
+    frame = sys._getframe(depth)
+    if isinstance(value, jax.Array):
+        leaves, tree, arrays, statics = [value], LEAF, _ONE_ARRAY, ()
+    else:
+        leaves, tree, arrays, statics = take_apart(value)
+    site = Site(
+        path_of(name, state),
+        tree=tree,
+        arrays=arrays,
+        statics=statics,
+        tag=tag,
+        grads=state.grads,
+        code=frame.f_code,
+        line=frame.f_lineno,
+    )
+    trace = _jax.current_trace()
+    if type(trace) is SiteTrace:  # the capture's own level: no need to go through the primitive
+        outs = trace.at_site(leaves, site, PLAIN)
+    else:
+        outs = site_p.bind(*leaves, site=site, view=PLAIN)
+    return site.rebuild(outs[: len(leaves)])

@@ -1,0 +1,102 @@
+"""The trace under which a captured function runs.
+
+Values flow through it raw, not wrapped: Python control flow on concrete values keeps working, and one pass is enough.
+Every primitive is bound again on the trace around it; a site goes to the handler; a higher-order primitive with sites
+inside goes to its rule. A primitive that has sites inside and no rule is an error, never silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sonde import _jax
+from sonde.core.handler import Handler
+from sonde.core.inside import first_site, has_sites
+from sonde.core.primitive import marker_p, site_p
+from sonde.core.site import Site, View
+from sonde.errors import CaptureError
+
+Rule = Callable[["SiteTrace", Sequence[Any], dict[str, Any]], list[Any]]
+
+# Filled by sonde.core.rules.
+RULES: dict[Any, Rule] = {}
+CUSTOM_RULES: dict[str, Callable[..., Any]] = {}
+
+
+class SiteTrace(_jax.Trace):
+    """Runs a function on behalf of a handler, on top of the trace `parent`."""
+
+    __slots__ = ("handler", "parent")
+
+    def __init__(self, parent: _jax.Trace, handler: Handler) -> None:
+        super().__init__()
+        self.parent: Any = parent
+        self.handler = handler
+        self.requires_low = getattr(parent, "requires_low", True)
+        # Code that compares trace levels (Variables refuse to be changed from another one) must not see a new level,
+        # and jit's fast path must not see a new cache key.
+        self._weakref = parent._weakref
+
+    def stage_value(self, val: Any) -> Any:
+        """Lifts a value into the trace around."""
+        return self.parent.stage_value(val)
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Hands a site to the handler."""
+        with _jax.set_current_trace(self.parent):
+            return self.handler.at_site(args, site, view)
+
+    def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        """Binds a primitive on the trace around, unless sites make it ours."""
+        if primitive is site_p:
+            return self.at_site(tracers, params["site"], params["view"])
+        if primitive is marker_p:
+            return list(tracers[:-1]) if self.parent is _jax.eval_trace else self._bind(primitive, tracers, params)
+        if any(has_sites(jaxpr) for jaxpr in _jax.sub_jaxprs(params)):
+            rule = RULES.get(primitive)
+            if rule is None:
+                raise _unsupported(primitive, params)
+            return rule(self, tracers, params)
+        if self.parent is _jax.eval_trace and type(primitive) is _jax.Primitive:
+            return self.parent.process_primitive(primitive, tracers, params)
+        return self._bind(primitive, tracers, params)
+
+    def _bind(self, primitive: Any, tracers: Any, params: Any) -> Any:
+        with _jax.set_current_trace(self.parent):
+            return primitive.bind(*tracers, **params)
+
+    def process_call(self, call_primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
+        """A call that JAX inlines is inlined."""
+        with _jax.set_current_trace(self):
+            return f.call_wrapped(*tracers)
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any) -> Any:
+        """A function with its own forward derivative."""
+        return CUSTOM_RULES["jvp"](self, primitive, fun, jvp, tracers, **params)
+
+    def process_custom_vjp_call(self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any) -> Any:
+        """A function with its own backward pass."""
+        return CUSTOM_RULES["vjp"](self, primitive, fun, fwd, bwd, tracers, **params)
+
+    def process_shard_map(self, primitive: Any, fun: Any, args: Any, /, **params: Any) -> Any:
+        """A function that runs per shard."""
+        return CUSTOM_RULES["shard_map"](self, primitive, fun, args, **params)
+
+
+def run_under(handler: Handler, fn: Callable[..., Any], *args: Any) -> Any:
+    """Runs `fn` with `handler` at its sites, on top of the current trace."""
+    trace = SiteTrace(_jax.current_trace(), handler)
+    try:
+        with _jax.set_current_trace(trace):
+            return fn(*args)
+    finally:
+        trace.invalidate()
+
+
+def _unsupported(primitive: Any, params: dict[str, Any]) -> CaptureError:
+    site = next(s for j in _jax.sub_jaxprs(params) if (s := first_site(j)) is not None)
+    return CaptureError(
+        f"site {site.path!r} ({site.source}) cannot be captured: it is inside a {primitive.name!r} (bound at "
+        f"{_jax.user_line()}), which Sonde has no rule for; sow the value before or after it"
+    )

@@ -1,0 +1,182 @@
+"""Every exception that Sonde raises on purpose.
+
+    SondeError
+    ├── CaptureError          a site is in a place that cannot be captured
+    ├── NoSuchSiteError       a pattern matches no site               (also a LookupError)
+    ├── EditError             an edit does not fit the site           (also a ValueError)
+    ├── LayerInputError       what a layer was given does not fit it  (also a ValueError and TypeError)
+    ├── ScopeError            scopes were left in another order than they were entered
+    ├── SiteNameError         a name that cannot name a site          (also a TypeError or ValueError)
+    └── TraceContextError     an object is changed from another trace level than the one it was made at
+"""
+
+from __future__ import annotations
+
+
+class SondeError(Exception):
+    """The root of the tree: catch it to catch everything that Sonde raises on purpose."""
+
+
+class CaptureError(SondeError):
+    """A site is in a place that cannot be captured. Names the site, the line of the user's code, and the reason."""
+
+
+class NoSuchSiteError(SondeError, LookupError):
+    """A pattern matches no site of the program. Lists the nearest names."""
+
+
+class EditError(SondeError, ValueError):
+    """An edit or perturbation does not fit the site: its structure, shape or dtype. Says what was expected and got."""
+
+
+class LayerInputError(SondeError, ValueError, TypeError):
+    """An array or option given to a layer does not fit it. Says which argument, what was expected and what it got.
+
+    The arithmetic in `sonde.ops` raises it without knowing who called; the layer that called fills in `place`
+    (its class and, where known, its path), which then leads the text. Also a `ValueError` and a `TypeError`,
+    because Flax raises now one, now the other for the same mistake.
+
+    Attributes:
+        place: the layer, such as `Linear at decoder/head`, or None when a plain function was called.
+        problem: the rest of the text.
+    """
+
+    def __init__(self, problem: str, *, place: str | None = None):
+        super().__init__(problem)
+        self.problem = problem
+        self.place = place
+
+    def __str__(self) -> str:
+        return self.problem if self.place is None else f"{self.place}: {self.problem}"
+
+
+class ScopeError(SondeError):
+    """Scopes were left in another order than they were entered, as interleaved generators or asyncio tasks do."""
+
+
+class SiteNameError(SondeError, TypeError, ValueError):
+    """The name of a site or scope is empty, not a string, or contains an empty part."""
+
+
+class LinenError(SondeError):
+    """The root of what `sonde.linen` raises; the classes below carry the names of `flax.errors`."""
+
+
+class ApplyModuleInvalidMethodError(LinenError):
+    """The `method` given to `init`, `apply` and the like is neither a function nor the name of a method."""
+
+
+class ApplyScopeInvalidVariablesStructureError(LinenError):
+    """The variables given to `apply` have one layer too many, as in `{"params": {"params": ...}}`."""
+
+
+class ApplyScopeInvalidVariablesTypeError(LinenError):
+    """The variables given to `apply` or `bind` are not a dict of collections."""
+
+
+class AssignSubModuleError(LinenError):
+    """A submodule is made outside of `setup` and of a method marked `@nn.compact`."""
+
+
+class CallCompactUnboundModuleError(LinenError):
+    """A compact method is called on a module that has no variables, outside of `init` and `apply`."""
+
+
+class CallSetupUnboundModuleError(LinenError):
+    """`setup` is called by hand on a module that has no variables."""
+
+
+class CallShareScopeOnUnboundModuleError(LinenError):
+    """`nn.share_scope` is given a module that has no variables yet."""
+
+
+class CallUnbindOnUnboundModuleError(LinenError):
+    """`unbind` is called on a module that is not bound."""
+
+
+class DescriptorAttributeError(LinenError):
+    """A property of a module fails with an AttributeError of its own, which Python would report as a missing property."""
+
+
+class IncorrectPostInitOverrideError(LinenError):
+    """A module overrides `__post_init__` and does not call `super().__post_init__()`."""
+
+
+class InvalidFilterError(LinenError):
+    """A filter of collections or random streams has none of the known forms."""
+
+
+class InvalidInstanceModuleError(LinenError):
+    """`init`, `apply` or `bind` is called on a module class and not on an instance."""
+
+
+class InvalidRngError(LinenError):
+    """A random key is needed that was not given, or what was given is not a key."""
+
+
+class InvalidScopeError(LinenError):
+    """A module is used after the `init` or `apply`, or the transformed function, that it belongs to is over."""
+
+
+class JaxTransformError(LinenError):
+    """A variable was set inside a JAX transform to a value that does not exist outside of it."""
+
+
+class LazyInitError(LinenError):
+    """`lazy_init` meets a variable whose initial value depends on the values of the inputs."""
+
+
+class ModifyScopeVariableError(LinenError):
+    """A variable in a collection that may not change is set."""
+
+
+class NameInUseError(LinenError):
+    """Two submodules or variables of one module ask for the same name."""
+
+
+class PartitioningUnspecifiedError(LinenError):
+    """A transform adds an axis to partitioned variables and is not told how the axis is named."""
+
+
+class ReservedModuleAttributeError(LinenError):
+    """A module class defines a field called `parent` or `name`."""
+
+
+class ScopeCollectionNotFound(LinenError):
+    """A parameter is needed and its collection has nothing at all for the module."""
+
+
+class ScopeParamNotFoundError(LinenError):
+    """A parameter is needed that the variables given do not have."""
+
+
+class ScopeParamShapeError(LinenError):
+    """A parameter that was given has another shape than its initializer makes."""
+
+
+class ScopeVariableNotFoundError(LinenError):
+    """A variable is needed that does not exist and may not be created."""
+
+
+class SetAttributeFrozenModuleError(LinenError, AttributeError):
+    """An attribute of a module is set outside of `setup`."""
+
+
+class SetAttributeInModuleSetupError(LinenError):
+    """`setup` sets an attribute that is a field of the module."""
+
+
+class TransformTargetError(LinenError):
+    """A lifted transform is applied to something that is neither a module class nor a function."""
+
+
+class TransformedMethodReturnValueError(LinenError):
+    """A method under a lifted transform returns a module or a variable, which cannot leave the transform."""
+
+
+class TraceContextError(SondeError):
+    """A Variable or Module is changed from another trace level than the one it was made at.
+
+    It is raised when, say, a function under `jax.jit` assigns to a model it closes over: the assignment would put a
+    tracer into an object that outlives the trace. Pass the object as an argument of an `nnx` transform instead.
+    """
