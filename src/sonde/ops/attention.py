@@ -1,0 +1,393 @@
+"""Scaled dot-product attention: scores, weights, mixed values; and one step of decoding with a cache.
+
+Queries are `(batch..., queries, heads, depth)`, keys and values `(batch..., keys, key heads, depth)`. With
+fewer key heads than heads, every key head serves a group of consecutive heads (grouped-query attention).
+
+Sites: `scores` (scaled products plus bias, before the mask), `weights` (after softmax, before dropout),
+`heads` (the mix of values, one vector per head).
+
+There are two numerical recipes, because Flax has two:
+
+- `dot_product_attention` works step by step in the inputs' dtype: the query is divided by √depth, softmax
+  runs in the inputs' dtype unless `force_fp32_for_softmax`. Needed for dropout, and all that `flax.linen`
+  has.
+- `fused_attention` is `jax.nn.dot_product_attention`: scores and softmax in float32, scaled after the
+  product. While somebody looks, the same recipe runs spelled out, because a site cannot be put inside JAX's
+  function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sonde.core.context import looking
+from sonde.core.sow import sow
+from sonde.errors import LayerInputError
+from sonde.ops.checks import describe, expect_broadcastable, expect_shape
+from sonde.ops.dropout import keep_mask
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
+from sonde.ops.masks import combine_masks
+
+Einsum = Callable[..., jax.Array]
+
+
+def dot_product_attention_weights(
+    query: jax.Array,
+    key: jax.Array,
+    *,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    broadcast_dropout: bool = True,
+    dropout_rng: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Dtype | None = None,
+    precision: Any = None,
+    force_fp32_for_softmax: bool = False,
+    einsum: Einsum = jnp.einsum,
+    promote_dtype: PromoteDtype | None = promote_dtype,
+    report: Callable[[jax.Array], Any] | None = None,
+) -> jax.Array:
+    """How much every query looks at every key, step by step in the inputs' dtype.
+
+    Args:
+        query: `(batch..., queries, heads, depth)`.
+        key: `(batch..., keys, key heads, depth)`.
+        bias: added to the scores; broadcast to `(batch..., heads, queries, keys)`.
+        mask: broadcast to `(batch..., heads, queries, keys)`; what is False gets no weight.
+        is_causal: mask what comes after the query.
+        broadcast_dropout: the same dropout for all batch elements and heads.
+        dropout_rng: random key for dropout.
+        dropout_rate: how much is dropped.
+        deterministic: drop nothing.
+        dtype: what to compute in; None finds it from the arrays.
+        precision: of the product.
+        force_fp32_for_softmax: softmax in float32; the weights stay float32 then.
+        einsum: the product to use.
+        promote_dtype: how the arrays are cast to `dtype`.
+        report: is given the weights before dropout.
+
+    Returns:
+        `(batch..., heads, queries, keys)`.
+
+    Raises:
+        LayerInputError: shapes do not fit, or dropout is asked for without a random key.
+    """
+    groups = _check(query, key, None, bias=bias, mask=mask)
+    query, key = promote_all(promote_dtype, (query, key), dtype)
+    dtype = query.dtype
+    query = query / jnp.sqrt(jnp.asarray(query.shape[-1], jnp.float32)).astype(dtype)
+    if groups == 1:
+        scores = einsum("...qhd,...khd->...hqk", query, key, precision=precision)
+    else:
+        query = _split_heads(query, groups, axis=-2)
+        scores = _merge_heads(einsum("...qhgd,...khd->...hgqk", query, key, precision=precision), axis=-4)
+    if bias is not None:
+        scores = _like(scores, bias) + _rank_like(bias, scores)
+    scores = sow(scores, "scores")
+    mask = _with_causal(mask, is_causal, scores.shape)
+    if mask is not None:
+        scores = jnp.where(_rank_like(mask, scores).astype(bool), scores, jnp.finfo(scores.dtype).min)
+    if force_fp32_for_softmax and dtype != jnp.float32:
+        weights = jax.nn.softmax(scores.astype(jnp.float32))
+    else:
+        weights = jax.nn.softmax(scores).astype(dtype)
+    weights = sow(weights, "weights")
+    if report is not None:
+        report(weights)
+    if deterministic or dropout_rate == 0.0:
+        return weights
+    if dropout_rng is None:
+        raise LayerInputError(f"dropout_rate={dropout_rate} needs `dropout_rng`, a random key, got None.")
+    shape = weights.shape
+    if broadcast_dropout:
+        shape = (1,) * (len(shape) - 2) + shape[-2:]
+    keep = keep_mask(dropout_rng, dropout_rate, shape)
+    return weights * (keep.astype(weights.dtype) / jnp.asarray(1.0 - dropout_rate, weights.dtype))
+
+
+def mix_values(
+    weights: jax.Array, value: jax.Array, *, precision: Any = None, einsum: Einsum = jnp.einsum
+) -> jax.Array:
+    """The mean of the values by the weights, for every head.
+
+    Args:
+        weights: `(batch..., heads, queries, keys)`.
+        value: `(batch..., keys, key heads, depth)`.
+        precision: of the product.
+        einsum: the product to use.
+
+    Returns:
+        `(batch..., queries, heads, depth)`.
+    """
+    groups = weights.shape[-3] // value.shape[-2]
+    if groups == 1:
+        heads = einsum("...hqk,...khd->...qhd", weights, value, precision=precision)
+    else:
+        weights = _split_heads(weights, groups, axis=-3)
+        heads = _merge_heads(einsum("...hgqk,...khd->...qhgd", weights, value, precision=precision), axis=-3)
+    return sow(heads, "heads")
+
+
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    dtype: Dtype | None = None,
+    precision: Any = None,
+    promote_dtype: PromoteDtype | None = promote_dtype,
+    qk_einsum: Einsum = jnp.einsum,
+    value_einsum: Einsum = jnp.einsum,
+    **options: Any,
+) -> jax.Array:
+    """Attention step by step, in the inputs' dtype.
+
+    Args:
+        query: `(batch..., queries, heads, depth)`.
+        key: `(batch..., keys, key heads, depth)`.
+        value: `(batch..., keys, key heads, value depth)`.
+        dtype: what to compute in; None finds it from the arrays.
+        precision: of the products.
+        promote_dtype: how the arrays are cast to `dtype`.
+        qk_einsum: the product of queries and keys.
+        value_einsum: the product of weights and values.
+        **options: bias, mask, dropout and the rest, as in `dot_product_attention_weights`.
+
+    Returns:
+        `(batch..., queries, heads, value depth)`.
+
+    Raises:
+        LayerInputError: shapes do not fit, or dropout is asked for without a random key.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> q = jnp.ones((2, 5, 4, 8))
+        >>> dot_product_attention(q, q, q, is_causal=True).shape
+        (2, 5, 4, 8)
+    """
+    _check(query, key, value, bias=None, mask=None)
+    query, key, value = promote_all(promote_dtype, (query, key, value), dtype)
+    weights = dot_product_attention_weights(
+        query,
+        key,
+        dtype=query.dtype,
+        precision=precision,
+        einsum=qk_einsum,
+        promote_dtype=promote_dtype,
+        **options,
+    )
+    return mix_values(weights, value, precision=precision, einsum=value_einsum)
+
+
+def fused_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    is_causal: bool = False,
+    dtype: Dtype | None = None,
+    promote_dtype: PromoteDtype | None = promote_dtype,
+) -> jax.Array:
+    """Attention without dropout by `jax.nn.dot_product_attention`; scores and softmax in float32.
+
+    Args:
+        query: `(batch..., queries, heads, depth)`.
+        key: `(batch..., keys, key heads, depth)`.
+        value: `(batch..., keys, key heads, depth)`.
+        bias: added to the scores; broadcast to `(batch..., heads, queries, keys)`.
+        mask: broadcast to `(batch..., heads, queries, keys)`; what is False gets no weight.
+        is_causal: mask what comes after the query.
+        dtype: of the result; None finds it from the arrays.
+        promote_dtype: how the arrays are cast to `dtype`.
+
+    Returns:
+        `(batch..., queries, heads, depth)`.
+
+    Raises:
+        LayerInputError: shapes do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> q, kv = jnp.ones((5, 4, 8)), jnp.ones((7, 2, 8))
+        >>> fused_attention(q, kv, kv).shape
+        (5, 4, 8)
+    """
+    _check(query, key, value, bias=bias, mask=mask)
+    query, key, value = promote_all(promote_dtype, (query, key, value), dtype)
+    if looking() is not None:
+        return _fused_attention_in_sight(query, key, value, bias=bias, mask=mask, is_causal=is_causal)
+    batch = query.shape[:-3]
+
+    def four_axes(x: jax.Array) -> jax.Array:
+        return jnp.reshape(x, (math.prod(batch), *x.shape[-3:]))
+
+    def pair(x: jax.Array | None) -> jax.Array | None:
+        if x is None:
+            return None
+        x = jnp.reshape(x, (1,) * (query.ndim - x.ndim) + x.shape)
+        if all(n == 1 for n in x.shape[:-3]):
+            return jnp.reshape(x, (1, *x.shape[-3:]))
+        return four_axes(jnp.broadcast_to(x, (*batch, *x.shape[-3:])))
+
+    mask = pair(mask)
+    y = jax.nn.dot_product_attention(
+        four_axes(query),
+        four_axes(key),
+        four_axes(value),
+        bias=pair(bias),
+        mask=None if mask is None else mask.astype(bool),
+        is_causal=is_causal,
+    )
+    return jnp.reshape(y, (*batch, *y.shape[1:]))
+
+
+def _fused_attention_in_sight(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    is_causal: bool,
+) -> jax.Array:
+    """The recipe of `jax.nn.dot_product_attention` with sites."""
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    query = _split_heads(query, query.shape[-2] // key.shape[-2], axis=-2)
+    scores = jnp.einsum("...qhgd,...khd->...hgqk", query, key, preferred_element_type=wide)
+    scores = _merge_heads(scores, axis=-4) * jnp.asarray(1.0 / math.sqrt(query.shape[-1]), wide)
+    if bias is not None:
+        scores = scores + _rank_like(bias, scores).astype(wide)
+    scores = sow(scores, "scores")
+    mask = _with_causal(mask, is_causal, scores.shape)
+    if mask is not None:
+        # Not minus infinity: a query that may look at nothing then gets equal weights, and not NaN.
+        lowest = jnp.asarray(-0.7 * jnp.finfo(wide).max, wide)
+        scores = jnp.where(_rank_like(mask, scores).astype(bool), scores, lowest)
+    weights = sow(jax.nn.softmax(scores).astype(key.dtype), "weights")
+    return mix_values(weights, value)
+
+
+def decode_step(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    cached_key: jax.Array,
+    cached_value: jax.Array,
+    index: jax.Array,
+    mask: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """Write one position into a cache and let the query look at all positions written so far.
+
+    Args:
+        query: `(batch..., 1, heads, depth)`.
+        key: `(batch..., 1, key heads, depth)`.
+        value: as `key`.
+        cached_key: `(batch..., length, key heads, depth)`.
+        cached_value: as `cached_key`.
+        index: how many positions have been written, a scalar.
+        mask: a further mask for the attention that follows.
+
+    Returns:
+        The new cached keys, cached values, index, and the mask for the attention that follows.
+
+    Raises:
+        LayerInputError: not one position was given, or it does not fit the cache.
+    """
+    *batch, length, heads, depth = cached_key.shape
+    expect_shape(
+        query,
+        (*batch, 1, query.shape[-2], depth),
+        argument="inputs_q",
+        meaning="one position for the cache, projected to (batch..., 1, heads, depth)",
+    )
+    for name, x in (("inputs_k", key), ("inputs_v", value)):
+        expect_shape(
+            x,
+            (*batch, 1, heads, depth),
+            argument=name,
+            meaning="one position for the cache, projected to (batch..., 1, key heads, depth)",
+        )
+    start = jnp.zeros((), index.dtype)
+    starts = (*(start for _ in batch), index, start, start)
+    cached_key = lax.dynamic_update_slice(cached_key, jnp.asarray(key, cached_key.dtype), starts)
+    cached_value = lax.dynamic_update_slice(cached_value, jnp.asarray(value, cached_value.dtype), starts)
+    seen = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
+    return cached_key, cached_value, index + 1, combine_masks(mask, seen, dtype=bool)
+
+
+def _check(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array | None,
+    *,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+) -> int:
+    """Shapes must fit; the answer is how many heads share a key head."""
+    arrays = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    for name, x in arrays.items():
+        if x.ndim < 3 or x.ndim != query.ndim:
+            raise LayerInputError(
+                f"`{name}` must have the axes (batch..., length, heads, depth), as many as the query, "
+                f"got {describe(x)} beside a query {describe(query)}."
+            )
+        if x.shape[:-3] != query.shape[:-3]:
+            raise LayerInputError(
+                f"`{name}` and `query` must have the same batch axes, got {describe(x)} and "
+                f"{describe(query)}."
+            )
+    if query.shape[-1] != key.shape[-1]:
+        raise LayerInputError(
+            f"`query` and `key` must have the same depth, got {describe(query)} and {describe(key)}."
+        )
+    if value is not None and value.shape[-3:-1] != key.shape[-3:-1]:
+        raise LayerInputError(
+            f"`value` and `key` must have the same length and heads, got {describe(value)} and "
+            f"{describe(key)}."
+        )
+    if query.shape[-2] % key.shape[-2]:
+        raise LayerInputError(
+            f"the number of query heads must be a multiple of the number of key heads, "
+            f"got {query.shape[-2]} and {key.shape[-2]}."
+        )
+    scores = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
+    for name, x in (("bias", bias), ("mask", mask)):
+        if x is not None:
+            expect_broadcastable(x, scores, argument=name, meaning="batch..., heads, queries, keys")
+    return query.shape[-2] // key.shape[-2]
+
+
+def _split_heads(x: jax.Array, groups: int, *, axis: int) -> jax.Array:
+    axis %= x.ndim
+    return jnp.reshape(x, (*x.shape[:axis], x.shape[axis] // groups, groups, *x.shape[axis + 1 :]))
+
+
+def _merge_heads(x: jax.Array, *, axis: int) -> jax.Array:
+    axis %= x.ndim
+    return jnp.reshape(x, (*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :]))
+
+
+def _rank_like(x: jax.Array, other: jax.Array) -> jax.Array:
+    return jnp.reshape(x, (1,) * (other.ndim - x.ndim) + x.shape)
+
+
+def _like(x: jax.Array, other: jax.Array) -> jax.Array:
+    return x.astype(jnp.result_type(x, other))
+
+
+def _with_causal(mask: jax.Array | None, is_causal: bool, shape: tuple[int, ...]) -> jax.Array | None:
+    if not is_causal:
+        return mask
+    earlier = jnp.tri(shape[-2], shape[-1], dtype=bool)
+    return earlier if mask is None else jnp.logical_and(mask.astype(bool), earlier)

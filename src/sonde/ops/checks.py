@@ -1,0 +1,70 @@
+"""What the arithmetic asks of its arguments, said in words when it is not so.
+
+JAX's own message for a wrong feature size speaks of `dot_general` and contracting dimensions. Here the
+argument is named, with what was expected and what came. The layer that called adds its class and path, see
+`sonde.errors.LayerInputError`. Shapes are known while tracing, so none of this is in the compiled program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from sonde.errors import LayerInputError
+
+
+def describe(x: Any) -> str:
+    """Shape and dtype in a few letters: `float32[2,3]`."""
+    shape = getattr(x, "shape", None)
+    if shape is None:
+        return f"{type(x).__name__} {x!r}"
+    return f"{x.dtype}[{','.join(str(n) for n in shape)}]"
+
+
+def expect_size(x: Any, *, axis: int, size: int, argument: str, meaning: str = "features") -> None:
+    """The array must have `size` elements along `axis`."""
+    if x.ndim <= (axis if axis >= 0 else -axis - 1):
+        raise LayerInputError(
+            f"`{argument}` has no axis {axis}: expected {size} {meaning} along it, got {describe(x)}."
+        )
+    if x.shape[axis] != size:
+        raise LayerInputError(
+            f"`{argument}` has the wrong number of {meaning}: expected {size} along axis {axis}, "
+            f"got {x.shape[axis]} in {describe(x)}."
+        )
+
+
+def expect_rank(x: Any, *, least: int, argument: str, meaning: str) -> None:
+    """The array must have at least `least` axes."""
+    if x.ndim < least:
+        raise LayerInputError(
+            f"`{argument}` has too few axes: expected at least {least} ({meaning}), got {x.ndim} in "
+            f"{describe(x)}."
+        )
+
+
+def expect_shape(x: Any, shape: Sequence[int], *, argument: str, meaning: str) -> None:
+    """The array must have exactly this shape."""
+    if tuple(x.shape) != tuple(shape):
+        raise LayerInputError(
+            f"`{argument}` has the wrong shape: expected {tuple(shape)} ({meaning}), got {describe(x)}."
+        )
+
+
+def expect_broadcastable(x: Any, shape: Sequence[int], *, argument: str, meaning: str) -> None:
+    """The array must broadcast to this shape without enlarging it."""
+    have, want = tuple(x.shape), tuple(shape)
+    fits = len(have) <= len(want) and all(n in (1, m) for n, m in zip(have[::-1], want[::-1]))
+    if not fits:
+        raise LayerInputError(
+            f"`{argument}` has the wrong shape: expected one that broadcasts to {want} ({meaning}), "
+            f"got {describe(x)}."
+        )
+
+
+def expect_integers(x: Any, *, argument: str) -> None:
+    """The array must hold integers."""
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise LayerInputError(f"`{argument}` must hold integers (indices), got {describe(x)}.")

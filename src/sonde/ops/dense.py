@@ -1,0 +1,261 @@
+"""Linear maps: over the last axis, over any axes with batch axes, and by an einsum.
+
+Kernels are stored as (batch axes, input axes, output axes), so that a kernel with one input and one output
+axis is the usual matrix `inputs @ kernel`. A bias has the shape (batch axes, output axes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sonde.errors import LayerInputError
+from sonde.ops.checks import describe, expect_rank, expect_size
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
+
+DotGeneral = Callable[..., jax.Array]
+"""A replacement for `jax.lax.dot_general`, for quantised products and the like."""
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Those options that are set: a user's replacement of a JAX function need not know the others."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def dense(
+    inputs: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None = None,
+    *,
+    dtype: Dtype | None = None,
+    precision: Any = None,
+    preferred_element_type: Dtype | None = None,
+    dot_general: DotGeneral = lax.dot_general,
+    promote_dtype: PromoteDtype | None = promote_dtype,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """Multiply the last axis with a matrix and add a bias.
+
+    Args:
+        inputs: `(..., in)`.
+        kernel: `(in, out)`.
+        bias: `(out,)` or None.
+        dtype: what to compute in; None finds it from the arrays.
+        precision: as in `jax.lax.dot_general`.
+        preferred_element_type: as in `jax.lax.dot_general`.
+        dot_general: the product to use.
+        promote_dtype: how the arrays are cast to `dtype`.
+        out_sharding: sharding of the result, under explicit sharding.
+
+    Returns:
+        `(..., out)`.
+
+    Raises:
+        LayerInputError: the last axis of `inputs` is not `in` long.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> dense(jnp.ones((2, 3)), jnp.ones((3, 4)), jnp.ones(4)).shape
+        (2, 4)
+    """
+    expect_size(
+        jnp.asarray(inputs), axis=-1, size=kernel.shape[0], argument="inputs", meaning="input features"
+    )
+    inputs, kernel, bias = promote_all(promote_dtype, (inputs, kernel, bias), dtype)
+    y = dot_general(
+        inputs,
+        kernel,
+        (((inputs.ndim - 1,), (0,)), ((), ())),
+        precision=precision,
+        **given(preferred_element_type=preferred_element_type, out_sharding=out_sharding),
+    )
+    return y if bias is None else y + jnp.reshape(bias, (1,) * (y.ndim - 1) + (-1,))
+
+
+def dense_general(
+    inputs: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None = None,
+    *,
+    axis: Sequence[int] = (-1,),
+    batch_axis: Sequence[int] = (),
+    dtype: Dtype | None = None,
+    precision: Any = None,
+    preferred_element_type: Dtype | None = None,
+    dot_general: DotGeneral = lax.dot_general,
+    promote_dtype: PromoteDtype | None = promote_dtype,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """Contract any axes of the inputs with a kernel, with one kernel per position of the batch axes.
+
+    Args:
+        inputs: an array with the axes named below.
+        kernel: `(batch..., in..., out...)`.
+        bias: `(batch..., out...)` or None.
+        axis: the axes of `inputs` that are contracted with the kernel's `in` axes, in this order.
+        batch_axis: the axes of `inputs` that go with the kernel's `batch` axes.
+        dtype: what to compute in; None finds it from the arrays.
+        precision: as in `jax.lax.dot_general`.
+        preferred_element_type: as in `jax.lax.dot_general`.
+        dot_general: the product to use.
+        promote_dtype: how the arrays are cast to `dtype`.
+        out_sharding: sharding of the result, under explicit sharding.
+
+    Returns:
+        An array with the axes (batch, the axes of `inputs` that are left, out).
+
+    Raises:
+        LayerInputError: an axis of `inputs` is missing or not as long as the kernel's.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> dense_general(jnp.ones((2, 5, 3)), jnp.ones((5, 3, 4)), axis=(1, 2)).shape
+        (2, 4)
+    """
+    inputs = jnp.asarray(inputs)
+    n_batch, n_in = len(batch_axis), len(axis)
+    for position, ax in enumerate((*batch_axis, *axis)):
+        meaning = "input features" if position >= n_batch else "batch elements"
+        expect_size(inputs, axis=ax, size=kernel.shape[position], argument="inputs", meaning=meaning)
+    inputs, kernel, bias = promote_all(promote_dtype, (inputs, kernel, bias), dtype)
+    contract = tuple(ax % inputs.ndim for ax in axis)
+    batch = tuple(ax % inputs.ndim for ax in batch_axis)
+    y = dot_general(
+        inputs,
+        kernel,
+        ((contract, tuple(range(n_batch, n_batch + n_in))), (batch, tuple(range(n_batch)))),
+        precision=precision,
+        **given(preferred_element_type=preferred_element_type, out_sharding=out_sharding),
+    )
+    if bias is None:
+        return y
+    n_left = inputs.ndim - n_batch - n_in
+    return y + jnp.reshape(bias, bias.shape[:n_batch] + (1,) * n_left + bias.shape[n_batch:])
+
+
+def einsum(
+    equation: str,
+    inputs: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None = None,
+    *,
+    dtype: Dtype | None = None,
+    precision: Any = None,
+    preferred_element_type: Dtype | None = None,
+    einsum_op: Callable[..., jax.Array] = jnp.einsum,
+    promote_dtype: PromoteDtype | None = promote_dtype,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """Multiply inputs and kernel by an einsum equation and add a bias along the kernel's letters.
+
+    Args:
+        equation: two operands, the inputs first: `"...d,dhk->...hk"`.
+        inputs: the first operand.
+        kernel: the second operand.
+        bias: None, or an array with the kernel's letters in the order of the result.
+        dtype: what to compute in; None finds it from the arrays.
+        precision: as in `jnp.einsum`.
+        preferred_element_type: as in `jnp.einsum`.
+        einsum_op: the product to use.
+        promote_dtype: how the arrays are cast to `dtype`.
+        out_sharding: sharding of the result, under explicit sharding.
+
+    Returns:
+        The result of the equation, plus the bias.
+
+    Raises:
+        LayerInputError: the equation has not two operands, or does not fit the arrays.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> einsum("ntd,dhk->nthk", jnp.ones((2, 5, 3)), jnp.ones((3, 4, 6)), jnp.ones((4, 6))).shape
+        (2, 5, 4, 6)
+    """
+    parsed = _parse(equation)
+    inputs, kernel, bias = promote_all(promote_dtype, (inputs, kernel, bias), dtype)
+    _check_operands(equation, parsed, inputs, kernel)
+    y = einsum_op(
+        equation,
+        inputs,
+        kernel,
+        precision=precision,
+        **given(preferred_element_type=preferred_element_type, out_sharding=out_sharding),
+    )
+    if bias is None:
+        return y
+    sizes = _kernel_sizes(equation, parsed, kernel.shape)
+    # The ellipsis of the result may stand for any number of axes; the bias has none of them.
+    head, dots, tail = parsed[2].partition("...")
+    letters = list(head) + [""] * (y.ndim - len(head + tail) if dots else 0) + list(tail)
+    return y + jnp.reshape(bias, tuple(sizes.get(letter, 1) for letter in letters))
+
+
+def einsum_bias_shape(equation: str, kernel_shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a bias for `einsum`: the kernel's letters that are in the result, in its order.
+
+    Example:
+        >>> einsum_bias_shape("ntd,dhk->nkth", (3, 4, 6))
+        (6, 4)
+    """
+    parsed = _parse(equation)
+    sizes = _kernel_sizes(equation, parsed, kernel_shape)
+    return tuple(sizes[letter] for letter in parsed[2] if letter in sizes)
+
+
+def _parse(equation: str) -> tuple[str, str, str]:
+    """Inputs, kernel and result of an equation without spaces; a result left out is found as einsum does."""
+    operands, arrow, result = equation.replace(" ", "").partition("->")
+    first, comma, second = operands.partition(",")
+    if not comma or "," in second:
+        raise LayerInputError(
+            f"the einsum equation {equation!r} must have two operands, the inputs and the kernel, such as "
+            "'nd,dk->nk'."
+        )
+    if not arrow:
+        letters = [c for c in first + second if c != "."]
+        result = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+        result = ("..." if "..." in operands else "") + result
+    return first, second, result
+
+
+def _check_operands(
+    equation: str, parsed: tuple[str, str, str], inputs: jax.Array, kernel: jax.Array
+) -> None:
+    kernel_sizes = _kernel_sizes(equation, parsed, kernel.shape)
+    letters = parsed[0].replace("...", "")
+    if "..." in parsed[0]:
+        expect_rank(inputs, least=len(letters), argument="inputs", meaning=f"for {equation!r}")
+    elif inputs.ndim != len(letters):
+        raise LayerInputError(
+            f"`inputs` must have {len(letters)} axes for the einsum equation {equation!r}, got "
+            f"{describe(inputs)}."
+        )
+    before, _, after = parsed[0].partition("...")
+    named = [*enumerate(before), *((i - len(after), letter) for i, letter in enumerate(after))]
+    for axis, letter in named:
+        if letter in kernel_sizes and inputs.shape[axis] != 1 and kernel_sizes[letter] != 1:
+            expect_size(
+                inputs,
+                axis=axis,
+                size=kernel_sizes[letter],
+                argument="inputs",
+                meaning=f"elements for letter {letter!r} of {equation!r}",
+            )
+
+
+def _kernel_sizes(equation: str, parsed: tuple[str, str, str], kernel_shape: Sequence[int]) -> dict[str, int]:
+    letters = parsed[1]
+    if "." in letters:
+        raise LayerInputError(
+            f"the einsum equation {equation!r} must name every axis of the kernel, without '...'."
+        )
+    if len(letters) != len(kernel_shape):
+        raise LayerInputError(
+            f"the kernel has shape {tuple(kernel_shape)}, which does not fit the {len(letters)} letters "
+            f"{letters!r} of the einsum equation {equation!r}."
+        )
+    return dict(zip(letters, kernel_shape))

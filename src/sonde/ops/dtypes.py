@@ -1,0 +1,89 @@
+"""The dtype a layer computes in: given, or found from its arrays.
+
+Every layer has two dtypes. `param_dtype` is what parameters are stored in. `dtype` is what the arithmetic
+runs in: when it is None, it is the smallest dtype that holds inputs and parameters (`jnp.result_type`),
+raised to float32 when that would be an integer.
+
+Sharp edges:
+- `promote_dtype` takes one tuple, as `flax.nnx` does. `flax.linen` takes the arrays one by one.
+- An array that has the right dtype already comes back as the same object, so that no equation is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+Dtype = Any
+"""Anything `jnp.dtype` understands."""
+
+PromoteDtype = Callable[..., Any]
+"""`promote(arrays, *, dtype=None) -> arrays`, as `promote_dtype` below."""
+
+T = TypeVar("T", bound=tuple)
+
+
+def canonicalize_dtype(*args: Any, dtype: Dtype | None = None, inexact: bool = True) -> Dtype:
+    """Say which dtype a computation on the given values runs in.
+
+    Args:
+        *args: arrays or scalars; None is passed over.
+        dtype: if given, the answer; nothing is inferred.
+        inexact: the answer must be a floating or complex dtype. An inferred integer dtype becomes float32, a
+            given one is an error.
+
+    Returns:
+        The dtype.
+
+    Raises:
+        ValueError: `dtype` is not inexact although `inexact` is asked for.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> canonicalize_dtype(jnp.zeros(2, jnp.int32), None)
+        dtype('float32')
+    """
+    if dtype is None:
+        dtype = jnp.result_type(*(jnp.asarray(x) for x in args if x is not None))
+        if inexact and not jnp.issubdtype(dtype, jnp.inexact):
+            dtype = jnp.promote_types(jnp.float32, dtype)
+    if inexact and not jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(f"Dtype must be inexact: a floating or complex dtype is needed, got {dtype}.")
+    return dtype
+
+
+def promote_dtype(args: T, /, *, dtype: Dtype | None = None, inexact: bool = True) -> T:
+    """Cast all values to the dtype that `canonicalize_dtype` finds.
+
+    Args:
+        args: a tuple of arrays or scalars; None stays None.
+        dtype: if given, what to cast to.
+        inexact: the dtype must be a floating or complex one.
+
+    Returns:
+        A tuple of arrays with one dtype.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x, bias = promote_dtype((jnp.zeros(2, jnp.bfloat16), jnp.zeros(2, jnp.float32)))
+        >>> x.dtype, bias.dtype
+        (dtype('float32'), dtype('float32'))
+    """
+    dtype = canonicalize_dtype(*args, dtype=dtype, inexact=inexact)
+    return tuple(None if x is None else _cast(x, dtype) for x in args)  # type: ignore[return-value]
+
+
+def promote_all(promote: PromoteDtype | None, args: Iterable[Any], dtype: Dtype | None) -> tuple[Any, ...]:
+    """Apply a layer's `promote_dtype` option to its arrays; None leaves them as they are."""
+    args = tuple(args)
+    return args if promote is None else tuple(promote(args, dtype=dtype))
+
+
+def _cast(x: Any, dtype: Dtype) -> jax.Array:
+    # A weakly typed array must still be converted: its weakness would leak into the result.
+    if isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type:
+        return x
+    return jnp.asarray(x, dtype)

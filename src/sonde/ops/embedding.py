@@ -1,0 +1,99 @@
+"""A table of vectors: looked up by index, or compared with queries.
+
+Sharp edge: an index outside the table gives NaN, as `jnp.take` does, and not the nearest row: a wrong
+vocabulary size shows at once. With a table of a single row every index gives that row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sonde.ops.checks import expect_integers, expect_size
+from sonde.ops.dense import given
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
+
+
+def embed(
+    indices: jax.Array,
+    table: jax.Array,
+    *,
+    dtype: Dtype | None = None,
+    promote_dtype: PromoteDtype | None = promote_dtype,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """Look up rows.
+
+    Only the rows that are looked up are cast to `dtype`, not the whole table.
+
+    Args:
+        indices: integers, any shape.
+        table: `(rows, features)`.
+        dtype: of the result; None keeps the table's.
+        promote_dtype: how the rows are cast to `dtype`.
+        out_sharding: sharding of the result, under explicit sharding.
+
+    Returns:
+        `(*indices.shape, features)`.
+
+    Raises:
+        LayerInputError: `indices` are not integers.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> embed(jnp.array([2, 0]), jnp.arange(6.0).reshape(3, 2))
+        Array([[4., 5.],
+               [0., 1.]], dtype=float32)
+    """
+    indices = jnp.asarray(indices)
+    expect_integers(indices, argument="inputs")
+    if table.shape[0] == 1:
+        rows = jnp.broadcast_to(
+            jnp.reshape(table, (1,) * indices.ndim + (-1,)), (*indices.shape, table.shape[-1])
+        )
+    elif out_sharding is not None:
+        rows = table.at[indices].get(mode="fill", fill_value=jnp.nan, out_sharding=out_sharding)
+    else:
+        rows = jnp.take(table, indices, axis=0)
+    if promote_dtype is None:
+        return rows
+    (rows,) = promote_dtype((rows,), dtype=dtype, inexact=False)
+    return rows
+
+
+def attend(
+    query: jax.Array,
+    table: jax.Array,
+    *,
+    dtype: Dtype | None = None,
+    promote_dtype: PromoteDtype | None = promote_dtype,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """Score queries against every row: the logits of a model with tied weights.
+
+    Args:
+        query: `(..., features)`.
+        table: `(rows, features)`.
+        dtype: what to compute in; None finds it from the arrays.
+        promote_dtype: how the arrays are cast to `dtype`.
+        out_sharding: sharding of the result, under explicit sharding.
+
+    Returns:
+        `(..., rows)`.
+
+    Raises:
+        LayerInputError: the last axis of `query` has another size than the rows.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> attend(jnp.ones((5, 2)), jnp.ones((3, 2))).shape
+        (5, 3)
+    """
+    expect_size(jnp.asarray(query), axis=-1, size=table.shape[-1], argument="query", meaning="features")
+    query, table = promote_all(promote_dtype, (query, table), dtype)
+    return lax.dot_general(
+        query, table, (((query.ndim - 1,), (1,)), ((), ())), **given(out_sharding=out_sharding)
+    )

@@ -1,0 +1,110 @@
+"""Initial values: JAX's initializers, and what each kind of parameter starts with when nothing is said.
+
+Where the two Flax faces differ:
+
+- Recurrent kernels are orthogonal. `LSTMCell` of `flax.nnx` alone can draw them in half precision too, by
+  `orthogonal_any_dtype`.
+- `GRUCell` of `flax.nnx` has one bias for the three input maps and none for the state; `flax.linen` has a
+  further one, `hn`, inside the reset gate.
+
+In both, a kernel with several input or output axes (`LinearGeneral`, `DenseGeneral`) is drawn as a matrix,
+see `matrix_shape`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.nn.initializers import (
+    Initializer,
+    constant,
+    delta_orthogonal,
+    glorot_normal,
+    glorot_uniform,
+    he_normal,
+    he_uniform,
+    kaiming_normal,
+    kaiming_uniform,
+    lecun_normal,
+    lecun_uniform,
+    normal,
+    ones,
+    orthogonal,
+    truncated_normal,
+    uniform,
+    variance_scaling,
+    xavier_normal,
+    xavier_uniform,
+    zeros,
+)
+
+from sonde.ops.dtypes import Dtype
+
+__all__ = [
+    "Initializer",
+    "constant",
+    "default_bias_init",
+    "default_embed_init",
+    "default_kernel_init",
+    "default_lora_a_init",
+    "delta_orthogonal",
+    "glorot_normal",
+    "glorot_uniform",
+    "he_normal",
+    "he_uniform",
+    "kaiming_normal",
+    "kaiming_uniform",
+    "lecun_normal",
+    "lecun_uniform",
+    "matrix_shape",
+    "normal",
+    "ones",
+    "ones_init",
+    "orthogonal",
+    "orthogonal_any_dtype",
+    "truncated_normal",
+    "uniform",
+    "variance_scaling",
+    "xavier_normal",
+    "xavier_uniform",
+    "zeros",
+    "zeros_init",
+]
+
+
+def zeros_init() -> Initializer:
+    """An initializer that gives zeros."""
+    return zeros
+
+
+def ones_init() -> Initializer:
+    """An initializer that gives ones."""
+    return ones
+
+
+default_kernel_init = lecun_normal()
+default_bias_init = zeros
+default_embed_init = variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+default_lora_a_init = he_uniform()
+
+
+def matrix_shape(shape: Sequence[int], *, n_batch: int, n_in: int) -> tuple[int, int]:
+    """The shape in which a kernel `(batch..., in..., out...)` is drawn, to be reshaped afterwards.
+
+    Initializers that look at fan-in and fan-out then see a matrix. Batch axes count as fan-in, as in Flax.
+
+    Example:
+        >>> matrix_shape((2, 3, 4, 5), n_batch=1, n_in=2)
+        (24, 5)
+    """
+    n = n_batch + n_in
+    return math.prod(shape[:n]), math.prod(shape[n:])
+
+
+def orthogonal_any_dtype(key: jax.Array, shape: Sequence[int], dtype: Dtype = jnp.float32) -> jax.Array:
+    """An orthogonal matrix in any float dtype. Half precision has no QR: it is drawn in float32 and cast."""
+    half = jnp.dtype(dtype).itemsize < 4
+    return orthogonal()(key, tuple(shape), jnp.float32 if half else dtype).astype(dtype)

@@ -1,0 +1,500 @@
+"""Normalisation by mean and variance: batch, layer, RMS, group and instance norm are one computation.
+
+They differ in the axes that are averaged over (`reduction_axes`) and the axes that `scale` and `bias` have
+(`feature_axes`). `moments` averages, `normalize` applies, and one function per layer chooses the axes.
+
+Statistics are taken in float32 at least, whatever the inputs are, unless `force_float32_reductions` is off.
+
+Sharp edges:
+- `use_fast_variance` computes E[x²] - E[x]², clipped at zero: one pass and, with an axis name, one
+  collective. It loses digits when the mean is much larger than the spread; then switch it off.
+- With a mask and an axis name, every device counts the same, however many of its elements are masked.
+- A mask changes the statistics only; masked elements are still normalised.
+
+Site: `normalised`, the values before scale and bias.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sonde.core.context import looking
+from sonde.core.sow import sow
+from sonde.errors import LayerInputError
+from sonde.ops.checks import describe, expect_broadcastable, expect_size
+from sonde.ops.dtypes import Dtype, PromoteDtype, canonicalize_dtype, promote_all, promote_dtype
+
+Axes = int | Sequence[int]
+
+
+def canonicalize_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
+    """Axes as a tuple of non-negative numbers, in the order given."""
+    axes = (axes,) if isinstance(axes, int) else tuple(axes)
+    for axis in axes:
+        if not -ndim <= axis < ndim:
+            raise LayerInputError(f"axis {axis} is out of range for an input with {ndim} axes.")
+    return tuple(axis % ndim for axis in axes)
+
+
+def moments(
+    x: jax.Array,
+    axes: Axes,
+    *,
+    dtype: Dtype | None = None,
+    axis_name: str | None = None,
+    axis_index_groups: Any = None,
+    use_mean: bool = True,
+    use_fast_variance: bool = True,
+    mask: jax.Array | None = None,
+    force_float32_reductions: bool = True,
+) -> tuple[jax.Array | None, jax.Array]:
+    """Mean and variance over some axes.
+
+    Args:
+        x: the inputs.
+        axes: the axes to average over.
+        dtype: what to compute in; None takes the inputs'.
+        axis_name: a mapped axis (of `vmap`, `shard_map`, `pmap`) to average over as well.
+        axis_index_groups: groups of the mapped axis that are averaged apart.
+        use_mean: False skips the mean: None in its place, and the mean square as the variance.
+        use_fast_variance: E[x²] - E[x]² instead of E[(x - E[x])²].
+        mask: what to count; broadcast to the inputs, True counts.
+        force_float32_reductions: compute in float32 at least.
+
+    Returns:
+        Mean (or None) and variance, without the axes averaged over.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> moments(jnp.array([[1.0, 3.0], [2.0, 2.0]]), -1)
+        (Array([2., 2.], dtype=float32), Array([1., 0.], dtype=float32))
+    """
+    if mask is not None:
+        expect_broadcastable(mask, x.shape, argument="mask", meaning="the shape of the inputs")
+    if dtype is None:
+        dtype = jnp.result_type(x)
+    if force_float32_reductions:
+        dtype = jnp.promote_types(dtype, jnp.float32)
+    x = jnp.asarray(x, dtype)
+    axes = canonicalize_axes(axes, x.ndim)
+
+    def mean(*values: jax.Array) -> list[jax.Array]:
+        local = [jnp.mean(v, axes, where=mask) for v in values]
+        if axis_name is None:
+            return local
+        if len(local) == 1:
+            return [lax.pmean(local[0], axis_name, axis_index_groups=axis_index_groups)]
+        # Stacked: one collective instead of two.
+        return list(lax.pmean(jnp.stack(local), axis_name, axis_index_groups=axis_index_groups))
+
+    if not use_mean:
+        return None, mean(_abs_squared(x))[0]
+    if use_fast_variance:
+        mu, mean_square = mean(x, _abs_squared(x))
+        return mu, jnp.maximum(jnp.zeros((), mean_square.dtype), mean_square - _abs_squared(mu))
+    (mu,) = mean(x)
+    return mu, mean(_abs_squared(x - jnp.expand_dims(mu, axes)))[0]
+
+
+def normalize(
+    x: jax.Array,
+    mean: jax.Array | None,
+    var: jax.Array,
+    scale: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    reduction_axes: Axes,
+    feature_axes: Axes,
+    epsilon: float,
+    dtype: Dtype | None = None,
+) -> jax.Array:
+    """Subtract a mean, divide by a deviation, scale and shift.
+
+    Args:
+        x: the inputs.
+        mean: without the reduction axes, or with them; None subtracts nothing.
+        var: shaped as `mean`.
+        scale: with the feature axes of `x`, or None.
+        bias: with the feature axes of `x`, or None.
+        reduction_axes: the axes that `mean` and `var` lack.
+        feature_axes: the axes that `scale` and `bias` have.
+        epsilon: added to the variance.
+        dtype: of the result; None finds it from the inputs, scale and bias.
+
+    Returns:
+        An array shaped as `x`.
+
+    Raises:
+        LayerInputError: scale, bias, mean or variance do not fit the inputs.
+    """
+    out_dtype = canonicalize_dtype(x, scale, bias, dtype=dtype)
+    arrays = [a for a in (x, mean, var, scale, bias) if a is not None]
+    compute = jnp.result_type(*arrays)
+    reduction_axes = canonicalize_axes(reduction_axes, x.ndim)
+    feature_axes = canonicalize_axes(feature_axes, x.ndim)
+
+    def per_feature(a: jax.Array, name: str) -> jax.Array:
+        sizes = tuple(x.shape[axis] for axis in feature_axes)
+        if a.size != math.prod(sizes):
+            raise LayerInputError(
+                f"the inputs have the wrong number of features: expected {a.size} (the size of `{name}`) "
+                "along "
+                f"axes {feature_axes}, got {describe(x)}."
+            )
+        shape = tuple(n if axis in feature_axes else 1 for axis, n in enumerate(x.shape))
+        return jnp.asarray(jnp.reshape(a, shape), compute)
+
+    def per_group(a: jax.Array) -> jax.Array:
+        return jnp.asarray(a if a.ndim == x.ndim else jnp.expand_dims(a, reduction_axes), compute)
+
+    # epsilon joins the variance in the variance's own dtype, before anything is widened.
+    factor = per_group(lax.rsqrt(var + jnp.asarray(epsilon, var.dtype)))
+    y = jnp.asarray(x, compute)
+    if mean is not None:
+        y = y - per_group(mean)
+    if scale is not None:
+        scale = per_feature(scale, "scale")
+    if bias is not None:
+        bias = per_feature(bias, "bias")
+    return jnp.asarray(_scaled(y, factor, scale, bias), out_dtype)
+
+
+def _scaled(
+    centred: jax.Array, factor: jax.Array, scale: jax.Array | None, bias: jax.Array | None
+) -> jax.Array:
+    """`centred * factor * scale + bias`, with a site before the scale."""
+    normalised = None
+    if scale is None:
+        y = sow(centred * factor, "normalised")
+    elif factor.size * scale.size >= centred.size:
+        y = sow(centred * factor, "normalised") * scale
+    else:
+        # Scaling the factor first saves a product per element, but then nothing is normalised and not scaled yet.
+        y = centred * (factor * scale)
+        if looking() is not None:
+            normalised = centred * factor
+    if bias is not None:
+        y = y + bias
+    if normalised is None:
+        return y
+    # Whoever looks must not change the result, not even in its last digit: what was computed above stays, and an
+    # edit comes in as a difference. Where the difference has no meaning, the site's value is scaled and shifted.
+    seen = sow(normalised, "normalised")
+    from_seen = seen * scale if bias is None else seen * scale + bias
+    return jnp.where(jnp.isfinite(normalised), y + (seen - normalised) * scale, from_seen)
+
+
+def batch_norm(
+    x: jax.Array,
+    scale: jax.Array | None,
+    bias: jax.Array | None,
+    running_mean: jax.Array,
+    running_var: jax.Array,
+    *,
+    use_running_average: bool,
+    axis: Axes = -1,
+    momentum: float = 0.99,
+    epsilon: float = 1e-5,
+    mask: jax.Array | None = None,
+    axis_name: str | None = None,
+    axis_index_groups: Any = None,
+    use_fast_variance: bool = True,
+    force_float32_reductions: bool = True,
+    dtype: Dtype | None = None,
+    promote_dtype: PromoteDtype | None = promote_dtype,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Normalise every feature over the batch, or by running averages.
+
+    Args:
+        x: the inputs.
+        scale: one number per feature, or None.
+        bias: one number per feature, or None.
+        running_mean: one number per feature.
+        running_var: one number per feature.
+        use_running_average: normalise by the running averages and leave them as they are.
+        axis: the feature axis or axes; all others are averaged over.
+        momentum: how much of the running averages is kept.
+        epsilon: added to the variance.
+        mask: what counts for the statistics.
+        axis_name: a mapped axis to average over as well.
+        axis_index_groups: groups of the mapped axis that are averaged apart.
+        use_fast_variance: see `moments`.
+        force_float32_reductions: see `moments`.
+        dtype: of the result; None finds it from inputs, scale and bias.
+        promote_dtype: casts all arrays before anything else, as `flax.nnx` does; None as `flax.linen` does.
+
+    Returns:
+        The normalised inputs, and the new running mean and variance. No gradient flows into those two.
+
+    Raises:
+        LayerInputError: the inputs have another number of features, or the mask does not fit.
+    """
+    feature_axes = canonicalize_axes(axis, x.ndim)
+    if len(feature_axes) == 1:
+        expect_size(x, axis=feature_axes[0], size=running_mean.size, argument="inputs", meaning="features")
+    reduction_axes = tuple(i for i in range(x.ndim) if i not in feature_axes)
+    x, mean, var, scale, bias = promote_all(promote_dtype, (x, running_mean, running_var, scale, bias), dtype)
+    if not use_running_average:
+        mean, var = moments(
+            x,
+            reduction_axes,
+            dtype=dtype,
+            axis_name=axis_name,
+            axis_index_groups=axis_index_groups,
+            use_fast_variance=use_fast_variance,
+            mask=mask,
+            force_float32_reductions=force_float32_reductions,
+        )
+        running_mean = _running(running_mean, mean, momentum)
+        running_var = _running(running_var, var, momentum)
+    y = normalize(
+        x,
+        mean,
+        var,
+        scale,
+        bias,
+        reduction_axes=reduction_axes,
+        feature_axes=feature_axes,
+        epsilon=epsilon,
+        dtype=dtype,
+    )
+    return y, running_mean, running_var
+
+
+def layer_norm(
+    x: jax.Array,
+    scale: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    reduction_axes: Axes = -1,
+    feature_axes: Axes = -1,
+    epsilon: float = 1e-6,
+    use_mean: bool = True,
+    mask: jax.Array | None = None,
+    axis_name: str | None = None,
+    axis_index_groups: Any = None,
+    use_fast_variance: bool = True,
+    force_float32_reductions: bool = True,
+    dtype: Dtype | None = None,
+    promote_dtype: PromoteDtype | None = promote_dtype,
+) -> jax.Array:
+    """Normalise every position over its features. With `use_mean=False` this is RMS norm.
+
+    Args:
+        x: the inputs.
+        scale: with the feature axes, or None.
+        bias: with the feature axes, or None.
+        reduction_axes: the axes to average over.
+        feature_axes: the axes that scale and bias have.
+        epsilon: added to the variance.
+        use_mean: subtract the mean.
+        mask: what counts for the statistics.
+        axis_name: a mapped axis to average over as well.
+        axis_index_groups: groups of the mapped axis that are averaged apart.
+        use_fast_variance: see `moments`.
+        force_float32_reductions: see `moments`.
+        dtype: of the result; None finds it from inputs, scale and bias.
+        promote_dtype: casts all arrays before anything else, as `flax.nnx` does; None as `flax.linen` does.
+
+    Returns:
+        An array shaped as `x`.
+
+    Raises:
+        LayerInputError: the inputs have another number of features, or the mask does not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layer_norm(jnp.array([1.0, 3.0])).round(3)
+        Array([-1.,  1.], dtype=float32)
+    """
+    x, scale, bias = promote_all(promote_dtype, (x, scale, bias), dtype)
+    mean, var = moments(
+        x,
+        reduction_axes,
+        dtype=dtype,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        use_mean=use_mean,
+        use_fast_variance=use_fast_variance,
+        mask=mask,
+        force_float32_reductions=force_float32_reductions,
+    )
+    return normalize(
+        x,
+        mean,
+        var,
+        scale,
+        bias,
+        reduction_axes=reduction_axes,
+        feature_axes=feature_axes,
+        epsilon=epsilon,
+        dtype=dtype,
+    )
+
+
+def rms_norm(x: jax.Array, scale: jax.Array | None = None, **options: Any) -> jax.Array:
+    """Divide every position by the root of its mean square; options as in `layer_norm`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> rms_norm(jnp.array([3.0, 3.0])).round(3)
+        Array([1., 1.], dtype=float32)
+    """
+    return layer_norm(x, scale, None, use_mean=False, **options)
+
+
+def instance_norm(
+    x: jax.Array,
+    scale: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    feature_axes: Axes = -1,
+    **options: Any,
+) -> jax.Array:
+    """Normalise every feature of every example over the axes between; options as in `layer_norm`.
+
+    Args:
+        x: `(batch, ..., features)`.
+        scale: with the feature axes, or None.
+        bias: with the feature axes, or None.
+        feature_axes: any axes but the first.
+        **options: as in `layer_norm`.
+
+    Returns:
+        An array shaped as `x`.
+
+    Raises:
+        LayerInputError: the first axis, which is the batch, is among the feature axes.
+    """
+    features = canonicalize_axes(feature_axes, x.ndim)
+    if 0 in features:
+        raise LayerInputError(
+            "The channel axes cannot include the leading dimension as this is assumed to be the batch axis: "
+            f"got feature_axes={feature_axes} for {describe(x)}."
+        )
+    reduction_axes = tuple(i for i in range(1, x.ndim) if i not in features)
+    return layer_norm(x, scale, bias, reduction_axes=reduction_axes, feature_axes=features, **options)
+
+
+def group_norm(
+    x: jax.Array,
+    scale: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    *,
+    num_groups: int,
+    reduction_axes: Axes | None = None,
+    epsilon: float = 1e-6,
+    mask: jax.Array | None = None,
+    axis_name: str | None = None,
+    axis_index_groups: Any = None,
+    use_fast_variance: bool = True,
+    force_float32_reductions: bool = True,
+    dtype: Dtype | None = None,
+    promote_dtype: PromoteDtype | None = promote_dtype,
+) -> jax.Array:
+    """Normalise groups of features of every example.
+
+    Args:
+        x: `(batch, ..., features)`.
+        scale: one number per feature, or None.
+        bias: one number per feature, or None.
+        num_groups: how many groups the features are split into.
+        reduction_axes: the axes to average over, the last always among them; None means all but the first.
+        epsilon: added to the variance.
+        mask: what counts for the statistics.
+        axis_name: a mapped axis to average over as well.
+        axis_index_groups: groups of the mapped axis that are averaged apart.
+        use_fast_variance: see `moments`.
+        force_float32_reductions: see `moments`.
+        dtype: of the result; None finds it from inputs, scale and bias.
+        promote_dtype: casts all arrays before anything else, as `flax.nnx` does; None as `flax.linen` does.
+
+    Returns:
+        An array shaped as `x`.
+
+    Raises:
+        LayerInputError: the features cannot be split so, or the mask does not fit.
+    """
+    features = x.shape[-1]
+    if num_groups <= 0 or features % num_groups:
+        raise LayerInputError(
+            f"Number of groups ({num_groups}) does not divide the number of channels ({features}) of "
+            f"{describe(x)}."
+        )
+    axes = range(1, x.ndim - 1) if reduction_axes is None else canonicalize_axes(reduction_axes, x.ndim)
+    axes = tuple(i for i in axes if i != x.ndim - 1)
+    x, scale, bias = promote_all(promote_dtype, (x, scale, bias), dtype)
+    if mask is not None:
+        expect_broadcastable(mask, x.shape, argument="mask", meaning="the shape of the inputs")
+        mask = jnp.reshape(
+            jnp.broadcast_to(mask, x.shape), (*x.shape[:-1], num_groups, features // num_groups)
+        )
+    mean, var = moments(
+        jnp.reshape(x, (*x.shape[:-1], num_groups, features // num_groups)),
+        (*axes, x.ndim),
+        dtype=dtype,
+        axis_name=axis_name,
+        axis_index_groups=axis_index_groups,
+        use_fast_variance=use_fast_variance,
+        mask=mask,
+        force_float32_reductions=force_float32_reductions,
+    )
+    return normalize(
+        x,
+        jnp.repeat(mean, features // num_groups, axis=-1),  # type: ignore[arg-type]
+        jnp.repeat(var, features // num_groups, axis=-1),
+        scale,
+        bias,
+        reduction_axes=axes,
+        feature_axes=-1,
+        epsilon=epsilon,
+        dtype=dtype,
+    )
+
+
+def group_count(features: int, *, num_groups: int | None, group_size: int | None) -> int:
+    """How many groups a group norm has: exactly one of the two options says so.
+
+    Raises:
+        LayerInputError: both or none are given, or the features are no multiple of the size.
+
+    Example:
+        >>> group_count(6, num_groups=None, group_size=2)
+        3
+    """
+    if (num_groups is None) == (group_size is None):
+        raise LayerInputError(
+            "Either `num_groups` or `group_size` should be specified. If `group_size` is to be specified, "
+            "pass "
+            "`num_groups=None` as argument to override the default `num_groups` value of 32."
+        )
+    if num_groups is None:
+        assert group_size is not None
+        if features % group_size:
+            raise LayerInputError(
+                f"Number of features ({features}) is not multiple of the group size ({group_size})."
+            )
+        num_groups = features // group_size
+    if num_groups <= 0 or features % num_groups:
+        raise LayerInputError(
+            f"Number of groups ({num_groups}) does not divide the number of channels ({features})."
+        )
+    return num_groups
+
+
+def _abs_squared(x: jax.Array) -> jax.Array:
+    if jnp.iscomplexobj(x):
+        return lax.square(lax.real(x)) + lax.square(lax.imag(x))
+    return lax.square(x)
+
+
+def _running(old: jax.Array, new: Any, momentum: float) -> jax.Array:
+    dtype = jnp.result_type(old, new)
+    keep, take = jnp.asarray(momentum, dtype), jnp.asarray(1 - momentum, dtype)
+    return lax.stop_gradient(keep * jnp.asarray(old, dtype) + take * jnp.asarray(new, dtype))

@@ -1,0 +1,104 @@
+"""Paddings of convolutions: what a person writes, brought to what `lax.conv_general_dilated` takes.
+
+A padding is `'SAME'`, `'VALID'`, `'SAME_LOWER'`, `'CIRCULAR'` (the input is periodic), `'REFLECT'` (mirrored
+at the edge, the edge itself not repeated), `'CAUSAL'` (one axis: outputs see only earlier inputs), a number
+for all sides, or one number or (low, high) pair per spatial axis.
+
+CIRCULAR and REFLECT pad the array itself; everything else is left to the convolution, which need not store
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from sonde.errors import LayerInputError
+
+Padding = str | int | Sequence[int | tuple[int, int]]
+LaxPadding = str | list[tuple[int, int]]
+
+_BY_COPYING = {"CIRCULAR": "wrap", "REFLECT": "reflect"}
+_BY_CONVOLUTION = ("SAME", "VALID", "SAME_LOWER")
+
+
+def per_axis(value: int | Sequence[int] | None, rank: int, *, option: str) -> tuple[int, ...]:
+    """One number for each spatial axis: None means 1, a single number holds for all."""
+    if value is None:
+        return (1,) * rank
+    if isinstance(value, int):
+        return (value,) * rank
+    if len(value) != rank:
+        raise LayerInputError(
+            f"`{option}` must be a number or have one number for each of the {rank} spatial axes, got "
+            f"{tuple(value)}."
+        )
+    return tuple(value)
+
+
+def canonicalize_padding(padding: Padding, rank: int) -> LaxPadding:
+    """A name stays a name; numbers become one (low, high) pair per spatial axis.
+
+    Raises:
+        LayerInputError: the padding is none of the forms above.
+
+    Example:
+        >>> canonicalize_padding([1, (0, 2)], 2)
+        [(1, 1), (0, 2)]
+    """
+    if isinstance(padding, str):
+        return padding
+    if isinstance(padding, int):
+        return [(padding, padding)] * rank
+    if isinstance(padding, Sequence) and len(padding) == rank:
+        pairs = [(p, p) if isinstance(p, int) else tuple(p) for p in padding]
+        if all(len(pair) == 2 for pair in pairs):
+            return [(low, high) for low, high in pairs]
+    raise LayerInputError(
+        f"Invalid padding format: {padding!r}, should be str, int, or a sequence of len {rank} where each "
+        "element is "
+        "an int or pair of ints."
+    )
+
+
+def apply_padding(
+    inputs: jax.Array,
+    padding: Padding,
+    *,
+    kernel_size: Sequence[int],
+    kernel_dilation: Sequence[int],
+) -> tuple[jax.Array, LaxPadding]:
+    """Pad what the convolution cannot pad itself.
+
+    Args:
+        inputs: `(batch, spatial..., features)`.
+        padding: any of the forms above.
+        kernel_size: one number per spatial axis.
+        kernel_dilation: one number per spatial axis.
+
+    Returns:
+        The inputs, padded if they must be, and the padding left for the convolution.
+    """
+    rank = len(kernel_size)
+    lax_padding = canonicalize_padding(padding, rank)
+    if not isinstance(lax_padding, str):
+        return inputs, lax_padding
+    reach = [(size - 1) * dilation for size, dilation in zip(kernel_size, kernel_dilation)]
+    if lax_padding in _BY_COPYING:
+        pads = [(0, 0), *((r // 2, (r + 1) // 2) for r in reach), (0, 0)]
+        return jnp.pad(inputs, pads, mode=_BY_COPYING[lax_padding]), "VALID"
+    if lax_padding == "CAUSAL":
+        if rank != 1:
+            raise LayerInputError(
+                f"Causal padding is only implemented for 1D convolutions, got a kernel with {rank} spatial "
+                "axes."
+            )
+        return inputs, [(reach[0], 0)]
+    if lax_padding not in _BY_CONVOLUTION:
+        names = ", ".join(repr(n) for n in (*_BY_CONVOLUTION, *_BY_COPYING, "CAUSAL"))
+        raise LayerInputError(
+            f"unknown padding {padding!r}: expected one of {names}, a number, or pairs of numbers."
+        )
+    return inputs, lax_padding

@@ -1,0 +1,110 @@
+"""Normalisation of weights instead of values: by their length, or by their largest singular value."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sonde.errors import LayerInputError
+from sonde.ops.checks import describe
+from sonde.ops.dtypes import Dtype, canonicalize_dtype
+from sonde.ops.norm import Axes, canonicalize_axes
+
+
+def l2_normalize(x: jax.Array, axes: Axes | None = None, *, epsilon: float = 1e-12) -> jax.Array:
+    """Divide by the length over some axes, or over all if None.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> l2_normalize(jnp.array([3.0, 4.0])).round(3)
+        Array([0.6, 0.8], dtype=float32)
+    """
+    squares = jnp.sum(
+        x * x.conj(), axis=None if axes is None else canonicalize_axes(axes, x.ndim), keepdims=True
+    )
+    return x * lax.rsqrt(squares + jnp.asarray(epsilon, squares.dtype))
+
+
+def weight_norm(
+    value: jax.Array,
+    scale: jax.Array | None = None,
+    *,
+    feature_axes: Axes | None = -1,
+    epsilon: float = 1e-12,
+    dtype: Dtype | None = None,
+) -> jax.Array:
+    """Give every feature of a weight the length 1, or a learnt one.
+
+    Args:
+        value: the weight.
+        scale: with the feature axes, or None.
+        feature_axes: the axes that are kept apart; None takes one length for all.
+        epsilon: added to the squared length.
+        dtype: of the result; None finds it from weight and scale.
+
+    Returns:
+        An array shaped as `value`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> weight_norm(jnp.array([[3.0, 0.0], [4.0, 2.0]]), jnp.array([1.0, 5.0])).round(3)
+        Array([[0.6, 0. ],
+               [0.8, 5. ]], dtype=float32)
+    """
+    features = () if feature_axes is None else canonicalize_axes(feature_axes, value.ndim)
+    out_dtype = canonicalize_dtype(value, scale, dtype=dtype)
+    y = l2_normalize(value, tuple(i for i in range(value.ndim) if i not in features), epsilon=epsilon)
+    if scale is not None:
+        compute = jnp.result_type(y, scale)
+        shape = tuple(n if i in features else 1 for i, n in enumerate(value.shape))
+        y = jnp.asarray(y, compute) * jnp.asarray(jnp.reshape(scale, shape), compute)
+    return jnp.asarray(y, out_dtype)
+
+
+def spectral_norm(
+    value: jax.Array,
+    u: jax.Array,
+    *,
+    n_steps: int = 1,
+    epsilon: float = 1e-12,
+    dtype: Dtype | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Divide a weight by an estimate of its largest singular value, by power iteration.
+
+    A weight with more than two axes is taken as a matrix, its last axis being the columns.
+
+    Args:
+        value: the weight, with two axes at least.
+        u: `(1, columns)`: where the last iteration ended.
+        n_steps: how many iterations.
+        epsilon: added to squared lengths.
+        dtype: of the result; None finds it from the weight.
+
+    Returns:
+        The divided weight, the new `u`, and the singular value. No gradient flows through the iteration
+        itself.
+
+    Raises:
+        LayerInputError: the weight has fewer than two axes, or no step is asked for.
+    """
+    if value.ndim < 2:
+        raise LayerInputError(f"spectral norm needs a weight with two axes at least, got {describe(value)}.")
+    if n_steps < 1:
+        raise LayerInputError(f"`n_steps` must be 1 at least, got {n_steps}.")
+    matrix = jnp.reshape(value, (-1, value.shape[-1]))
+    v = u
+    for _ in range(n_steps):
+        v = l2_normalize(jnp.matmul(u, matrix.T), epsilon=epsilon)
+        u = l2_normalize(jnp.matmul(v, matrix), epsilon=epsilon)
+    u, v = lax.stop_gradient(u), lax.stop_gradient(v)
+    sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
+    divisor = jnp.where(sigma != 0, sigma, jnp.ones_like(sigma))
+    out_dtype = canonicalize_dtype(value, dtype=dtype)
+    y = jnp.asarray(matrix, jnp.result_type(matrix, divisor)) / divisor
+    return jnp.asarray(jnp.reshape(y, value.shape), out_dtype), u, sigma
+
+
+def initial_u(rng: jax.Array, columns: int, dtype: Dtype = jnp.float32) -> jax.Array:
+    """A start for the power iteration: small random numbers, shape `(1, columns)`."""
+    return jax.nn.initializers.normal()(rng, (1, columns), dtype)
