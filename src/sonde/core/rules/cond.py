@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sonde import _jax
@@ -24,6 +25,8 @@ from sonde.core.primitive import TOKEN_TYPE, n_arrays, site_p
 from sonde.core.rewrite import Rewritten, rewrite
 from sonde.core.site import Site, View
 from sonde.core.trace import RULES, SiteTrace, run_under
+
+GATE_TYPE = _jax.typeof(np.zeros((), bool))
 
 
 def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
@@ -131,7 +134,6 @@ def _rest(spec: ItemSpec) -> tuple[Any, ...]:
 
 RULES[_jax.cond_p] = cond_rule
 
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Under vmap with a mapped predicate
 # ---------------------------------------------------------------------------------------------------------------------
@@ -140,15 +142,9 @@ RULES[_jax.cond_p] = cond_rule
 class _Gate(Handler):
     """Gives every site of a branch one more operand: whether the branch is taken."""
 
-    def __init__(self) -> None:
-        super().__init__(None, (), passes_on=False)
-        self.gate: Any = None
-
-    def child(self, base: Any = 1, steps: Sequence[Any] = ()) -> _Gate:
-        del base, steps
-        new = _Gate()
-        new.gate = self.gate
-        return new
+    def __init__(self, gate: Any) -> None:
+        super().__init__(None, ())
+        self.gate = gate
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the gate."""
@@ -163,16 +159,15 @@ def _like(gate: Any, other: Any) -> Any:
     return jnp.broadcast_to(gate, jnp.shape(other))
 
 
-def _gated(branch: Any) -> Any:
-    """A branch that takes one more operand, the gate, in front."""
+def _gated(branch: Any, position: int, n_branches: int) -> Any:
+    """A branch that takes every branch's gate in front of its operands."""
     types = [v.aval for v in _jax.open_jaxpr(branch).invars]
 
-    def run(gate: Any, *operands: Any) -> list[Any]:
-        handler = _Gate()
-        handler.gate = gate
-        return run_under(handler, _jax.eval_jaxpr, branch, *operands)
+    def run(*flat: Any) -> list[Any]:
+        gate, operands = flat[position], flat[n_branches:]
+        return run_under(_Gate(gate), _jax.eval_jaxpr, branch, *operands)
 
-    jaxpr, consts = _jax.trace_to_jaxpr(run, [_jax.typeof(jnp.zeros((), bool)), *types])
+    jaxpr, consts = _jax.trace_to_jaxpr(run, [*[GATE_TYPE] * n_branches, *types])
     assert not consts
     return jaxpr
 
@@ -181,23 +176,12 @@ def _gating_batcher(plain: Any) -> Any:
     def rule(axis_data: Any, args: Any, dims: Any, *, branches: Any, **params: Any) -> Any:
         if dims[0] is None or not any(map(has_sites, branches)):
             return plain(axis_data, args, dims, branches=branches, **params)
-        index = jnp.clip(args[0], 0, len(branches) - 1)
-        gates = [index == i for i in range(len(branches))]
-        wider = []
-        for i, branch in enumerate(branches):
-            gated = _gated(branch)
-
-            def pick(*flat: Any, i: int = i, gated: Any = gated) -> list[Any]:
-                return _jax.eval_jaxpr(gated, flat[i], *flat[len(branches) :])
-
-            types = [v.aval for v in _jax.open_jaxpr(branch).invars]
-            bools = [_jax.typeof(jnp.zeros((), bool))] * len(branches)
-            jaxpr, consts = _jax.trace_to_jaxpr(pick, [*bools, *types])
-            assert not consts
-            wider.append(jaxpr)
-        new_args = [args[0], *gates, *args[1:]]
-        new_dims = [dims[0], *[dims[0]] * len(branches), *dims[1:]]
-        return plain(axis_data, new_args, new_dims, branches=tuple(wider), **params)
+        n = len(branches)
+        index = jnp.clip(args[0], 0, n - 1)
+        args = [args[0], *[index == i for i in range(n)], *args[1:]]
+        dims = [dims[0], *[dims[0]] * n, *dims[1:]]
+        gated = tuple(_gated(branch, i, n) for i, branch in enumerate(branches))
+        return plain(axis_data, args, dims, branches=gated, **params)
 
     return rule
 

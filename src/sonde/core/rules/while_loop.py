@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sonde import _jax
@@ -21,15 +22,16 @@ from sonde.core.rewrite import rewrite
 from sonde.core.site import Axis
 from sonde.core.trace import RULES, SiteTrace
 
+INDEX_TYPE = _jax.typeof(np.zeros((), np.int32))
+
 
 def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """A while loop, or a `fori_loop` with bounds known only when it runs."""
     handler = trace.handler
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     test_consts, body_consts, init = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
-    index_type = _jax.typeof(jnp.zeros((), jnp.int32))
     with _jax.set_current_trace(trace.parent):
-        body = rewrite(params["body_jaxpr"], handler, [index_type] * handler.counts_iterations)
+        body = rewrite(params["body_jaxpr"], handler, [INDEX_TYPE] * handler.counts_iterations)
         test = rewrite(params["cond_jaxpr"], handler)
         body_in, test_in = body.inputs(handler), test.inputs(handler)
         active_shape = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.shape
