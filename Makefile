@@ -29,7 +29,7 @@ test: setup check  ## Lint, types, layers, then every test that is not marked th
 check: setup  ## Lint, format, types and the arrows between the layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/basedpyright
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 test-thorough: setup  ## The long runs: thousands of generated programs

@@ -1,5 +1,52 @@
-"""See inside any JAX program: every intermediate value and every gradient, under every transform, in one pass."""
+"""See inside any JAX program: every intermediate value and every gradient, under every transform, in one pass.
 
-from sonde.core import Axis, Record, Records, Site, capture, perturb, scope, sow
+`sow` marks a value; `capture` runs a function and returns what passed. The rest of the page:
 
-__all__ = ["Axis", "Record", "Records", "Site", "capture", "perturb", "scope", "sow"]
+    scope(name)                     names for the sites inside a block
+    capture(f, *patterns)           run `f`, return `(result, records)`
+    edit(f, {pattern: new})         run `f` with values replaced
+    perturb, perturbations, perturbed   add to values and differentiate with respect to what is added
+    sites(f)                        what a capture would see and cost, without running anything
+    first_nonfinite(f)              which site made the first NaN or Inf
+"""
+
+from sonde import errors
+from sonde.core import (
+    Axis,
+    Edit,
+    Record,
+    Records,
+    Site,
+    SiteInfo,
+    Sites,
+    capture,
+    edit,
+    perturb,
+    perturbations,
+    perturbed,
+    scope,
+    sites,
+    sow,
+)
+from sonde.tools.nonfinite import NonFinite, first_nonfinite
+
+__all__ = [
+    "Axis",
+    "Edit",
+    "NonFinite",
+    "Record",
+    "Records",
+    "Site",
+    "SiteInfo",
+    "Sites",
+    "capture",
+    "edit",
+    "errors",
+    "first_nonfinite",
+    "perturb",
+    "perturbations",
+    "perturbed",
+    "scope",
+    "sites",
+    "sow",
+]

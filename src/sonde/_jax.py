@@ -33,10 +33,9 @@ from jax.extend.core import Literal, Primitive, Var
 from jax.interpreters import ad, batching, mlir
 
 try:  # 0.11 and later
-    from jax._src import flattree as _flattree
+    from jax._src import flattree as _flattree  # pyright: ignore[reportAttributeAccessIssue]
 except ImportError:
     _flattree = None
-    from jax._src.tree_util import FlatTree as _FlatTree
 
 __all__ = [
     "UNSPECIFIED",
@@ -122,7 +121,7 @@ def register_kept_when_rematerialised(primitive: Primitive, plain: Primitive) ->
     twice. Outputs of `primitive` beyond those of `plain` are saved from the forward pass.
     """
 
-    def rule(saveable: Any, unknown_in: list[bool], instantiated_in: list[bool], eqn: Any) -> Any:
+    def rule(saveable: Any, unknown_in: Sequence[bool], instantiated_in: Sequence[bool], eqn: Any) -> Any:
         del saveable
         residuals = [x for x, i in zip(eqn.invars, instantiated_in) if type(x) is Var and not i]
         n, n_out = len(eqn.invars), len(eqn.outvars)
@@ -265,7 +264,9 @@ def scan_params(params: dict[str, Any], jaxpr: Any, *, n_consts: int, n_xs: int,
     return new
 
 
-def bind_custom_derivative(primitive: Primitive, args: Sequence[Any], functions: Sequence[tuple[Callable, Any]], **params):
+def bind_custom_derivative(
+    primitive: Primitive, args: Sequence[Any], functions: Sequence[tuple[Callable, Any]], **params
+):
     """Binds a custom_jvp or custom_vjp call; `functions` pairs each new function with the wrapped one it stands for."""
     wrapped = tuple(_lu.wrap_init(new, debug_info=old.debug_info) for new, old in functions)
     return primitive.bind(*args, subfuns=wrapped, **params)
@@ -300,8 +301,11 @@ def bind_shard_map(primitive: Primitive, trace: Trace, fun: Callable, args: Sequ
 
 def flat_tree(values: Sequence[Any], aux: Any) -> Any:
     """The form in which the function inside a shard_map returns its outputs and their specs."""
-    flat = _flattree.flatten(list(values)) if _flattree is not None else _FlatTree.flatten(list(values))
-    return flat.with_aux(aux)
+    if _flattree is not None:
+        return _flattree.flatten(list(values)).with_aux(aux)
+    from jax._src.tree_util import FlatTree
+
+    return FlatTree.flatten(list(values)).with_aux(aux)
 
 
 def varying_axes(value: Any) -> frozenset[str]:
@@ -342,14 +346,15 @@ def jit_options(fn: Any) -> tuple[Callable, dict[str, Any]] | None:
     """The function inside a jitted callable and the options to jit it again; None if that cannot be done faithfully."""
     if type(fn) is not PjitFunction:
         return None
-    info = fn._jit_info
+    jitted: Any = fn
+    info = jitted._jit_info
     shardings = (*info.in_shardings_leaves, *info.out_shardings_leaves)
     layouts = (*info.in_layouts_leaves, *info.out_layouts_leaves)
     if any(x is not UNSPECIFIED for x in shardings) or any(x is not None for x in layouts):
         return None
     if info.device or info.backend or getattr(info, "compiler_options_kvs", None):
         return None
-    return fn._fun, {
+    return jitted._fun, {
         "static_argnums": info.static_argnums or None,
         "static_argnames": info.static_argnames or None,
         "donate_argnums": info.donate_argnums or None,
@@ -385,10 +390,10 @@ def eager_shortcut(trace_type: type[Trace], needs_trace: Callable[[Any], bool]) 
         with _shortcut_lock:
             _shortcut_users -= 1
             if _shortcut_users == 0:
-                _pjit._run_python_pjit = _pjit._run_python_pjit.__wrapped__
+                _pjit._run_python_pjit = _pjit._run_python_pjit.__wrapped__  # pyright: ignore
 
 
-def _with_shortcut(plain: Callable, trace_type: type[Trace], needs_trace: Callable[[Any], bool]) -> Callable:
+def _with_shortcut(plain: Callable, trace_type: Any, needs_trace: Callable[[Any], bool]) -> Callable:
     @functools.wraps(plain)
     def run(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
         trace: Any = _core.trace_ctx.trace

@@ -1,9 +1,39 @@
-"""The engine: sites, and everything that can be done at them."""
+"""The engine: sites, and everything that can be done at them.
+
+`sow` and `scope` mark values; `capture`, `edit`, `perturbed` and `sites` run a program with somebody at its sites. The
+layers above use `mark` (a site with something attached), `run_with` (run a function with a handler) and the handlers
+themselves.
+
+How it works, in the order in which to read it: `primitive` is the equation that a site is; `trace` is what a captured
+function runs under; `rules` get sites out of loops, branches and jitted calls, with `rewrite` doing the common part;
+`handler` is what happens at a site, `collect`, `edit` and `perturbing` its kinds; `pairing` gives gradients to values;
+`record` is what comes out.
+"""
 
 from sonde.core.capture import capture
 from sonde.core.context import scope
+from sonde.core.edit import Edit, edit
+from sonde.core.inventory import SiteInfo, Sites, sites
+from sonde.core.perturbing import perturbations, perturbed
 from sonde.core.record import Record, Records
 from sonde.core.site import Axis, Site
 from sonde.core.sow import mark, perturb, sow
 
-__all__ = ["Axis", "Record", "Records", "Site", "capture", "mark", "perturb", "scope", "sow"]
+__all__ = [
+    "Axis",
+    "Edit",
+    "Record",
+    "Records",
+    "Site",
+    "SiteInfo",
+    "Sites",
+    "capture",
+    "edit",
+    "mark",
+    "perturb",
+    "perturbations",
+    "perturbed",
+    "scope",
+    "sites",
+    "sow",
+]

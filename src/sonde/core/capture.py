@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import weakref
@@ -34,17 +33,17 @@ def capture(
 ) -> Callable[P, tuple[R, Records]]:
     """A function that runs `f` and returns its result together with what passed its sites.
 
-    The result of `f` is what it is without the capture, and `f` runs once. Captures nest, and work inside and outside of
-    every JAX transform.
+    The result of `f` is what it is without the capture, and `f` runs once. Captures nest, and work inside and outside
+    of every JAX transform.
 
     Args:
         f: Any callable: a function, a bound method, a partial, a jitted function, an object with `__call__`.
         *patterns: Which sites: globs over paths (`"blocks/*/attn"`, `"**/mlp"`) or predicates of a `Site`. All, if none
             are given.
-        grads: Whether to record gradients too: any `jax.grad`, `value_and_grad` or `vjp` that runs inside `f` yields the
-            cotangent at each site, in the same pass.
-        reduce: A function of the value, applied at the site, on the device and inside loops, whose result is recorded in
-            place of the value. Under `vmap` it sees one example. It must return arrays.
+        grads: Whether to record gradients too: any `jax.grad`, `value_and_grad` or `vjp` that runs inside `f` yields
+            the cotangent at each site, in the same pass.
+        reduce: A function of the value, applied at the site, on the device and inside loops, whose result is recorded
+            in place of the value. Under `vmap` it sees one example. It must return arrays.
         last: How many of the last iterations of a `while_loop` to keep. With more than one, values have a leading axis.
 
     Returns:
@@ -94,6 +93,7 @@ def run_with(
     kwargs: Any,
     *,
     grads: bool = False,
+    edits: bool = False,
     extra: Hashable = None,
 ) -> tuple[Any, Any]:
     """Runs `f` with a handler at its sites.
@@ -104,6 +104,7 @@ def run_with(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         grads: Whether gradients must be marked.
+        edits: Whether the handler replaces values.
         extra: What jitted functions are to be traced again for; see `Looking.extra`.
 
     Returns:
@@ -111,9 +112,10 @@ def run_with(
     """
     outer = looking()
     handler: Handler = make(len(outer.prefix) if outer else 0, outer is not None)
-    state = Looking(grads, extra=extra)
+    state = Looking(grads, edits, extra=extra)
     if outer is not None:
-        state = dataclasses.replace(outer, grads=grads or outer.grads, extra=outer.extra if extra is None else extra)
+        extra = outer.extra if extra is None else extra
+        state = Looking(grads or outer.grads, edits or outer.edits, outer.prefix, extra)
     trace = SiteTrace(_jax.current_trace(), handler)
     try:
         with _jax.eager_shortcut(SiteTrace, has_sites), _jax.set_current_trace(trace), look(state):

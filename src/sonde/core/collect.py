@@ -26,6 +26,7 @@ class Collect(Handler):
         grads: Whether gradients are recorded.
         reduce: A function of the value, applied at the site, whose result is recorded in its place.
         last: How many of the last iterations of a `while_loop` are kept.
+        fold: How several iterations of a `while_loop` become one, if not by keeping the last; see `Handler.fold`.
     """
 
     def __init__(
@@ -35,14 +36,16 @@ class Collect(Handler):
         grads: bool = False,
         reduce: Reduce | None = None,
         last: int = 1,
+        fold: Any = None,
         start: int = 0,
         passes_on: bool = False,
     ) -> None:
-        key: Hashable = ("collect", patterns, grads, reduce, last, start, passes_on)
+        key: Hashable = ("collect", patterns, grads, reduce, last, fold, start, passes_on)
         super().__init__(key, patterns, start=start, passes_on=passes_on)
         self.grads = grads
         self.reduce = reduce
         self.last = last
+        self.fold = fold
         self.records_only = reduce is None
 
     def record(self, arrays: list[Any], site: Site, view: View, *, token: Any, gate: Any) -> None:
@@ -103,7 +106,7 @@ def per_example(fn: Callable[..., Any], view: View, n: int) -> Callable[..., Any
     return fn
 
 
-def _repeated(fn: Callable[..., Any], size: int, *arrays: Any) -> Any:
+def _repeated(fn: Callable[..., Any], size: Any, *arrays: Any) -> Any:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), fn(*arrays))
 
 
@@ -118,14 +121,22 @@ def reduce_at(reduce: Reduce, arrays: Sequence[Any], site: Site, view: View) -> 
 def whole_gradient(arrays: Sequence[Any], site: Site, view: View) -> tuple[list[Any], View]:
     """A gradient with a part for every array of the site: a reduce function sees the structure that was sown.
 
-    Parts that have no gradient (integers, arrays nothing was differentiated through) are scalar zeros, which cost nothing.
+    Parts that have no gradient (integers, arrays nothing was differentiated through) are scalar zeros, which cost
+    nothing.
     """
     n = sum(site.arrays)
     if view.gradient_of == tuple(range(n)):
         return list(arrays), view
     by_index = dict(zip(view.gradient_of or (), enumerate(arrays)))
     axes = tuple(
-        Axis(a.kind, a.size, a.name, tuple(i in by_index and a.on_leaf(by_index[i][0]) for i in range(n)), a.loop, a.reverse)
+        Axis(
+            a.kind,
+            a.size,
+            a.name,
+            tuple(i in by_index and a.on_leaf(by_index[i][0]) for i in range(n)),
+            a.loop,
+            a.reverse,
+        )
         for a in view.axes
     )
     filled = [by_index[i][1] if i in by_index else jnp.zeros(()) for i in range(n)]

@@ -25,11 +25,13 @@ class Looking:
 
     Attributes:
         grads: Whether gradients are wanted too.
+        edits: Whether values may be replaced: one that does not vary over a mapped axis may then come to do so.
         prefix: The path of the scopes entered since the capture began, with a trailing slash if not empty.
         extra: What a layer above wants jitted functions to be traced again for.
     """
 
     grads: bool
+    edits: bool = False
     prefix: str = ""
     extra: Hashable = None
 
@@ -67,7 +69,7 @@ def path_of(name: str, state: Looking) -> str:
     return state.prefix + checked_name(name)
 
 
-class scope:  # noqa: N801 (a verb-like context manager, as contextlib's own)
+class scope:
     """Puts the sites met inside the block under a name.
 
     Scopes count from the capture inwards: one that was entered before the capture began is not part of the path.

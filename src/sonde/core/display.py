@@ -21,7 +21,7 @@ def _kinds(trees: Sequence[Any]) -> str:
     """The type of the first value, and how many there are."""
     if not trees:
         return "-"
-    return _kind(trees[0]) + (f" ×{len(trees)}" if len(trees) > 1 else "")
+    return _kind(trees[0]) + (f" x{len(trees)}" if len(trees) > 1 else "")
 
 
 def record_line(record: Record) -> str:

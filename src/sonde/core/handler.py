@@ -39,8 +39,13 @@ class Handler:
     counts_iterations = False
     # How many of the last iterations of a while loop are kept.
     last = 1
+    # How what was kept of earlier iterations of a while loop and what a new one recorded become one: a function of the
+    # old leaves, the new leaves and the number of the iteration. None: the new ones.
+    fold: Any = None
 
-    def __init__(self, key: Hashable, patterns: tuple[Pattern, ...], *, start: int = 0, passes_on: bool = False) -> None:
+    def __init__(
+        self, key: Hashable, patterns: tuple[Pattern, ...], *, start: int = 0, passes_on: bool = False
+    ) -> None:
         self.key = key
         self.patterns = patterns
         self.start = start

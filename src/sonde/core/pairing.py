@@ -5,8 +5,8 @@ site for both calls; there the token tells, at once if it is a number by now, by
 being traced. A site that was differentiated but got no gradient, while a backward pass ran, has gradient zero; one that
 no backward pass concerns has none.
 
-The rows of a gradient are put into the order of the value's rows: the gradient of a loop comes from a loop that runs the
-other way, a gradient that was taken inside a loop body does not.
+The rows of a gradient are put into the order of the value's rows: the gradient of a loop comes from a loop that runs
+the other way, a gradient that was taken inside a loop body does not.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ def _by_token(candidates: Sequence[Call], gradients: Sequence[Item]) -> None:
             continue
         for call, candidate in zip(candidates, tokens):
             mine = candidate == token
-            _add(call, dataclasses.replace(gradient, leaves=[jnp.where(mine, x, jnp.zeros_like(x)) for x in gradient.leaves]))
+            _add(
+                call,
+                dataclasses.replace(gradient, leaves=[jnp.where(mine, x, jnp.zeros_like(x)) for x in gradient.leaves]),
+            )
 
 
 def _one(token: Any) -> Any:
@@ -106,6 +109,14 @@ def _one(token: Any) -> Any:
 
 def _in_order_of(value: Item, gradient: Item) -> Item:
     """Turns the loop axes of a gradient round where its rows are in the other order than the value's."""
+    turn = turned_axes(value, gradient)
+    if not turn:
+        return gradient
+    return gradient.map_arrays(lambda x: jax.lax.rev(jnp.asarray(x), [i for i in turn if i < jnp.ndim(x)]))
+
+
+def turned_axes(value: Item, gradient: Item) -> list[int]:
+    """The loop axes of a gradient, by position, along which its rows are in the other order than the value's."""
     value_loops = [a for a in value.view.axes if a.is_loop]
     loops = [a for a in gradient.view.axes if a.is_loop]
     shared = 0
@@ -113,9 +124,4 @@ def _in_order_of(value: Item, gradient: Item) -> Item:
         shared += 1
     # What is left of the value's loops was transposed; loops in front of those run whole backward passes.
     first_transposed = max(shared, len(loops) - (len(value_loops) - shared))
-    turn = [i for i, axis in enumerate(loops) if axis.reverse != (i >= first_transposed)]
-    if not turn:
-        return gradient
-    return gradient.map_arrays(lambda x: jax.lax.rev(jnp.asarray(x), [i for i in turn if i < jnp.ndim(x)]))
-
-
+    return [i for i, axis in enumerate(loops) if axis.reverse != (i >= first_transposed)]

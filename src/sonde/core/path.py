@@ -10,6 +10,7 @@ import difflib
 import functools
 import re
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from sonde.core.site import Site
 from sonde.errors import NoSuchSiteError, SiteNameError
@@ -62,8 +63,10 @@ def matches(pattern: Pattern, site: Site) -> bool:
 def check_pattern(pattern: object) -> Pattern:
     """Returns `pattern` if it is a glob or a predicate, raises TypeError otherwise."""
     if isinstance(pattern, str) or callable(pattern):
-        return pattern
-    raise TypeError(f"a pattern is a glob over paths or a predicate of a site, got {pattern!r} of type {type(pattern).__name__}")
+        return cast(Pattern, pattern)
+    raise TypeError(
+        f"a pattern is a glob over paths or a predicate of a site, got {pattern!r} of type {type(pattern).__name__}"
+    )
 
 
 def no_such_site(pattern: Pattern, paths: Iterable[str]) -> NoSuchSiteError:

@@ -28,6 +28,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde._jax import ad, batching, mlir
+from sonde.core.context import looking
 from sonde.core.site import Axis, Site, View
 from sonde.errors import CaptureError
 
@@ -169,6 +170,15 @@ def _front(array: Any, dim: Any) -> Any:
     return array if dim is None or dim == 0 else jnp.moveaxis(array, dim, 0)
 
 
+def _repeated(array: Any, size: int) -> Any:
+    return jnp.broadcast_to(array, (size, *jnp.shape(array)))
+
+
+def _may_be_replaced() -> bool:
+    state = looking()
+    return state is not None and state.edits
+
+
 def _unbatched_token(token: Any, dim: Any) -> Any:
     # A select makes a batched array of it; where the other branch was taken it is 0.
     return token if dim is None else jnp.max(token, axis=dim)
@@ -179,10 +189,13 @@ def _batched(primitive: Any) -> Any:
         n = n_arrays(args, view) if primitive is site_p else len(args) - 1
         arrays = [_front(x, d) for x, d in zip(args[:n], dims[:n])]
         out_dims = [d if d is None else 0 for d in dims[:n]]
+        if _may_be_replaced() and any(d is not None for d in out_dims):
+            arrays = [_repeated(x, axis_data.size) if d is None else x for x, d in zip(arrays, out_dims)]
+            out_dims = [0] * n
         rest = []
         if view.is_value and view.gated:
             gate = _front(args[n], dims[n])
-            rest = [gate if dims[n] is not None else jnp.broadcast_to(gate, (axis_data.size, *gate.shape))]
+            rest = [gate if dims[n] is not None else _repeated(gate, axis_data.size)]
         elif not view.is_value:
             rest = [_unbatched_token(args[n], dims[n])]
         if any(d is not None for d in out_dims) or (view.is_value and view.gated):

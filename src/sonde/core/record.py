@@ -92,7 +92,9 @@ class Record:
     @property
     def values(self) -> tuple[Any, ...]:
         """The values, one per call, in program order."""
-        return tuple(self._put_together(call, call.value, arrays) for call, arrays in self._each() if call.value.view.is_value)
+        return tuple(
+            self._put_together(call, call.value, arrays) for call, arrays in self.calls() if call.value.view.is_value
+        )
 
     @property
     def value(self) -> Any:
@@ -120,7 +122,7 @@ class Record:
     def gradients(self, order: int) -> tuple[Any, ...]:
         """The cotangents at the site in the backward pass of the `order`-th differentiation, 1 being the innermost."""
         found = []
-        for call, arrays in self._each():
+        for call, arrays in self.calls():
             position = call.value.n + len(call.extras)
             if not call.value.view.is_value and call.value.view.order == order - 1:
                 found.append(self._put_together(call, call.value, arrays))
@@ -161,7 +163,8 @@ class Record:
         """Per call, the site."""
         return tuple(call.site for call in self._calls if call.value.view.is_value)
 
-    def _each(self) -> Iterator[tuple[CallSpec, tuple[Any, ...]]]:
+    def calls(self) -> Iterator[tuple[CallSpec, tuple[Any, ...]]]:
+        """For tools: the static part of every call, with all its arrays."""
         start = 0
         for call in self._calls:
             yield call, self._arrays[start : start + call.size]
@@ -170,7 +173,7 @@ class Record:
     def _extras(self, name: str) -> tuple[Any, ...]:
         return tuple(
             arrays[call.value.n + call.extras.index(name)] if name in call.extras else None
-            for call, arrays in self._each()
+            for call, arrays in self.calls()
             if call.value.view.is_value
         )
 
@@ -207,7 +210,8 @@ class Record:
     @classmethod
     def tree_unflatten(cls, aux: Any, arrays: Sequence[Any]) -> Record:
         """For JAX."""
-        return cls(*aux, arrays)
+        path, calls = aux
+        return cls(path, calls, arrays)
 
     def __repr__(self) -> str:
         from sonde.core.display import record_line

@@ -74,7 +74,7 @@ class Site:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf of a sown pytree is recorded as an array; strings, Python numbers and the like are kept as they are."""
+    """Whether a leaf of a sown pytree is recorded as an array; strings, Python numbers and the like are just kept."""
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and not isinstance(leaf, (np.str_, np.bytes_))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
@@ -42,7 +42,7 @@ def sow(value: T, name: str) -> T:
         ...     h = sonde.sow(jnp.sin(x), "h")
         ...     return h * 2
         >>> result, records = sonde.capture(f)(jnp.float32(0.5))
-        >>> print(records["h"].value.round(4))
+        >>> print(f"{records['h'].value:.4f}")
         0.4794
     """
     return value if looking() is None else mark(value, name, depth=2)

@@ -75,7 +75,9 @@ class SiteTrace(_jax.Trace):
         """A function with its own forward derivative."""
         return CUSTOM_RULES["jvp"](self, primitive, fun, jvp, tracers, **params)
 
-    def process_custom_vjp_call(self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any) -> Any:
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
+    ) -> Any:
         """A function with its own backward pass."""
         return CUSTOM_RULES["vjp"](self, primitive, fun, fwd, bwd, tracers, **params)
 

@@ -3,8 +3,8 @@
 Sites of two branches with the same path and the same types share a place. A branch without a site at a place fills it
 with zeros, and a flag says whether the branch that was taken has the site.
 
-Under `vmap` with a mapped predicate JAX runs all branches and selects. Then a gate, true where the branch is taken, goes
-with every site inside: the flag is there per element, and elements that took another branch are zeros here too.
+Under `vmap` with a mapped predicate JAX runs all branches and selects. Then a gate, true where the branch is taken,
+goes with every site inside: the flag is there per element, and elements that took another branch are zeros here too.
 """
 
 from __future__ import annotations
@@ -87,7 +87,16 @@ class _Places:
     @staticmethod
     def _free_key(spec: ItemSpec, types: Sequence[Any], taken: dict[Any, int]) -> Any:
         shapes = tuple((t.shape, t.dtype) for t in types)
-        kind = (spec.site.path, spec.site.tag, spec.view, spec.site.tree, spec.site.arrays, spec.extras, spec.tree, shapes)
+        kind = (
+            spec.site.path,
+            spec.site.tag,
+            spec.view,
+            spec.site.tree,
+            spec.site.arrays,
+            spec.extras,
+            spec.tree,
+            shapes,
+        )
         number = 0
         while (kind, number) in taken:
             number += 1

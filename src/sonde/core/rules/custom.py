@@ -28,12 +28,14 @@ class _Recorded:
         self.handler = handler
         self.what = what
         self.state = looking()
+        self.calls = handler.mark_calls()
         self.n_outs: int | None = None
         self.specs: list[ItemSpec] = []
         self.types: list[Any] = []
 
     def run(self, wrapped: Any, args: Sequence[Any]) -> tuple[list[Any], list[Item]]:
         """Runs a function, or one of its rules, under a child of the handler."""
+        self.handler.return_to(self.calls)  # the function and its rules are the same calls, run in different ways
         child = self.handler.child(base=self.handler.allot(1))
         with look(self.state):
             outs = run_under(child, _jax.call_again, wrapped, *args)
@@ -62,8 +64,9 @@ class _Recorded:
             if rest:
                 site = rest[0].site
                 raise CaptureError(
-                    f"site {site.path!r} ({site.source}) cannot be captured: it is only in the derivative rule of a {self.what} "
-                    "function that is differentiated outside the capture; capture the differentiated function instead"
+                    f"site {site.path!r} ({site.source}) cannot be captured: it is only in the derivative rule of a "
+                    f"{self.what} function that is differentiated outside the capture; capture the differentiated "
+                    "function instead"
                 )
         return arrays
 

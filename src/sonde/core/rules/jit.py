@@ -33,7 +33,7 @@ def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> l
 
 
 def _compiled(new: Rewritten, params: dict[str, Any]) -> Any:
-    """The rewritten function as a callable that JAX dispatches in C++; None if the jit has options that it would lose."""
+    """The rewritten function, for JAX to dispatch in C++; None if the jit has options that would be lost."""
     if not _jax.jit_is_plain(params) or has_sites(new.jaxpr):
         return None
     if "compiled" not in new.cache:

@@ -1,8 +1,8 @@
 """`scan`, and with it `map`, `fori_loop` with known bounds, and the gradients of all of them.
 
-Every iteration's value becomes a row of one array, in the order in which the iterations ran. A gradient comes out of the
-reversed loop that computes it; whether its rows have to be turned round is decided when it is paired with its value,
-where it is known if the gradient is of this loop or was taken inside it.
+Every iteration's value becomes a row of one array, in the order in which the iterations ran. A gradient comes out of
+the reversed loop that computes it; whether its rows have to be turned round is decided when it is paired with its
+value, where it is known if the gradient is of this loop or was taken inside it.
 """
 
 from __future__ import annotations

@@ -46,9 +46,7 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
     return answer.update(outs[:n_outs])
 
 
-def _with_mesh_axes(
-    item: Item, names: list[str], mesh: Any, checked: bool
-) -> tuple[Item, list[PartitionSpec]]:
+def _with_mesh_axes(item: Item, names: list[str], mesh: Any, checked: bool) -> tuple[Item, list[PartitionSpec]]:
     """An item whose arrays have an axis of length one per mesh axis they vary over, and how these are laid out."""
     n_loops = sum(axis.is_loop for axis in item.view.axes)
     arrays, specs, varying = [], [], []
@@ -64,7 +62,12 @@ def _with_mesh_axes(
     leaves = varying[: len(item.leaves)]
     used = [n for n in names if any(n in mine for mine in varying)]
     axes = [
-        Axis("mesh", mesh.shape[n], n, None if all(n in mine for mine in leaves) else tuple(n in mine for mine in leaves))
+        Axis(
+            "mesh",
+            mesh.shape[n],
+            n,
+            None if all(n in mine for mine in leaves) else tuple(n in mine for mine in leaves),
+        )
         for n in used
     ]
     before, after = item.view.axes[:n_loops], item.view.axes[n_loops:]

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from sonde import _jax
-from sonde.core.item import Item, ItemSpec, build_items
+from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
 from sonde.core.rewrite import rewrite
 from sonde.core.site import Axis
 from sonde.core.trace import RULES, SiteTrace
@@ -35,8 +35,8 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         test = rewrite(params["cond_jaxpr"], handler)
         body_in, test_in = body.inputs(handler), test.inputs(handler)
         active_shape = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.shape
-        keep = _Keep(body.specs, active_shape, handler.last)
-        keep_test = _Keep(test.specs, active_shape, 1)
+        keep = _Keep(body.specs, active_shape, handler.last, handler.fold)
+        keep_test = _Keep(test.specs, active_shape, 1, handler.fold)
 
         def run_test(carry: Sequence[Any]) -> tuple[Any, list[Any]]:
             active, *seen = _jax.eval_jaxpr(test.jaxpr, *test_in, *test_consts, *carry)
@@ -80,8 +80,9 @@ def _where(active: Any, new: Any, old: Any, axis: int = 0) -> Any:
 class _Keep:
     """What a loop carries along for the recorded items, and how an iteration changes it."""
 
-    def __init__(self, specs: Sequence[ItemSpec], active_shape: tuple[int, ...], last: int) -> None:
+    def __init__(self, specs: Sequence[ItemSpec], active_shape: tuple[int, ...], last: int, fold: Any) -> None:
         self.specs = specs
+        self.fold = fold
         self.active_shape = active_shape
         self.last = last
         self.n_loops = [sum(a.is_loop for a in spec.view.axes) for spec in specs for _ in range(spec.size)]
@@ -93,6 +94,8 @@ class _Keep:
 
     def update(self, active: Any, index: Any, new: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
         """What is carried after an iteration that computed `new`."""
+        if self.fold is not None:
+            new = self._folded(new, kept, index)
         if self.last == 1:
             return [self._select(active, x, old, loops) for x, old, loops in zip(new, kept, self.n_loops)]
         slot = index % self.last
@@ -101,6 +104,12 @@ class _Keep:
             old = lax.dynamic_index_in_dim(ring, slot, keepdims=False)
             result.append(lax.dynamic_update_index_in_dim(ring, self._select(active, x, old, loops), slot, 0))
         return result
+
+    def _folded(self, new: Sequence[Any], kept: Sequence[Any], index: Any) -> list[Any]:
+        old = build_items(self.specs, kept)
+        for item, before in zip(items := build_items(self.specs, new), old):
+            item.leaves = self.fold(before.leaves, item.leaves, index)
+        return flat_arrays(items)
 
     def _active_axis(self, shape: tuple[int, ...], n_loops: int) -> int | None:
         """Where an array has the axes of the predicate; None if it does not vary over them."""

@@ -1,0 +1,196 @@
+"""Changing a program while it runs: `edit`."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ParamSpec, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from sonde import _jax
+from sonde.core.capture import check_callable, like, run_with
+from sonde.core.collect import per_example
+from sonde.core.context import look
+from sonde.core.handler import Handler
+from sonde.core.path import Pattern, check_pattern
+from sonde.core.site import Site, View
+from sonde.errors import EditError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Edit:
+    """What to put in place of the value at a site, and when.
+
+    Attributes:
+        new: A function of the value that returns the new one, or the new value itself.
+        calls: Which calls of the site, counted per path from 0 in program order as in `Record.values`: a number or
+            several. All, if None.
+        iterations: Which iterations of the innermost loop around the site, counted from 0 in the order in which they
+            run: a number or several; or a function of the numbers of all loops around it, outermost first, that returns
+            a boolean array. All, if None.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sonde
+        >>> def f(x):
+        ...     step = lambda c, _: (sonde.sow(c + 1, "c"), None)
+        ...     return jax.lax.scan(step, x, length=4)[0]
+        >>> print(sonde.edit(f, {"c": sonde.Edit(lambda c: c * 10, iterations=2)})(0))
+        31
+    """
+
+    new: Any
+    calls: int | Collection[int] | None = None
+    iterations: int | Collection[int] | Callable[..., Any] | None = None
+
+
+def edit(f: Callable[P, R], edits: Mapping[Pattern, Any]) -> Callable[P, R]:
+    """A function that runs `f` with the values at some sites replaced.
+
+    Works in every transform and composes with `capture`: around an edit it sees the new values, inside the old ones.
+
+    Args:
+        f: Any callable.
+        edits: For each pattern, a function of the value that returns a new one, a new value, or an `Edit` that also
+            says at which calls and iterations. Where several match, they are applied in order. Under `vmap` a function
+            sees one example.
+
+    Returns:
+        A function with the arguments and results of `f`.
+
+    Raises:
+        TypeError: `f` is not callable, or `edits` is no mapping from patterns.
+        NoSuchSiteError: When called: a pattern matches no site.
+        EditError: When called: a new value has another structure, shape or dtype than the value at the site.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> def f(x):
+        ...     return sonde.sow(x * 2, "h") + 1
+        >>> print(sonde.edit(f, {"h": jnp.zeros_like})(jnp.ones(3)))
+        [1. 1. 1.]
+    """
+    check_callable(f, "edit")
+    if not isinstance(edits, Mapping):
+        raise TypeError(
+            f"edit takes a mapping from patterns to new values, got {edits!r} of type {type(edits).__name__}"
+        )
+    chosen = {check_pattern(p): e if isinstance(e, Edit) else Edit(e) for p, e in edits.items()}
+
+    def edit_now(fn: Callable, args: Any, kwargs: Any) -> Any:
+        def make(start: int, passes_on: bool) -> Editing:
+            return Editing(chosen, start=start, passes_on=passes_on)
+
+        return run_with(make, fn, args, kwargs, edits=True)[0]
+
+    inside = _jax.jit_options(f)
+    if inside is not None:
+        fn, options = inside
+        return jax.jit(like(lambda *args, **kwargs: edit_now(fn, args, kwargs), fn), **options)
+    return like(lambda *args, **kwargs: edit_now(f, args, kwargs), f)
+
+
+class Editing(Handler):
+    """Puts new values in the place of old ones."""
+
+    def __init__(self, edits: Mapping[Pattern, Edit], *, start: int = 0, passes_on: bool = False) -> None:
+        super().__init__(None, tuple(edits), start=start, passes_on=passes_on)
+        self.edits = edits
+        self.counts_iterations = any(e.iterations is not None for e in edits.values())
+        self.indices: tuple[Any, ...] = ()
+        self._calls: dict[str, int] = {}  # shared with all children
+
+    def child(self, base: Any = 1, steps: Sequence[Any] = ()) -> Self:
+        """The handler inside; in a loop, it knows the number of the iteration."""
+        new = super().child(base, steps)
+        new.indices = (*self.indices, *steps)
+        return new
+
+    def mark_calls(self) -> dict[str, int]:
+        """How often each site was met so far."""
+        return copy.copy(self._calls)
+
+    def return_to(self, mark: dict[str, int]) -> None:
+        """Counts on from there."""
+        self._calls.clear()
+        self._calls.update(mark)
+
+    def join_calls(self, marks: Sequence[dict[str, int]]) -> None:
+        """After a `cond`, a site has been met as often as in the branch that met it most."""
+        for mark in marks:
+            for path, count in mark.items():
+                self._calls[path] = max(count, self._calls.get(path, 0))
+
+    def replace(self, arrays: list[Any], site: Site, view: View) -> list[Any]:
+        """The new arrays, if an edit is for this site."""
+        if not view.is_value:
+            return arrays
+        call = self._calls.get(site.path, 0)
+        self._calls[site.path] = call + 1
+        for pattern in self.chosen(site):
+            wanted = self.edits[pattern]
+            if wanted.calls is not None and call not in _several(wanted.calls):
+                continue
+            new = new_arrays(wanted.new, arrays, site, view)
+            if wanted.iterations is not None:
+                now = self._is_now(wanted.iterations, site)
+                new = [jnp.where(now, a, b) for a, b in zip(new, arrays)]
+            arrays = new
+        return arrays
+
+    def _is_now(self, iterations: Any, site: Site) -> Any:
+        if not self.indices:
+            raise EditError(f"edit of {site.path!r} ({site.source}): it names iterations, but the site is in no loop")
+        if callable(iterations):
+            return iterations(*self.indices)
+        return jnp.isin(self.indices[-1], jnp.asarray(sorted(_several(iterations))))
+
+
+def _several(numbers: int | Collection[int]) -> Collection[int]:
+    return (numbers,) if isinstance(numbers, int) else numbers
+
+
+def new_arrays(new: Any, arrays: list[Any], site: Site, view: View) -> list[Any]:
+    """The arrays of a new value for a site, which is given as such or as a function of the old one."""
+    if not callable(new):
+        return [_fitted(x, a, site, view, i) for i, (x, a) in enumerate(zip(_leaves(new, site), arrays))]
+
+    def of_example(*xs: Any) -> list[Any]:
+        with look(None):
+            result = new(site.rebuild(xs))
+        return [_checked(x, _jax.typeof(a), site) for x, a in zip(_leaves(result, site), xs)]
+
+    return per_example(of_example, view, len(arrays))(*arrays)
+
+
+def _leaves(new: Any, site: Site) -> list[Any]:
+    """The leaves of a new value that stand where the site has arrays."""
+    leaves, tree = jax.tree.flatten(new)
+    if tree != site.tree:
+        raise EditError(f"edit of {site.path!r} ({site.source}): expected the structure {site.tree}, got {tree}")
+    return [x for x, is_array in zip(leaves, site.arrays) if is_array]
+
+
+def _checked(new: Any, expected: Any, site: Site) -> Any:
+    """A new leaf as an array of exactly the expected type; Python numbers take on its dtype."""
+    array = jnp.asarray(new, expected.dtype) if isinstance(new, (bool, int, float, complex)) else jnp.asarray(new)
+    if array.shape != expected.shape or array.dtype != expected.dtype:
+        raise EditError(
+            f"edit of {site.path!r} ({site.source}): expected {expected.dtype}{list(expected.shape)}, got "
+            f"{array.dtype}{list(array.shape)}"
+        )
+    return array
+
+
+def _fitted(new: Any, old: Any, site: Site, view: View, index: int) -> Any:
+    """A given leaf for an array that may have mapped axes in front, which the leaf may have or not."""
+    expected = _jax.typeof(old)
+    mapped = sum(axis.on_leaf(index) for axis in view.axes)
+    if mapped and jnp.shape(new) == expected.shape[mapped:]:
+        new = jnp.broadcast_to(jnp.asarray(new), expected.shape)
+    return _checked(new, expected, site)

@@ -1,0 +1,166 @@
+"""What a capture would see, and what it would cost, before paying: `sites`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import jax
+import numpy as np
+
+from sonde.core.capture import capture, check_callable, like
+from sonde.core.path import Pattern
+from sonde.core.record import CallSpec, Records
+from sonde.core.site import Axis
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SiteInfo:
+    """One value that a capture would record.
+
+    Attributes:
+        path: The path of the site.
+        call: Which of the calls under that path, from 0.
+        arrays: Shape and dtype of each array, with the axes that loops and maps put in front.
+        axes: Those axes, outermost first.
+        bytes: How many bytes the arrays have.
+        gradient: Whether this is a gradient.
+        source: The line of the user's code.
+    """
+
+    path: str
+    call: int
+    arrays: tuple[jax.ShapeDtypeStruct, ...]
+    axes: tuple[Axis, ...]
+    bytes: int
+    gradient: bool
+    source: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first array."""
+        return self.arrays[0].shape if self.arrays else ()
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the first array; None if there is none."""
+        return self.arrays[0].dtype if self.arrays else None
+
+    @property
+    def loops(self) -> tuple[int | None, ...]:
+        """The lengths of the loops around the site, outermost first."""
+        return tuple(a.size for a in self.axes if a.is_loop)
+
+
+class Sites(Sequence[SiteInfo]):
+    """All values that a capture would record, in program order."""
+
+    def __init__(self, infos: Sequence[SiteInfo]) -> None:
+        self._infos = tuple(infos)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes a capture of all of them would hold."""
+        return sum(info.bytes for info in self._infos)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The distinct paths."""
+        return tuple(dict.fromkeys(info.path for info in self._infos))
+
+    @overload
+    def __getitem__(self, index: int) -> SiteInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[SiteInfo, ...]: ...
+    def __getitem__(self, index: int | slice) -> SiteInfo | tuple[SiteInfo, ...]:
+        return self._infos[index]
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def __iter__(self) -> Iterator[SiteInfo]:
+        return iter(self._infos)
+
+    def __repr__(self) -> str:
+        lines = "".join(f"  {i.path}[{i.call}] {_types(i)}{' gradient' * i.gradient}, {i.bytes} bytes\n" for i in self)
+        return f"{len(self)} values, {self.bytes} bytes\n{lines}"
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        table = Table("site", "call", "kind", "arrays", "axes", "bytes", "source")
+        table.title = f"{len(self.paths)} sites, {self.bytes:,} bytes"
+        for i in self:
+            kind = "gradient" if i.gradient else "value"
+            axes = " ".join(map(repr, i.axes))
+            table.add_row(i.path, str(i.call), kind, _types(i), axes, f"{i.bytes:,}", i.source.rpartition("/")[2])
+        return table
+
+
+def _types(info: SiteInfo) -> str:
+    return " ".join(f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in info.arrays)
+
+
+def sites(f: Callable, *patterns: Pattern, grads: bool = False) -> Callable[..., Sites]:
+    """A function that lists what `capture` would record, without running anything.
+
+    Args:
+        f: Any callable.
+        *patterns: Which sites, as in `capture`.
+        grads: Whether to list gradients too.
+
+    Returns:
+        A function with the arguments of `f` (arrays or `jax.ShapeDtypeStruct`) that returns `Sites`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sonde
+        >>> def f(x):
+        ...     return jax.lax.scan(lambda c, _: (sonde.sow(c * 2, "h"), None), x, length=5)[0]
+        >>> (site,) = sonde.sites(f)(jnp.ones(3))
+        >>> site.path, site.shape, site.loops, site.bytes
+        ('h', (5, 3), (5,), 60)
+    """
+    check_callable(f, "sites")
+    captured = capture(f, *patterns, grads=grads)
+
+    def listed(*args: Any, **kwargs: Any) -> Sites:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        traced = [i for i, x in enumerate(leaves) if hasattr(x, "shape") and hasattr(x, "dtype")]
+
+        def records(*arrays: Any) -> Records:
+            whole = list(leaves)
+            for i, x in zip(traced, arrays):
+                whole[i] = x
+            args, kwargs = jax.tree.unflatten(tree, whole)
+            return captured(*args, **kwargs)[1]
+
+        return Sites(list(_infos(jax.eval_shape(records, *[leaves[i] for i in traced]))))
+
+    return like(listed, f)
+
+
+def _infos(records: Records) -> Iterator[SiteInfo]:
+    for path, record in records.items():
+        for number, (call, arrays) in enumerate(record.calls()):
+            yield _info(path, number, call, arrays[: call.value.n], call.value.view.axes, not call.value.view.is_value)
+            start = call.value.n + len(call.extras)
+            for _, spec in call.grads:
+                if spec is not None:
+                    yield _info(path, number, call, arrays[start : start + spec.n], spec.view.axes, True)
+                    start += spec.n
+
+
+def _info(
+    path: str, number: int, call: CallSpec, arrays: Sequence[Any], axes: tuple[Axis, ...], gradient: bool
+) -> SiteInfo:
+    structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
+    size = sum(math.prod(s.shape) * _itemsize(s.dtype) for s in structs)
+    return SiteInfo(path, number, structs, axes, size, gradient, call.site.source)
+
+
+def _itemsize(dtype: Any) -> int:
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).size * 4
+    return np.dtype(dtype).itemsize

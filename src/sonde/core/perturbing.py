@@ -1,0 +1,149 @@
+"""Adding to values at sites, and differentiating with respect to what is added: `perturbations` and `perturbed`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from sonde import _jax
+from sonde.core.capture import capture, check_callable, like, run_with
+from sonde.core.handler import Handler
+from sonde.core.inside import sites_inside
+from sonde.core.path import Pattern, no_such_site
+from sonde.core.site import Site, View
+from sonde.core.sow import PERTURBED
+from sonde.errors import EditError
+
+
+def _is_perturbed(site: Site) -> bool:
+    return site.tag == PERTURBED
+
+
+def perturbations(f: Callable, *patterns: Pattern) -> Callable[..., dict[str, Any]]:
+    """A function that returns zeros for every site that can be perturbed, without running `f`.
+
+    Args:
+        f: Any callable.
+        *patterns: Which sites; those marked with `sonde.perturb`, if none are given.
+
+    Returns:
+        A function with the arguments of `f` that returns a dict from paths to zeros, for `sonde.perturbed`: shaped like
+        the value of the site's record, so one slice per iteration of a loop. Parts that cannot be differentiated are
+        None.
+    """
+    check_callable(f, "perturbations")
+    captured = capture(f, *(patterns or (_is_perturbed,)))
+
+    def shapes(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        _, records = captured(*args, **kwargs)
+        return {path: _differentiable(record.values[0]) for path, record in records.items()}
+
+    def zeros(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(shapes, *args, **kwargs))
+
+    return like(zeros, f)
+
+
+def _differentiable(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact) else None, tree)
+
+
+def perturbed(f: Callable) -> Callable:
+    """A function that takes what to add at sites, then the arguments of `f`.
+
+    The gradient with respect to what is added is the gradient of the value at the site.
+
+    Args:
+        f: Any callable.
+
+    Returns:
+        A function `g(deltas, *args, **kwargs)` with the results of `f`. `deltas` is a mapping from paths to pytrees
+        like the values there, as `sonde.perturbations` returns it. In a loop, an array with the loop's axis in front
+        gives each iteration its slice; one without is added in every iteration. At a site that is met several times,
+        the same is added every time.
+
+    Raises:
+        NoSuchSiteError: When called: a path is not that of a site.
+        EditError: When called: what to add does not fit the value.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sonde
+        >>> def loss(x):
+        ...     return jnp.sum(sonde.perturb(jnp.sin(x), "h") ** 2)
+        >>> g = sonde.perturbed(loss)
+        >>> print(jax.grad(g)({"h": jnp.zeros(2)}, jnp.zeros(2))["h"])
+        [0. 0.]
+    """
+    check_callable(f, "perturbed")
+
+    def with_deltas(deltas: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        def make(start: int, passes_on: bool) -> Adding:
+            return Adding(deltas, start=start, passes_on=passes_on)
+
+        return run_with(make, f, args, kwargs, edits=True)[0]
+
+    return like(with_deltas, f)
+
+
+class Adding(Handler):
+    """Adds given arrays to the values at sites."""
+
+    def __init__(self, deltas: Mapping[str, Any], *, start: int = 0, passes_on: bool = False) -> None:
+        super().__init__(None, (), start=start, passes_on=passes_on)
+        self.deltas = dict(deltas)
+        self._sliced: list[str] = []
+
+    def finish(self) -> None:
+        """Raises NoSuchSiteError for a path that was not met."""
+        for path in self.deltas:
+            if path not in self.seen:
+                raise no_such_site(path, self.seen)
+
+    def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
+        """The deltas that have this loop's axis in front, which then give each iteration its slice."""
+        self._sliced = []
+        slices = []
+        for found in sites_inside(body):
+            path = found.site.path[self.start :]
+            if path not in self.deltas or path in self._sliced or not found.view.is_value:
+                continue
+            leaves = jax.tree.leaves(self.deltas[path])
+            inner = [found.loops + t.ndim for t in found.types if jnp.issubdtype(t.dtype, jnp.inexact)]
+            if leaves and all(jnp.ndim(x) > n and jnp.shape(x)[0] == length for x, n in zip(leaves, inner)):
+                self._sliced.append(path)
+                slices.append([jnp.flip(x, 0) if reverse else x for x in leaves])
+        return [x for leaves in slices for x in leaves]
+
+    def child(self, base: Any = 1, steps: Sequence[Any] = ()) -> Self:
+        """The handler inside, with this iteration's slices."""
+        new = super().child(base, steps)
+        new.deltas = dict(self.deltas)
+        rest = list(steps)
+        for path in self._sliced if steps else ():
+            leaves, tree = jax.tree.flatten(self.deltas[path])
+            new.deltas[path] = jax.tree.unflatten(tree, rest[: len(leaves)])
+            rest = rest[len(leaves) :]
+        new._sliced = []
+        return new
+
+    def replace(self, arrays: list[Any], site: Site, view: View) -> list[Any]:
+        """The values with the deltas added."""
+        path = site.path[self.start :]
+        if not view.is_value or path not in self.deltas:
+            return arrays
+        parts, tree = jax.tree.flatten(self.deltas[path], is_leaf=lambda x: x is None)
+        if tree != site.tree:
+            raise EditError(f"perturbation of {path!r} ({site.source}): expected the structure {site.tree}, got {tree}")
+        parts = [x for x, is_array in zip(parts, site.arrays) if is_array]
+        return [a if d is None else _sum(a, d, site, view, i) for i, (a, d) in enumerate(zip(arrays, parts))]
+
+
+def _sum(array: Any, delta: Any, site: Site, view: View, index: int) -> Any:
+    expected, got = _jax.typeof(array), jnp.shape(delta)
+    mapped = sum(axis.on_leaf(index) for axis in view.axes)
+    if got not in (expected.shape, expected.shape[mapped:]):
+        raise EditError(f"perturbation of {site.path!r} ({site.source}): expected shape {expected.shape}, got {got}")
+    return array + jnp.asarray(delta).astype(expected.dtype)
