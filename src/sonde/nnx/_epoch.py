@@ -1,0 +1,35 @@
+"""The structure epoch: one number that changes whenever any Module, Pytree, container or metadata changes shape.
+
+A transform that walked its arguments once may keep what it found while the number is the same. What counts as a
+change: an attribute set or deleted, an item of a List, Dict or State set or removed, metadata of a Variable edited, an
+object made. A Variable's *value* may change freely.
+
+Every changed object also keeps the number of its own last change (its stamp), so that after a foreign change one can
+ask each object of a plan instead of walking again: the plan holds if no stamp is greater than the plan's epoch.
+
+Threads: numbers come from `itertools.count`, are never used twice, and are taken *after* the change is made; a reader
+takes the epoch *before* it walks. A change that the walk missed therefore has a greater number than the walk's.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+
+class Epoch:
+    """The current number. Read `EPOCH.value`; only this package's own objects move it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+EPOCH = Epoch()
+next_number = itertools.count(1).__next__
+
+
+def bump() -> int:
+    """Says that some structure changed; returns the new number, to be kept as the stamp of what changed."""
+    EPOCH.value = number = next_number()
+    return number

@@ -1,0 +1,31 @@
+"""Where Modules meet captures. Outside of a capture every function here steps aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def sow(
+    module: Any,
+    variable_type: type,
+    name: str,
+    value: Any,
+    reduce_fn: Callable[[Any, Any], Any],
+    init_fn: Callable[[], Any],
+) -> bool | None:
+    """Records a value if a capture runs; None if none does."""
+    del module, variable_type, name, value, reduce_fn, init_fn
+    return None
+
+
+def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | None:
+    """The value to go on with if a capture runs; None if none does."""
+    del module, name, value, variable_type
+    return None
+
+
+def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that a capture can see; called once per method, when its class is made."""
+    del name
+    return fn

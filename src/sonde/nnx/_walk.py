@@ -1,0 +1,463 @@
+"""The one walk over models, and the one way back.
+
+`walk` goes through an object (or any pytree of objects) once and returns its leaves with their paths, its nodes, and a
+`definition`: nested tuples that say how to build it again. `split`, `state`, `clone`, `iter_graph`, `to_tree`, the
+transforms: all of them read what this walk found; `build` is the way back from a definition and a list of leaves.
+
+Two modes. With `graph=True` an object met twice is one object (the definition holds a reference), and numbers or
+strings among the data are part of the structure. With `graph=False` the object is a tree, as JAX
+sees it: everything among the data is a leaf, and meeting a Variable twice is an error that names both paths.
+
+Definitions are tuples so that Python compares and hashes them in C:
+
+    (VARIABLE, class, index, metadata)      a leaf that is a Variable
+    (ARRAY,)                                a leaf that is not
+    (OTHER, value)                          part of the structure
+    (REFERENCE, index)                      the object that was met before under that index
+    (NODE, class, index, layout, static values, definitions of the data attributes, number of leaves)
+    (CONTAINER, class, keys, how to unflatten it, definitions of the children, number of leaves)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from sonde._jax import trace_level
+from sonde.nnx import traversals
+from sonde.nnx._epoch import EPOCH
+from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
+from sonde.nnx.states import FlatState, State
+from sonde.nnx.variable import Variable
+
+REFERENCE = 5
+_OPENED = (list, tuple, dict)
+Path = tuple[Any, ...]
+
+
+class Walk:
+    """What a walk found.
+
+    Attributes:
+        epoch: the structure epoch from before the walk.
+        definition: how to build the object again.
+        leaves: Variables and other leaves, each once, in the order of states.
+        paths: their paths.
+        nodes: pairs of path and node (Pytrees and Modules), each once, children before parents.
+        loose: containers whose changes nobody announces (lists, dicts).
+    """
+
+    __slots__ = ("_contents", "_metadata", "definition", "epoch", "leaves", "loose", "nodes", "paths")
+
+    def __init__(self) -> None:
+        self.epoch = EPOCH.value
+        self.definition: Any = None
+        self.leaves: list[Any] = []
+        self.paths: list[Path] = []
+        self.nodes: list[tuple[Path, Any]] = []
+        self.loose: list[Any] = []
+
+    def flat(self) -> Iterator[tuple[Path, Any]]:
+        """Pairs of path and leaf."""
+        return zip(self.paths, self.leaves)
+
+    def watch(self) -> Walk:
+        """Remembers what `unchanged` compares with; to be called right after the walk."""
+        self._metadata = [getattr(leaf, "_metadata", None) for leaf in self.leaves]
+        self._contents = [(c, list(c.values()) if isinstance(c, dict) else list(c)) for c in self.loose]
+        return self
+
+    def unchanged(self) -> bool:
+        """Whether another walk would find the same nodes and leaves with the same metadata (values may differ)."""
+        if EPOCH.value != self.epoch:
+            now, epoch = EPOCH.value, self.epoch
+            for _, node in self.nodes:
+                if node._stamp > epoch:
+                    return False
+            for leaf, metadata in zip(self.leaves, self._metadata):
+                if metadata is not None and leaf._metadata is not metadata:
+                    return False
+            self.epoch = now
+        for container, content in self._contents:
+            if len(container) != len(content):
+                return False
+            values = container.values() if isinstance(container, dict) else container
+            for a, b in zip(values, content):
+                if a is not b:
+                    return False
+        return True
+
+
+def walk(
+    root: Any,
+    *,
+    graph: bool,
+    who: str,
+    seen: dict[int, int] | None = None,
+    everything: list[tuple[Path, Any]] | None = None,
+) -> Walk:
+    """Goes through `root` once.
+
+    Args:
+        root: a node, a Variable, an array, or a pytree of them.
+        graph: whether an object may be met twice.
+        who: the function that asks, for messages.
+        seen: indices of objects met in earlier walks, to number several roots as one; it is added to.
+        everything: a list that gets pairs of path and value of every thing met, static attributes included (in graph
+            mode), children before parents.
+
+    Raises:
+        ValueError: with `graph=False`, a Variable is met twice, or an object contains itself.
+    """
+    found = Walk()
+    seen = {} if seen is None else seen
+    leaves, paths, nodes = found.leaves, found.paths, found.nodes
+    entered: set[int] = set()
+
+    def visit(value: Any, path: Path) -> Any:
+        kind = KIND.get(type(value))
+        if kind is None:
+            kind = kind_of(value)
+        if kind == VARIABLE:
+            index = seen.get(id(value))
+            if index is not None:
+                if not graph:
+                    raise alias_error(root, value, who)
+                return (REFERENCE, index)
+            seen[id(value)] = index = len(seen)
+            leaves.append(value)
+            paths.append(path)
+            result = (VARIABLE, type(value), index, value._metadata)
+        elif kind == NODE and (graph or value._is_pytree):
+            result = visit_node(value, path)
+            if result[0] == REFERENCE:
+                return result
+        elif kind == ARRAY or (not graph and kind != CONTAINER):
+            leaves.append(value)
+            paths.append(path)
+            result = (ARRAY,)
+        elif kind == CONTAINER and value is not None:
+            result = visit_container(value, path)
+        else:
+            result = (OTHER, value)
+        if everything is not None:
+            everything.append((path, value))
+        return result
+
+    def visit_node(value: Any, path: Path) -> Any:
+        key = id(value)
+        if graph:
+            index = seen.get(key)
+            if index is not None:
+                return (REFERENCE, index)
+            seen[key] = index = len(seen)
+        else:
+            index = None
+            if key in entered:
+                raise alias_error(root, value, who)
+            entered.add(key)
+        start = len(leaves)
+        layout, data, static = value._structure()
+        children = []
+        if everything is not None and graph:
+            # static attributes take their turn in the order of names; what is found there is no leaf of the state
+            for name, is_data, i in layout.turns:
+                if is_data:
+                    children.append(visit(data[i], path + (name,)))
+                elif type(static[i]) in _OPENED:
+                    visit_static(static[i], path + (name,))
+                else:
+                    everything.append((path + (name,), static[i]))
+        else:
+            for name, child in zip(layout.data, data):
+                if KIND.get(type(child)) == VARIABLE and id(child) not in seen and everything is None:
+                    # what `visit` does, without the call: most children are Variables met for the first time
+                    seen[id(child)] = child_index = len(seen)
+                    leaves.append(child)
+                    paths.append(path + (name,))
+                    children.append((VARIABLE, type(child), child_index, child._metadata))
+                else:
+                    children.append(visit(child, path + (name,)))
+        if not graph:
+            entered.discard(key)
+        nodes.append((path, value))
+        return (NODE, type(value), index, layout, static, tuple(children), len(leaves) - start)
+
+    def visit_static(value: Any, path: Path) -> None:
+        assert everything is not None
+        if type(value) in _OPENED:
+            for name, child in zip(*flatten_once(value)[:2]):
+                visit_static(child, path + (name,))
+        everything.append((path, value))
+
+    def visit_container(value: Any, path: Path) -> Any:
+        start = len(leaves)
+        key = id(value)
+        if key in entered:
+            raise alias_error(root, value, who)
+        entered.add(key)
+        keys, children, rebuild = flatten_once(value)
+        if isinstance(value, (list, dict)):
+            found.loose.append(value)
+        definitions = tuple([visit(child, path + (name,)) for name, child in zip(keys, children)])
+        entered.discard(key)
+        return (CONTAINER, type(value), keys, rebuild, definitions, len(leaves) - start)
+
+    found.definition = visit(root, ())
+    if found.definition[0] == OTHER and root is not None:  # a lone number is a leaf
+        leaves.append(root)
+        paths.append(())
+        found.definition = (ARRAY,)
+    return found
+
+
+def flatten_once(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
+    """Keys and children of a container, and what `unflatten_once` needs beside its class and keys."""
+    cls = type(value)
+    if cls is list or cls is tuple:
+        return tuple(range(len(value))), list(value), None
+    if cls is dict:
+        keys = tuple(traversals.sorted_keys(value))
+        return keys, [value[key] for key in keys], tuple(value)
+    if cls is State:
+        mapping = value.raw_mapping
+        keys = tuple(traversals.sorted_keys(mapping))
+        return keys, [mapping[key] for key in keys], None
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+    return tuple(_name(path[0]) for path, _ in with_paths), [child for _, child in with_paths], structure
+
+
+def _name(key: Any) -> Any:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return str(key)
+
+
+def unflatten_once(cls: type, keys: tuple[Any, ...], rebuild: Any, children: list[Any]) -> Any:
+    """The inverse of `flatten_once`."""
+    if cls is list:
+        return children
+    if cls is tuple:
+        return tuple(children)
+    if cls is dict:
+        by_key = dict(zip(keys, children))
+        return {key: by_key[key] for key in rebuild}  # in the order in which the dict had them
+    if cls is State:
+        return State(dict(zip(keys, children)), _copy=False)
+    return jax.tree_util.tree_unflatten(rebuild, children)
+
+
+def build(
+    definition: Any,
+    leaves: Iterable[Any],
+    *,
+    known: dict[int, Any] | None = None,
+    finish: Callable[[Path, Any], Any] | None = None,
+    recreate: bool = True,
+) -> Any:
+    """Builds the object that a definition describes.
+
+    Args:
+        definition: what `walk` made.
+        leaves: in the order of the walk. A leaf that is a Variable becomes part of the object as it is; another value
+            in the place of a Variable gets a Variable around it.
+        known: objects by index, for several definitions that share a numbering; it is added to.
+        finish: called with path and value on everything that is built, children before parents; what it returns
+            takes the place of the value.
+        recreate: False leaves values in the place of Variables bare.
+    """
+    next_leaf = iter(leaves).__next__
+    known = {} if known is None else known
+    level = trace_level()
+
+    def make(d: Any) -> Any:
+        tag = d[0]
+        if tag == VARIABLE:
+            value = next_leaf()
+            if recreate and not isinstance(value, Variable):
+                value = d[1]._make(value, d[3])
+            known[d[2]] = value
+            return value
+        if tag == NODE:
+            _, cls, index, layout, static, children, _ = d
+            known[index] = node = cls._blank(layout, level)
+            data = []
+            for child in children:
+                if child[0] == VARIABLE:  # what `make` does, without the call
+                    value = next_leaf()
+                    if recreate and not isinstance(value, Variable):
+                        value = child[1]._make(value, child[3])
+                    known[child[2]] = value
+                    data.append(value)
+                else:
+                    data.append(make(child))
+            node._fill(layout, data, static)
+            return node
+        if tag == ARRAY:
+            return next_leaf()
+        if tag == OTHER:
+            return d[1]
+        if tag == REFERENCE:
+            return known[d[1]]
+        _, cls, keys, rebuild, children, _ = d
+        return unflatten_once(cls, keys, rebuild, [make(child) for child in children])
+
+    def make_and_finish(d: Any, path: Path, finish: Callable[[Path, Any], Any]) -> Any:
+        tag = d[0]
+        if tag == REFERENCE:
+            return known[d[1]]
+        if tag == NODE:
+            _, cls, index, layout, static, children, _ = d
+            known[index] = node = cls._blank(layout, level)
+            data, others = [], []
+            for name, is_data, i in layout.turns:
+                if is_data:
+                    data.append(make_and_finish(children[i], path + (name,), finish))
+                else:  # a tree has no static parts to go through
+                    others.append(static[i] if index is None else finish(path + (name,), static[i]))
+            node._fill(layout, data, others)
+            known[index] = node = finish(path, node)
+            return node
+        if tag == CONTAINER:
+            _, cls, keys, rebuild, children, _ = d
+            made = [make_and_finish(child, path + (key,), finish) for key, child in zip(keys, children)]
+            return finish(path, unflatten_once(cls, keys, rebuild, made))
+        value = finish(path, make(d))
+        if tag == VARIABLE:
+            known[d[2]] = value
+        return value
+
+    return make(definition) if finish is None else make_and_finish(definition, (), finish)
+
+
+def collect(definition: Any, state: Any) -> list[Any]:
+    """The leaves of a state in the order in which `build` wants them.
+
+    Raises:
+        ValueError: the state lacks leaves, or has others than the definition.
+    """
+    tag = definition[0]
+    if tag in (VARIABLE, ARRAY):
+        return [state]
+    if tag == OTHER:
+        return []
+    out: list[Any] = []
+    if isinstance(state, FlatState):
+        state = traversals.unflatten_mapping(state)
+    missing: list[Path] = []
+    surplus: list[Path] = []
+
+    def gather(d: Any, mapping: Any, path: Path) -> None:
+        if d[0] == NODE:
+            names, children = d[3].data, d[5]
+        else:
+            names, children = d[2], d[4]
+        if type(mapping) is not dict:
+            if isinstance(mapping, State):
+                mapping = mapping.raw_mapping
+            elif not isinstance(mapping, Mapping):
+                missing.append(path)
+                surplus.append(path)
+                return
+        used = 0
+        for name, child in zip(names, children):
+            tag = child[0]
+            if tag in (VARIABLE, ARRAY):
+                if name in mapping:
+                    out.append(mapping[name])
+                    used += 1
+                else:
+                    missing.append((*path, name))
+            elif tag >= CONTAINER and tag != REFERENCE and child[-1]:
+                if name in mapping:
+                    gather(child, mapping[name], (*path, name))
+                    used += 1
+                else:
+                    missing.append((*path, name))
+        if used != len(mapping):
+            _surplus(d, mapping, path, surplus)
+
+    gather(definition, state, ())
+    if missing or surplus:
+        expected = definition[-1]
+        parts = [f"missing: {_names(missing)}"] if missing else []
+        parts += [f"not expected: {_names(surplus)}"] if surplus else []
+        raise ValueError(
+            f"Incorrect number of leaves: the GraphDef has {expected}, and the states do not fit it "
+            f"({'; '.join(parts)}). Pass all states that nnx.split returned, each leaf once."
+        )
+    return out
+
+
+def _surplus(d: Any, mapping: Mapping[Any, Any], path: Path, surplus: list[Path]) -> None:
+    names, children = (d[3].data, d[5]) if d[0] == NODE else (d[2], d[4])
+    wanted = {
+        name
+        for name, child in zip(names, children)
+        if child[0] in (VARIABLE, ARRAY) or (child[0] in (NODE, CONTAINER) and child[-1])
+    }
+    for name, value in mapping.items():
+        if name not in wanted and not (isinstance(value, Mapping) and not traversals.flatten_mapping(value)):
+            surplus.append((*path, name))
+
+
+def _names(paths: list[Path]) -> str:
+    shown = ", ".join("/".join(map(str, path)) or "(the root)" for path in paths[:8])
+    return shown + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")
+
+
+def count_leaves(definition: Any) -> int:
+    """How many leaves a definition has."""
+    tag = definition[0]
+    if tag in (NODE, CONTAINER):
+        return definition[-1]
+    return 1 if tag in (VARIABLE, ARRAY) else 0
+
+
+def show_path(path: Path) -> str:
+    """A path as messages show it."""
+    return "/".join(map(str, path)) or "(the root)"
+
+
+def paths_of(root: Any, target: Any) -> list[Path]:
+    """Every path at which an object is found, looking through it once; for messages."""
+    found: list[Path] = []
+    entered: set[int] = set()
+
+    def look(value: Any, path: Path) -> None:
+        if value is target:
+            found.append(path)
+            if len(found) > 1 or id(value) in entered:
+                return
+        kind = kind_of(value)
+        if id(value) in entered or value is None:
+            return
+        if kind == NODE:
+            layout, data, _ = value._structure()
+            keys, children = layout.data, data
+        elif kind == CONTAINER:
+            keys, children, _ = flatten_once(value)
+        else:
+            return
+        entered.add(id(value))
+        for key, child in zip(keys, children):
+            look(child, (*path, key))
+        entered.discard(id(value))
+
+    look(root, ())
+    return found
+
+
+def alias_error(root: Any, target: Any, who: str) -> ValueError:
+    """The error for an object met twice in tree mode."""
+    paths = paths_of(root, target)
+    places = "\n".join(f"  - {show_path(path)}" for path in paths[:2])
+    what = f"{type(target).__name__}"
+    return ValueError(
+        f"Duplicate {what} found at paths:\n\n{places}\n\nnnx.{who} was asked to treat its input as a tree "
+        f"(graph=False), and a tree has no shared references. Either make the second one a copy, or pass graph=True: "
+        f"nnx.{who}(..., graph=True)."
+    )

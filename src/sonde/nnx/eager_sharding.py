@@ -1,0 +1,116 @@
+"""Placing the value of a new Variable on a mesh, as its `out_sharding` metadata says.
+
+`out_sharding` names one mesh axis (or several, or None) per dimension. Names that are not axes of the mesh may be
+logical ones: rules map them to mesh axes, either the Variable's own `sharding_rules` or those of `logical_axis_rules`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from sonde import _jax
+
+Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
+_local = threading.local()
+_everywhere = True
+
+
+def using_eager_sharding() -> bool:
+    """Whether new Variables place their value as their `out_sharding` says."""
+    stack = getattr(_local, "eager", ())
+    return stack[-1] if stack else _everywhere
+
+
+class use_eager_sharding(contextlib.AbstractContextManager["use_eager_sharding"]):
+    """Turns placing on or off: for good when called, for a block when used with `with`."""
+
+    def __init__(self, value: bool, /):
+        global _everywhere
+        self._before = _everywhere
+        self._value = value
+        _everywhere = value
+
+    def __enter__(self) -> use_eager_sharding:
+        global _everywhere
+        _everywhere = self._before
+        _local.eager = (*getattr(_local, "eager", ()), self._value)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        _local.eager = _local.eager[:-1]
+
+
+def current_rules() -> Rules:
+    """The rules of the innermost `logical_axis_rules` block."""
+    return getattr(_local, "rules", ())
+
+
+@contextlib.contextmanager
+def logical_axis_rules(rules: Rules) -> Iterator[None]:
+    """Within the block, logical axis names mean the mesh axes that `rules` say.
+
+    Args:
+        rules: pairs of a logical name and a mesh axis, several mesh axes, or None for "not sharded".
+    """
+    before = current_rules()
+    _local.rules = tuple(rules)
+    try:
+        yield
+    finally:
+        _local.rules = before
+
+
+def partition_spec(out_sharding: Any, rules: Rules | None = None) -> PartitionSpec:
+    """The PartitionSpec that an `out_sharding` entry means."""
+    if isinstance(out_sharding, PartitionSpec):
+        names: tuple[Any, ...] = tuple(out_sharding)
+    elif out_sharding is None or isinstance(out_sharding, str):
+        return PartitionSpec()
+    else:
+        names = tuple(out_sharding)
+    table = dict(reversed((*(rules or ()), *current_rules())))
+    return PartitionSpec(*(_physical(name, table) for name in names))
+
+
+def _physical(name: Any, table: dict[str, Any]) -> Any:
+    if isinstance(name, (tuple, list)):
+        return tuple(_physical(n, table) for n in name)
+    return table.get(name, name)
+
+
+def place(value: Any, out_sharding: Any, *, mesh: Any = None, rules: Rules | None = None) -> Any:
+    """Every array in `value`, sharded as asked.
+
+    Raises:
+        ValueError: there is no mesh, neither given nor around.
+    """
+    if isinstance(out_sharding, Sharding):
+        return _constrain(value, out_sharding)
+    spec = partition_spec(out_sharding, rules)
+    mesh = mesh or _jax.ambient_mesh()
+    if mesh is None:
+        raise ValueError(
+            f"A Variable with out_sharding={out_sharding} is made and there is no mesh. Make it inside "
+            f"`with jax.set_mesh(mesh):`, give it mesh=..., or pass eager_sharding=False to place it later."
+        )
+    return _constrain(value, NamedSharding(mesh, spec))
+
+
+def _constrain(value: Any, sharding: Sharding) -> Any:
+    def one(x: Any) -> Any:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        if not isinstance(x, jax.Array):
+            return x
+        mesh = getattr(sharding, "mesh", None)
+        if mesh is not None and getattr(mesh, "are_all_axes_explicit", False):
+            return jax.sharding.reshard(x, sharding)
+        return jax.lax.with_sharding_constraint(x, sharding)
+
+    return jax.tree.map(one, value)

@@ -1,0 +1,206 @@
+"""Filters: short ways to say which leaves (or Modules) of a model are meant.
+
+| literal | means |
+|---|---|
+| a type | values of that type, and Variables of that class |
+| a string | values whose metadata entry `tag` is that string |
+| `...`, `True` | everything |
+| `None`, `False` | nothing |
+| a tuple or list of filters | any of them |
+| a function of (path, value) | itself |
+
+`to_predicate` turns any of them into a function of (path, value).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from types import EllipsisType
+from typing import Any as AnyType
+from typing import TypeAlias
+
+Key: TypeAlias = AnyType
+PathParts: TypeAlias = tuple[Key, ...]
+Predicate: TypeAlias = Callable[[PathParts, AnyType], bool]
+FilterLiteral: TypeAlias = "type | str | Predicate | bool | EllipsisType | None"
+Filter: TypeAlias = "FilterLiteral | tuple[AnyType, ...] | list[AnyType]"
+
+
+def to_predicate(filter: Filter) -> Predicate:
+    """The function of (path, value) that a filter stands for.
+
+    Raises:
+        TypeError: it is none of the known forms.
+
+    Example:
+        >>> from sonde import nnx
+        >>> nnx.filterlib.to_predicate((nnx.Param, "head"))
+        Any(OfType(Param), WithTag('head'))
+    """
+    if isinstance(filter, str):
+        return WithTag(filter)
+    if isinstance(filter, type):
+        return OfType(filter)
+    if filter is Ellipsis or filter is True:
+        return Everything()
+    if filter is None or filter is False:
+        return Nothing()
+    if callable(filter):
+        return filter
+    if isinstance(filter, (list, tuple)):
+        return Any(*filter)
+    raise TypeError(
+        f"Not a filter: {filter!r} of type {type(filter).__name__}. A filter is a type, a string (a tag), `...`, True, "
+        f"False, None, a function of (path, value), or a tuple or list of filters."
+    )
+
+
+def filters_to_predicates(filters: Sequence[Filter]) -> tuple[Predicate, ...]:
+    """Predicates of filters that are tried in order.
+
+    Raises:
+        ValueError: a filter that matches everything stands before another one that then could match nothing.
+    """
+    for i, filter in enumerate(filters):
+        rest = filters[i + 1 :]
+        if (filter is Ellipsis or filter is True) and any(f is not Ellipsis and f is not True for f in rest):
+            raise ValueError(
+                f"`...` or `True` can only be used as the last filters, got {filter} at index {i} of "
+                f"{len(filters)}: the filters after it would never match."
+            )
+    return tuple(map(to_predicate, filters))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class OfType:
+    """Values of a type, and Variables of that class."""
+
+    type: type
+
+    def __call__(self, path: PathParts, x: AnyType) -> bool:
+        """Whether the value is meant."""
+        del path
+        return isinstance(x, self.type)
+
+    def __repr__(self) -> str:
+        return f"OfType({self.type.__name__})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class WithTag:
+    """Values whose `tag` is the one given."""
+
+    tag: str
+
+    def __call__(self, path: PathParts, x: AnyType) -> bool:
+        """Whether the value is meant."""
+        del path
+        return getattr(x, "tag", None) == self.tag
+
+    def __repr__(self) -> str:
+        return f"WithTag({self.tag!r})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PathContains:
+    """Values with a key somewhere on their path; with `exact=False`, a key that contains the text."""
+
+    key: Key
+    exact: bool = True
+
+    def __call__(self, path: PathParts, x: AnyType) -> bool:
+        """Whether the value is meant."""
+        del x
+        if self.exact:
+            return self.key in path
+        return any(str(self.key) in str(part) for part in path)
+
+    def __repr__(self) -> str:
+        return f"PathContains({self.key!r}, exact={self.exact})"
+
+
+class PathIn:
+    """Values at one of the given paths."""
+
+    def __init__(self, *paths: PathParts):
+        self.paths = frozenset(tuple(path) for path in paths)
+
+    def __call__(self, path: PathParts, x: AnyType) -> bool:
+        """Whether the value is meant."""
+        del x
+        return path in self.paths
+
+    def __repr__(self) -> str:
+        return f"PathIn({', '.join(map(repr, sorted(self.paths, key=str)))})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PathIn) and self.paths == other.paths
+
+    def __hash__(self) -> int:
+        return hash(self.paths)
+
+
+class _Combination:
+    def __init__(self, *filters: Filter):
+        self.predicates = tuple(map(to_predicate, filters))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.predicates))})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.predicates == getattr(other, "predicates", None)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.predicates))
+
+
+class Any(_Combination):
+    """What at least one of the filters matches."""
+
+    def __call__(self, path: PathParts, x: AnyType) -> bool:
+        """Whether the value is meant."""
+        return any(predicate(path, x) for predicate in self.predicates)
+
+
+class All(_Combination):
+    """What every one of the filters matches."""
+
+    def __call__(self, path: PathParts, x: AnyType) -> bool:
+        """Whether the value is meant."""
+        return all(predicate(path, x) for predicate in self.predicates)
+
+
+class Not(_Combination):
+    """What the filter does not match."""
+
+    def __init__(self, collection_filter: Filter, /):
+        super().__init__(collection_filter)
+
+    def __call__(self, path: PathParts, x: AnyType) -> bool:
+        """Whether the value is meant."""
+        return not self.predicates[0](path, x)
+
+
+class Everything(_Combination):
+    """Everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __call__(self, path: PathParts, x: AnyType) -> bool:
+        """Whether the value is meant."""
+        del path, x
+        return True
+
+
+class Nothing(_Combination):
+    """Nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __call__(self, path: PathParts, x: AnyType) -> bool:
+        """Whether the value is meant."""
+        del path, x
+        return False

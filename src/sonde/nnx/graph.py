@@ -1,0 +1,547 @@
+"""Taking models apart and putting them together: `split`, `merge`, `state`, `update`, `clone` and their kin.
+
+`split` gives a `GraphDef` (the structure, hashable) and States (the leaves); `merge` is the inverse. The States hold
+the model's own Variables, not copies of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, Generic, TypeVar
+
+import jax
+
+from sonde._jax import trace_level
+from sonde.nnx import traversals
+from sonde.nnx._kinds import CONTAINER, NODE, VARIABLE, kind_of
+from sonde.nnx._walk import ARRAY, Walk, build, collect, count_leaves, flatten_once, show_path, walk
+from sonde.nnx.filters import Filter, PathParts
+from sonde.nnx.graph_mode import resolve
+from sonde.nnx.metadata import structural_hash
+from sonde.nnx.states import FlatState, State, merge_state, select_flat, split_flat
+from sonde.nnx.variable import Variable, copied
+
+A = TypeVar("A")
+
+
+class GraphDef(Generic[A]):
+    """The structure of a model without its arrays: hashable, comparable, a pytree without leaves.
+
+    Attributes:
+        definition: the nested tuples that `sonde.nnx._walk` describes.
+        num_leaves: how many leaves the states must have together.
+    """
+
+    __slots__ = ("__weakref__", "_hash", "definition", "num_leaves")
+
+    def __init__(self, definition: Any):
+        self.definition = definition
+        self.num_leaves = count_leaves(definition)
+        self._hash: int | None = None
+
+    @property
+    def type(self) -> type | None:
+        """The class of the object; None for a lone array."""
+        return self.definition[1] if self.definition[0] in (NODE, CONTAINER, VARIABLE) else None
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, GraphDef) and self.definition == other.definition)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = _hash_of(self.definition)
+        return self._hash
+
+    def __reduce__(self) -> Any:
+        return GraphDef, (self.definition,)
+
+    def apply(self, state: Mapping[Any, Any], *states: Mapping[Any, Any]) -> ApplyCaller:
+        """The same as `nnx.call((graphdef, merged states))`."""
+        return call((self, merge_state(state, *states)))
+
+    def __repr__(self) -> str:
+        from sonde.nnx import rendering
+
+        return rendering.text(self)
+
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        from sonde.nnx import rendering
+
+        return rendering.treescope_of(self, path, subtree_renderer)
+
+
+def _hash_of(definition: Any) -> int:
+    try:
+        return hash(definition)
+    except TypeError:  # a static attribute that cannot be hashed, such as a list
+        if isinstance(definition, tuple):
+            return hash(tuple(map(_hash_of, definition)))
+        return structural_hash(definition)
+
+
+jax.tree_util.register_static(GraphDef)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class GraphState(MutableMapping[Any, Any], Generic[A]):
+    """A State that carries its GraphDef with it; what `unpack` returns."""
+
+    def __init__(self, graphdef: GraphDef[A], state: State[Any, Any]):
+        self._graphdef = graphdef
+        self._state = state
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._state[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._state[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._state[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def __repr__(self) -> str:
+        return f"GraphState({self._graphdef!r}, {self._state!r})"
+
+    def tree_flatten_with_keys(self) -> Any:
+        """The state is the child, the GraphDef the structure."""
+        return ((jax.tree_util.GetAttrKey("_state"), self._state),), self._graphdef
+
+    @classmethod
+    def tree_unflatten(cls, graphdef: GraphDef[Any], children: Any) -> GraphState[Any]:
+        """The inverse."""
+        return cls(graphdef, children[0])
+
+
+# ------------------------------------------------------------------------------------------------ taking apart
+
+
+def _nested(found: Walk) -> Any:
+    if found.definition[0] == VARIABLE or found.definition[0] == ARRAY:
+        return found.leaves[0]
+    return State(traversals.unflatten_mapping(found.flat()), _copy=False)
+
+
+def _states(groups: tuple[FlatState[Any], ...]) -> tuple[State[Any, Any], ...]:
+    return tuple(State(traversals.unflatten_mapping(group), _copy=False) for group in groups)
+
+
+def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
+    """A model as its structure and its leaves.
+
+    Args:
+        node: a Module, any other node, or a pytree of them.
+        *filters: how to divide the leaves; each goes to the first filter that matches it. Without filters there is one
+            State.
+        graph: True allows shared references, False demands a tree. None: the current mode.
+
+    Returns:
+        A GraphDef and one State per filter.
+
+    Raises:
+        ValueError: a leaf is matched by no filter, or the object is not a tree and `graph` is False.
+
+    Example:
+        >>> from sonde import nnx
+        >>> model = nnx.Dict(w=nnx.Param(1.0), mean=nnx.BatchStat(0.0))
+        >>> graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+        >>> nnx.merge(graphdef, params, rest).w is model.w
+        True
+    """
+    found = walk(node, graph=resolve(graph), who="split")
+    if not filters:
+        return GraphDef(found.definition), _nested(found)
+    return (GraphDef(found.definition), *_states(split_flat(found.flat(), filters)))
+
+
+def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
+    """The leaves of a model as a State; with several filters, a tuple of States.
+
+    Args:
+        node: a Module, any other node, or a pytree of them.
+        *filters: which leaves; what no filter matches is left out.
+        graph: True allows shared references, False demands a tree. None: the current mode.
+
+    Example:
+        >>> from sonde import nnx
+        >>> model = nnx.Dict(w=nnx.Param(1.0), mean=nnx.BatchStat(0.0))
+        >>> list(nnx.state(model, nnx.BatchStat))
+        ['mean']
+    """
+    found = walk(node, graph=resolve(graph), who="state")
+    if not filters:
+        return _nested(found)
+    states = _states(select_flat(found.flat(), filters))
+    return states[0] if len(states) == 1 else states
+
+
+variables = state
+
+
+def graphdef(node: Any, /, *, graph: bool | None = None) -> GraphDef[Any]:
+    """The structure of a model: the first part of what `split` returns."""
+    return GraphDef(walk(node, graph=resolve(graph), who="graphdef").definition)
+
+
+def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
+    """The leaves of a model as GraphStates, each of which knows the structure; see `split`.
+
+    Returns:
+        One GraphState for no filter or one, else a tuple.
+    """
+    graphdef, *states = split(node, *filters, graph=graph)
+    made = tuple(GraphState(graphdef, one) for one in states)
+    return made[0] if len(made) == 1 else made
+
+
+def flatten(
+    node: Any, /, *, with_paths: bool = True, ref_index: dict[int, int] | None = None, graph: bool | None = None
+) -> tuple[GraphDef[Any], Any]:
+    """A model as a GraphDef and its leaves, flat.
+
+    Args:
+        node: a Module, any other node, or a pytree of them.
+        with_paths: whether to return a FlatState, else a list.
+        ref_index: numbers of objects met before, to flatten several that share references; it is added to.
+        graph: True allows shared references, False demands a tree. None: the current mode.
+    """
+    found = walk(node, graph=resolve(graph), who="flatten", seen=ref_index)
+    if with_paths:
+        return GraphDef(found.definition), FlatState.from_sorted_keys_values(tuple(found.paths), found.leaves)
+    return GraphDef(found.definition), found.leaves
+
+
+# -------------------------------------------------------------------------------------------- putting together
+
+
+def unflatten(
+    graphdef: GraphDef[Any],
+    state: Any,
+    /,
+    *,
+    index_ref: dict[int, Any] | None = None,
+    copy_variables: bool = False,
+    recreate_variables: bool = True,
+) -> Any:
+    """The inverse of `flatten`.
+
+    Args:
+        graphdef: the structure.
+        state: a State, a FlatState, or the list of leaves.
+        index_ref: objects by number, to unflatten several that share references; it is added to.
+        copy_variables: make copies of the Variables.
+        recreate_variables: put a Variable around values that stand in the place of one.
+    """
+    if isinstance(state, (list, tuple)):
+        if len(state) != graphdef.num_leaves:
+            raise ValueError(f"Incorrect number of leaves, expected {graphdef.num_leaves}, got {len(state)}.")
+        leaves = list(state)
+    else:
+        leaves = collect(graphdef.definition, state)
+    if copy_variables:
+        leaves = copied(leaves)
+    return build(graphdef.definition, leaves, known=index_ref, recreate=recreate_variables)
+
+
+def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recreate_variables: bool = True) -> Any:
+    """The inverse of `split`: a new object with the structure of a GraphDef and the leaves of States.
+
+    Args:
+        graphdef_or_graphstate: a GraphDef, or a GraphState, which brings its own.
+        *states: the leaves; each exactly once.
+        copy: make copies of the Variables, else they become part of the new object as they are.
+        recreate_variables: put a Variable around values that stand in the place of one.
+
+    Raises:
+        ValueError: the leaves do not fit the structure.
+    """
+    if isinstance(graphdef_or_graphstate, GraphState):
+        states = (graphdef_or_graphstate, *states)
+        graphdef: GraphDef[Any] = graphdef_or_graphstate._graphdef
+    elif isinstance(graphdef_or_graphstate, GraphDef):
+        graphdef = graphdef_or_graphstate
+    else:
+        raise TypeError(f"merge takes a GraphDef or a GraphState first, got {type(graphdef_or_graphstate).__name__}.")
+    if not states:
+        raise TypeError("merge takes at least one State after the GraphDef.")
+    states = tuple(s._state if isinstance(s, GraphState) else s for s in states)
+    if len(states) == 1:
+        one = states[0]
+    else:
+        given = sum(len(traversals.flatten_mapping(s)) if isinstance(s, Mapping) else len(s) for s in states)
+        if given != graphdef.num_leaves:
+            collect(graphdef.definition, merge_state(*states))  # names what is missing, if something is
+            raise ValueError(
+                f"Incorrect number of leaves, expected {graphdef.num_leaves}, got {given}: a leaf is given twice."
+            )
+        one = merge_state(*states)
+    return unflatten(graphdef, one, copy_variables=copy, recreate_variables=recreate_variables)
+
+
+def clone(node: A, variables: bool = True, *, arrays: bool = False, graph: bool | None = None) -> A:
+    """A copy of a model: new nodes, new Variables, the same arrays.
+
+    Args:
+        node: a Module, any other node, or a pytree of them.
+        variables: False shares the Variables with the original.
+        arrays: True also copies the arrays, so that one of the two may be donated to a jitted function.
+        graph: True allows shared references, False demands a tree. None: the current mode.
+
+    Raises:
+        ValueError: `arrays` without `variables`.
+    """
+    if arrays and not variables:
+        raise ValueError("clone(arrays=True) copies Variables too; variables=False contradicts it.")
+    found = walk(node, graph=resolve(graph), who="clone")
+    leaves = found.leaves
+    if variables:
+        leaves = copied(leaves)
+    if arrays:
+        leaves = jax.tree.map(_copied_array, leaves)
+    return build(found.definition, leaves)
+
+
+def _copied_array(x: Any) -> Any:
+    return x.copy() if hasattr(x, "copy") and hasattr(x, "dtype") else x
+
+
+# --------------------------------------------------------------------------------------------------- changing
+
+
+def update(node: Any, state: Any, /, *states: Any) -> None:
+    """Puts the leaves of States into a model, in place.
+
+    Variables take over value and metadata of the Variable (or the bare value) at their path; other leaves are
+    replaced. Nothing is changed if something does not fit.
+
+    Args:
+        node: the object to change.
+        state: a State, or nested dicts.
+        *states: more of them.
+
+    Raises:
+        ValueError: a path leads into something that cannot be changed.
+        TraceContextError: a Variable was made at another trace level.
+    """
+    if states:
+        state = merge_state(*(s._state if isinstance(s, GraphState) else s for s in (state, *states)))
+    elif isinstance(state, GraphState):
+        state = state._state
+    if isinstance(node, Variable):
+        return _write(node, state)
+    if isinstance(state, FlatState):
+        state = state.to_nested_state()
+    if not isinstance(state, Mapping):
+        raise TypeError(f"update takes a State or nested dicts, got {type(state).__name__}.")
+    writes: list[tuple[Variable[Any], Any]] = []
+    sets: list[tuple[Any, Any, Any]] = []
+    _plan_update(node, state, (), writes, sets)
+    level = trace_level()
+    for variable, _ in writes:
+        if variable._level is not level:
+            variable._check_level()
+    for parent, key, value in sets:
+        _set_child(parent, key, value)
+    for variable, value in writes:
+        _write(variable, value)
+    return None
+
+
+def _write(variable: Variable[Any], value: Any) -> None:
+    if isinstance(value, Variable):
+        variable.update_from_state(value)
+    else:
+        variable.set_raw_value(value)
+
+
+def _plan_update(node: Any, mapping: Any, path: PathParts, writes: list[Any], sets: list[Any]) -> None:
+    get = _child_getter(node, path)
+    for key, value in (mapping.raw_mapping if isinstance(mapping, State) else mapping).items():
+        child = get(key)
+        kind = kind_of(child)
+        if kind == VARIABLE:
+            writes.append((child, value))
+        elif isinstance(value, Mapping) and (kind == NODE or (kind == CONTAINER and child is not None)):
+            _plan_update(child, value, (*path, key), writes, sets)
+        else:
+            if not _can_set_child(node):
+                raise ValueError(
+                    f"Cannot update {show_path((*path, key))}: its parent is a {type(node).__name__}, which cannot be "
+                    f"changed in place. Hold the array in a Variable, or replace the whole {type(node).__name__}."
+                )
+            sets.append((node, key, value._mapping if isinstance(value, State) else value))
+
+
+_NOTHING: Any = type("_Nothing", (), {})()
+
+
+def _child_getter(node: Any, path: PathParts) -> Callable[[Any], Any]:
+    kind = kind_of(node)
+    if kind == NODE:
+
+        def get(key: Any) -> Any:
+            try:
+                return node._get_child(key)
+            except (KeyError, IndexError):
+                return _NOTHING
+
+        return get
+    if kind == CONTAINER and node is not None:
+        keys, children, _ = flatten_once(node)
+        known = dict(zip(keys, children))
+        return lambda key: known.get(key, _NOTHING)
+    raise ValueError(f"Cannot update {show_path(path)}: a {type(node).__name__} has no entries.")
+
+
+def _can_set_child(node: Any) -> bool:
+    return kind_of(node) == NODE or isinstance(node, (list, dict, State))
+
+
+def _set_child(node: Any, key: Any, value: Any) -> None:
+    if kind_of(node) == NODE:
+        node._set_child(key, value)
+    else:
+        node[key] = value
+
+
+def _delete_child(node: Any, key: Any) -> None:
+    if kind_of(node) == NODE:
+        node._delete_child(key)
+    else:
+        del node[key]
+
+
+def pop(node: Any, *filters: Filter) -> Any:
+    """Takes leaves out of a model and returns them as a State; with several filters, a tuple of States.
+
+    Args:
+        node: the object to change.
+        *filters: which leaves to take.
+
+    Raises:
+        ValueError: there is no filter, or a leaf sits in something that cannot be changed, such as a tuple.
+
+    Example:
+        >>> from sonde import nnx
+        >>> model = nnx.Dict(w=nnx.Param(1.0), seen=nnx.Intermediate(2.0))
+        >>> nnx.pop(model, nnx.Intermediate).seen.get_value(), list(model)
+        (2.0, ['w'])
+    """
+    if not filters:
+        raise ValueError("pop takes at least one filter; use `...` to take everything.")
+    if kind_of(node) not in (NODE, CONTAINER):
+        raise TypeError(f"pop takes a node or a pytree of nodes, got {type(node).__name__}.")
+    found = walk(node, graph=True, who="pop")
+    groups = select_flat(found.flat(), filters)
+    taken = [(path, leaf) for group in groups for path, leaf in group]
+    identities = {id(leaf) for _, leaf in taken if isinstance(leaf, Variable)}
+    places: list[tuple[Any, Any]] = []
+    for _, owner in found.nodes:  # every place of a shared Variable, not only its first path
+        layout, data, _ = owner._structure()
+        places += [(owner, name) for name, child in zip(layout.data, data) if id(child) in identities]
+    for path, leaf in taken:
+        parent = _at(node, path[:-1])
+        if not isinstance(leaf, Variable) or kind_of(parent) != NODE:
+            places.append((parent, path[-1]))
+    for parent, key in places:
+        if not _can_set_child(parent):
+            raise ValueError(f"Cannot pop '{key}' out of a {type(parent).__name__}, which cannot be changed in place.")
+    for parent, key in sorted(places, key=lambda place: traversals.path_order((place[1],)), reverse=True):
+        _delete_child(parent, key)
+    states = _states(groups)
+    return states[0] if len(states) == 1 else states
+
+
+def _at(node: Any, path: PathParts) -> Any:
+    for key in path:
+        node = _child_getter(node, path)(key)
+    return node
+
+
+def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> None:
+    """Sets metadata of all Variables of a model, in place.
+
+    Args:
+        node: a Module, any other node, or a pytree of them.
+        only: which Variables.
+        **metadata: the entries.
+    """
+    found = walk(node, graph=True, who="set_metadata")
+    (chosen,) = select_flat(found.flat(), (only,))
+    for variable in chosen.leaves:
+        if isinstance(variable, Variable):
+            variable.set_metadata(**metadata)
+
+
+# ---------------------------------------------------------------------------------------------------- calling
+
+
+class ApplyCaller:
+    """What `call` returns: attributes and items lead into the object, a call runs it.
+
+    The result of a call is a pair of the output and the new (GraphDef, State).
+    """
+
+    def __init__(self, run: Callable[..., Any], path: tuple[tuple[str, Any], ...] = ()):
+        self._run = run
+        self._path = path
+
+    def __getattr__(self, name: str) -> ApplyCaller:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return ApplyCaller(self._run, (*self._path, ("attribute", name)))
+
+    def __getitem__(self, key: Any) -> ApplyCaller:
+        return ApplyCaller(self._run, (*self._path, ("item", key)))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the method; returns its output and the new (GraphDef, State)."""
+        return self._run(self._path, *args, **kwargs)
+
+
+def call(graphdef_state: tuple[GraphDef[Any], Any], /) -> ApplyCaller:
+    """Calls methods of a model that is given as (GraphDef, State), as pure functions.
+
+    Example:
+        >>> from sonde import nnx
+        >>> class Counter(nnx.Module):
+        ...     def __init__(self):
+        ...         self.n = nnx.Variable(0)
+        ...     def add(self, x):
+        ...         self.n.set_value(self.n.get_value() + x)
+        ...         return self.n.get_value()
+        >>> out, (graphdef, state) = nnx.call(nnx.split(Counter())).add(2)
+        >>> out
+        2
+    """
+
+    def run(path: tuple[tuple[str, Any], ...], *args: Any, **kwargs: Any) -> Any:
+        graphdef, state = graphdef_state
+        target = node = merge(graphdef, state, copy=True)
+        for how, key in path:
+            target = getattr(target, key) if how == "attribute" else target[key]
+        out = target(*args, **kwargs)
+        return out, split(node)
+
+    return ApplyCaller(run)
+
+
+def as_pure(tree: A) -> A:
+    """A copy of a pytree (or model) with bare values in the place of Variables.
+
+    Example:
+        >>> from sonde import nnx
+        >>> nnx.as_pure({"w": nnx.Param(1.0)})
+        {'w': 1.0}
+    """
+    found = walk(tree, graph=True, who="as_pure")
+    leaves = [leaf.get_value() if isinstance(leaf, Variable) else leaf for leaf in found.leaves]
+    return build(found.definition, leaves, recreate=False)
+
+
+pure = as_pure

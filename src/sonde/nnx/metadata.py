@@ -1,0 +1,180 @@
+"""What a Variable knows beside its value: a frozen mapping that many Variables share, and the hooks among it.
+
+Most Variables of a model carry the same few entries, so a `Metadata` is made once, shared, and replaced as a whole when
+a Variable's metadata is edited. It is what JAX sees as the static part of a Variable, hence it can be hashed and
+compared; entries that cannot be hashed count for comparison only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Entries that every Variable has. `hijax` and `ref` are Flax's names for Variables backed by other objects than
+#: arrays; Sonde has none, so they are always False.
+REQUIRED = ("hijax", "ref", "eager_sharding")
+HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
+
+
+def structural_hash(value: Any) -> int:
+    """A hash that falls back to the type for what cannot be hashed; equal values still have equal hashes."""
+    try:
+        return hash(value)
+    except TypeError:
+        return hash(type(value))
+
+
+class Metadata(Mapping[str, Any]):
+    """An immutable, comparable mapping of a Variable's metadata."""
+
+    __slots__ = ("_entries", "_hash", "hooked", "reads_hooked")
+
+    def __init__(self, entries: Mapping[str, Any]):
+        self._entries = dict(entries)
+        self._hash: int | None = None
+        self.hooked = any(name in self._entries for name in HOOKS)
+        self.reads_hooked = "on_get_value" in self._entries
+
+    def __getitem__(self, name: str) -> Any:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The entry, or `default`."""
+        return self._entries.get(name, default)
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Metadata) and self._entries == other._entries
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(tuple(sorted((k, structural_hash(v)) for k, v in self._entries.items())))
+        return self._hash
+
+    def __repr__(self) -> str:
+        return repr({k: v for k, v in self._entries.items() if k not in REQUIRED})
+
+    def __reduce__(self) -> Any:
+        return shared, (self._entries,)
+
+    def replaced(self, **changes: Any) -> Metadata:
+        """A copy with some entries set."""
+        return shared({**self._entries, **changes})
+
+    def without(self, name: str) -> Metadata:
+        """A copy without one entry.
+
+        Raises:
+            KeyError: there is no such entry.
+        """
+        entries = dict(self._entries)
+        del entries[name]
+        return shared(entries)
+
+    def run_hooks(self, name: str, variable: Any, *args: Any) -> Any:
+        """Runs one hook, or a sequence of them each on the result of the one before; returns the last value."""
+        hooks = self._entries.get(name)
+        if hooks is None:
+            return args[0]
+        value = args[0]
+        for hook in hooks if isinstance(hooks, (tuple, list)) else (hooks,):
+            value = hook(variable, value, *args[1:])
+        return value
+
+
+@functools.cache
+def _plain(eager_sharding: bool) -> Metadata:
+    return Metadata({"hijax": False, "ref": False, "eager_sharding": eager_sharding})
+
+
+def shared(entries: Mapping[str, Any]) -> Metadata:
+    """The Metadata with these entries; Variables without entries of their own share one object.
+
+    Raises:
+        ValueError: `hijax` or `ref` is asked for.
+    """
+    if len(entries) <= 3 and all(name in REQUIRED for name in entries):
+        if entries.get("hijax") or entries.get("ref"):
+            raise _unsupported(entries)
+        return _plain(bool(entries.get("eager_sharding", True)))
+    if entries.get("hijax") or entries.get("ref"):
+        raise _unsupported(entries)
+    required = {name: entries.get(name, name == "eager_sharding") for name in REQUIRED}
+    return Metadata({**entries, **required})
+
+
+def _unsupported(entries: Mapping[str, Any]) -> ValueError:
+    name = "hijax" if entries.get("hijax") else "ref"
+    return ValueError(
+        f"A Variable with {name}=True was asked for. Sonde's Variables hold plain arrays (an array reference turns off "
+        f"the fast path of jit); leave {name} out or set it to False."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableMetadata:
+    """A value together with metadata for the Variable that will hold it: what a wrapped initializer returns."""
+
+    raw_value: Any
+    on_set_value: tuple[Callable[..., Any], ...] = ()
+    on_get_value: tuple[Callable[..., Any], ...] = ()
+    on_create_value: tuple[Callable[..., Any], ...] = ()
+    on_add_axis: tuple[Callable[..., Any], ...] = ()
+    on_remove_axis: tuple[Callable[..., Any], ...] = ()
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def entries(self) -> dict[str, Any]:
+        """The metadata, with the hooks that are not empty."""
+        hooks = {name: getattr(self, name) for name in HOOKS if getattr(self, name)}
+        return {**self.metadata, **hooks}
+
+
+def _as_tuple(hooks: Callable[..., Any] | Sequence[Callable[..., Any]]) -> tuple[Callable[..., Any], ...]:
+    return (hooks,) if callable(hooks) else tuple(hooks)
+
+
+def with_metadata(
+    initializer: F,
+    on_set_value: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+    on_get_value: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+    on_create_value: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+    on_add_axis: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+    on_remove_axis: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+    **metadata: Any,
+) -> F:
+    """Wraps an initializer so that the Variable that takes its value also takes metadata and hooks.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax, jax.numpy as jnp
+        >>> init = nnx.with_metadata(jax.nn.initializers.ones, role="bias")
+        >>> nnx.Param(init(jax.random.key(0), (2,))).role
+        'bias'
+    """
+    hooks = {
+        "on_set_value": _as_tuple(on_set_value),
+        "on_get_value": _as_tuple(on_get_value),
+        "on_create_value": _as_tuple(on_create_value),
+        "on_add_axis": _as_tuple(on_add_axis),
+        "on_remove_axis": _as_tuple(on_remove_axis),
+    }
+
+    @functools.wraps(initializer)
+    def wrapper(*args: Any, **kwargs: Any) -> VariableMetadata:
+        return VariableMetadata(initializer(*args, **kwargs), **hooks, metadata=metadata)
+
+    return wrapper  # type: ignore[return-value]

@@ -1,0 +1,257 @@
+"""Module: the base class of layers and models."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from sonde.nnx import _sites, iteration, variable_names
+from sonde.nnx.filters import Filter, PathParts, to_predicate
+from sonde.nnx.pytree import Pytree, PytreeMeta
+from sonde.nnx.variable import Perturbation, Variable
+
+A = TypeVar("A")
+_GUIDE = "Wrap the call: `nnx.capture(model, nnx.Intermediate)(x)` returns the output and what was recorded."
+
+
+def _append(seen: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    return (*seen, value)
+
+
+class ModuleMeta(PytreeMeta):
+    """The metaclass of Modules."""
+
+
+class Module(Pytree, metaclass=ModuleMeta):
+    """The base class of layers and models.
+
+    Submodules, Variables and arrays are assigned as attributes in `__init__`; any method may be the forward pass.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> class Scale(nnx.Module):
+        ...     def __init__(self, size):
+        ...         self.factor = nnx.Param(jnp.full(size, 2.0))
+        ...     def __call__(self, x):
+        ...         return x * self.factor
+        >>> Scale(2)(jnp.ones(2))
+        Array([2., 2.], dtype=float32)
+    """
+
+    #: Whether the methods in a class body are prepared for `capture(..., method_outputs=...)`. Containers say False.
+    _observes_methods = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls._observes_methods:
+            cls._observes_methods = True  # for their subclasses
+            return
+        for name, member in list(vars(cls).items()):
+            if isinstance(member, types.FunctionType) and (not name.startswith("_") or name == "__call__"):
+                prepared = _sites.observed(name, member)
+                if prepared is not member:
+                    setattr(cls, name, prepared)
+
+    # -------------------------------------------------------------------------------------------- captures
+
+    def sow(
+        self,
+        variable_type: type[Variable[Any]] | str,
+        name: str,
+        value: Any,
+        reduce_fn: Callable[[Any, Any], Any] = _append,
+        init_fn: Callable[[], Any] = tuple,
+    ) -> bool:
+        """Records a value under a name, for `nnx.capture` to return.
+
+        Outside of a capture the value is stored in the Module, as a Variable in the attribute `name`; that way is
+        deprecated.
+
+        Args:
+            variable_type: the type of Variable to record it as, or a name of one.
+            name: the name.
+            value: what to record; any pytree.
+            reduce_fn: combines what was recorded before with the value; appends to a tuple by default.
+            init_fn: makes what is given to `reduce_fn` the first time.
+
+        Returns:
+            Whether the value was recorded.
+
+        Raises:
+            ValueError: the attribute exists and is no Variable of that type.
+        """
+        variable_type = _variable_type(variable_type)
+        recorded = _sites.sow(self, variable_type, name, value, reduce_fn, init_fn)
+        if recorded is not None:
+            return recorded
+        if hasattr(self, name):
+            variable = getattr(self, name)
+            if not isinstance(variable, Variable):
+                raise ValueError(
+                    f"Expected '{name}' of {type(self).__name__} to be a Variable, got {type(variable).__name__}. "
+                    f"Sow under another name, or capture: {_GUIDE}"
+                )
+            if type(variable) is not variable_type:
+                raise ValueError(
+                    f"Expected '{name}' of {type(self).__name__} to be of type '{variable_type.__name__}', got "
+                    f"'{type(variable).__name__}'. Sow under another name, or capture: {_GUIDE}"
+                )
+            variable.set_value(reduce_fn(variable.get_value(), value))
+        else:
+            setattr(self, name, variable_type(reduce_fn(init_fn(), value)))
+        warnings.warn(
+            f"Using 'Module.sow()' outside of 'nnx.capture()' is deprecated: '{name}' is stored in the "
+            f"{type(self).__name__}. {_GUIDE}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return True
+
+    def perturb(self, name: str, value: Any, variable_type: type[Variable[Any]] | str = Perturbation) -> Any:
+        """Marks a value whose gradient is wanted; go on with the value that is returned.
+
+        Within `nnx.capture`, whatever the capture has under `name` is added to the value, so that the gradient with
+        respect to it is the gradient at this place. Outside of a capture a zero is stored in the Module, as a Variable
+        in the attribute `name`; that way is deprecated.
+
+        Args:
+            name: the name.
+            value: the value; any pytree of arrays.
+            variable_type: the type of Variable to record it as, or a name of one.
+
+        Raises:
+            ValueError: the attribute exists and is no Variable of that type.
+        """
+        variable_type = _variable_type(variable_type)
+        perturbed = _sites.perturb(self, name, value, variable_type)
+        if perturbed is not None:
+            return perturbed
+        if hasattr(self, name):
+            variable = getattr(self, name)
+            if not isinstance(variable, variable_type):
+                raise ValueError(
+                    f"Expected '{name}' of {type(self).__name__} to be of type '{variable_type.__name__}', got "
+                    f"'{type(variable).__name__}'. Perturb under another name."
+                )
+            old = variable.get_value()
+        else:
+            old = jax.tree.map(jnp.zeros_like, value)
+            setattr(self, name, variable_type(old))
+        warnings.warn(
+            f"Using 'Module.perturb()' outside of 'nnx.capture()' is deprecated: '{name}' is stored in the "
+            f"{type(self).__name__}. {_GUIDE}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return jax.tree.map(jnp.add, old, value)
+
+    # ------------------------------------------------------------------------------------------- iteration
+
+    def iter_modules(self) -> Iterator[tuple[PathParts, Module]]:
+        """The same as `nnx.iter_modules(self)`, which is to be preferred."""
+        warnings.warn(
+            "The 'm.iter_modules()' method is deprecated; use the 'nnx.iter_modules(m)' function instead.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return iter_modules(self)
+
+    def iter_children(self) -> Iterator[tuple[Any, Any]]:
+        """The same as `nnx.iter_children(self)`, which is to be preferred."""
+        warnings.warn(
+            "The 'm.iter_children()' method is deprecated; use the 'nnx.iter_children(m)' function instead.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return iteration.iter_children(self)
+
+    # ------------------------------------------------------------------------------------------ attributes
+
+    def set_attributes(
+        self, *filters: Filter, raise_if_not_found: bool = True, graph: bool | None = None, **attributes: Any
+    ) -> None:
+        """Sets attributes of this Module and all Modules in it that have them.
+
+        Args:
+            *filters: which Modules; all by default.
+            raise_if_not_found: whether an attribute that no chosen Module has is an error.
+            graph: True allows shared references, False demands a tree. None: the current mode.
+            **attributes: the attributes.
+
+        Raises:
+            ValueError: no chosen Module has an attribute of that name. Nothing is set then.
+        """
+        matches = [to_predicate(f) for f in filters] or [to_predicate(True)]
+        chosen = [m for path, m in iter_modules(self, graph=graph) if any(match(path, m) for match in matches)]
+        set_existing_attributes(chosen, attributes, raise_if_not_found=raise_if_not_found)
+
+    def train(self, **attributes: Any) -> None:
+        """Sets `deterministic` and `use_running_average` of all Modules in this one to False.
+
+        Args:
+            **attributes: more attributes for `set_attributes`.
+        """
+        self.set_attributes(deterministic=False, use_running_average=False, **attributes, raise_if_not_found=False)
+
+    def eval(self, **attributes: Any) -> None:
+        """Sets `deterministic` and `use_running_average` of all Modules in this one to True.
+
+        Args:
+            **attributes: more attributes for `set_attributes`.
+        """
+        self.set_attributes(deterministic=True, use_running_average=True, **attributes, raise_if_not_found=False)
+
+
+def _variable_type(variable_type: type[Variable[Any]] | str) -> type[Variable[Any]]:
+    if isinstance(variable_type, str):
+        return variable_names.variable_type_from_name(variable_type, allow_register=True)
+    return variable_type
+
+
+def set_existing_attributes(modules: list[Any], attributes: dict[str, Any], *, raise_if_not_found: bool) -> None:
+    """Sets attributes of the Modules that have them.
+
+    Raises:
+        ValueError: no Module has an attribute of that name, and that is asked to be an error. Nothing is set then.
+    """
+    missing = [name for name in attributes if not any(hasattr(module, name) for module in modules)]
+    if missing and raise_if_not_found:
+        raise ValueError(
+            f"Could not find at least one instance of the following attributes: {sorted(missing)}. None of the "
+            f"{len(modules)} chosen Modules ({', '.join(sorted({type(m).__name__ for m in modules})) or 'none'}) has "
+            f"them; pass raise_if_not_found=False to ignore that."
+        )
+    for module in modules:
+        for name, value in attributes.items():
+            if hasattr(module, name):
+                setattr(module, name, value)
+
+
+def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple[PathParts, Module]]:
+    """Pairs of path and Module for every Module in a model, children first, the model itself last.
+
+    Args:
+        module: a Module, any other node, or a pytree of them.
+        graph: True allows shared references (each is met once), False demands a tree. None: the current mode.
+
+    Example:
+        >>> from sonde import nnx
+        >>> [path for path, _ in nnx.iter_modules(nnx.Dict(a=nnx.Dict(), b=nnx.Dict()))]
+        [('a',), ('b',), ()]
+    """
+    for path, node in iteration.iter_nodes(module, graph=graph, who="iter_modules"):
+        if isinstance(node, Module):
+            yield path, node
+
+
+def iter_module_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Any, Module]]:
+    """Pairs of name and Module for the Modules right below a node."""
+    for name, child in iteration.iter_children(node, graph=graph):
+        if isinstance(child, Module):
+            yield name, child

@@ -1,0 +1,447 @@
+"""Pytree: objects with attributes that JAX can flatten.
+
+An attribute is *data* (a child of the pytree) or *static* (part of its structure). Arrays, Variables and other Pytrees
+are data by themselves; `nnx.data(x)` and `nnx.static(x)` on assignment, or `nnx.Data[T]` and `nnx.Static[T]` as
+annotations, say it explicitly. A static attribute may not hold data: that is an error at assignment, because JAX would
+never see the arrays.
+
+Sharp edges:
+
+* The status of an attribute stays: a data attribute stays data when a number is assigned, and assigning an array to a
+  static attribute is an error.
+* Plain lists and dicts that hold arrays must be `nnx.List`, `nnx.Dict` or wrapped in `nnx.data`. Changes inside such a
+  plain container are not announced to anybody, those of `nnx.List` and `nnx.Dict` are.
+* Like a Variable, a Pytree belongs to the trace level it was made at.
+* Attributes written past `__setattr__`, straight into `vars(obj)`, are static.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy as copy_module
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Self, TypeVar, cast, dataclass_transform, get_args, get_origin
+
+import jax
+
+from sonde._jax import trace_level
+from sonde.errors import TraceContextError
+from sonde.nnx._epoch import EPOCH, next_number
+from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, VARIABLE, declare_node_type, has_data, is_data, kind_of
+from sonde.nnx._layout import EMPTY, Layout, layout_of
+
+T = TypeVar("T")
+_MISSING: Any = object()
+_DATA, _STATIC = "sonde.nnx.data", "sonde.nnx.static"
+
+#: Annotation of an attribute that is data whatever it holds.
+Data = Annotated[T, _DATA]
+#: Annotation of an attribute that is static.
+Static = Annotated[T, _STATIC]
+
+_SLOTS = ("_layout", "_level", "_stamp")
+
+
+def data(value: Any = _MISSING, /, **kwargs: Any) -> Any:
+    """Says that an attribute is data: `self.x = nnx.data(x)`, or `x: T = nnx.data()` in a class body.
+
+    Args:
+        value: the value to assign.
+        **kwargs: for a dataclass, what `dataclasses.field` takes (`default`, `default_factory`, ...).
+
+    Example:
+        >>> import jax
+        >>> from sonde import nnx
+        >>> class Scale(nnx.Pytree):
+        ...     def __init__(self, x):
+        ...         self.x = nnx.data(x)
+        >>> jax.tree.leaves(Scale(42))
+        [42]
+    """
+    return _field(True, value, kwargs)
+
+
+def static(value: Any = _MISSING, /, **kwargs: Any) -> Any:
+    """Says that an attribute is static: `self.x = nnx.static(x)`, or `x: T = nnx.static()` in a class body.
+
+    Args:
+        value: the value to assign.
+        **kwargs: for a dataclass, what `dataclasses.field` takes (`default`, `default_factory`, ...).
+    """
+    return _field(False, value, kwargs)
+
+
+def _field(status: bool, value: Any, kwargs: dict[str, Any]) -> Any:
+    # A dataclass field, because only that is understood both in the body of a dataclass and as a marked value.
+    metadata = {**kwargs.pop("metadata", {}), _DATA: status}
+    if value is not _MISSING:
+        metadata["value"] = value
+    return dataclasses.field(**kwargs, metadata=metadata)  # type: ignore[call-overload]
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field, data, static))
+def dataclass(
+    cls: Any = None,
+    /,
+    *,
+    init: bool = True,
+    eq: bool = True,
+    order: bool = False,
+    unsafe_hash: bool = False,
+    match_args: bool = True,
+    kw_only: bool = False,
+    slots: bool = False,
+    weakref_slot: bool = False,
+) -> Any:
+    """Makes a Pytree or Module class a dataclass that keeps the display of Pytrees.
+
+    Example:
+        >>> from sonde import nnx
+        >>> @nnx.dataclass
+        ... class Config(nnx.Pytree):
+        ...     size: int = nnx.static(default=4)
+        ...     scale: float = nnx.data(default=1.0)
+        >>> Config().size, nnx.to_pure_dict(nnx.state(Config(), graph=False))
+        (4, {'scale': 1.0})
+    """
+
+    def decorate(cls: type) -> Any:
+        if not issubclass(cls, Pytree):
+            raise TypeError(f"nnx.dataclass takes a subclass of nnx.Pytree, got {cls}; use dataclasses.dataclass.")
+        return dataclasses.dataclass(
+            init=init,
+            repr=False,
+            eq=eq,
+            order=order,
+            unsafe_hash=unsafe_hash,
+            match_args=match_args,
+            kw_only=kw_only,
+            slots=slots,
+            weakref_slot=weakref_slot,
+        )(cls)
+
+    return decorate if cls is None else decorate(cls)
+
+
+class PytreeMeta(abc.ABCMeta):
+    """The metaclass of Pytrees: abstract methods work without `abc.ABC`."""
+
+
+class Pytree(metaclass=PytreeMeta):
+    """An object whose attributes JAX can flatten; the base of Module, Rngs, Optimizer and so on.
+
+    Args of the class statement:
+        pytree: False makes instances leaves to JAX (graph functions such as `nnx.split` still look inside), and lifts
+            the rule that static attributes hold no data.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sonde import nnx
+        >>> class Line(nnx.Pytree):
+        ...     def __init__(self, slope):
+        ...         self.slope = jnp.array(slope)
+        ...         self.name = "line"
+        >>> jax.tree.map(lambda x: 2 * x, Line(1.5)).slope
+        Array(3., dtype=float32, weak_type=True)
+    """
+
+    __slots__ = ("__dict__", "__weakref__", *_SLOTS)
+
+    __dict__: dict[str, Any]  # type: ignore[assignment]
+    _layout: Layout
+    _level: Any
+    _stamp: int
+
+    _is_pytree: ClassVar[bool] = True
+    _declared: ClassVar[Mapping[str, bool]] = {}
+    _descriptors: ClassVar[frozenset[str]] = frozenset()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """An object without attributes, of the current trace level."""
+        del args, kwargs
+        new = object.__new__(cls)
+        _set_layout(new, EMPTY)
+        _set_level(new, trace_level())
+        _set_stamp(new, 0)
+        return new
+
+    def __init_subclass__(cls, *, pytree: bool | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if pytree is not None:
+            cls._is_pytree = pytree
+        declared = dict(cls._declared)
+        for base in reversed(cls.__mro__[1:]):
+            declared.update(base.__dict__.get("_declared", {}))
+        declared.update(_declared_in(cls))
+        cls._declared = declared
+        cls._descriptors = frozenset(
+            name for base in cls.__mro__ for name, value in vars(base).items() if hasattr(type(value), "__set__")
+        )
+        KIND[cls] = NODE
+        if cls._is_pytree:
+            _register(cls)
+
+    # ------------------------------------------------------------------------------------------ attributes
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._level is not trace_level():
+            raise _wrong_level(self)
+        layout = self._layout
+        status = layout.status.get(name)
+        kind = KIND.get(type(value))
+        if kind in (NODE, VARIABLE, ARRAY):  # the common cases first
+            if status is True:
+                pass
+            elif status is None and name not in self._declared and name not in self._descriptors:
+                _set_layout(self, layout.having(name, True))
+            elif self._set_checked(name, value, layout, status):
+                return
+        elif self._set_checked(name, value, layout, status):
+            return
+        self.__dict__[name] = value
+        EPOCH.value = number = next_number()
+        _set_stamp(self, number)
+
+    def _set_checked(self, name: str, value: Any, layout: Layout, status: bool | None) -> bool:
+        """Finds the status of an attribute; True if nothing is left to do."""
+        if name in self._descriptors:
+            object.__setattr__(self, name, value)
+            return True
+        explicit = None
+        if isinstance(value, dataclasses.Field) and _DATA in value.metadata and "value" in value.metadata:
+            explicit = value.metadata[_DATA]
+            value = value.metadata["value"]
+        new = self._status_for(name, value, status, explicit)
+        self.__dict__[name] = value
+        if new is not status:
+            _set_layout(self, layout.having(name, new))
+        EPOCH.value = number = next_number()
+        _set_stamp(self, number)
+        return True
+
+    def _status_for(self, name: Any, value: Any, status: bool | None, explicit: bool | None) -> bool:
+        """The status that an attribute gets when `value` is assigned.
+
+        Raises:
+            ValueError: the value holds data and the attribute is static.
+        """
+        if not self._is_pytree:  # the walk looks into every attribute
+            return True if explicit is None else explicit
+        new = explicit if explicit is not None else self._declared.get(name, status)
+        kind = kind_of(value)
+        if new is None:
+            new = is_data(value)
+        if not new and (kind != CONTAINER or value) and (found := has_data(value)):
+            raise _static_holds_data(
+                self, name, value, found, explicit=explicit is not None, was_static=status is False
+            )
+        return new
+
+    def __delattr__(self, name: str) -> None:
+        if self._level is not trace_level():
+            raise _wrong_level(self)
+        if name not in self.__dict__:
+            object.__delattr__(self, name)  # a descriptor, or the usual error
+            return
+        del self.__dict__[name]
+        if name in self._layout.status:
+            _set_layout(self, self._layout.lacking(name))
+        EPOCH.value = number = next_number()
+        _set_stamp(self, number)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self)} - {*_SLOTS})
+
+    # ------------------------------------------------------------------------------------------- structure
+
+    def _structure(self) -> tuple[Layout, tuple[Any, ...], tuple[Any, ...]]:
+        """The layout, the values of the data attributes and those of the static ones, in the layout's order."""
+        values = self.__dict__
+        layout = self._layout
+        if len(values) != layout.size:
+            layout = self._resynchronised()
+        return layout, layout.get_data(values), layout.get_static(values)
+
+    def _resynchronised(self) -> Layout:
+        """The layout after somebody wrote to `vars(self)`: new names are static."""
+        old = self._layout.status
+        layout = layout_of({name: old.get(name, not self._is_pytree) for name in self.__dict__})
+        _set_layout(self, layout)
+        return layout
+
+    @classmethod
+    def _blank(cls, layout: Layout, level: Any) -> Self:
+        """An object of a trace level past `__init__`, to be given its attributes by `_fill`."""
+        new = object.__new__(cls)
+        _set_layout(new, layout)
+        _set_level(new, level)
+        _set_stamp(new, 0)
+        return new
+
+    def _fill(self, layout: Layout, data: Any, static: Any) -> None:
+        """Sets all attributes, in the layout's order."""
+        values = self.__dict__
+        values.update(zip(layout.static, static))
+        values.update(zip(layout.data, data))
+
+    @classmethod
+    def _assemble(cls, layout: Layout, data: Any, static: Any) -> Self:
+        """An object with these attributes, past `__init__`."""
+        new = cls._blank(layout, trace_level())
+        new._fill(layout, data, static)
+        return new
+
+    def _get_child(self, key: Any) -> Any:
+        """The child at a key of a state; `KeyError` if there is none."""
+        return self.__dict__[key]
+
+    def _set_child(self, key: Any, value: Any) -> None:
+        """Sets the child at a key of a state."""
+        setattr(self, key, value)
+
+    def _delete_child(self, key: Any) -> None:
+        """Removes the child at a key of a state."""
+        delattr(self, key)
+
+    def _clear(self) -> None:
+        """Removes all attributes, as if the object had just been made."""
+        self.__dict__.clear()
+        _set_layout(self, EMPTY)
+        EPOCH.value = number = next_number()
+        _set_stamp(self, number)
+
+    # ------------------------------------------------------------------------------------ copying, pickling
+
+    def __copy__(self) -> Self:
+        return type(self)._assemble(*self._structure())
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        layout, data, static = self._structure()
+        memo[id(self)] = new = type(self)._blank(layout, trace_level())
+        new._fill(layout, copy_module.deepcopy(data, memo), copy_module.deepcopy(static, memo))
+        return new
+
+    def __reduce__(self) -> Any:
+        return _unpickle_empty, (type(self),), self.__getstate__()
+
+    def __getstate__(self) -> Any:
+        layout = self._layout if len(self.__dict__) == self._layout.size else self._resynchronised()
+        return dict(self.__dict__), layout
+
+    def __setstate__(self, state: Any) -> None:
+        values, layout = state
+        self.__dict__.update(values)
+        _set_layout(self, layout)
+        EPOCH.value = number = next_number()
+        _set_stamp(self, number)
+
+    # --------------------------------------------------------------------------------------------- display
+
+    def __repr__(self) -> str:
+        from sonde.nnx import rendering
+
+        return rendering.text(self)
+
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        from sonde.nnx import rendering
+
+        return rendering.treescope_of(self, path, subtree_renderer)
+
+
+_set_layout = cast(Callable[[Any, Any], None], Pytree.__dict__["_layout"].__set__)
+_set_level = cast(Callable[[Any, Any], None], Pytree.__dict__["_level"].__set__)
+_set_stamp = cast(Callable[[Any, Any], None], Pytree.__dict__["_stamp"].__set__)
+declare_node_type(Pytree)
+
+
+def _unpickle_empty(cls: type[Pytree]) -> Pytree:
+    return Pytree.__new__(cls)
+
+
+def _declared_in(cls: type) -> dict[str, bool]:
+    """Statuses that a class body declares, by annotation or by a field."""
+    declared = {}
+    for name, annotation in inspect.get_annotations(cls).items():
+        text = annotation if isinstance(annotation, str) else ""
+        head = text.split("[")[0].rsplit(".", 1)[-1].strip() if "[" in text else ""
+        marks = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+        if head == "Data" or _DATA in marks:
+            declared[name] = True
+        elif head == "Static" or _STATIC in marks:
+            declared[name] = False
+    for name, value in vars(cls).items():
+        if isinstance(value, dataclasses.Field) and _DATA in value.metadata:
+            declared[name] = value.metadata[_DATA]
+    return declared
+
+
+def _wrong_level(node: Pytree) -> TraceContextError:
+    return TraceContextError(
+        f"A {type(node).__name__} is changed from another trace level than the one it was made at. Inside a "
+        f"transformed function, change only objects that are made there or come in as arguments of an nnx transform."
+    )
+
+
+def _static_holds_data(
+    node: Pytree, name: Any, value: Any, found: list[Any], *, explicit: bool, was_static: bool
+) -> ValueError:
+    cls = type(node).__name__
+    types = ", ".join(sorted({type(x).__name__ for x in found}))
+    what = f"a {type(value).__name__} that holds {types}" if not is_data(value) else f"a {types}"
+    if explicit:
+        return ValueError(f"Attribute '{name}' of {cls} is set to nnx.static(...) of {what}, but that is data.")
+    if was_static:
+        return ValueError(
+            f"Cannot assign data, {what}, to the static attribute '{name}' of {cls}. The status of an attribute is "
+            f"set by its first value; to make it data, write `self.{name} = nnx.data(...)`, here or there."
+        )
+    return ValueError(
+        f"Found data, {what}, assigned to the static attribute '{name}' of {cls}; JAX would not see it. Use "
+        f"nnx.List(...) or nnx.Dict(...) in place of a list or dict, or wrap the value: `self.{name} = nnx.data(...)`, "
+        f"or annotate the class: `{name}: nnx.Data[...]`, or declare `class {cls}(..., pytree=False)`."
+    )
+
+
+def check_pytree(pytree: Any) -> None:
+    """Checks that no static attribute of a Pytree holds data, as can happen by writing to `vars(obj)`.
+
+    Raises:
+        TypeError: it is not a Pytree.
+        ValueError: a static attribute holds data.
+    """
+    if not isinstance(pytree, Pytree):
+        raise TypeError(f"Expected a Pytree, got {type(pytree)}.")
+    if not pytree._is_pytree:
+        return
+    layout, _, values = pytree._structure()
+    for name, value in zip(layout.static, values):
+        if found := has_data(value):
+            raise _static_holds_data(pytree, name, value, found, explicit=False, was_static=False)
+
+
+def _flatten(node: Pytree) -> tuple[tuple[Any, ...], tuple[Layout, tuple[Any, ...]]]:
+    layout, data, static = node._structure()
+    return data, (layout, static)
+
+
+def _flatten_with_keys(node: Pytree) -> tuple[list[tuple[Any, Any]], tuple[Layout, tuple[Any, ...]]]:
+    layout, data, static = node._structure()
+    return list(zip(layout.data_keys, data)), (layout, static)
+
+
+def _register(cls: type[Pytree]) -> None:
+    def unflatten(structure: tuple[Layout, tuple[Any, ...]], data: Any) -> Pytree:
+        return cls._assemble(structure[0], data, structure[1])
+
+    jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, unflatten, _flatten)
+
+
+class Object(Pytree):
+    """The older name of Pytree, kept for code that subclasses it."""
+
+
+KIND[Pytree] = NODE
+_register(Pytree)

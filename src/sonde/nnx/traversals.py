@@ -1,0 +1,103 @@
+"""Nested mappings as flat ones and back.
+
+Keys of one level may be strings and integers; integers sort before strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+IsLeaf = Callable[[tuple[Any, ...], Any], bool]
+
+
+class _EmptyNode:
+    def __repr__(self) -> str:
+        return "_EmptyNode()"
+
+
+empty_node = _EmptyNode()
+
+
+def sorted_keys(keys: Iterable[Any]) -> list[Any]:
+    """Keys in the order of states: integers before strings, each by value."""
+    keys = list(keys)
+    try:
+        return sorted(keys)
+    except TypeError:
+        return sorted(keys, key=_key_order)
+
+
+def _key_order(key: Any) -> Any:
+    return (0, key, "") if isinstance(key, int) else (1, 0, str(key))
+
+
+def path_order(path: Sequence[Any]) -> Any:
+    """A sort key for paths that may mix integers and strings."""
+    return tuple(_key_order(key) for key in path)
+
+
+def sort_by_path(items: Iterable[tuple[tuple[Any, ...], Any]]) -> list[tuple[tuple[Any, ...], Any]]:
+    """Pairs of a path and a value, in the order of their paths."""
+    return sorted(items, key=lambda item: path_order(item[0]))
+
+
+def flatten_to_sequence(xs: Mapping[Any, Any], /, *, is_leaf: IsLeaf | None = None) -> list[tuple[Any, Any]]:
+    """Pairs of path and leaf of a nested mapping, in the order in which the mapping has them."""
+    out: list[tuple[Any, Any]] = []
+
+    def visit(node: Mapping[Any, Any], prefix: tuple[Any, ...]) -> None:
+        for key, value in node.items():
+            path = (*prefix, key)
+            if isinstance(value, Mapping) and not (is_leaf is not None and is_leaf(path, value)):
+                visit(value, path)
+            else:
+                out.append((path, value))
+
+    visit(xs, ())
+    return out
+
+
+def flatten_mapping(
+    xs: Mapping[Any, Any], /, *, keep_empty_nodes: bool = False, is_leaf: IsLeaf | None = None, sep: str | None = None
+) -> dict[Any, Any]:
+    """A nested mapping as one from paths to leaves.
+
+    Args:
+        xs: the nested mapping.
+        keep_empty_nodes: keep empty inner mappings, as `empty_node`.
+        is_leaf: says of (path, value) whether a mapping is to be a leaf.
+        sep: join the keys of a path with this instead of making tuples.
+    """
+    if not isinstance(xs, Mapping):
+        raise TypeError(f"Expected a mapping, got {type(xs).__name__}.")
+    out: dict[Any, Any] = {}
+
+    def name(path: tuple[Any, ...]) -> Any:
+        return path if sep is None else sep.join(map(str, path))
+
+    def visit(node: Mapping[Any, Any], prefix: tuple[Any, ...]) -> None:
+        if not node and keep_empty_nodes and prefix:
+            out[name(prefix)] = empty_node
+        for key, value in node.items():
+            path = (*prefix, key)
+            if isinstance(value, Mapping) and not (is_leaf is not None and is_leaf(path, value)):
+                visit(value, path)
+            else:
+                out[name(path)] = value
+
+    visit(xs, ())
+    return out
+
+
+def unflatten_mapping(xs: Any, /, *, sep: str | None = None) -> dict[Any, Any]:
+    """The inverse of `flatten_mapping`: from paths (a mapping or pairs) to nested dicts."""
+    out: dict[Any, Any] = {}
+    for path, value in xs.items() if isinstance(xs, Mapping) else xs:
+        if sep is not None:
+            path = path.split(sep)
+        node = out
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = {} if value is empty_node else value
+    return out

@@ -1,0 +1,464 @@
+"""Variables: the boxes that hold a model's arrays.
+
+A Variable has a value, a type (its class says what it is for: a parameter, a batch statistic, ...) and metadata. It
+can be used like the array it holds, and written in place with `v[...] = x`. It is a pytree node with one child, the
+value, and its metadata as the static part.
+
+Sharp edges:
+
+* A Variable belongs to the trace level it was made at. Writing to it from inside another trace (a function under plain
+  `jax.jit` that closes over it) raises `TraceContextError`, because a tracer would outlive its trace.
+* `==` compares values, so Variables cannot be hashed; compare identities with `is`.
+* Attributes cannot be set; metadata is set with `set_metadata` and read as attributes. Other attributes are those of
+  the value (`v.shape`, `v.dtype`, `v.at`).
+"""
+
+from __future__ import annotations
+
+import copy as copy_module
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
+
+import jax
+import numpy as np
+
+from sonde._jax import trace_level
+from sonde.errors import TraceContextError
+from sonde.nnx import _epoch, eager_sharding
+from sonde.nnx.array_like import ArrayLike
+from sonde.nnx.metadata import HOOKS, REQUIRED, Metadata, VariableMetadata, shared
+
+A = TypeVar("A")
+_MISSING: Any = object()
+_SLOTS = ("_raw_value", "_level", "_metadata")
+_value_key = jax.tree_util.GetAttrKey("value")
+
+
+class Variable(ArrayLike, Generic[A]):
+    """A box that holds an array (or any pytree) together with metadata.
+
+    Subclass it to make a type of your own; filters select Variables by type.
+
+    Args:
+        value: what the Variable holds; or a `VariableMetadata`, as wrapped initializers return.
+        eager_sharding: whether to place the value as `out_sharding` says when the Variable is made.
+        **metadata: anything worth knowing about the value. Names with a meaning: `out_sharding` (axis names of a
+            mesh, one per dimension), `mesh`, `sharding_rules`, `tag` (what a string filter matches) and the hooks
+            `on_get_value`, `on_set_value`, `on_create_value`, `on_add_axis`, `on_remove_axis`.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> v = nnx.Param(jnp.zeros(2), role="bias")
+        >>> v[...] += 1
+        >>> v.role, float(v.sum())
+        ('bias', 2.0)
+    """
+
+    __slots__ = _SLOTS
+
+    _raw_value: Any
+    _level: Any
+    _metadata: Metadata
+
+    required_metadata = frozenset(REQUIRED)
+
+    def __init__(self, value: A | VariableMetadata, *, eager_sharding: bool | None = None, **metadata: Any):
+        if isinstance(value, VariableMetadata):
+            metadata = {**value.entries(), **metadata}
+            value = cast(A, value.raw_value)
+        declared = type(self)._class_hooks
+        if eager_sharding is None:
+            eager_sharding = metadata.pop("eager_sharding", None)
+        if metadata or declared or eager_sharding is not None:
+            meta = shared({**declared, **_canonical(metadata), "eager_sharding": _eager(eager_sharding)})
+        else:
+            meta = shared({"eager_sharding": _eager(None)})
+        if meta.hooked:
+            _set_level(self, trace_level())
+            _set_metadata(self, meta)
+            _set_value(self, value)
+            value = self.create_value(cast(A, value))
+        if "out_sharding" in meta:
+            value = _place(value, meta)
+        _set_value(self, value)
+        _set_level(self, trace_level())
+        _set_metadata(self, meta)
+
+    _class_hooks: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._class_hooks = {n: vars(k)[n] for n in HOOKS for k in reversed(cls.__mro__) if n in vars(k)}
+        _register(cls)
+
+    # ----------------------------------------------------------------------------------------------- value
+
+    @property
+    def value(self) -> A:
+        """The value; the same as `get_value()` and `set_value(x)`."""
+        return self.get_value()
+
+    @value.setter
+    def value(self, value: A) -> None:
+        self.set_value(value)
+
+    def get_value(self, *, index: Any = _MISSING) -> Any:
+        """The value, after the `on_get_value` hooks; with `index`, the part of it at that index."""
+        value = self._raw_value
+        if self._metadata.reads_hooked:
+            value = self._metadata.run_hooks("on_get_value", self, value)
+        return value if index is _MISSING else value[index]
+
+    def set_value(self, value: Any, *, index: Any = _MISSING) -> None:
+        """Replaces the value, after the `on_set_value` hooks; with `index`, the part of it at that index.
+
+        Raises:
+            TraceContextError: the Variable was made at another trace level.
+        """
+        self._check_level()
+        if index is not _MISSING:
+            value = _with_item(self._raw_value, index, value)
+        if self._metadata.hooked:
+            value = self._metadata.run_hooks("on_set_value", self, value)
+        _set_value(self, value)
+
+    def get_raw_value(self) -> A:
+        """What the Variable holds, past all hooks."""
+        return self._raw_value
+
+    def set_raw_value(self, value: Any) -> None:
+        """Replaces what the Variable holds, past all hooks."""
+        self._check_level()
+        _set_value(self, value)
+
+    @property
+    def raw_value(self) -> A:
+        """What the Variable holds, past all hooks."""
+        return self._raw_value
+
+    def create_value(self, value: A) -> A:
+        """What a new Variable would hold for `value`: the `on_create_value` hooks applied to it."""
+        return self._metadata.run_hooks("on_create_value", self, value)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index is Ellipsis:
+            value = self.get_value()
+            if isinstance(value, (jax.Array, np.ndarray)):
+                return value
+            return value[index]
+        return self.get_value(index=index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.set_value(value, index=index)
+
+    def __delitem__(self, index: Any) -> None:
+        self._check_level()
+        value = copy_module.copy(self._raw_value)
+        del value[index]
+        _set_value(self, value)
+
+    def _check_level(self) -> None:
+        if self._level is not trace_level():
+            raise TraceContextError(
+                f"A {type(self).__name__} is changed from another trace level than the one it was made at. Inside a "
+                f"transformed function, change only Variables of its own arguments: pass the object that holds this "
+                f"{type(self).__name__} as an argument of an nnx transform (nnx.jit, nnx.grad, ...)."
+            )
+
+    # -------------------------------------------------------------------------------------------- metadata
+
+    def get_metadata(self, name: str | None = None, default: Any = _MISSING, *, exclude_required: bool | None = None):
+        """One entry of the metadata, or all as a new dict.
+
+        Args:
+            name: the entry; None for all.
+            default: what to return when there is no such entry.
+            exclude_required: leave out the entries that every Variable has.
+
+        Raises:
+            KeyError: there is no such entry and no default.
+        """
+        if name is None:
+            return {k: v for k, v in self._metadata.items() if not (exclude_required and k in REQUIRED)}
+        return self._metadata[name] if default is _MISSING else self._metadata.get(name, default)
+
+    def has_metadata(self, name: str) -> bool:
+        """Whether there is an entry of that name."""
+        return name in self._metadata
+
+    def set_metadata(self, *args: Any, **kwargs: Any) -> None:
+        """Sets metadata: `set_metadata(name, value)`, `set_metadata(name=value)`, or a dict that replaces all."""
+        self._check_level()
+        if len(args) == 1 and not kwargs:
+            entries = {"eager_sharding": self._metadata["eager_sharding"], **_canonical(dict(args[0]))}
+        elif len(args) == 2 and not kwargs:
+            entries = {**self._metadata, args[0]: args[1]}
+        elif kwargs and not args:
+            entries = {**self._metadata, **kwargs}
+        else:
+            raise TypeError(
+                f"set_metadata takes a dict, a name and a value, or keywords; got args={args}, kwargs={kwargs}."
+            )
+        _set_metadata(self, shared(entries))
+        _epoch.bump()
+
+    def del_metadata(self, name: str) -> None:
+        """Removes one entry of the metadata."""
+        self._check_level()
+        _set_metadata(self, self._metadata.without(name))
+        _epoch.bump()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SLOTS:  # not yet set, as while unpickling
+            raise AttributeError(name)
+        metadata = self._metadata
+        if name in metadata and name not in HOOKS:
+            return metadata[name]
+        return getattr(self.get_value(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+            return
+        raise AttributeError(
+            f"Cannot set attribute '{name}' of a {type(self).__name__}. Metadata is set with "
+            f"variable.set_metadata({name}=value), the value with variable[...] = value or variable.set_value(value)."
+        )
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(
+            f"Cannot delete attribute '{name}' of a {type(self).__name__}; use variable.del_metadata('{name}')."
+        )
+
+    @property
+    def hijax(self) -> bool:
+        """Always False: Sonde's Variables hold plain arrays."""
+        return False
+
+    @property
+    def ref(self) -> bool:
+        """Always False: Sonde's Variables hold plain arrays."""
+        return False
+
+    @property
+    def type(self) -> type[Self]:
+        """The class of the Variable."""
+        return type(self)
+
+    @property
+    def var_type(self) -> type[Self]:
+        """The class of the Variable."""
+        return type(self)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self.get_value().shape
+
+    @property
+    def sharding_names(self) -> Any:
+        """The `out_sharding` entry of the metadata, or None."""
+        return self._metadata.get("out_sharding")
+
+    def add_axis(self, axis_index: int, axis_name: str | None) -> None:
+        """Runs the `on_add_axis` hooks, as transforms do when they add an axis to the value."""
+        self._axis_hooks("on_add_axis", axis_index, axis_name)
+
+    def remove_axis(self, axis_index: int, axis_name: str | None) -> None:
+        """Runs the `on_remove_axis` hooks, as transforms do when they take an axis from the value."""
+        self._axis_hooks("on_remove_axis", axis_index, axis_name)
+
+    def _axis_hooks(self, which: str, axis_index: int, axis_name: str | None) -> None:
+        hooks = self._metadata.get(which, ())
+        for hook in hooks if isinstance(hooks, (tuple, list)) else (hooks,):
+            hook(self, axis_index, axis_name)
+
+    # ---------------------------------------------------------------------------------- making and copying
+
+    @classmethod
+    def _make(cls, value: Any, metadata: Metadata) -> Self:
+        """A Variable at the current trace level, past `__init__` and all hooks."""
+        new = object.__new__(cls)
+        _set_value(new, value)
+        _set_level(new, trace_level())
+        _set_metadata(new, metadata)
+        return new
+
+    @classmethod
+    def from_metadata(cls, value: Any, attributes: Mapping[str, Any]) -> Self:
+        """A Variable with this value and metadata, past all hooks."""
+        return cls._make(value, shared(_canonical(dict(attributes))))
+
+    def replace(self, value: Any = _MISSING, **updates: Any) -> Self:
+        """A new Variable with another value or other metadata."""
+        metadata = self._metadata.replaced(**_canonical(updates)) if updates else self._metadata
+        return type(self)._make(self._raw_value if value is _MISSING else value, metadata)
+
+    def copy(self, value: Any = _MISSING, **updates: Any) -> Self:
+        """A new Variable with the same value and metadata, except for what is given."""
+        return self.replace(value, **updates)
+
+    def to_state(self) -> Self:
+        """A copy; kept for code that was written when states held something else than Variables."""
+        return self.copy()
+
+    def copy_from(self, other: Variable[A]) -> None:
+        """Takes over the value and the metadata of a Variable of the same type.
+
+        Raises:
+            ValueError: the other Variable has another type.
+        """
+        if type(self) is not type(other):
+            raise ValueError(
+                f"Cannot copy from incompatible Variable, expected {type(self).__name__}, got {type(other).__name__}."
+            )
+        if self is not other:
+            self.update_from_state(other)
+
+    def update_from_state(self, variable_state: Variable[A]) -> None:
+        """Takes over the value and the metadata of another Variable, past all hooks."""
+        self._check_level()
+        _set_value(self, variable_state._raw_value)
+        if self._metadata is not variable_state._metadata:
+            changed = self._metadata != variable_state._metadata
+            _set_metadata(self, variable_state._metadata)
+            if changed:
+                _epoch.bump()
+
+    def __copy__(self) -> Self:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        memo[id(self)] = new = type(self)._make(None, copy_module.deepcopy(self._metadata, memo))
+        _set_value(new, copy_module.deepcopy(self._raw_value, memo))
+        return new
+
+    def __reduce__(self) -> Any:
+        return _unpickle, (type(self), self._raw_value, dict(self._metadata))
+
+    # --------------------------------------------------------------------------------------------- display
+
+    def __repr__(self) -> str:
+        from sonde.nnx import rendering
+
+        return rendering.text(self)
+
+    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
+        from sonde.nnx import rendering
+
+        return rendering.treescope_of(self, path, subtree_renderer)
+
+
+_set_value = cast(Callable[[Any, Any], None], Variable.__dict__["_raw_value"].__set__)
+_set_level = cast(Callable[[Any, Any], None], Variable.__dict__["_level"].__set__)
+_set_metadata = cast(Callable[[Any, Any], None], Variable.__dict__["_metadata"].__set__)
+
+
+def _eager(asked: bool | None) -> bool:
+    return eager_sharding.using_eager_sharding() if asked is None else bool(asked)
+
+
+def _canonical(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Metadata with the older names of `out_sharding` replaced by it."""
+    for old in ("sharding_names", "sharding"):
+        if old in metadata:
+            metadata["out_sharding"] = metadata.pop(old)
+    return metadata
+
+
+def _place(value: Any, metadata: Metadata) -> Any:
+    if not metadata["eager_sharding"] or metadata["out_sharding"] is None:
+        return value
+    return eager_sharding.place(
+        value, metadata["out_sharding"], mesh=metadata.get("mesh"), rules=metadata.get("sharding_rules")
+    )
+
+
+def _with_item(current: Any, index: Any, value: Any) -> Any:
+    """`current` with one item replaced; arrays of JAX are never changed in place."""
+    if isinstance(value, Variable):
+        value = value.get_value()
+    if isinstance(current, Variable):
+        current[index] = value
+        return current
+    if isinstance(current, jax.Array):
+        if (
+            index is Ellipsis
+            and isinstance(value, jax.Array)
+            and value.shape == current.shape
+            and value.dtype == current.dtype
+        ):
+            return value  # nothing to scatter
+        return current.at[index].set(value)
+    new = copy_module.copy(current) if isinstance(current, (list, dict, np.ndarray)) else current
+    new[index] = value
+    return new
+
+
+def _unpickle(cls: type[Variable[Any]], value: Any, metadata: dict[str, Any]) -> Variable[Any]:
+    return cls._make(value, shared(metadata))
+
+
+def copied(leaves: Iterable[Any]) -> list[Any]:
+    """The leaves, with a copy in the place of every Variable."""
+    level, new_object = trace_level(), object.__new__
+    out = []
+    for leaf in leaves:
+        if isinstance(leaf, Variable):
+            new = new_object(type(leaf))
+            _set_value(new, leaf._raw_value)
+            _set_level(new, level)
+            _set_metadata(new, leaf._metadata)
+            leaf = new
+        out.append(leaf)
+    return out
+
+
+def _flatten(variable: Variable[Any]) -> tuple[tuple[Any], Metadata]:
+    return (variable._raw_value,), variable._metadata
+
+
+def _flatten_with_keys(variable: Variable[Any]) -> tuple[tuple[tuple[Any, Any]], Metadata]:
+    return ((_value_key, variable._raw_value),), variable._metadata
+
+
+def _register(cls: type[Variable[Any]]) -> None:
+    def unflatten(metadata: Metadata, children: Any) -> Variable[Any]:
+        (value,) = children
+        return cls._make(value, metadata)
+
+    jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, unflatten, _flatten)
+
+
+_register(Variable)
+
+
+class Param(Variable[A]):
+    """A parameter that training changes by gradients."""
+
+    __slots__ = ()
+
+
+class BatchStat(Variable[A]):
+    """A statistic over batches, such as the running mean of a BatchNorm."""
+
+    __slots__ = ()
+
+
+class Cache(Variable[A]):
+    """A cache of earlier steps, such as keys and values of an attention layer while decoding."""
+
+    __slots__ = ()
+
+
+class Intermediate(Variable[A]):
+    """A value seen inside a model while it runs: what `Module.sow` records."""
+
+    __slots__ = ()
+
+
+class Perturbation(Intermediate[A]):
+    """A zero that was added to an intermediate value, so that its gradient is the gradient there."""
+
+    __slots__ = ()
