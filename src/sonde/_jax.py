@@ -168,7 +168,7 @@ def eval_jaxpr(jaxpr: Any, *args: Any) -> list[Any]:
 
 
 def trace_to_jaxpr(fn: Callable[..., list[Any]], avals: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Traces `fn`, which takes and returns flat values; returns a jaxpr whose first inputs are the constants returned."""
+    """Traces `fn`, which takes and returns flat values, to a jaxpr whose first inputs are the constants returned."""
     closed = jax.make_jaxpr(fn)(*avals)
     consts = list(closed.consts)
     if not consts:

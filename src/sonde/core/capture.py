@@ -158,8 +158,8 @@ def check_callable(f: object, verb: str) -> None:
     ):
         if is_lazy(inner):
             raise TypeError(
-                f"{verb} cannot look into {what}: the body of {getattr(f, '__qualname__', f)!r} runs after the call has "
-                f"returned; {verb} the functions it calls, or a function that runs it to its end"
+                f"{verb} cannot look into {what}: the body of {getattr(f, '__qualname__', f)!r} runs after the call "
+                f"has returned; {verb} the functions it calls, or a function that runs it to its end"
             )
 
 

@@ -63,8 +63,8 @@ def path_of(name: str, state: Looking) -> str:
     """The path of a site called `name` under the scopes that are open now."""
     if _task_prefix.get() != state.prefix:
         raise ScopeError(
-            f"site {name!r} is met under scope {state.prefix.rstrip('/')!r}, which another asyncio task entered and has "
-            "not left; do not await inside `with sonde.scope(...)` while a capture runs"
+            f"site {name!r} is met under scope {state.prefix.rstrip('/')!r}, which another asyncio task entered and "
+            "has not left; do not await inside `with sonde.scope(...)` while a capture runs"
         )
     return state.prefix + checked_name(name)
 

@@ -72,8 +72,8 @@ def n_arrays(args: Any, view: View) -> int:
 
 def _escaped(site: Site) -> CaptureError:
     return CaptureError(
-        f"site {site.path!r} ({site.source}) runs where the capture cannot see it: it was compiled or evaluated apart from "
-        "the captured program (`jax.ensure_compile_time_eval`, or `jit(...).lower(...)` inside the captured function)"
+        f"site {site.path!r} ({site.source}) runs where the capture cannot see it: it was compiled or evaluated apart "
+        "from the captured program (`jax.ensure_compile_time_eval`, or `jit(...).lower(...)` in the captured function)"
     )
 
 
