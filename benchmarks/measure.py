@@ -1,0 +1,206 @@
+"""Timing and reporting that all benchmarks share.
+
+Every figure is a ratio to something measured in the same process at the same time. Contenders take turns,
+in an order that rotates, so that whatever else the machine does hits all of them alike; the best of many
+calls stands for each, since noise only ever adds. The base also runs a second time under the name
+`control`: how far that ratio is from 1 is what the machine cannot tell.
+
+Sharp edges: the garbage collector is off while calls are timed, as in `timeit`, and runs between rounds. A
+contender is called several times before it is timed, so what is measured is the steady state; whoever wants
+to measure a first call must make a new function in every call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+CONTROL = "control"
+GROUPS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        question: What is compared with what.
+        ratio: What was measured.
+        bound: What it may be at most; None for a figure that is shown and not judged.
+        control: The ratio of the base to itself, for a time.
+        spread: How far the control typically is from 1 in a part of the rounds, for a time.
+        allowance: What is taken off the ratio before it is judged: the spread, where the bound is beyond it.
+        detail: Absolute figures.
+    """
+
+    question: str
+    ratio: float
+    bound: float | None
+    control: float | None = None
+    spread: float | None = None
+    allowance: float = 0.0
+    detail: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.bound is None:
+            return "-"
+        return "ok" if self.ratio - self.allowance <= self.bound else "MISSED"
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """The best time of each contender in seconds, and how far apart two times of the same thing are."""
+
+    base: str
+    best: dict[str, float]
+    spread: float
+
+    def row(self, name: str, question: str, bound: float | None, *, beyond_spread: bool = False) -> Row:
+        """The ratio of a contender to the base."""
+        return Row(
+            question,
+            self.best[name] / self.best[self.base],
+            bound,
+            control=self.best[CONTROL] / self.best[self.base],
+            spread=self.spread,
+            allowance=self.spread if beyond_spread else 0.0,
+            detail=f"{_seconds(self.best[name])} against {_seconds(self.best[self.base])}",
+        )
+
+
+def interleaved(
+    contenders: dict[str, Callable[[], Any]],
+    *,
+    seconds: float = 8.0,
+    turn: float = 0.004,
+    min_rounds: int = 10,
+    wait: bool = True,
+    warm: bool = True,
+) -> Times:
+    """Times functions of no arguments in turns. The first one is the base of all ratios.
+
+    Args:
+        contenders: The functions, by name.
+        seconds: How long to go on, all contenders together.
+        turn: How long one turn of one contender lasts, at least one call.
+        min_rounds: How many rounds there are at least.
+        wait: Whether a call ends when its arrays are ready (run time), or when it returns (cost of calling).
+        warm: Whether every turn starts with a call that does not count: the turn before had the caches.
+    """
+    base = next(iter(contenders))
+    everybody = {**contenders, CONTROL: contenders[base]}
+    calls = {name: _calls_per_turn(fn, turn) for name, fn in contenders.items()}
+    calls[CONTROL] = calls[base]
+    names = list(everybody)
+    best_of_turn: dict[str, list[float]] = {name: [] for name in names}
+    end = time.perf_counter() + seconds
+    done = 0
+    gc.collect()
+    gc.disable()
+    try:
+        while done < min_rounds or time.perf_counter() < end:
+            shift = done % len(names)
+            for name in names[shift:] + names[:shift]:
+                fn = everybody[name]
+                if warm:
+                    jax.block_until_ready(fn())
+                best_of_turn[name].append(min(_time(fn, wait) for _ in range(calls[name])))
+            gc.collect()
+            done += 1
+    finally:
+        gc.enable()
+    best = {name: min(times) for name, times in best_of_turn.items()}
+    parts = [slice(i, None, GROUPS) for i in range(GROUPS)]
+    away = [abs(min(best_of_turn[CONTROL][p]) / min(best_of_turn[base][p]) - 1) for p in parts]
+    return Times(base, best, statistics.median(away))
+
+
+def _calls_per_turn(fn: Callable[[], Any], turn: float) -> int:
+    for _ in range(2):
+        jax.block_until_ready(fn())
+    return max(1, min(500, int(turn / min(_time(fn, wait=True) for _ in range(3)))))
+
+
+def _time(fn: Callable[[], Any], wait: bool) -> float:
+    start = time.perf_counter()
+    result = fn()
+    if wait:
+        jax.block_until_ready(result)
+    taken = time.perf_counter() - start
+    if not wait:
+        jax.block_until_ready(result)
+    return taken
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What XLA says about a compiled program: operations, and bytes."""
+
+    flops: float
+    peak: int
+    temporary: int
+
+
+def cost(fn: Callable[..., Any], *args: Any) -> Cost:
+    """Compiles a jitted function for arguments, without running it."""
+    compiled = fn.lower(*args).compile()
+    memory = compiled.memory_analysis()
+    return Cost(
+        compiled.cost_analysis()["flops"],
+        memory.peak_memory_in_bytes,
+        memory.temp_size_in_bytes,
+    )
+
+
+def against(question: str, bound: float | None, mine: float, base: float, unit: str) -> Row:
+    """A row for a figure that has no noise."""
+    return Row(question, mine / base, bound, detail=f"{mine:,.0f} against {base:,.0f} {unit}")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as text."""
+    cells = [("question", "bound", "ratio", "control", "spread", "verdict", "")]
+    for row in rows:
+        cells.append(
+            (
+                row.question,
+                _number(row.bound),
+                _number(row.ratio),
+                _number(row.control),
+                _number(row.spread),
+                row.verdict,
+                row.detail,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ["  ".join([c[0].ljust(widths[0]), *map(str.rjust, c[1:6], widths[1:6]), c[6]]).rstrip() for c in cells]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def main(measure: Callable[[], Sequence[Row]]) -> None:
+    """What a benchmark does when it is run: measures and prints, as a table or, for `run.py`, as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true", help="print rows as JSON instead of a table")
+    asked, _ = parser.parse_known_args()
+    rows = measure()
+    print(json.dumps([dataclasses.asdict(row) for row in rows]) if asked.json else table(rows))
+
+
+def _number(x: float | None) -> str:
+    return "-" if x is None else f"{x:.3f}"
+
+
+def _seconds(t: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if t >= size:
+            return f"{t / size:.3g} {unit}"
+    return f"{t / 1e-9:.3g} ns"
