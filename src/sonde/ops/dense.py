@@ -96,7 +96,8 @@ def dense_general(
         inputs: an array with the axes named below.
         kernel: `(batch..., in..., out...)`.
         bias: `(batch..., out...)` or None.
-        axis: the axes of `inputs` that are contracted with the kernel's `in` axes, in this order.
+        axis: the axes of `inputs` that are contracted with the kernel's `in` axes. Whatever their order here, the
+            kernel has them in the order of the inputs.
         batch_axis: the axes of `inputs` that go with the kernel's `batch` axes.
         dtype: what to compute in; None finds it from the arrays.
         precision: as in `jax.lax.dot_general`.
@@ -118,6 +119,7 @@ def dense_general(
     """
     inputs = jnp.asarray(inputs)
     n_batch, n_in = len(batch_axis), len(axis)
+    axis = sorted(axis, key=lambda ax: ax % inputs.ndim)
     for position, ax in enumerate((*batch_axis, *axis)):
         meaning = "input features" if position >= n_batch else "batch elements"
         expect_size(inputs, axis=ax, size=kernel.shape[position], argument="inputs", meaning=meaning)
@@ -207,18 +209,16 @@ def einsum_bias_shape(equation: str, kernel_shape: Sequence[int]) -> tuple[int, 
 
 
 def _parse(equation: str) -> tuple[str, str, str]:
-    """Inputs, kernel and result of an equation without spaces; a result left out is found as einsum does."""
+    """Inputs, kernel and result of an equation, without spaces."""
     operands, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow:
+        raise LayerInputError(f'`einsum_str` equation must be explicit and include "->", got {equation!r}.')
     first, comma, second = operands.partition(",")
     if not comma or "," in second:
         raise LayerInputError(
-            f"the einsum equation {equation!r} must have two operands, the inputs and the kernel, such as "
-            "'nd,dk->nk'."
+            f"the einsum equation {equation!r} must have two operands, the inputs and the kernel, "
+            "such as 'nd,dk->nk'."
         )
-    if not arrow:
-        letters = [c for c in first + second if c != "."]
-        result = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
-        result = ("..." if "..." in operands else "") + result
     return first, second, result
 
 

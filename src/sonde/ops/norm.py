@@ -169,25 +169,23 @@ def _scaled(
     centred: jax.Array, factor: jax.Array, scale: jax.Array | None, bias: jax.Array | None
 ) -> jax.Array:
     """`centred * factor * scale + bias`, with a site before the scale."""
-    normalised = None
+
+    def shifted(y: jax.Array) -> jax.Array:
+        return y if bias is None else y + bias
+
     if scale is None:
-        y = sow(centred * factor, "normalised")
-    elif factor.size * scale.size >= centred.size:
-        y = sow(centred * factor, "normalised") * scale
-    else:
-        # Scaling the factor first saves a product per element, but then nothing is normalised and not scaled yet.
-        y = centred * (factor * scale)
-        if looking() is not None:
-            normalised = centred * factor
-    if bias is not None:
-        y = y + bias
-    if normalised is None:
+        return shifted(sow(centred * factor, "normalised"))
+    if jnp.broadcast_shapes(factor.shape, scale.shape) == centred.shape:
+        return shifted(sow(centred * factor, "normalised") * scale)
+    # Scaling the factor first saves a product per element, but passes by the values before the scale.
+    y = shifted(centred * (factor * scale))
+    if looking() is None:
         return y
-    # Whoever looks must not change the result, not even in its last digit: what was computed above stays, and an
-    # edit comes in as a difference. Where the difference has no meaning, the site's value is scaled and shifted.
+    # Whoever looks must not change the result, not even in its last digit: the sum above stays, and an edit
+    # comes in as a difference. Where a difference has no meaning, the site's value is scaled and shifted.
+    normalised = centred * factor
     seen = sow(normalised, "normalised")
-    from_seen = seen * scale if bias is None else seen * scale + bias
-    return jnp.where(jnp.isfinite(normalised), y + (seen - normalised) * scale, from_seen)
+    return jnp.where(jnp.isfinite(normalised), y + (seen - normalised) * scale, shifted(seen * scale))
 
 
 def batch_norm(
@@ -405,7 +403,7 @@ def group_norm(
         scale: one number per feature, or None.
         bias: one number per feature, or None.
         num_groups: how many groups the features are split into.
-        reduction_axes: the axes to average over, the last always among them; None means all but the first.
+        reduction_axes: the axes to average over, the last among them; None means all but the first.
         epsilon: added to the variance.
         mask: what counts for the statistics.
         axis_name: a mapped axis to average over as well.
@@ -427,7 +425,12 @@ def group_norm(
             f"Number of groups ({num_groups}) does not divide the number of channels ({features}) of "
             f"{describe(x)}."
         )
-    axes = range(1, x.ndim - 1) if reduction_axes is None else canonicalize_axes(reduction_axes, x.ndim)
+    axes = range(1, x.ndim) if reduction_axes is None else canonicalize_axes(reduction_axes, x.ndim)
+    if x.ndim - 1 not in axes:
+        raise LayerInputError(
+            "The reduction axes must include the final dimension as this is assumed to be the feature axis: got "
+            f"reduction_axes={reduction_axes} for {describe(x)}."
+        )
     axes = tuple(i for i in axes if i != x.ndim - 1)
     x, scale, bias = promote_all(promote_dtype, (x, scale, bias), dtype)
     if mask is not None:
