@@ -52,7 +52,7 @@ class Edit:
 def edit(f: Callable[P, R], edits: Mapping[Pattern, Any]) -> Callable[P, R]:
     """A function that runs `f` with the values at some sites replaced.
 
-    Works in every transform and composes with `capture`: around an edit it sees the new values, inside the old ones.
+    Works in every transform and composes with `capture`, which sees the new values wherever it stands.
 
     Args:
         f: Any callable.

@@ -1,0 +1,201 @@
+"""Replacing values at sites, against programs in which the replacement is written out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sonde
+from sonde import Edit, edit, sow
+from sonde.errors import EditError, NoSuchSiteError
+
+X = jnp.arange(4.0) + 0.5
+
+
+def chain(x):
+    h = sow(jnp.sin(x), "h")
+    k = sow(h * 3, "k")
+    return k + h
+
+
+def looped(x, reverse=False):
+    def body(c, t):
+        c = sow(c * 2 + t, "c")
+        return c, c
+
+    return lax.scan(body, x, jnp.arange(3.0), reverse=reverse)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_function_and_array(around):
+    np.testing.assert_allclose(edit(around(chain), {"h": lambda h: h + 1})(X), (jnp.sin(X) + 1) * 4, rtol=1e-6)
+    np.testing.assert_allclose(edit(around(chain), {"k": jnp.ones(4)})(X), 1 + jnp.sin(X), rtol=1e-6)
+
+
+def test_several_patterns_apply_in_order():
+    out = edit(chain, {"*": lambda v: v + 1, "k": lambda v: v * 0})(X)
+    np.testing.assert_allclose(out, jnp.sin(X) + 1, rtol=1e-6)
+
+
+def test_captures_see_the_new_value_on_both_sides():
+    zero = {"h": jnp.zeros_like}
+    out, records = sonde.capture(edit(chain, zero))(X)
+    np.testing.assert_array_equal(records["h"].value, jnp.zeros(4))
+    np.testing.assert_array_equal(out, jnp.zeros(4))
+    (out, inner), outer = sonde.capture(edit(sonde.capture(chain), zero))(X)
+    np.testing.assert_array_equal(inner["h"].value, jnp.zeros(4))
+    np.testing.assert_array_equal(outer["h"].value, jnp.zeros(4))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_chosen_iterations(reverse):
+    def by_hand(x):
+        order = [2.0, 1.0, 0.0] if reverse else [0.0, 1.0, 2.0]
+        seen = []
+        for i, t in enumerate(order):
+            x = x * 2 + t
+            x = -x if i == 1 else x
+            seen.append(x)
+        return x, seen
+
+    negate = {"c": Edit(lambda c: -c, iterations=1)}
+    (out, _), records = sonde.capture(edit(lambda x: looped(x, reverse), negate))(X)
+    want, seen = by_hand(X)
+    np.testing.assert_allclose(out, want, rtol=1e-6)
+    np.testing.assert_allclose(records["c"].value, jnp.stack(seen), rtol=1e-6)
+
+
+def test_iterations_by_function_of_all_loops():
+    def f(x):
+        def inner(c, _):
+            return sow(c + 1, "c"), None
+
+        def outer(c, _):
+            return lax.scan(inner, c, length=3)[0], None
+
+        return lax.scan(outer, x, length=2)[0]
+
+    once = Edit(lambda c: c + 100, iterations=lambda i, j: (i == 1) & (j == 2))
+    assert edit(f, {"c": once})(0) == 106
+    assert edit(f, {"c": Edit(lambda c: c + 100, iterations=[0, 2])})(0) == 6 + 400
+
+
+def test_iterations_of_a_while_loop():
+    def f(x):
+        return lax.while_loop(lambda c: c < 10, lambda c: sow(c + 1, "c"), x)
+
+    assert edit(f, {"c": Edit(lambda c: c + 5, iterations=0)})(0) == 10
+    _, records = sonde.capture(edit(f, {"c": Edit(lambda c: c + 5, iterations=0)}))(0)
+    assert records["c"].counts[0] == 5
+
+
+def test_chosen_calls():
+    g = jax.jit(lambda x: sow(x + 1, "c"))
+
+    def f(x):
+        return g(g(g(x)))
+
+    assert edit(f, {"c": Edit(lambda c: c * 10, calls=1)})(0) == 21
+    assert edit(f, {"c": Edit(lambda c: c * 10, calls=(0, 2))})(0) == 120
+
+
+def test_calls_are_counted_per_branch():
+    def f(p, x):
+        x = lax.cond(p, lambda x: sow(sow(x + 1, "c") + 1, "c"), lambda x: sow(x + 5, "c"), x)
+        return sow(x, "c")
+
+    third = {"c": Edit(lambda c: c * 10, calls=2)}
+    assert edit(f, third)(True, 0) == 20
+    assert edit(f, third)(False, 0) == 50
+
+
+def test_in_vmap_a_function_sees_one_example():
+    def f(x, w):
+        return sow({"x": x * 2, "w": w}, "p")
+
+    def mean(p):
+        assert p["x"].shape == (4,)
+        return {"x": p["x"] - p["x"].mean(), "w": p["w"] + p["x"].sum()}
+
+    xs = jnp.stack([X, X * 2])
+    out = edit(jax.vmap(f, in_axes=(0, None)), {"p": mean})(xs, 1.0 * jnp.ones(()))
+    np.testing.assert_allclose(out["x"], 2 * xs - (2 * xs).mean(1, keepdims=True), rtol=1e-6)
+    np.testing.assert_allclose(out["w"], 1 + (2 * xs).sum(1), rtol=1e-6)
+
+
+def test_array_for_one_example_or_for_all():
+    f = jax.vmap(lambda x: sow(x * 2, "h"))
+    xs = jnp.stack([X, X])
+    np.testing.assert_array_equal(edit(f, {"h": jnp.ones(4)})(xs), jnp.ones((2, 4)))
+    np.testing.assert_array_equal(edit(f, {"h": jnp.arange(8.0).reshape(2, 4)})(xs), jnp.arange(8.0).reshape(2, 4))
+
+
+def test_gradients_go_through_the_edit():
+    got = jax.grad(lambda x: edit(chain, {"h": lambda h: h**2})(x).sum())(X)
+    np.testing.assert_allclose(got, 8 * jnp.sin(X) * jnp.cos(X), rtol=1e-5)
+    scale = jnp.float32(3.0)
+    got = jax.grad(lambda s: edit(jax.jit(chain), {"h": lambda h: h * s})(X).sum())(scale)
+    np.testing.assert_allclose(got, 4 * jnp.sin(X).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        jax.jit,
+        jax.checkpoint,
+        lambda f: lambda x: lax.cond(True, f, lambda x: x, x),
+        lambda f: lambda x: lax.map(f, x[None])[0],
+        lambda f: lambda x: jax.vmap(f)(x[None])[0],
+        lambda f: jax.jit(lambda x: lax.scan(lambda c, _: (f(c), None), x, length=1)[0]),
+    ],
+    ids=["jit", "remat", "cond", "map", "vmap", "scan"],
+)
+def test_in_every_transform(around):
+    for outer in (lambda f: f, jax.jit):
+        np.testing.assert_allclose(outer(edit(around(chain), {"h": lambda h: h * 0 + 2}))(X), 8 * jnp.ones(4), rtol=1e-6)
+
+
+def test_custom_derivatives_survive_an_edit():
+    @jax.custom_vjp
+    def f(x):
+        return sow(x * 2, "h") + 1
+
+    f.defvjp(lambda x: (f(x), None), lambda _, g: (g * 100,))
+    edited = edit(f, {"h": lambda h: h * 0})
+    np.testing.assert_array_equal(edited(X), jnp.ones(4))
+    np.testing.assert_array_equal(jax.grad(lambda x: jax.jit(edited)(x).sum())(X), 100 * jnp.ones(4))
+
+
+def test_python_numbers_take_on_the_dtype():
+    assert edit(lambda x: sow(x, "h"), {"h": 3})(jnp.float32(1)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("new", [jnp.ones(3), lambda h: h[:2], jnp.ones(4, jnp.bfloat16), lambda h: {"a": h}])
+def test_what_does_not_fit_is_refused(new):
+    with pytest.raises(EditError, match=r"edit of 'h' \(.*test_edit.py:\d+\): expected .*, got "):
+        edit(chain, {"h": new})(X)
+
+
+def test_wrong_dtype_names_both():
+    with pytest.raises(EditError, match=r"expected float32\[4\], got int32\[4\]"):
+        edit(chain, {"h": lambda h: h.astype(jnp.int32)})(X)
+
+
+def test_no_such_site():
+    with pytest.raises(NoSuchSiteError, match="'kk' matches none of the program's 2 sites; nearest: 'k'"):
+        edit(chain, {"kk": jnp.zeros_like})(X)
+
+
+def test_iterations_without_a_loop():
+    with pytest.raises(EditError, match="names iterations, but the site is in no loop"):
+        edit(chain, {"h": Edit(jnp.zeros_like, iterations=1)})(X)
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="edit takes a callable, got 3"):
+        edit(3, {})
+    with pytest.raises(TypeError, match="mapping from patterns to new values"):
+        edit(chain, [("h", 1)])
+    with pytest.raises(TypeError, match="a glob over paths or a predicate"):
+        edit(chain, {3: 1})

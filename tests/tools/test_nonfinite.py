@@ -1,0 +1,108 @@
+"""The first NaN or Inf, in programs in which its place is known."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import sonde
+from sonde import first_nonfinite, sow
+from sonde.errors import CaptureError
+
+X = jnp.arange(1.0, 4.0)
+
+
+def test_all_finite():
+    assert first_nonfinite(lambda x: sow(x, "h"))(X) is None
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_forward(around):
+    def f(x):
+        x = sow(x * 2, "a")
+        x = sow(jnp.log(x - 2), "b")
+        return sow(x * 2, "c")
+
+    found = first_nonfinite(around(f))(X)
+    assert (found.path, found.gradient, found.call, found.iteration) == ("b", False, 0, ())
+    assert (found.nans, found.infs, found.size) == (0, 1, 3)
+    assert "test_nonfinite.py:" in found.source
+    assert [r.path for r in found.before] == ["a", "b"]
+    assert (found.before[0].low, found.before[0].high) == (2.0, 6.0)
+    assert str(found).startswith("first non-finite value at 'b', call 0: 0 NaN and 1 Inf of 3 elements (")
+
+
+def test_backward():
+    def loss(x):
+        h = sow(jnp.sqrt(x - 1), "h")
+        return sow(jnp.sum(h), "sum")
+
+    found = first_nonfinite(jax.jit(jax.grad(loss)))(X)
+    assert found is None  # the gradient at h is one; that of x is infinite, and x is no site
+    found = first_nonfinite(jax.grad(lambda x: loss(sow(x, "x"))))(X)
+    assert (found.path, found.gradient, found.infs) == ("x", True, 1)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_in_a_loop_by_iteration_first(reverse):
+    def f(x):
+        def body(c, t):
+            a = sow(c + t, "a")  # infinite in iteration 3
+            b = sow(jnp.where(a > 6, jnp.inf, a), "b")  # infinite in iteration 2
+            return jnp.where(jnp.isinf(b), jnp.inf, b), None
+
+        return lax.scan(body, x, jnp.arange(5.0)[::-1] if reverse else jnp.arange(5.0), reverse=reverse)[0]
+
+    found = first_nonfinite(jax.jit(f))(jnp.float32(4.0))
+    assert (found.path, found.iteration) == ("b", (2,))
+    assert [(r.path, r.iteration) for r in found.before][-2:] == [("b", (1,)), ("a", (2,))]
+
+
+def test_backward_in_a_loop_is_found_from_the_end():
+    def loss(x):
+        def body(c, t):
+            c = sow(c * 2, "c")
+            return jnp.where(t == 3, c * 1e30, c * jnp.where(t == 1, 1e30, 1.0)), None
+
+        return lax.scan(body, x, jnp.arange(6))[0]
+
+    # with a tiny x all values stay finite, and the gradient overflows going back
+    found = first_nonfinite(jax.grad(loss))(jnp.float32(1e-30))
+    assert (found.path, found.gradient, found.iteration) == ("c", True, (1,))
+
+
+def test_while_loop_reports_the_first_iteration():
+    def f(x):
+        def body(c):
+            i, x = c
+            return i + 1, sow(jnp.where(i == 3, jnp.nan, x), "x")
+
+        return lax.while_loop(lambda c: c[0] < 6, body, (0, x))
+
+    found = first_nonfinite(jax.jit(f))(X)
+    assert (found.path, found.iteration, found.nans) == ("x", (3,), 3)
+
+
+def test_a_branch_not_taken_is_not_reported():
+    def f(p, x):
+        return lax.cond(p, lambda x: sow(x, "ok"), lambda x: sow(x / 0, "bad"), x)
+
+    assert first_nonfinite(f)(True, X) is None
+    assert first_nonfinite(f)(False, X).path == "bad"
+
+
+def test_vmap_counts_over_examples():
+    found = first_nonfinite(jax.vmap(lambda x: sow(1 / x, "h")))(jnp.array([[0.0, 1.0], [0.0, 0.0]]))
+    assert (found.infs, found.size) == (3, 4)
+
+
+def test_under_a_transform_there_are_no_numbers():
+    with pytest.raises(CaptureError, match="first_nonfinite must run on numbers, but 'h' is being traced"):
+        jax.jit(lambda x: first_nonfinite(lambda x: sow(x, "h"))(x) is None)(X)
+
+
+def test_second_call():
+    g = jax.jit(lambda x: sow(1 / x, "h"))
+    found = first_nonfinite(lambda x: g(g(x) - 1))(jnp.float32(1.0))
+    assert (found.path, found.call) == ("h", 1)
+    assert sonde.first_nonfinite(lambda x: g(x))(jnp.float32(1.0)) is None
