@@ -10,6 +10,9 @@
     first_nonfinite(f)              which site made the first NaN or Inf
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from sonde import errors
 from sonde.core import (
     Axis,
@@ -28,7 +31,11 @@ from sonde.core import (
     sites,
     sow,
 )
-from sonde.tools.nonfinite import NonFinite, first_nonfinite
+
+if TYPE_CHECKING:
+    from sonde import linen as linen
+    from sonde import nnx as nnx
+    from sonde.tools.nonfinite import NonFinite, first_nonfinite
 
 __all__ = [
     "Axis",
@@ -50,3 +57,23 @@ __all__ = [
     "sites",
     "sow",
 ]
+
+# Loaded when first used: `import sonde` costs what JAX costs.
+_LATER = {
+    "NonFinite": "sonde.tools.nonfinite",
+    "first_nonfinite": "sonde.tools.nonfinite",
+    "linen": "sonde.linen",
+    "nnx": "sonde.nnx",
+}
+
+
+def __getattr__(name: str) -> Any:
+    where = _LATER.get(name)
+    if where is None:
+        raise AttributeError(f"module 'sonde' has no attribute {name!r}")
+    module = importlib.import_module(where)
+    return module if where.endswith(f".{name}") else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -29,7 +29,6 @@ from jax._src.lax.control_flow.loops import scan_p, while_p
 from jax._src.pjit import jit_p
 from jax._src.shard_map import shard_map_p
 from jax._src.sharding_impls import UNSPECIFIED
-from jax.extend.core import Literal, Primitive, Var
 from jax.interpreters import ad, batching, mlir
 
 try:  # 0.11 and later
@@ -61,6 +60,10 @@ __all__ = [
     "while_p",
 ]
 
+# Not from jax.extend.core, which has them too: importing it loads Pallas, 20 ms that most programs never need.
+Literal = _core.Literal
+Primitive = _core.Primitive
+Var = _core.Var
 Trace = _core.Trace
 Tracer = _core.Tracer
 Effect = _effects.Effect

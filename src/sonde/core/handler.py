@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sonde.core.item import Item
+from sonde.core.item import Bundle, Item
 from sonde.core.path import Pattern, matches, no_such_site
 from sonde.core.primitive import TOKEN, n_arrays, site_p
 from sonde.core.site import Site, View
@@ -50,7 +50,7 @@ class Handler:
         self.patterns = patterns
         self.start = start
         self.passes_on = passes_on
-        self.items: list[Item] = []
+        self.items: list[Item | Bundle] = []
         self.seen: dict[str, None] = {}
         self.used: set[Pattern] = set()
         self.backward: set[int] = set()

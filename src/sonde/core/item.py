@@ -72,6 +72,11 @@ class Item:
         return self.sites[0]
 
     @property
+    def specs(self) -> list[ItemSpec]:
+        """The static part, as a list of one: what a bundle has of each of its items."""
+        return [self.spec]
+
+    @property
     def spec(self) -> ItemSpec:
         """The static part."""
         return ItemSpec(self.sites, self.view, len(self.leaves), tuple(self.extras), self.tree, self.types)
@@ -86,6 +91,29 @@ class Item:
         return self.spec.build([fn(x) for x in self.arrays])
 
 
+@dataclasses.dataclass(slots=True)
+class Bundle:
+    """The items that came out of one jitted call, not yet taken apart: most of the time nobody needs them one by one.
+
+    Attributes:
+        specs: The static parts; the same list for every call of the same compiled function.
+        arrays: All arrays in one flat list.
+        cache: Belongs to the compiled function, for what depends on the specs alone.
+    """
+
+    specs: list[ItemSpec]
+    arrays: Sequence[Any]
+    cache: dict[Any, Any]
+
+
+def expand(items: Iterable[Item | Bundle]) -> list[Item]:
+    """All items, one by one."""
+    result = []
+    for item in items:
+        result += build_items(item.specs, item.arrays) if isinstance(item, Bundle) else [item]
+    return result
+
+
 def build_items(specs: Iterable[ItemSpec], arrays: Sequence[Any]) -> list[Item]:
     """The items that these specs describe, from their arrays in one flat list."""
     items, start = [], 0
@@ -95,6 +123,11 @@ def build_items(specs: Iterable[ItemSpec], arrays: Sequence[Any]) -> list[Item]:
     return items
 
 
-def flat_arrays(items: Iterable[Item]) -> list[Any]:
+def flat_arrays(items: Iterable[Item | Bundle]) -> list[Any]:
     """The arrays of all items in one flat list."""
     return [x for item in items for x in item.arrays]
+
+
+def flat_specs(items: Iterable[Item | Bundle]) -> list[ItemSpec]:
+    """The static parts of all items in one flat list."""
+    return [spec for item in items for spec in item.specs]

@@ -8,7 +8,7 @@ Its arrays are one flat tuple and everything else is static, so it costs a jitte
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde.core.collect import Reduce, leaf_indices, reduce_at, spread
-from sonde.core.item import Item
+from sonde.core.item import Bundle, Item, build_items, expand, flat_arrays, flat_specs
 from sonde.core.pairing import Call, pair
 from sonde.core.site import Axis, Site, View
 
@@ -279,8 +279,30 @@ class Records(Mapping[str, Record]):
         return records_treescope(self, path, subtree_renderer)
 
 
-def make_records(items: Iterable[Item], backward: set[int], *, start: int = 0, reduce: Reduce | None = None) -> Records:
+class _NeedsArrays(Exception):
+    """Raised by a `_Slot` that somebody wants to compute with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """Stands for the array at some position, to find out where arrays go without having them."""
+
+    position: int
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NeedsArrays
+
+    def __add__(self, other: object) -> Any:
+        raise _NeedsArrays
+
+
+def make_records(
+    items: Sequence[Item | Bundle], backward: set[int], *, start: int = 0, reduce: Reduce | None = None
+) -> Records:
     """The records of what a handler saw.
+
+    If all of it came out of jitted calls, where the arrays go depends on the compiled functions alone and is remembered
+    with them, unless gradients have to be added up or turned round.
 
     Args:
         items: What was recorded, in program order.
@@ -288,6 +310,31 @@ def make_records(items: Iterable[Item], backward: set[int], *, start: int = 0, r
         start: How much of every path stands for the place where the capture itself runs.
         reduce: The reduce function, for zeros that stand for a gradient.
     """
+    if items and all(isinstance(item, Bundle) for item in items):
+        known = items[0].cache
+        key = ("records", *(id(item.specs) for item in items), frozenset(backward), start, reduce)
+        if key not in known:
+            known[key] = _places(items, backward, start, reduce)
+        if known[key] is not None:
+            layout, positions = known[key]
+            arrays = flat_arrays(items)
+            return Records(layout, [arrays[i] for i in positions])
+    return Records(*_arrange(expand(items), backward, start, reduce))
+
+
+def _places(items: Any, backward: set[int], start: int, reduce: Reduce | None) -> tuple[Layout, list[int]] | None:
+    """The layout of records, and where in it the arrays of bundles go; None if that is not all there is to do."""
+    slots, specs = [_Slot(i) for i in range(len(flat_arrays(items)))], flat_specs(items)
+    try:
+        layout, placed = _arrange(build_items(specs, slots), backward, start, reduce)
+    except _NeedsArrays:
+        return None
+    if not all(isinstance(x, _Slot) for x in placed):  # zeros in place of a gradient
+        return None
+    return layout, [slot.position for slot in placed]
+
+
+def _arrange(items: list[Item], backward: set[int], start: int, reduce: Reduce | None) -> tuple[Layout, list[Any]]:
     by_path: dict[str, list[Call]] = {}
     for call in pair(items, backward):
         by_path.setdefault(call.item.site.path[start:], []).append(call)
@@ -299,7 +346,7 @@ def make_records(items: Iterable[Item], backward: set[int], *, start: int = 0, r
             specs.append(spec)
             arrays += mine
         layout.append((path, tuple(specs)))
-    return Records(Layout(layout), tuple(arrays))
+    return Layout(layout), arrays
 
 
 def _call_spec(call: Call, reduce: Reduce | None) -> tuple[CallSpec, list[Any]]:

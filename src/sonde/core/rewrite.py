@@ -15,7 +15,7 @@ from sonde import _jax
 from sonde.core.context import looking
 from sonde.core.handler import Handler
 from sonde.core.inside import JaxprCache, gives_tokens, has_sites
-from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
+from sonde.core.item import Bundle, Item, ItemSpec, build_items, flat_arrays, flat_specs
 from sonde.core.primitive import TOKEN_TYPE, n_arrays, site_effect, site_p
 from sonde.core.site import Axis
 from sonde.core.trace import run_under
@@ -31,7 +31,7 @@ class Rewritten:
         n_outs: How many of the outputs are those of the program; the arrays of `specs` follow.
         takes_base: Whether the input after `consts` is the token to start from.
         span: How many tokens it uses.
-        cache: For what a rule wants to keep with it.
+        cache: For what depends on it alone.
     """
 
     jaxpr: Any
@@ -43,7 +43,7 @@ class Rewritten:
     seen: dict[str, None]
     used: set[Any]
     backward: set[int]
-    cache: dict[str, Any] = dataclasses.field(default_factory=dict)
+    cache: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     def inputs(self, handler: Handler) -> list[Any]:
         """The values that this call needs in front of the old inputs."""
@@ -104,7 +104,7 @@ def _by_running(jaxpr: Any, handler: Handler, steps: Sequence[Any]) -> Rewritten
         args, slices = flat[: len(types)], flat[len(types) :]
         child = handler.child(base=base, steps=slices)
         outs = run_under(child, _jax.eval_jaxpr, jaxpr, *args)
-        seen[:] = [child, len(outs), [item.spec for item in child.items]]
+        seen[:] = [child, len(outs), flat_specs(child.items)]
         arrays = flat_arrays(child.items)
         child.items = []
         return [*outs, *arrays]
@@ -163,11 +163,11 @@ def _by_moving(jaxpr: Any, handler: Handler) -> Rewritten | None:
             params = _jax.jit_params(eqn.params, inner.jaxpr, n_in=len(front), n_out=len(extra))
             outvars, effects = [*eqn.outvars, *extra], eqn.effects - {site_effect}
             eqns.append(eqn.replace(invars=[*front, *invars], outvars=outvars, params=params, effects=effects))
-            child.items += build_items(inner.specs, extra)
+            child.items.append(Bundle(inner.specs, extra, inner.cache))
         else:
             changed = any(a is not b for a, b in zip(invars, eqn.invars))
             eqns.append(eqn.replace(invars=invars) if changed else eqn)
-    specs = [item.spec for item in child.items]
+    specs = flat_specs(child.items)
     new = _jax.replace_jaxpr(
         jaxpr,
         extra_invars=[base] if takes_base else [],

@@ -17,7 +17,7 @@ import numpy as np
 from sonde import _jax
 from sonde.core.capture import check_callable, like, run_with
 from sonde.core.collect import Collect
-from sonde.core.item import Item
+from sonde.core.item import Item, expand
 from sonde.core.pairing import turned_axes
 from sonde.errors import CaptureError
 
@@ -114,13 +114,14 @@ def first_nonfinite(f: Callable, *, context: int = 5) -> Callable[..., NonFinite
             return Collect((), grads=True, reduce=_numbers, fold=_first_bad, start=start, passes_on=passes_on)
 
         _, handler = run_with(make, f, args, kwargs, grads=True)
-        for item in handler.items:
+        items = expand(handler.items)
+        for item in items:
             if any(isinstance(x, _jax.Tracer) for x in item.arrays):
                 raise CaptureError(
                     f"first_nonfinite must run on numbers, but {item.site.path!r} is being traced: call it outside of "
                     "jit, vmap and grad"
                 )
-        return _report(handler.items, context)
+        return _report(items, context)
 
     return like(look_for, f)
 

@@ -16,7 +16,7 @@ from typing import Any
 from sonde import _jax
 from sonde.core.context import look, looking
 from sonde.core.handler import Handler
-from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
+from sonde.core.item import Item, ItemSpec, build_items, expand, flat_arrays
 from sonde.core.trace import CUSTOM_RULES, SiteTrace, run_under
 from sonde.errors import CaptureError
 
@@ -41,7 +41,7 @@ class _Recorded:
             outs = run_under(child, _jax.call_again, wrapped, *args)
         self.handler.adopt(child)
         self.handler.skip(child.span)
-        return list(outs), child.items
+        return list(outs), expand(child.items)
 
     def settle(self, n_outs: int, items: list[Item]) -> None:
         """Fixes what is recorded, by the function or by the first of its rules that is run."""

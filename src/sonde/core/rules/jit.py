@@ -11,6 +11,7 @@ import jax
 from sonde import _jax
 from sonde.core.context import look
 from sonde.core.inside import has_sites
+from sonde.core.item import Bundle
 from sonde.core.rewrite import Rewritten, rewrite
 from sonde.core.trace import RULES, SiteTrace
 
@@ -28,7 +29,7 @@ def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> l
         else:
             wider = _jax.jit_params(params, new.jaxpr, n_in=len(inputs), n_out=new.n_extra)
             outs = _jax.jit_p.bind(*inputs, *args, **wider)
-    handler.items += new.items(outs)
+    handler.items.append(Bundle(new.specs, outs[new.n_outs :], new.cache))
     return outs[: new.n_outs]
 
 

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from sonde import _jax
-from sonde.core.item import Item, ItemSpec, build_items
+from sonde.core.item import Item, ItemSpec, build_items, expand
 from sonde.core.site import Axis
 from sonde.core.trace import CUSTOM_RULES, SiteTrace, run_under
 
@@ -31,7 +31,7 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
         handler.adopt(child)
         handler.skip(child.span)
         outs, new_specs, kinds = list(answer), [], []
-        for item in child.items:
+        for item in expand(child.items):
             global_item, item_specs = _with_mesh_axes(item, names, mesh, checked)
             outs += global_item.arrays
             new_specs += item_specs
