@@ -37,6 +37,8 @@ from sonde.nnx.module import Module, iter_module_children, iter_modules
 from sonde.nnx.pure_dict import replace_by_pure_dict, restore_int_paths, to_pure_dict
 from sonde.nnx.pytree import Data, Object, Pytree, Static, check_pytree, data, dataclass, static
 from sonde.nnx.rendering import display
+from sonde.nnx.rng_tools import backup_keys, fork_rngs, reseed, restore_rngs, split_rngs, with_rngs
+from sonde.nnx.rngs import RngCount, RngKey, Rngs, RngState, RngStream
 from sonde.nnx.states import (
     FlatState,
     State,
@@ -50,6 +52,7 @@ from sonde.nnx.states import (
 )
 from sonde.nnx.variable import BatchStat, Cache, Intermediate, Param, Perturbation, Variable
 from sonde.nnx.variable_names import register_variable_name, variable_name_from_type, variable_type_from_name
+from sonde.nnx.views import view, view_info, with_attributes
 
 # --- capture (nnx/capture*.py) ---
 
@@ -82,6 +85,11 @@ __all__ = [
     "PathIn",
     "Perturbation",
     "Pytree",
+    "RngCount",
+    "RngKey",
+    "RngState",
+    "RngStream",
+    "Rngs",
     "Sequential",
     "State",
     "Static",
@@ -89,6 +97,7 @@ __all__ = [
     "VariableMetadata",
     "WithTag",
     "as_pure",
+    "backup_keys",
     "call",
     "check_pytree",
     "clone",
@@ -100,6 +109,7 @@ __all__ = [
     "filterlib",
     "find_duplicates",
     "flatten",
+    "fork_rngs",
     "from_flat_state",
     "graphdef",
     "has_data",
@@ -119,10 +129,13 @@ __all__ = [
     "register_data_type",
     "register_variable_name",
     "replace_by_pure_dict",
+    "reseed",
     "restore_int_paths",
+    "restore_rngs",
     "set_graph_mode",
     "set_metadata",
     "split",
+    "split_rngs",
     "split_state",
     "state",
     "static",
@@ -138,6 +151,10 @@ __all__ = [
     "variable_name_from_type",
     "variable_type_from_name",
     "variables",
+    "view",
+    "view_info",
+    "with_attributes",
     "with_metadata",
+    "with_rngs",
     "with_vars",
 ]

@@ -44,6 +44,7 @@ class Layout:
         turns: for each of `names`, whether it is data and its position in `data` or `static`.
         get_data: from a dict of attributes to the tuple of the values of the data attributes.
         get_static: the same for the static attributes.
+        data_then_static: all names, those of data first.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Layout:
         "_steps",
         "data",
         "data_keys",
+        "data_then_static",
         "get_data",
         "get_static",
         "names",
@@ -69,6 +71,7 @@ class Layout:
             jax.tree_util.SequenceKey(name) if isinstance(name, int) else jax.tree_util.GetAttrKey(name)
             for name in self.data
         )
+        self.data_then_static = self.data + self.static
         self.size = len(self.names)
         self.turns = tuple(
             (name, status[name], (self.data if status[name] else self.static).index(name)) for name in self.names

@@ -14,8 +14,11 @@ Definitions are tuples so that Python compares and hashes them in C:
     (ARRAY,)                                a leaf that is not
     (OTHER, value)                          part of the structure
     (REFERENCE, index)                      the object that was met before under that index
-    (NODE, class, index, layout, static values, definitions of the data attributes, number of leaves)
-    (CONTAINER, class, keys, how to unflatten it, definitions of the children, number of leaves)
+    (NODE, class, index, layout, static values, definitions of the data attributes, entries, leaves)
+    (CONTAINER, class, keys, how to unflatten it, definitions of the children, entries, leaves)
+
+where `leaves` is how many leaves there are below, and `entries` how many children have some: the entries that a state
+has at this place.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from sonde._jax import trace_level
 from sonde.nnx import traversals
 from sonde.nnx._epoch import EPOCH
 from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
+from sonde.nnx.pytree import _set_dict, _set_layout, _set_level, _set_stamp
 from sonde.nnx.states import FlatState, State
 from sonde.nnx.variable import Variable
 
@@ -183,7 +187,8 @@ def walk(
         if not graph:
             entered.discard(key)
         nodes.append((path, value))
-        return (NODE, type(value), index, layout, static, tuple(children), len(leaves) - start)
+        n = len(leaves) - start
+        return (NODE, type(value), index, layout, static, tuple(children), _entries(children), n)
 
     def visit_static(value: Any, path: Path) -> None:
         assert everything is not None
@@ -203,7 +208,8 @@ def walk(
             found.loose.append(value)
         definitions = tuple([visit(child, path + (name,)) for name, child in zip(keys, children)])
         entered.discard(key)
-        return (CONTAINER, type(value), keys, rebuild, definitions, len(leaves) - start)
+        n = len(leaves) - start
+        return (CONTAINER, type(value), keys, rebuild, definitions, _entries(definitions), n)
 
     found.definition = visit(root, ())
     if found.definition[0] == OTHER and root is not None:  # a lone number is a leaf
@@ -211,6 +217,16 @@ def walk(
         paths.append(())
         found.definition = (ARRAY,)
     return found
+
+
+def _entries(definitions: Iterable[Any]) -> int:
+    """How many of some definitions have leaves."""
+    n = 0
+    for d in definitions:
+        tag = d[0]
+        if tag == VARIABLE or tag == ARRAY or ((tag == NODE or tag == CONTAINER) and d[-1]):  # noqa: SIM109
+            n += 1
+    return n
 
 
 def flatten_once(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
@@ -250,13 +266,19 @@ def unflatten_once(cls: type, keys: tuple[Any, ...], rebuild: Any, children: lis
     return jax.tree_util.tree_unflatten(rebuild, children)
 
 
+class _Misfit(Exception):
+    """A state has not the entries that a definition says."""
+
+
 def build(
     definition: Any,
-    leaves: Iterable[Any],
+    leaves: Iterable[Any] | None = None,
     *,
+    state: Any = None,
     known: dict[int, Any] | None = None,
     finish: Callable[[Path, Any], Any] | None = None,
     recreate: bool = True,
+    prototypes: dict[int, dict[Any, Any]] | None = None,
 ) -> Any:
     """Builds the object that a definition describes.
 
@@ -264,53 +286,86 @@ def build(
         definition: what `walk` made.
         leaves: in the order of the walk. A leaf that is a Variable becomes part of the object as it is; another value
             in the place of a Variable gets a Variable around it.
+        state: instead of `leaves`, a State or nested mapping with the leaves.
         known: objects by index, for several definitions that share a numbering; it is added to.
         finish: called with path and value on everything that is built, children before parents; what it returns
-            takes the place of the value.
+            takes the place of the value. Only with `leaves`.
         recreate: False leaves values in the place of Variables bare.
+        prototypes: attributes of nodes by the identity of their definition, kept from one call to the next by somebody
+            who keeps the definition; copying a dict is cheaper than making one.
+
+    Raises:
+        ValueError: the state lacks leaves, or has others than the definition.
     """
-    next_leaf = iter(leaves).__next__
     known = {} if known is None else known
     level = trace_level()
+    from_state = leaves is None
+    next_leaf = iter(leaves or ()).__next__
+    new_object = object.__new__
 
-    def make(d: Any) -> Any:
+    def make(d: Any, source: Any) -> Any:
         tag = d[0]
+        if tag == NODE:
+            _, cls, index, layout, static, children, entries, n = d
+            # `_blank` and `_fill` in place, because a model has many nodes: their attributes are copied from a prototype
+            direct = prototypes is not None and cls._only_attributes
+            if prototypes is not None and direct:
+                node = new_object(cls)
+                _set_layout(node, layout)
+                _set_level(node, level)
+                _set_stamp(node, 0)
+                values = prototypes.get(id(d))
+                if values is None:
+                    values = prototypes[id(d)] = dict.fromkeys(layout.data)
+                    values.update(zip(layout.static, static))
+                values = values.copy()
+            else:
+                node = cls._blank(layout, level)
+                values = {}
+            known[index] = node
+            if from_state and n and (type(source) is not dict or len(source) != entries):
+                source = _plain_mapping(source, entries)
+            for name, child in zip(layout.data, children):
+                tag = child[0]
+                if tag == VARIABLE:  # what `make` does, without the call
+                    value = source[name] if from_state else next_leaf()
+                    if recreate and not isinstance(value, Variable):
+                        value = child[1]._make(value, child[3])
+                    known[child[2]] = values[name] = value
+                elif from_state and (tag == ARRAY or ((tag == NODE or tag == CONTAINER) and child[-1])):
+                    values[name] = make(child, source[name])
+                else:
+                    values[name] = make(child, None)
+            if direct:
+                _set_dict(node, values)
+            else:
+                node._fill(layout, values.values(), static)
+            return node
         if tag == VARIABLE:
-            value = next_leaf()
+            value = source if from_state else next_leaf()
             if recreate and not isinstance(value, Variable):
                 value = d[1]._make(value, d[3])
             known[d[2]] = value
             return value
-        if tag == NODE:
-            _, cls, index, layout, static, children, _ = d
-            known[index] = node = cls._blank(layout, level)
-            data = []
-            for child in children:
-                if child[0] == VARIABLE:  # what `make` does, without the call
-                    value = next_leaf()
-                    if recreate and not isinstance(value, Variable):
-                        value = child[1]._make(value, child[3])
-                    known[child[2]] = value
-                    data.append(value)
-                else:
-                    data.append(make(child))
-            node._fill(layout, data, static)
-            return node
         if tag == ARRAY:
-            return next_leaf()
+            return source if from_state else next_leaf()
         if tag == OTHER:
             return d[1]
         if tag == REFERENCE:
             return known[d[1]]
-        _, cls, keys, rebuild, children, _ = d
-        return unflatten_once(cls, keys, rebuild, [make(child) for child in children])
+        _, cls, keys, rebuild, children, entries, n = d
+        if not (from_state and n):
+            return unflatten_once(cls, keys, rebuild, [make(child, None) for child in children])
+        source = _plain_mapping(source, entries)
+        made = [make(child, source[key] if count_leaves(child) else None) for key, child in zip(keys, children)]
+        return unflatten_once(cls, keys, rebuild, made)
 
     def make_and_finish(d: Any, path: Path, finish: Callable[[Path, Any], Any]) -> Any:
         tag = d[0]
         if tag == REFERENCE:
             return known[d[1]]
         if tag == NODE:
-            _, cls, index, layout, static, children, _ = d
+            _, cls, index, layout, static, children, _, _ = d
             known[index] = node = cls._blank(layout, level)
             data, others = [], []
             for name, is_data, i in layout.turns:
@@ -322,15 +377,38 @@ def build(
             known[index] = node = finish(path, node)
             return node
         if tag == CONTAINER:
-            _, cls, keys, rebuild, children, _ = d
+            _, cls, keys, rebuild, children, _, _ = d
             made = [make_and_finish(child, path + (key,), finish) for key, child in zip(keys, children)]
             return finish(path, unflatten_once(cls, keys, rebuild, made))
-        value = finish(path, make(d))
+        value = finish(path, make(d, None))
         if tag == VARIABLE:
             known[d[2]] = value
         return value
 
-    return make(definition) if finish is None else make_and_finish(definition, (), finish)
+    if finish is not None:
+        return make_and_finish(definition, (), finish)
+    if not from_state:
+        return make(definition, None)
+    if isinstance(state, FlatState):
+        state = traversals.unflatten_mapping(state)
+    before = dict(known)
+    try:
+        return make(definition, state)
+    except (KeyError, _Misfit):
+        known.clear()
+        known.update(before)
+        return build(definition, collect(definition, state), known=known, recreate=recreate)
+
+
+def _plain_mapping(state: Any, entries: int) -> Any:
+    if type(state) is not dict:
+        if isinstance(state, State):
+            state = state.raw_mapping
+        elif not isinstance(state, Mapping):
+            raise _Misfit
+    if len(state) != entries:
+        raise _Misfit
+    return state
 
 
 def collect(definition: Any, state: Any) -> list[Any]:
@@ -345,8 +423,6 @@ def collect(definition: Any, state: Any) -> list[Any]:
     if tag == OTHER:
         return []
     out: list[Any] = []
-    if isinstance(state, FlatState):
-        state = traversals.unflatten_mapping(state)
     missing: list[Path] = []
     surplus: list[Path] = []
 

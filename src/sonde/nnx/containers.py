@@ -32,6 +32,7 @@ class List(Module, MutableSequence[A], Generic[A]):
     """
 
     __slots__ = ("_items", "_statuses", "_whole")
+    _only_attributes = False
     _observes_methods = False
 
     _items: list[Any]

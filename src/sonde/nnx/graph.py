@@ -32,12 +32,13 @@ class GraphDef(Generic[A]):
         num_leaves: how many leaves the states must have together.
     """
 
-    __slots__ = ("__weakref__", "_hash", "definition", "num_leaves")
+    __slots__ = ("__weakref__", "_hash", "_prototypes", "definition", "num_leaves")
 
     def __init__(self, definition: Any):
         self.definition = definition
         self.num_leaves = count_leaves(definition)
         self._hash: int | None = None
+        self._prototypes: dict[int, dict[Any, Any]] = {}
 
     @property
     def type(self) -> type | None:
@@ -237,15 +238,23 @@ def unflatten(
         copy_variables: make copies of the Variables.
         recreate_variables: put a Variable around values that stand in the place of one.
     """
+    leaves = None
     if isinstance(state, (list, tuple)):
         if len(state) != graphdef.num_leaves:
             raise ValueError(f"Incorrect number of leaves, expected {graphdef.num_leaves}, got {len(state)}.")
         leaves = list(state)
-    else:
+    elif copy_variables:
         leaves = collect(graphdef.definition, state)
     if copy_variables:
-        leaves = copied(leaves)
-    return build(graphdef.definition, leaves, known=index_ref, recreate=recreate_variables)
+        leaves = copied(leaves or ())
+    return build(
+        graphdef.definition,
+        leaves,
+        state=state,
+        known=index_ref,
+        recreate=recreate_variables,
+        prototypes=graphdef._prototypes,
+    )
 
 
 def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recreate_variables: bool = True) -> Any:

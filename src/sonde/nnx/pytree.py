@@ -155,6 +155,8 @@ class Pytree(metaclass=PytreeMeta):
     _stamp: int
 
     _is_pytree: ClassVar[bool] = True
+    #: Whether the attributes are all there is, so that `build` may set them without `_blank` and `_fill`.
+    _only_attributes: ClassVar[bool] = True
     _declared: ClassVar[Mapping[str, bool]] = {}
     _descriptors: ClassVar[frozenset[str]] = frozenset()
 
@@ -282,9 +284,7 @@ class Pytree(metaclass=PytreeMeta):
 
     def _fill(self, layout: Layout, data: Any, static: Any) -> None:
         """Sets all attributes, in the layout's order."""
-        values = self.__dict__
-        values.update(zip(layout.static, static))
-        values.update(zip(layout.data, data))
+        self.__dict__.update(zip(layout.data_then_static, (*data, *static)))
 
     @classmethod
     def _assemble(cls, layout: Layout, data: Any, static: Any) -> Self:
@@ -354,6 +354,7 @@ class Pytree(metaclass=PytreeMeta):
 _set_layout = cast(Callable[[Any, Any], None], Pytree.__dict__["_layout"].__set__)
 _set_level = cast(Callable[[Any, Any], None], Pytree.__dict__["_level"].__set__)
 _set_stamp = cast(Callable[[Any, Any], None], Pytree.__dict__["_stamp"].__set__)
+_set_dict = cast(Callable[[Any, Any], None], Pytree.__dict__["__dict__"].__set__)
 declare_node_type(Pytree)
 
 

@@ -299,7 +299,11 @@ def _group(flat: Iterable[tuple[PathParts, Any]], predicates: Sequence[Any]) -> 
     """One flat state per predicate, and what no predicate matches as the last."""
     groups: list[tuple[list[PathParts], list[Any]]] = [([], []) for _ in range(len(predicates) + 1)]
     for path, value in flat:
-        which = next((i for i, predicate in enumerate(predicates) if predicate(path, value)), len(predicates))
+        which = 0
+        for predicate in predicates:
+            if predicate(path, value):
+                break
+            which += 1
         groups[which][0].append(path)
         groups[which][1].append(value)
     return tuple(FlatState.from_sorted_keys_values(tuple(paths), values) for paths, values in groups)

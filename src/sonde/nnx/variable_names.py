@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from sonde.nnx.variable import BatchStat, Cache, Intermediate, Param, Perturbation, Variable

@@ -1,0 +1,269 @@
+"""Streams of keys inside models: splitting, forking, reseeding, and putting back.
+
+Two ways. `with_rngs` returns a copy of a model with other streams. `split_rngs` and `fork_rngs` change the model's
+streams in place and return backups for `restore_rngs` (which keeps the advanced counters, so that no key comes twice);
+they are also context managers and decorators. With `graph=False` or `graph_updates=False` they return a copy, like
+`with_rngs`, and leave the model as it is, except that its streams were asked for a key each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from sonde.nnx import iteration
+from sonde.nnx.filters import Filter, to_predicate
+from sonde.nnx.graph_mode import resolve
+from sonde.nnx.mapping import recursive_map
+from sonde.nnx.rngs import RngStream, Shape, ShapeByFilter, as_key, shape_by_stream
+
+_MISSING: Any = object()
+Backup = tuple[RngStream, Any, Any]
+
+
+class SplitBackups(Iterable[Backup]):
+    """Streams with their earlier keys and counters; leaving a `with` block restores them."""
+
+    def __init__(self, backups: Iterable[Backup]):
+        self.backups = list(backups)
+
+    def __iter__(self) -> Iterator[Backup]:
+        return iter(self.backups)
+
+    def __enter__(self) -> SplitBackups:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        restore_rngs(self)
+
+
+def _streams(node: Any, *, graph: bool | None, who: str) -> list[tuple[tuple[Any, ...], RngStream]]:
+    found = iteration.iter_nodes(node, graph=graph, who=who)
+    return [(path, stream) for path, stream in found if isinstance(stream, RngStream)]
+
+
+def restore_rngs(backups: Iterable[tuple[Any, ...]], /) -> None:
+    """Puts keys and counters back, as `split_rngs`, `fork_rngs` and `backup_keys` saved them."""
+    for stream, key, *count in backups:
+        stream.key.set_value(key)
+        if count:
+            stream.count.set_value(count[0])
+        elif stream.count.shape != key.shape:
+            stream.count.set_value(stream.count.get_value().reshape(-1)[0])
+
+
+def backup_keys(node: Any, /, *, graph: bool | None = None) -> list[tuple[RngStream, jax.Array]]:
+    """The streams of a model with their keys, for `restore_rngs`."""
+    return [(s, s.key.get_value()) for _, s in _streams(node, graph=graph, who="backup_keys")]
+
+
+def split_rngs(
+    node: Any = _MISSING,
+    /,
+    *,
+    splits: Shape,
+    only: Filter = ...,
+    squeeze: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Makes the streams of a model hold arrays of keys, for functions that are mapped over them.
+
+    Args:
+        node: the model. Without it, returns a decorator that does this to all arguments of a function, and puts them
+            back afterwards.
+        splits: the shape of the arrays.
+        only: which streams, by name or another filter.
+        squeeze: with `splits=1`, take the axis of length one away again.
+        graph: False demands a tree, and returns a copy.
+        graph_updates: False returns a copy.
+
+    Returns:
+        Backups for `restore_rngs`, which are a context manager too; or the copy.
+
+    Example:
+        >>> from sonde import nnx
+        >>> rngs = nnx.Rngs(0)
+        >>> with nnx.split_rngs(rngs, splits=3):
+        ...     rngs.default.key.shape
+        (3,)
+    """
+    if squeeze and splits != 1:
+        raise ValueError(f"split_rngs(squeeze=True) takes splits=1, got splits={splits}.")
+    matches = to_predicate(only)
+
+    def replacement(path: tuple[Any, ...], stream: RngStream) -> RngStream | None:
+        if not matches(path, stream):
+            return None
+        new = stream.split(splits)
+        return RngStream(new.key.get_value()[0], tag=new.tag) if squeeze else new
+
+    return _replace_streams("split_rngs", node, replacement, graph, graph_updates)
+
+
+def fork_rngs(
+    node: Any = _MISSING,
+    /,
+    *,
+    split: ShapeByFilter = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """Makes the streams of a model start anew from a key of their own.
+
+    Args:
+        node: the model. Without it, returns a decorator that does this to all arguments of a function, and puts them
+            back afterwards.
+        split: a shape, or shapes by filter: these streams hold arrays of keys.
+        graph: False demands a tree, and returns a copy.
+        graph_updates: False returns a copy.
+
+    Returns:
+        Backups for `restore_rngs`, which are a context manager too; or the copy.
+    """
+    shape_of = shape_by_stream(split)
+    return _replace_streams(
+        "fork_rngs", node, lambda path, stream: stream.fork(split=shape_of(path, stream)), graph, graph_updates
+    )
+
+
+def _replace_streams(
+    who: str,
+    node: Any,
+    replacement: Callable[[tuple[Any, ...], RngStream], RngStream | None],
+    graph: bool | None,
+    graph_updates: bool | None,
+) -> Any:
+    if node is _MISSING:
+
+        def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(f)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                if _copies(graph, graph_updates):
+                    args, kwargs = _copy((args, kwargs), replacement, graph)
+                    return f(*args, **kwargs)
+                with _in_place(who, (args, kwargs), replacement):
+                    return f(*args, **kwargs)
+
+            return wrapper
+
+        return decorate
+    if _copies(graph, graph_updates):
+        return _copy(node, replacement, graph)
+    return _in_place(who, node, replacement)
+
+
+def _copies(graph: bool | None, graph_updates: bool | None) -> bool:
+    return graph_updates is False or not resolve(graph)
+
+
+def _copy(node: Any, replacement: Callable[..., RngStream | None], graph: bool | None) -> Any:
+    def replaced(path: tuple[Any, ...], value: Any) -> Any:
+        if not isinstance(value, RngStream):
+            return value
+        new = replacement(path, value)
+        return value if new is None else new
+
+    return recursive_map(replaced, node, graph=graph)
+
+
+def _in_place(who: str, node: Any, replacement: Callable[..., RngStream | None]) -> SplitBackups:
+    backups = []
+    for path, stream in _streams(node, graph=True, who=who):
+        new = replacement(path, stream)
+        if new is not None:
+            backups.append((stream, stream.key.get_value(), stream.count.get_value()))
+            stream.key.set_value(new.key.get_value())
+            stream.count.set_value(new.count.get_value())
+    return SplitBackups(backups)
+
+
+def with_rngs(
+    node: Any = _MISSING,
+    /,
+    *,
+    split: ShapeByFilter = None,
+    fork: Filter | Sequence[Filter] = None,
+    broadcast: ShapeByFilter = None,
+    only: Filter = True,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """A copy of a model with other streams.
+
+    Args:
+        node: the model. Without it, returns a decorator that does this to all arguments of a function.
+        split: a shape, or shapes by filter: these streams hold arrays of keys.
+        fork: which of the others start anew from a key of their own.
+        broadcast: a shape, or shapes by filter: these streams hold one key many times.
+        only: leaves all streams alone that it does not match.
+        graph: True allows shared references, False demands a tree. None: the current mode.
+        graph_updates: accepted as False or None.
+    """
+    if graph_updates:
+        raise ValueError("with_rngs returns a copy; graph_updates=True is not supported.")
+    matches, forks = to_predicate(only), to_predicate(fork)
+    split_shape, broadcast_shape = shape_by_stream(split), shape_by_stream(broadcast)
+
+    def replacement(path: tuple[Any, ...], stream: RngStream) -> RngStream | None:
+        if not matches(path, stream):
+            return None
+        if (shape := split_shape(path, stream)) is not None:
+            return stream.split(shape)
+        if (shape := broadcast_shape(path, stream)) is not None:
+            return stream.broadcast(shape)
+        return stream.fork() if forks(path, stream) else None
+
+    return _replace_streams("with_rngs", node, replacement, graph, False)
+
+
+def reseed(
+    node: Any,
+    /,
+    *,
+    graph: bool | None = None,
+    policy: Literal["scalars_only", "match_shape"]
+    | Callable[[tuple[Any, ...], jax.Array, tuple[int, ...]], jax.Array] = "scalars_only",
+    **stream_keys: Any,
+) -> None:
+    """Gives streams of a model new keys and sets their counters to zero, in place.
+
+    Args:
+        node: the model.
+        graph: True allows shared references, False demands a tree. None: the current mode.
+        policy: what to do with streams that hold arrays of keys: "scalars_only" is an error, "match_shape" splits the
+            new key, a function of (path, key, shape) makes the new keys.
+        **stream_keys: seeds by the name of the stream. Several streams of one name get different keys.
+
+    Raises:
+        ValueError: a stream holds an array of keys and the policy is "scalars_only". Nothing is changed then.
+    """
+    sources = {
+        name: RngStream(seed.key.get_value() if isinstance(seed, RngStream) else as_key(seed), tag=name)
+        for name, seed in stream_keys.items()
+    }
+    changes = []
+    for path, stream in _streams(node, graph=graph, who="reseed"):
+        if stream.tag not in sources:
+            continue
+        shape = stream.key.shape
+        key = sources[stream.tag]()
+        if callable(policy):
+            key = policy(path, key, shape)
+        elif policy == "match_shape":
+            key = jax.random.split(key, shape) if shape else key
+        elif policy != "scalars_only":
+            raise ValueError(f"Unknown policy {policy!r}: it is 'scalars_only', 'match_shape' or a function.")
+        elif shape:
+            raise ValueError(
+                f"Cannot reseed the stream at {'/'.join(map(str, path)) or '(the root)'}: it holds an array of keys of "
+                f"shape {shape}. Pass policy='match_shape' to split the new key, or a function that makes the keys."
+            )
+        changes.append((stream, key, shape))
+    for stream, key, shape in changes:
+        stream.key.set_value(key)
+        stream.count.set_value(jnp.zeros(shape, jnp.uint32))
