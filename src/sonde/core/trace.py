@@ -57,7 +57,8 @@ class SiteTrace(_jax.Trace):
             rule = RULES.get(primitive)
             if rule is None:
                 raise _unsupported(primitive, params)
-            return rule(self, tracers, params)
+            with _jax.set_current_trace(self.parent):
+                return rule(self, tracers, params)
         if self.parent is _jax.eval_trace and type(primitive) is _jax.Primitive:
             return self.parent.process_primitive(primitive, tracers, params)
         return self._bind(primitive, tracers, params)
@@ -73,17 +74,20 @@ class SiteTrace(_jax.Trace):
 
     def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any) -> Any:
         """A function with its own forward derivative."""
-        return CUSTOM_RULES["jvp"](self, primitive, fun, jvp, tracers, **params)
+        with _jax.set_current_trace(self.parent):
+            return CUSTOM_RULES["jvp"](self, primitive, fun, jvp, tracers, **params)
 
     def process_custom_vjp_call(
         self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
     ) -> Any:
         """A function with its own backward pass."""
-        return CUSTOM_RULES["vjp"](self, primitive, fun, fwd, bwd, tracers, **params)
+        with _jax.set_current_trace(self.parent):
+            return CUSTOM_RULES["vjp"](self, primitive, fun, fwd, bwd, tracers, **params)
 
     def process_shard_map(self, primitive: Any, fun: Any, args: Any, /, **params: Any) -> Any:
         """A function that runs per shard."""
-        return CUSTOM_RULES["shard_map"](self, primitive, fun, args, **params)
+        with _jax.set_current_trace(self.parent):
+            return CUSTOM_RULES["shard_map"](self, primitive, fun, args, **params)
 
 
 def run_under(handler: Handler, fn: Callable[..., Any], *args: Any) -> Any:

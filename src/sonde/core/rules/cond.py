@@ -42,16 +42,15 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     handler.join_calls(marks)
     places = _Places(new)
     base = handler.allot(max(b.span for b in new))
-    with _jax.set_current_trace(trace.parent):
-        consts = [x for b in new for x in b.consts]
-        front = [base, *consts] if places.takes_base else consts
-        wider = {**params, "branches": places.branches(branches)}
-        outs = _jax.cond_p.bind(index, *front, *operands, **wider)
-        items = build_items(places.specs, outs[places.n_outs :])
-        chosen = jnp.clip(index, 0, len(branches) - 1)
-        for item, filled in zip(items, places.filled):
-            if not all(filled) and "taken" not in item.extras:
-                item.extras["taken"] = jnp.asarray(filled)[chosen]
+    consts = [x for b in new for x in b.consts]
+    front = [base, *consts] if places.takes_base else consts
+    wider = {**params, "branches": places.branches(branches)}
+    outs = _jax.cond_p.bind(index, *front, *operands, **wider)
+    items = build_items(places.specs, outs[places.n_outs :])
+    chosen = jnp.clip(index, 0, len(branches) - 1)
+    for item, filled in zip(items, places.filled):
+        if not all(filled) and "taken" not in item.extras:
+            item.extras["taken"] = jnp.asarray(filled)[chosen]
     handler.items += items
     return outs[: places.n_outs]
 

@@ -100,9 +100,8 @@ def custom_jvp_rule(
         zeros = [_jax.instantiated_zero_tangent(v, symbolic=symbolic_zeros) for v in values]
         return [*outs[:n], *values, *outs[n:], *zeros]
 
-    with _jax.set_current_trace(trace.parent):
-        functions = [(_plain(recorded, fun), fun), (new_jvp, jvp)]
-        outs = _jax.bind_custom_derivative(primitive, args, functions, symbolic_zeros=symbolic_zeros)
+    functions = [(_plain(recorded, fun), fun), (new_jvp, jvp)]
+    outs = _jax.bind_custom_derivative(primitive, args, functions, symbolic_zeros=symbolic_zeros)
     return recorded.finish(outs)
 
 
@@ -133,11 +132,8 @@ def custom_vjp_rule(
         n = len(recorded.types)  # nothing flows back into what was only looked at
         return bwd.call_wrapped(*(residuals_and_cotangents[:-n] if n else residuals_and_cotangents))
 
-    with _jax.set_current_trace(trace.parent):
-        functions = [(_plain(recorded, fun), fun), (new_fwd, fwd), (new_bwd, bwd)]
-        outs = _jax.bind_custom_derivative(
-            primitive, args, functions, out_trees=out_trees, symbolic_zeros=symbolic_zeros
-        )
+    functions = [(_plain(recorded, fun), fun), (new_fwd, fwd), (new_bwd, bwd)]
+    outs = _jax.bind_custom_derivative(primitive, args, functions, out_trees=out_trees, symbolic_zeros=symbolic_zeros)
     return recorded.finish(outs)
 
 

@@ -21,14 +21,13 @@ def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> l
     handler = trace.handler
     new = rewrite(params["jaxpr"], handler)
     inputs = new.inputs(handler)
-    with _jax.set_current_trace(trace.parent):
-        fast = _compiled(new, params) if trace.parent is _jax.eval_trace else None
-        if fast is not None:
-            with look(None):  # one cache entry, whoever looks
-                outs = fast(*inputs, *args)
-        else:
-            wider = _jax.jit_params(params, new.jaxpr, n_in=len(inputs), n_out=new.n_extra)
-            outs = _jax.jit_p.bind(*inputs, *args, **wider)
+    fast = _compiled(new, params) if trace.parent is _jax.eval_trace else None
+    if fast is not None:
+        with look(None):  # one cache entry, whoever looks
+            outs = fast(*inputs, *args)
+    else:
+        wider = _jax.jit_params(params, new.jaxpr, n_in=len(inputs), n_out=new.n_extra)
+        outs = _jax.jit_p.bind(*inputs, *args, **wider)
     handler.items.append(Bundle(new.specs, outs[new.n_outs :], new.cache))
     return outs[: new.n_outs]
 

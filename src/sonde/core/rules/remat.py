@@ -14,8 +14,7 @@ def remat_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     """A call of a function under `jax.checkpoint`."""
     handler = trace.handler
     new = rewrite(params["jaxpr"], handler)
-    with _jax.set_current_trace(trace.parent):
-        outs = _jax.remat_p.bind(*new.inputs(handler), *args, **{**params, "jaxpr": _jax.open_jaxpr(new.jaxpr)})
+    outs = _jax.remat_p.bind(*new.inputs(handler), *args, **{**params, "jaxpr": _jax.open_jaxpr(new.jaxpr)})
     handler.items += new.items(outs)
     return outs[: new.n_outs]
 

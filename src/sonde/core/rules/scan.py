@@ -23,19 +23,18 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     """A scan."""
     handler, body = trace.handler, params["jaxpr"]
     length, reverse = params["length"], params["reverse"]
-    with _jax.set_current_trace(trace.parent):
-        xs = handler.loop_inputs(body, length, reverse)
-        if handler.counts_iterations:
-            xs = [jnp.flip(jnp.arange(length)) if reverse else jnp.arange(length), *xs]
-        steps = [_jax.typeof(jax.eval_shape(lambda x: x[0], x)) for x in xs]
-        new = rewrite(body, handler, steps)
-        inputs = new.inputs(handler)
-        wider = _jax.scan_params(params, new.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=new.n_extra)
-        outs = _jax.scan_p.bind(*inputs, *args, *xs, **wider)
-        axis = Axis("scan", length, loop=object(), reverse=reverse)
-        items = new.items(outs, axis)
-        if reverse:
-            items = [item.map_arrays(_turned) if item.view.is_value else item for item in items]
+    xs = handler.loop_inputs(body, length, reverse)
+    if handler.counts_iterations:
+        xs = [jnp.flip(jnp.arange(length)) if reverse else jnp.arange(length), *xs]
+    steps = [_jax.typeof(jax.eval_shape(lambda x: x[0], x)) for x in xs]
+    new = rewrite(body, handler, steps)
+    inputs = new.inputs(handler)
+    wider = _jax.scan_params(params, new.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=new.n_extra)
+    outs = _jax.scan_p.bind(*inputs, *args, *xs, **wider)
+    axis = Axis("scan", length, loop=object(), reverse=reverse)
+    items = new.items(outs, axis)
+    if reverse:
+        items = [item.map_arrays(_turned) if item.view.is_value else item for item in items]
     handler.items += items
     return outs[: new.n_outs]
 

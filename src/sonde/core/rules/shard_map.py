@@ -39,8 +39,7 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
         seen[:] = [len(answer), kinds, answer]
         return _jax.flat_tree(outs, (*specs, *new_specs))
 
-    with _jax.set_current_trace(trace.parent):
-        outs = list(_jax.bind_shard_map(primitive, trace.parent, new_fun, args, **params))
+    outs = list(_jax.bind_shard_map(primitive, trace.parent, new_fun, args, **params))
     n_outs, kinds, answer = seen
     handler.items += build_items(kinds, outs[n_outs:])
     return answer.update(outs[:n_outs])

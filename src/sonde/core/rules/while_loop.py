@@ -30,41 +30,40 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     handler = trace.handler
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     test_consts, body_consts, init = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
-    with _jax.set_current_trace(trace.parent):
-        body = rewrite(params["body_jaxpr"], handler, [INDEX_TYPE] * handler.counts_iterations)
-        test = rewrite(params["cond_jaxpr"], handler)
-        body_in, test_in = body.inputs(handler), test.inputs(handler)
-        active_shape = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.shape
-        keep = _Keep(body.specs, active_shape, handler.last, handler.fold)
-        keep_test = _Keep(test.specs, active_shape, 1, handler.fold)
+    body = rewrite(params["body_jaxpr"], handler, [INDEX_TYPE] * handler.counts_iterations)
+    test = rewrite(params["cond_jaxpr"], handler)
+    body_in, test_in = body.inputs(handler), test.inputs(handler)
+    active_shape = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.shape
+    keep = _Keep(body.specs, active_shape, handler.last, handler.fold)
+    keep_test = _Keep(test.specs, active_shape, 1, handler.fold)
 
-        def run_test(carry: Sequence[Any]) -> tuple[Any, list[Any]]:
-            active, *seen = _jax.eval_jaxpr(test.jaxpr, *test_in, *test_consts, *carry)
-            return active, seen
+    def run_test(carry: Sequence[Any]) -> tuple[Any, list[Any]]:
+        active, *seen = _jax.eval_jaxpr(test.jaxpr, *test_in, *test_consts, *carry)
+        return active, seen
 
-        def step(state: Any) -> Any:
-            carry, kept, kept_test, index, count, active = state
-            steps = [index] * handler.counts_iterations
-            outs = _jax.eval_jaxpr(body.jaxpr, *body_in, *body_consts, *carry, *steps)
-            carry = [_where(active, new, old) for new, old in zip(outs[: body.n_outs], carry)]
-            kept = keep.update(active, index, outs[body.n_outs :], kept)
-            count = count + active.astype(jnp.int32)
-            still, seen = run_test(carry)
-            kept_test = keep_test.update(active, index, seen, kept_test)
-            return carry, kept, kept_test, index + 1, count, still
+    def step(state: Any) -> Any:
+        carry, kept, kept_test, index, count, active = state
+        steps = [index] * handler.counts_iterations
+        outs = _jax.eval_jaxpr(body.jaxpr, *body_in, *body_consts, *carry, *steps)
+        carry = [_where(active, new, old) for new, old in zip(outs[: body.n_outs], carry)]
+        kept = keep.update(active, index, outs[body.n_outs :], kept)
+        count = count + active.astype(jnp.int32)
+        still, seen = run_test(carry)
+        kept_test = keep_test.update(active, index, seen, kept_test)
+        return carry, kept, kept_test, index + 1, count, still
 
-        active, seen = run_test(init)
-        start = (
-            list(init),
-            [keep.empty(t) for t in body.types],
-            seen,
-            jnp.zeros((), jnp.int32),
-            active.astype(jnp.int32) * 0,
-            active,
-        )
-        final = lax.while_loop(lambda state: jnp.any(state[5]) if active_shape else state[5], step, start)
-        carry, kept, kept_test, _, count, _ = final
-        items = keep.items(kept, count) + keep_test.items(kept_test, count)
+    active, seen = run_test(init)
+    start = (
+        list(init),
+        [keep.empty(t) for t in body.types],
+        seen,
+        jnp.zeros((), jnp.int32),
+        active.astype(jnp.int32) * 0,
+        active,
+    )
+    final = lax.while_loop(lambda state: jnp.any(state[5]) if active_shape else state[5], step, start)
+    carry, kept, kept_test, _, count, _ = final
+    items = keep_test.items(kept_test, count) + keep.items(kept, count)
     handler.items += items
     return carry
 
