@@ -18,12 +18,16 @@ class Context(threading.local):
         modules: The modules whose methods are running, innermost last; None stands for "no parent".
         interceptors: The functions given to `intercept_methods`, innermost last.
         named: Whether method calls get a name in profiles, or None for the process-wide setting.
+        depth: How many runs are active that collect sown values.
+        watched: Whether somebody captured the program when the first of these began.
     """
 
     def __init__(self) -> None:
         self.modules: list[Module | None] = [None]
         self.interceptors: list[Callable[..., Any]] = []
         self.named: bool | None = None
+        self.depth = 0
+        self.watched = False
 
     @contextlib.contextmanager
     def calling(self, module: Module | None) -> Iterator[None]:

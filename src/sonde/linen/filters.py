@@ -81,6 +81,24 @@ class Either:
         return isinstance(name, str) and any(matches(f, name) for f in self.filters)
 
 
+def may_overlap(a: Filter, b: Filter) -> bool:
+    """Whether there may be a name that both filters choose; False is certain.
+
+    Example:
+        >>> may_overlap(["cache"], "params"), may_overlap(DenyList("cache"), "params")
+        (False, True)
+    """
+    if isinstance(a, Both):
+        return may_overlap(a.first, b) and may_overlap(a.second, b)
+    if isinstance(a, Either):
+        return any(may_overlap(f, b) for f in a.filters)
+    if isinstance(b, (Both, Either)):
+        return may_overlap(b, a)
+    if isinstance(a, bool) or isinstance(a, DenyList):
+        return not is_empty(a) and (may_overlap(b, a) if not isinstance(b, (bool, DenyList)) else not is_empty(b))
+    return any(matches(b, name) for name in ([a] if isinstance(a, str) else a))
+
+
 def hashable(filter: Filter) -> Filter:
     """The same filter in a form that can be part of a cache key."""
     if isinstance(filter, (bool, str)):

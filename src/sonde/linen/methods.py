@@ -191,8 +191,8 @@ def call(
                 output = _run_interceptors(self, fun, name, args, kwargs)
             else:
                 output = fun(self, *args, **kwargs)
-        if scope is not None and scope.run.capture:
-            output = sites.offer(self, name, output)
+        if scope is not None and scope.run.capture and not getattr(fun, "transparent", False):
+            sites.offer(self, name, output)
         return output
     finally:
         context.modules.pop()

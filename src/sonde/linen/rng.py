@@ -60,38 +60,45 @@ def _bytes(word: Word) -> bytes:
 
 
 class Counts:
-    """How often each stream was asked for a key at one place, and the same for the places inside it.
+    """How often each stream was asked for a key at one place of a run, and at the places inside it.
 
     Kept apart from the scope, so that a module that is called again, or called inside a transform, goes on counting.
     """
 
-    __slots__ = ("asked", "inside")
+    __slots__ = ("_all", "_place")
 
-    def __init__(self) -> None:
-        self.asked: dict[str, int] = {}
-        self.inside: dict[str, Counts] = {}
+    def __init__(self, _all: dict[tuple[Any, str], int] | None = None, _place: tuple[str, ...] = ()) -> None:
+        self._all = {} if _all is None else _all
+        self._place = _place
 
     def next(self, stream: str) -> int:
         """Counts one more key, from 1."""
-        self.asked[stream] = self.asked.get(stream, 0) + 1
-        return self.asked[stream]
+        key = (self._place, stream)
+        self._all[key] = self._all.get(key, 0) + 1
+        return self._all[key]
 
     def at(self, name: str) -> Counts:
         """The counts of the place `name` inside this one."""
-        if name not in self.inside:
-            self.inside[name] = Counts()
-        return self.inside[name]
+        return Counts(self._all, (*self._place, name))
 
-    def snapshot(self) -> tuple[Any, ...]:
-        """All counts as a hashable value."""
-        inside = ((name, counts.snapshot()) for name, counts in sorted(self.inside.items()))
-        return tuple(sorted(self.asked.items())), tuple(entry for entry in inside if entry[1] != ((), ()))
+    def snapshot(self) -> Snapshot:
+        """The counts here and inside, by place relative to this one and by stream."""
+        n = len(self._place)
+        return {
+            (place[n:], stream): count
+            for (place, stream), count in self._all.items()
+            if place[:n] == self._place
+        }
 
-    def restore(self, snapshot: tuple[Any, ...]) -> None:
-        """Sets all counts to what they were when the snapshot was taken."""
-        self.asked = dict(snapshot[0])
-        for name, inner in snapshot[1]:
-            self.at(name).restore(inner)
+    def restore(self, snapshot: Snapshot) -> None:
+        """Sets the counts here and inside to those of a snapshot."""
+        for place, stream in self.snapshot():
+            del self._all[(*self._place, *place), stream]
+        for (place, stream), count in snapshot.items():
+            self._all[(*self._place, *place), stream] = count
+
+
+Snapshot = dict[tuple[tuple[str, ...], str], int]
 
 
 def is_key(value: Any) -> bool:

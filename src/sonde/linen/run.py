@@ -18,6 +18,7 @@ from sonde.errors import (
     ApplyScopeInvalidVariablesTypeError,
     LazyInitError,
 )
+from sonde.linen import sites
 from sonde.linen.filters import DenyList, Either, Filter, check, matches
 from sonde.linen.rng import streams
 from sonde.linen.scope import Run, Scope, check_no_dead_tracers, open_collections
@@ -30,10 +31,15 @@ ALL_BUT_INTERMEDIATES = DenyList("intermediates")
 
 
 def perform(run: Run, scopes: list[Scope], fn: Callable[[], T]) -> T:
-    """Runs the body of a run and closes it: afterwards its modules can no longer be used."""
-    del scopes
+    """Runs the body of a run and closes it: afterwards its modules can no longer be used.
+
+    Args:
+        run: The run.
+        scopes: Its outermost scopes.
+        fn: The body.
+    """
     try:
-        return fn()
+        return sites.gathering(run, scopes, fn)
     finally:
         run.live = False
 

@@ -8,7 +8,7 @@ what must outlive them (variables, counts of random keys) belongs to the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -33,6 +33,7 @@ from sonde.linen.rng import Counts, Stream
 
 T = TypeVar("T")
 Path = tuple[str, ...]
+KeepsSown = Callable[["Scope", str, str, bool], bool]
 _MISSING: Any = object()
 
 
@@ -49,23 +50,31 @@ class Run:
         initializing: Whether this is an `init`.
         capture: The `capture_intermediates` argument: which method outputs to sow.
         outer: The run that started this one through a lifted transform.
-        takes_sown: Whether a value sown into a collection can be kept in this run; a transform that maps or carries
-            some collections only cannot keep those of the others. Called with the scope, collection and name.
+        keeps_sown: Whether a value sown into a collection has a place in this run; a transform that maps or carries
+            some collections only cannot keep those of the others. Called with the scope, the collection, the name,
+            and whether values are appended. None: always.
         adopted: Modules that were given to others as attributes, by the identity of the original, so that one
             object given twice is one submodule. Holds the originals to keep the identities from being reused.
         trace: The JAX trace that the run's variables belong to.
+        live: Whether it is still going on.
+        roots, gather, sown, depth, watched: For `sonde.linen.sites`: the outermost scopes, what collects values from
+            inside transforms, what was sown so far, the number of the run, and whether somebody captures the program.
     """
 
     __slots__ = (
         "adopted",
         "capture",
+        "depth",
+        "gather",
         "initializing",
+        "keeps_sown",
         "live",
         "mutable",
         "outer",
-        "sites",
-        "takes_sown",
+        "roots",
+        "sown",
         "trace",
+        "watched",
     )
 
     def __init__(
@@ -75,30 +84,34 @@ class Run:
         initializing: bool = False,
         capture: Any = False,
         outer: Run | None = None,
-        takes_sown: Callable[[Scope, str, str], bool] | None = None,
+        keeps_sown: KeepsSown | None = None,
     ) -> None:
         self.mutable = mutable
         self.initializing = initializing
         self.capture = capture
         self.outer = outer
-        self.takes_sown = takes_sown
+        self.keeps_sown = keeps_sown
         self.adopted: dict[int, tuple[Any, Any]] = {}
         self.trace = _jax.current_trace()
-        self.sites: dict[Any, Any] = {}
         self.live = True
+        self.roots: Sequence[Scope] = ()
+        self.gather: Any = None
+        self.sown: set[tuple[Path, str, str]] = set()
+        self.depth = 0
+        self.watched = False
 
     def is_mutable(self, collection: str) -> bool:
         """Whether a collection may change."""
         return matches(self.mutable, collection)
 
-    def inner(self, mutable: Filter, takes_sown: Callable[[Scope, str, str], bool] | None = None) -> Run:
+    def inner(self, mutable: Filter, keeps_sown: KeepsSown | None = None) -> Run:
         """A run inside a lifted transform of this one."""
         return Run(
             mutable=mutable,
             initializing=self.initializing,
             capture=self.capture,
             outer=self,
-            takes_sown=takes_sown,
+            keeps_sown=keeps_sown,
         )
 
     def at_own_level(self) -> bool:
@@ -246,6 +259,10 @@ class Scope:
                 return {}
             found = found.get(part, {})
         return found if isinstance(found, Mapping) else {}
+
+    def has_collection(self, name: str) -> bool:
+        """Whether a collection was given, or made, anywhere in the run."""
+        return name in self._roots
 
     def collections(self) -> dict[str, Any]:
         """Everything at this place, as a dict of collections without empty ones."""

@@ -1,15 +1,45 @@
-"""Values that leave a module by the side: `sow`, `perturb` and `capture_intermediates`."""
+"""Values that leave a module by the side: `sow`, `perturb` and `capture_intermediates`.
+
+A value that is sown at the level where the run's variables live goes straight into its collection, as any variable does.
+From inside a JAX transform (`jax.vmap`, `jax.lax.scan`, `jax.jit`, ...), or from inside a lifted transform that has no
+place for the collection, it could not: it does not exist outside. There it is marked as a site of the engine, with a tag
+that says where it belongs, and the run collects what comes out of the transform. It looks there as the engine's records
+do: loops put an axis of iterations in front, `vmap` one of elements; of a `while_loop` the last value is kept; of a
+branch that was not taken there are zeros.
+
+A `reduce_fn` other than the default sees the iterations of a loop one by one, in order, and mapped elements together.
+
+While somebody captures the program with `sonde.capture`, every sown value is a site for them too, mutable collection or
+not: its path is the module's path and the name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+from sonde import _jax
+from sonde.core import mark
+from sonde.core.capture import run_with
+from sonde.core.collect import Collect, spread
+from sonde.core.context import looking
+from sonde.core.item import Item
+from sonde.core.site import Axis, Site, View
+from sonde.errors import JaxTransformError, ScopeVariableNotFoundError
+from sonde.linen.context import context
+from sonde.linen.filters import may_overlap
 
 if TYPE_CHECKING:
     from sonde.linen.module import Module
+    from sonde.linen.scope import Path, Run, Scope
+
+T = TypeVar("T")
 
 
 def append(values: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
@@ -22,6 +52,139 @@ def empty() -> tuple[Any, ...]:
     return ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Sown:
+    """The tag of a value that is on its way to a collection.
+
+    Attributes:
+        depth: Which of the runs that are active it goes to. A number and not the run itself, because jitted functions
+            are traced once and called in many runs.
+        collection: The collection.
+        path: The module.
+        name: The name in the module.
+        reduce_fn: Combines values.
+        init_fn: What comes before the first value.
+    """
+
+    depth: int
+    collection: str
+    path: Path
+    name: str
+    reduce_fn: Callable[[Any, Any], Any]
+    init_fn: Callable[[], Any]
+
+
+class Gather(Collect):
+    """Collects the sown values that belong to one run, and leaves other sites to whoever else looks."""
+
+    def __init__(self, depth: int, watched: bool, *, start: int, passes_on: bool) -> None:
+        super().__init__((), start=start, passes_on=passes_on)
+        self.key = ("linen", depth, watched, self.key)
+        self.depth = depth
+        self.watched = watched
+
+    def _is_mine(self, site: Site) -> bool:
+        return isinstance(site.tag, Sown) and site.tag.depth == self.depth
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Keeps a value of this run to itself, unless somebody captures the program around."""
+        if not self._is_mine(site) or self.watched or not self.passes_on:
+            return super().at_site(args, site, view)
+        self.passes_on = False
+        try:
+            return super().at_site(args, site, view)
+        finally:
+            self.passes_on = True
+
+    def record(self, arrays: list[Any], site: Site, view: View, *, token: Any, gate: Any) -> None:
+        """Remembers values of this run."""
+        if self._is_mine(site):
+            super().record(arrays, site, view, token=token, gate=gate)
+
+
+def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
+    """Runs the body of a run so that values sown inside transforms arrive in its scopes.
+
+    Args:
+        run: The run.
+        scopes: Its outermost scopes.
+        fn: The body.
+    """
+    if not may_overlap(run.mutable, True):
+        run.watched = context.watched if context.depth else looking() is not None
+        run.trace = _jax.current_trace()
+        return fn()
+
+    def make(start: int, passes_on: bool) -> Gather:
+        run.gather = Gather(run.depth, run.watched, start=start, passes_on=passes_on)
+        return run.gather
+
+    def body() -> T:
+        run.trace = _jax.current_trace()
+        output = fn()
+        flush(run)
+        return output
+
+    before = context.depth, context.watched
+    run.watched = before[1] if before[0] else looking() is not None
+    run.depth = before[0] + 1
+    run.roots = scopes
+    context.depth, context.watched = run.depth, run.watched
+    try:
+        return run_with(make, body, (), {})[0]
+    finally:
+        context.depth, context.watched = before
+
+
+def flush(run: Run) -> None:
+    """Puts the values that have come out of transforms since the last time into their collections."""
+    if run.gather is None or not run.gather.items:
+        return
+    items, run.gather.items = run.gather.items, []
+    for item in items:
+        sown: Any = item.site.tag
+        scope = _place(run, sown.path)
+        value = item.site.rebuild([spread(x, item.view.axes, i) for i, x in enumerate(item.leaves)])
+        before = scope.get(sown.collection, sown.name) if scope.has(sown.collection, sown.name) else sown.init_fn()
+        scope.put(sown.collection, sown.name, combine(sown.reduce_fn, before, value, _loops(item)))
+
+
+def _place(run: Run, path: Path) -> Scope:
+    for root in run.roots:
+        if path[: len(root.path)] == root.path:
+            return root.descend(path[len(root.path) :])
+    raise AssertionError(f"a value was sown at {path}, outside of the run")
+
+
+def _loops(item: Item) -> tuple[Axis, ...]:
+    return tuple(axis for axis in item.view.axes if axis.kind == "scan")
+
+
+def combine(reduce_fn: Callable[[Any, Any], Any], before: Any, value: Any, loops: tuple[Axis, ...]) -> Any:
+    """Applies `reduce_fn` to a value with the axes of loops in front, iteration by iteration.
+
+    The default keeps iterations in one array. So does a function whose result grows, which no loop can carry.
+    """
+    if reduce_fn is append or not loops:
+        return reduce_fn(before, value)
+    leaves, tree = jax.tree.flatten(value)
+    n = math.prod(leaves[0].shape[: len(loops)]) if leaves else 0
+    if n == 0:
+        return before
+    rows = jax.tree.unflatten(tree, [x.reshape(n, *x.shape[len(loops) :]) for x in leaves])
+    first = jax.tree.map(lambda x: x[0], rows)
+    start = jax.tree.map(jnp.asarray, reduce_fn(before, first))
+    then = jax.eval_shape(reduce_fn, start, first)
+    if jax.tree.map(_type, start) != jax.tree.map(_type, then):
+        return reduce_fn(before, value)
+    rest = jax.tree.map(lambda x: x[1:], rows)
+    return lax.scan(lambda total, row: (jax.tree.map(jnp.asarray, reduce_fn(total, row)), None), start, rest)[0]
+
+
+def _type(x: Any) -> Any:
+    return jnp.shape(x), jnp.result_type(x)
+
+
 def sow(
     module: Module,
     collection: str,
@@ -32,31 +195,63 @@ def sow(
 ) -> bool:
     """See `Module.sow`."""
     scope = module.bound_scope("sow values")
-    if not scope.is_mutable(collection):
+    scope.check_live()
+    site_name = "/".join((*scope.path, name))
+    home = _home(scope, collection, name, grows=reduce_fn is append)
+    if home is None:
+        if scope.run.watched:
+            mark(value, site_name, depth=4)
         return False
-    if scope.has(collection, name):
-        values = scope.get(collection, name)
-    else:
+    key = (scope.path, collection, name)
+    if key not in home.sown and not scope.has(collection, name):
         scope.reserve(name, collection, what=f"sown {collection!r} value", owner=type(module).__name__)
-        values = init_fn()
-    scope.put(collection, name, reduce_fn(values, value))
+    home.sown.add(key)
+    if home is scope.run and home.at_own_level():
+        flush(home)
+        before = scope.get(collection, name) if scope.has(collection, name) else init_fn()
+        scope.put(collection, name, reduce_fn(before, value))
+        if home.watched:
+            mark(value, site_name, depth=4)
+    elif home.gather is None:
+        raise JaxTransformError(
+            f"module {scope.path_text}, which is bound by bind, sows {name!r} inside a JAX transform, from where the value cannot "
+            f"get into collection {collection!r}; use apply(..., mutable={[collection]!r}) inside the transform"
+        )
+    else:
+        mark(value, site_name, tag=Sown(home.depth, collection, scope.path, name, reduce_fn, init_fn), depth=4)
     return True
 
 
-def offer(module: Module, method: str, output: Any) -> Any:
+def _home(scope: Scope, collection: str, name: str, *, grows: bool) -> Run | None:
+    """The innermost run that can keep a value sown into a collection, None if the collection may not change."""
+    run: Run | None = scope.run
+    while run is not None:
+        keeps = run.keeps_sown
+        if run.is_mutable(collection) and (keeps is None or keeps(scope, collection, name, grows)):
+            return run
+        run = run.outer
+    return None
+
+
+def offer(module: Module, method: str, output: Any) -> None:
     """Sows the output of a method if `capture_intermediates` wants it."""
     wanted = module.bound_scope("capture outputs").run.capture
     if (method == "__call__") if wanted is True else wanted(module, method):
         module.sow("intermediates", method, output)
-    return output
 
 
 def perturb(module: Module, name: str, value: Any, collection: str) -> Any:
     """See `Module.perturb`."""
     scope = module.bound_scope("perturb values")
     if not scope.has(collection, name):
-        if not scope.is_mutable(collection):
+        if scope.is_mutable(collection):
+            scope.reserve(name, collection, what="perturbation", owner=type(module).__name__)
+            scope.put(collection, name, jax.tree.map(jnp.zeros_like, value))
+        elif scope.has_collection(collection):
+            raise ScopeVariableNotFoundError(
+                f"module {scope.path_text} perturbs {name!r}, which collection {collection!r} does not have, although the "
+                "collection was given; make it anew with init"
+            )
+        else:
             return value
-        scope.reserve(name, collection, what="perturbation", owner=type(module).__name__)
-        scope.put(collection, name, jax.tree.map(jnp.zeros_like, value))
     return jax.tree.map(jnp.add, value, scope.get(collection, name))

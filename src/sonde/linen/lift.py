@@ -1,0 +1,340 @@
+"""The one mechanism behind all lifted transforms: a module's scope in, pure arguments out, and back.
+
+`Lifting` packs the variables and random streams of some scopes into groups of dicts that a JAX transform can map, carry or
+close over. `Lifting.call`, run inside the transform on such groups, opens new scopes on them, runs the function, and returns
+the variables that changed, again in groups. `Lifting.publish` puts these into the scopes that were packed. A transform is
+then what it does to the groups, and nothing else.
+
+`Bridge` is the same one level up: it finds the scopes of a module and of all modules that it holds or is called with,
+and makes copies of these modules on the scopes inside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from sonde.errors import TransformedMethodReturnValueError, TransformTargetError
+from sonde.linen import attach
+from sonde.linen.filters import Both, Either, Filter, partition
+from sonde.linen.frozen_dict import unfreeze
+from sonde.linen.methods import wrap
+from sonde.linen.module import Module
+from sonde.linen.run import changed_variables, perform
+from sonde.linen.scope import KeepsSown, Path, Scope, Variable
+
+Groups = tuple[tuple[dict[str, Any], ...], ...]  # by filter, then by packed scope
+Body = Callable[..., Any]  # (scopes, *args, **kwargs) -> output
+
+
+class Lifting:
+    """The variables and random streams of some scopes as pure arguments.
+
+    Args:
+        scopes: The scopes that the function needs. One that lies inside another is packed with it.
+        variables: Filters of collections, one for each group that goes in.
+        changes: Filters of collections, one for each group that comes out; what none of them chooses may not change.
+        rngs: Filters of random streams, one for each group. Streams that none of them chooses are not there inside.
+        keeps_sown: Whether a value that is sown inside, into a collection that may change there, has a place in the
+            groups that come out; see `Run.keeps_sown`. If it says no, the value goes further out.
+
+    Attributes:
+        packed: The outermost of the scopes.
+        variables: The groups of variables that go in.
+        rngs: The groups of streams that go in.
+    """
+
+    def __init__(
+        self,
+        scopes: Sequence[Scope],
+        *,
+        variables: Sequence[Filter],
+        changes: Sequence[Filter],
+        rngs: Sequence[Filter],
+        keeps_sown: KeepsSown | None = None,
+    ) -> None:
+        self.packed, self._places = _outermost(scopes)
+        self._changes = tuple(changes)
+        self._keeps_sown = keeps_sown
+        for scope in self.packed:
+            scope.check_live()
+        contents = [partition(unfreeze(scope.collections()), variables) for scope in self.packed]
+        self.variables: Groups = tuple(zip(*contents)) if contents else ()
+        streams = [partition(scope.streams, rngs) for scope in self.packed]
+        self.rngs: Groups = tuple(zip(*streams)) if streams else ()
+
+    @property
+    def mutable(self) -> Filter:
+        """Which collections may change outside."""
+        return self.packed[0].run.mutable
+
+    def call(
+        self, body: Body, variables: Groups, rngs: Groups, *args: Any, mutable: Filter = True, **kwargs: Any
+    ) -> tuple[Any, Groups]:
+        """Runs `body(scopes, *args, **kwargs)` on groups as they look inside the transform.
+
+        Returns:
+            What the body returns, and the variables that may have changed, by the filters in `changes`.
+        """
+        outer = self.packed[0].run
+        run = outer.inner(Both(outer.mutable, Both(Either(self._changes), mutable)), self._keeps_sown)
+        opened = []
+        for i, scope in enumerate(self.packed):
+            collections = {name: unfreeze(tree) for group in variables for name, tree in group[i].items()}
+            streams = {name: stream for group in rngs for name, stream in group[i].items()}
+            opened.append(Scope(run, collections, path=scope.path, streams=streams, counts=scope.counts))
+        inner = [opened[i].descend(path) for i, path in self._places]
+        output = perform(run, opened, lambda: body(inner, *args, **kwargs))
+        changed = [partition(changed_variables(scope), self._changes) for scope in opened]
+        return output, tuple(zip(*changed))
+
+    def publish(self, changes: Groups) -> None:
+        """Puts what `call` returned, as it looks outside the transform, into the scopes that were packed."""
+        for group in changes:
+            for scope, collections in zip(self.packed, group):
+                for name, tree in collections.items():
+                    scope.replace(name, tree)
+
+    def counts(self) -> list[Any]:
+        """How many random keys have been handed out, for `restore_counts`."""
+        return [scope.counts.snapshot() for scope in self.packed]
+
+    def restore_counts(self, counts: Sequence[Any]) -> None:
+        """Makes the next keys those that came after `counts`: a body that JAX traces twice must ask for the same keys."""
+        for scope, snapshot in zip(self.packed, counts):
+            scope.counts.restore(snapshot)
+
+
+def keeps_structure(scope: Scope, collection: str, name: str, grows: bool) -> bool:
+    """The `keeps_sown` of transforms in which the structure of the variables must stay the same."""
+    return scope.has(collection, name) and not grows
+
+
+def _outermost(scopes: Sequence[Scope]) -> tuple[list[Scope], list[tuple[int, Path]]]:
+    """The scopes that lie in none of the others, and for each scope which of these it lies in and where."""
+    wanted = {scope.identity for scope in scopes}
+    packed: dict[Any, tuple[int, Scope]] = {}
+    places = []
+    for scope in scopes:
+        home, inwards = scope, ()
+        path: list[str] = []
+        for place in scope.ancestors():
+            if place.identity in wanted:
+                home, inwards = place, tuple(reversed(path))
+            path.append(place.name or "")
+        index, _ = packed.setdefault(home.identity, (len(packed), home))
+        places.append((index, inwards))
+    return [scope for _, scope in packed.values()], places
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """A pytree without leaves: something that goes through a transform untouched."""
+
+    value: Any
+
+    def tree_flatten(self) -> tuple[tuple[()], Any]:
+        """Everything is structure."""
+        return (), self.value
+
+    @classmethod
+    def tree_unflatten(cls, value: Any, leaves: tuple[()]) -> Static:
+        """The inverse of `tree_flatten`."""
+        del leaves
+        return cls(value)
+
+
+class _Slot:
+    """Where a module or variable stood in the arguments of a transformed function."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Slot) and other.index == self.index
+
+    def __hash__(self) -> int:
+        return hash(self.index)
+
+
+class Bridge:
+    """A module, and the modules it holds or is called with, ready to be rebuilt on other scopes.
+
+    Args:
+        module: The module whose method is transformed.
+        args: The arguments, in which modules and variables may stand.
+        kwargs: The keyword arguments, likewise.
+
+    Attributes:
+        scopes: The scopes of all these modules, its own first.
+        sources: The module, and the modules and variables among the arguments.
+        args: The arguments with modules and variables taken out.
+        kwargs: The keyword arguments with modules and variables taken out.
+    """
+
+    def __init__(self, module: Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
+        self.module = module
+        module.bound_scope("run a lifted transform")
+        self._taken: list[Any] = []
+        self.args, self.kwargs = jax.tree.map(self._take, (args, kwargs or {}), is_leaf=_is_bound)
+        self._index: dict[int, int] = {}
+        self.scopes: list[Scope] = []
+        self.sources = (module, *self._taken)
+        for source in self.sources:
+            self._collect(source)
+
+    def on(self, scopes: Sequence[Scope]) -> Bridge:
+        """The same bridge from other scopes, for a transform inside a transform."""
+        inner = object.__new__(Bridge)
+        inner.__dict__.update(self.__dict__, scopes=list(scopes))
+        return inner
+
+    def _take(self, leaf: Any) -> Any:
+        if not _is_bound(leaf):
+            return leaf
+        self._taken.append(leaf)
+        return Static(_Slot(len(self._taken) - 1))
+
+    def _collect(self, source: Any) -> None:
+        if id(source) in self._index or source.scope is None:
+            return
+        self._index[id(source)] = len(self.scopes)
+        self.scopes.append(source.scope)
+        if isinstance(source, Module):
+            source._set_up(fields_only=True)
+            for name in attach.fields_of(source):
+                value = getattr(source, name)
+                if attach.contains_module(value):
+                    attach.frozen_containers(value, lambda leaf, _: self._collect(leaf) if isinstance(leaf, Module) else None)
+
+    def body(self, fn: Callable[..., Any], cls: type[Module] | None = None) -> Body:
+        """The function of scopes that runs `fn(module, *args, **kwargs)` on copies of the modules.
+
+        Args:
+            fn: The function; its first argument is the copy of the bridge's module.
+            cls: The class of that copy, the module's own if None.
+        """
+        source = self.module
+        # Taken now: a body that is traced again gives the same names again.
+        state = source._state.for_transform()
+
+        def run(scopes: Sequence[Scope], *args: Any, **kwargs: Any) -> Any:
+            copies: dict[int, Any] = {}
+
+            def rebuild(old: Any) -> Any:
+                if id(old) not in self._index:
+                    return old
+                if id(old) not in copies:
+                    scope = scopes[self._index[id(old)]]
+                    copies[id(old)] = self._copy(old, scope, rebuild, cls if old is source else None)
+                return copies[id(old)]
+
+            def put_back(leaf: Any) -> Any:
+                return rebuild(self._taken[leaf.value.index]) if _is_slot(leaf) else leaf
+
+            copy = rebuild(source)
+            object.__setattr__(copy, "_state", state.for_transform())
+            args, kwargs = jax.tree.map(put_back, (args, kwargs), is_leaf=_is_slot)
+            output = fn(copy, *args, **kwargs)
+            source._state.catch_up(copy._state)
+            _check_output(output, source, fn)
+            return output
+
+        run.of = (fn, cls)  # pyright: ignore[reportFunctionMemberAccess]
+        return run
+
+    @staticmethod
+    def _copy(old: Any, scope: Scope, rebuild: Callable[[Any], Any], cls: type[Module] | None) -> Any:
+        if isinstance(old, Variable):
+            return Variable(scope, old.collection, old.name, unbox=old._unbox)
+        values = {name: getattr(old, name) for name in attach.fields_of(old)}
+        for name, value in values.items():
+            if attach.contains_module(value):
+                values[name] = attach.frozen_containers(value, lambda leaf, _: rebuild(leaf))
+        return (cls or type(old))(**values, name=old.name, parent=scope)
+
+
+def _is_bound(leaf: Any) -> bool:
+    return isinstance(leaf, (Module, Variable))
+
+
+def _is_slot(leaf: Any) -> bool:
+    return isinstance(leaf, Static) and isinstance(leaf.value, _Slot)
+
+
+def _check_output(output: Any, module: Module, fn: Callable[..., Any]) -> None:
+    for leaf in jax.tree.leaves(output, is_leaf=_is_bound):
+        if _is_bound(leaf):
+            raise TransformedMethodReturnValueError(
+                f"{getattr(fn, '__name__', 'a function')} of {attach.describe(module)} runs under a lifted transform and returns a "
+                f"{type(leaf).__name__}: modules and variables cannot leave a transform, return values"
+            )
+
+
+def lift(target: Any, run: Callable[..., Any], *, label: str, methods: Any = None, options: dict[str, Any] | None = None) -> Any:
+    """Applies a transform to a module class (some of its methods), to a method, or to a function of a module.
+
+    Args:
+        target: The class, a `functools.partial` of one, or the function.
+        run: Runs a call: `run(bridge, body, args, kwargs, **options)`.
+        label: The name of the transform; the new class is called after it.
+        methods: For a class, the methods: None for `__call__`, names, or a dict from names to options.
+        options: The options of the transform.
+    """
+    options = options or {}
+    if isinstance(target, functools.partial) and isinstance(target.func, type) and issubclass(target.func, Module):
+        lifted = lift(target.func, run, label=label, methods=methods, options=options)
+        return functools.partial(lifted, *target.args, **target.keywords)
+    if isinstance(target, type) and issubclass(target, Module):
+        chosen = _options_by_method(methods, options)
+        lifted_methods = {name: _lifted(getattr(target, name), run, chosen[name], cls=target) for name in chosen}
+        return type(label.capitalize() + target.__name__, (target,), {"__module__": target.__module__, **lifted_methods})
+    if callable(target) and not isinstance(target, (type, Module)):
+        return _lifted(wrap(target), run, options, cls=None)
+    raise TransformTargetError(
+        f"nn.{label} takes a module class or a function whose first argument is a module, got {target!r} of type "
+        f"{type(target).__name__}; transform the class before making an instance of it"
+    )
+
+
+def _options_by_method(methods: Any, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    if methods is None:
+        return {"__call__": options}
+    if isinstance(methods, dict):
+        return {name: {**options, **own} for name, own in methods.items()}
+    if isinstance(methods, (list, tuple)):
+        return dict.fromkeys(methods, options)
+    raise ValueError(f"methods is None, a sequence of names or a dict of options by name, got {methods!r}")
+
+
+def _lifted(fn: Callable[..., Any], run: Callable[..., Any], options: dict[str, Any], cls: type[Module] | None) -> Any:
+    def method(self: Module, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self, Module):
+            raise TransformTargetError(
+                f"the first argument of the transformed function {getattr(fn, '__name__', fn)!r} must be a module, got "
+                f"{type(self).__name__}"
+            )
+        bridge = Bridge(self, args, kwargs)
+        return run(bridge, bridge.body(fn, cls), bridge.args, bridge.kwargs, **options)
+
+    for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
+        if hasattr(fn, attribute):
+            setattr(method, attribute, getattr(fn, attribute))
+    method.compact = getattr(fn, "compact", False)  # pyright: ignore[reportFunctionMemberAccess]
+    # Only the function inside is offered to capture_intermediates: one call, one value.
+    method.transparent = True  # pyright: ignore[reportFunctionMemberAccess]
+    return method
+
+
+def no_keywords(kwargs: dict[str, Any], label: str, module: Module) -> None:
+    """Raises if a call under a transform that has no place for keyword arguments has some."""
+    if kwargs:
+        raise TypeError(
+            f"nn.{label} of {attach.describe(module)} is called with keyword arguments {sorted(kwargs)}: it cannot tell how to "
+            "treat them; pass them by position"
+        )

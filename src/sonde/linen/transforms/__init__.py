@@ -1,0 +1,1 @@
+"""Lifted transforms: JAX's transforms on functions that have variables and random streams. One file a family."""

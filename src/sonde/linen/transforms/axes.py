@@ -1,0 +1,102 @@
+"""Axes: which go in, which come out, and how a prefix of axes is spread over a tree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde.linen.filters import Filter
+
+
+@dataclasses.dataclass(frozen=True)
+class In:
+    """An axis for variables that only go into a transform."""
+
+    axis: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Out:
+    """An axis for variables that only come out of a transform."""
+
+    axis: Any
+
+
+class _Broadcast:
+    """The axis of something that is the same in every iteration."""
+
+    def __repr__(self) -> str:
+        return "nn.broadcast"
+
+    def __copy__(self) -> _Broadcast:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> _Broadcast:
+        return self
+
+    def __reduce__(self) -> str:
+        return "broadcast"
+
+
+broadcast: Any = _Broadcast()
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped:
+    """Filters and their axes, apart for what goes in and what comes out."""
+
+    filters_in: tuple[Filter, ...]
+    axes_in: tuple[Any, ...]
+    filters_out: tuple[Filter, ...]
+    axes_out: tuple[Any, ...]
+
+
+def group(variable_axes: Mapping[Any, Any]) -> Grouped:
+    """Takes a `variable_axes` argument apart."""
+    ins = [(f, a.axis if isinstance(a, In) else a) for f, a in variable_axes.items() if not isinstance(a, Out)]
+    outs = [(f, a.axis if isinstance(a, Out) else a) for f, a in variable_axes.items() if not isinstance(a, In)]
+    return Grouped(tuple(f for f, _ in ins), tuple(a for _, a in ins), tuple(f for f, _ in outs), tuple(a for _, a in outs))
+
+
+def axes_of_leaves(axes: Any, tree: Any) -> list[Any]:
+    """The axis of every leaf of a tree, where `axes` is a tree prefix of axes, None among them."""
+    found: list[Any] = []
+
+    def note(axis: Any, part: Any) -> None:
+        found.extend([axis] * len(jax.tree.leaves(part)))
+
+    jax.tree.map(note, axes, tree, is_leaf=lambda a: a is None)
+    return found
+
+
+def common_size(axes: Any, tree: Any, *, given: int | None, what: str, where: str, option: str) -> int:
+    """The length of the mapped axes of all leaves.
+
+    Raises:
+        ValueError: they differ, or there are none and the length is not given.
+    """
+    leaves = zip(axes_of_leaves(axes, tree), jax.tree.leaves(tree))
+    sizes = {jnp.shape(leaf)[axis] for axis, leaf in leaves if isinstance(axis, int)}
+    if given is not None:
+        sizes.add(given)
+    if len(sizes) > 1:
+        raise ValueError(f"{where}: inconsistent {what}: {sorted(sizes)}; all mapped axes must be equally long")
+    if not sizes:
+        raise ValueError(f"{where}: nothing is mapped that would tell the {what}; {option} should be specified")
+    return sizes.pop()
+
+
+def split_streams(groups: Sequence[Any], splits: Sequence[bool], n: int) -> tuple[Any, ...]:
+    """Gives the streams of those groups that are split one key for each of `n` places."""
+
+    def split(key: Any) -> Any:
+        return jax.random.split(jax.random.clone(key), n)
+
+    return tuple(
+        tuple({name: s.map_root(split) for name, s in streams.items()} for streams in scopes) if is_split else scopes
+        for scopes, is_split in zip(groups, splits)
+    )

@@ -1,0 +1,80 @@
+"""`nn.cond` and `nn.switch`.
+
+All branches must leave the variables with the same structure. Sown values are an exception: see `sonde.linen.sites`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from sonde.linen.filters import Filter
+from sonde.linen.lift import Bridge, Lifting, keeps_structure
+from sonde.linen.module import Module
+
+
+def cond(
+    pred: Any,
+    true_fun: Callable[..., Any],
+    false_fun: Callable[..., Any],
+    mdl: Module,
+    *operands: Any,
+    variables: Filter = True,
+    rngs: Filter = True,
+) -> Any:
+    """`jax.lax.cond` with functions of a module.
+
+    Args:
+        pred: Which function to run.
+        true_fun: `(module, *operands) -> output`.
+        false_fun: The same, with an output of the same structure.
+        mdl: The module.
+        *operands: Arguments for both functions.
+        variables: The collections that are there inside.
+        rngs: The random streams that are there inside.
+    """
+    lifting, (first, second), operands = _branches(mdl, (true_fun, false_fun), operands, variables, rngs)
+    output, changes = lax.cond(pred, first, second, *operands)
+    lifting.publish(changes)
+    return output
+
+
+def switch(
+    index: Any,
+    branches: Sequence[Callable[..., Any]],
+    mdl: Module,
+    *operands: Any,
+    variables: Filter = True,
+    rngs: Filter = True,
+) -> Any:
+    """`jax.lax.switch` with functions of a module.
+
+    Args:
+        index: Which function to run.
+        branches: Functions `(module, *operands) -> output`, all with outputs of the same structure.
+        mdl: The module.
+        *operands: Arguments for the functions.
+        variables: The collections that are there inside.
+        rngs: The random streams that are there inside.
+    """
+    lifting, functions, operands = _branches(mdl, branches, operands, variables, rngs)
+    output, changes = lax.switch(index, functions, *operands)
+    lifting.publish(changes)
+    return output
+
+
+def _branches(
+    mdl: Module, functions: Sequence[Callable[..., Any]], operands: tuple[Any, ...], variables: Filter, rngs: Filter
+) -> tuple[Lifting, list[Callable[..., Any]], tuple[Any, ...]]:
+    bridge = Bridge(mdl, operands)
+    lifting = Lifting(
+        bridge.scopes, variables=(variables,), changes=(variables,), rngs=(rngs,), keeps_sown=keeps_structure
+    )
+
+    def pure(fn: Callable[..., Any]) -> Callable[..., Any]:
+        body = bridge.body(fn)
+        return lambda *operands: lifting.call(body, lifting.variables, lifting.rngs, *operands)
+
+    return lifting, [pure(fn) for fn in functions], bridge.args

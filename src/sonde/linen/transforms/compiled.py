@@ -1,0 +1,199 @@
+"""`nn.jit` and `nn.fold_rngs`.
+
+A jitted method is compiled once for all modules that are equal in class and fields, in whatever `apply` they are called.
+For that its random keys must not depend on where and how often it was called before: every call is given streams of its
+own, made from the next key of each stream (`fold_rngs` is that part alone).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+
+from sonde.linen import attach
+from sonde.linen.filters import Filter, hashable
+from sonde.linen.frozen_dict import FrozenDict
+from sonde.linen.lift import Body, Bridge, Lifting, Static, lift
+from sonde.linen.module import Module
+from sonde.linen.rng import Stream
+from sonde.linen.scope import Variable
+
+
+def jit(
+    target: Any,
+    variables: Filter = True,
+    rngs: Filter = True,
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    donate_argnums: int | Iterable[int] = (),
+    device: Any = None,
+    backend: str | None = None,
+    methods: Any = None,
+) -> Any:
+    """A module class or function that is compiled.
+
+    Args:
+        target: The module class, or a function whose first argument is a module.
+        variables: The collections that are there inside.
+        rngs: The random streams that are there inside.
+        static_argnums: As in `jax.jit`; the module is argument 0.
+        static_argnames: As in `jax.jit`.
+        donate_argnums: As in `jax.jit`; the module is argument 0.
+        device: As in `jax.jit`.
+        backend: As in `jax.jit`.
+        methods: For a class, the methods to transform.
+    """
+    options = {
+        "variables": variables,
+        "rngs": rngs,
+        "static_argnums": _numbers(static_argnums),
+        "static_argnames": (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
+        "donate_argnums": _numbers(donate_argnums),
+        "device": device,
+        "backend": backend,
+        "compiled": {},
+    }
+    return lift(target, _jit, label="jit", methods=methods, options=options)
+
+
+def _numbers(numbers: int | Iterable[int]) -> tuple[int, ...]:
+    return (numbers,) if isinstance(numbers, int) else tuple(numbers)
+
+
+class _Call:
+    """Everything that a compiled call depends on beside its arrays; equal calls share one compilation."""
+
+    def __init__(self, lifting: Lifting, bridge: Bridge, body: Any) -> None:
+        run, state = bridge.scopes[0].run, bridge.module._state
+        self.lifting, self.module, self.body = lifting, bridge.module, body
+        self.streams = [tuple(scope.streams) for scope in lifting.packed]
+        key = (
+            body.of,
+            tuple(fingerprint(source) for source in bridge.sources),
+            tuple(scope.path for scope in bridge.scopes),
+            tuple(map(tuple, self.streams)),
+            (hashable(run.mutable), run.initializing, run.capture),
+            (state.in_compact, tuple(sorted(state.cursor.items()))),
+        )
+        try:
+            hash(key)
+        except TypeError:  # A field that cannot be hashed: this call shares with no other.
+            key = object()
+        self.key = key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Call) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def run(self, variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+        """What is compiled.
+
+        The keys and names that the body has used go out as structure, so that a cached call reports them too.
+        """
+        # As if this were the first call of the run: a compilation must not depend on when it was made.
+        start = [{((), stream): 1 for stream in streams} if i == 0 else {} for i, streams in enumerate(self.streams)]
+        self.lifting.restore_counts(start)
+        output, changes = self.lifting.call(self.body, variables, rngs, *args, **kwargs)
+        used = [
+            tuple((key, n - before.get(key, 0)) for key, n in after.items())
+            for before, after in zip(start, self.lifting.counts())
+        ]
+        return output, changes, Static((tuple(used), tuple(self.module._state.cursor.items())))
+
+
+def _run_call(call: _Call, variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+    return call.run(variables, rngs, *args, **kwargs)
+
+
+def _jit(
+    bridge: Bridge,
+    body: Body,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    variables: Filter,
+    rngs: Filter,
+    static_argnums: tuple[int, ...],
+    static_argnames: tuple[str, ...],
+    donate_argnums: tuple[int, ...],
+    device: Any,
+    backend: str | None,
+    compiled: dict[str, Any],
+) -> Any:
+    if not compiled:
+        place = {"device": device, "backend": backend}
+        compiled["function"] = jax.jit(
+            _run_call,
+            static_argnums=(0, *(i + 2 for i in static_argnums if i > 0)),
+            static_argnames=static_argnames or None,
+            donate_argnums=tuple(i + 2 for i in donate_argnums if i > 0),
+            **{name: value for name, value in place.items() if value is not None},
+        )
+    with _own_streams(bridge, variables, rngs) as lifting:
+        before = lifting.counts()
+        call = _Call(lifting, bridge, body)
+        output, changes, after = compiled["function"](call, lifting.variables, lifting.rngs, *args, **kwargs)
+        used, cursor = after.value
+        totals = [{**old, **{key: old.get(key, 0) + n for key, n in new}} for old, new in zip(before, used)]
+        lifting.restore_counts(totals)
+        bridge.module._state.cursor = dict(cursor)
+        lifting.publish(changes)
+    return output
+
+
+def fold_rngs(target: Any, variables: Filter = True, rngs: Filter = True, methods: Any = None) -> Any:
+    """A module class or function whose random streams are made anew, from the next key of each, for every call.
+
+    Args:
+        target: The module class, or a function whose first argument is a module.
+        variables: The collections that are there inside.
+        rngs: The random streams that are there inside.
+        methods: For a class, the methods to transform.
+    """
+    options = {"variables": variables, "rngs": rngs}
+    return lift(target, _fold_rngs, label="fold_rngs", methods=methods, options=options)
+
+
+def _fold_rngs(
+    bridge: Bridge, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any], *, variables: Filter, rngs: Filter
+) -> Any:
+    with _own_streams(bridge, variables, rngs) as lifting:
+        output, changes = lifting.call(body, lifting.variables, lifting.rngs, *args, **kwargs)
+        lifting.publish(changes)
+    return output
+
+
+@contextlib.contextmanager
+def _own_streams(bridge: Bridge, variables: Filter, rngs: Filter) -> Iterator[Lifting]:
+    """A lifting in which the module's streams start from their next keys, and all others from their roots."""
+    scope = bridge.scopes[0]
+    streams = scope.streams
+    scope.streams = {name: Stream(scope.make_rng(name)) for name in streams}
+    try:
+        lifting = Lifting(bridge.scopes, variables=(variables,), changes=(variables,), rngs=(rngs,))
+        lifting.rngs = jax.tree.map(
+            lambda stream: Stream(stream.root), lifting.rngs, is_leaf=lambda x: isinstance(x, Stream)
+        )
+        yield lifting
+    finally:
+        scope.streams = streams
+
+
+def fingerprint(value: Any) -> Any:
+    """A value that is equal for two modules (or variables) that behave the same on the same variables."""
+    if isinstance(value, Module):
+        place = value.scope.path if value.scope is not None else None
+        fields = tuple((name, fingerprint(getattr(value, name))) for name in attach.fields_of(value))
+        return type(value), value.name, place, fields
+    if isinstance(value, Variable):
+        return value.scope.path, value.collection, value.name
+    if isinstance(value, (tuple, list)):
+        return type(value), tuple(map(fingerprint, value))
+    if isinstance(value, (dict, FrozenDict)):
+        return tuple((key, fingerprint(entry)) for key, entry in value.items())
+    return value

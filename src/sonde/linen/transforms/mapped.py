@@ -1,0 +1,125 @@
+"""`nn.vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from sonde.linen import meta
+from sonde.linen.attach import describe
+from sonde.linen.filters import first_match
+from sonde.linen.frozen_dict import FrozenDict
+from sonde.linen.lift import Body, Bridge, Lifting, lift, no_keywords
+from sonde.linen.scope import Scope
+from sonde.linen.transforms.axes import common_size, group, split_streams
+
+
+def vmap(
+    target: Any,
+    variable_axes: Mapping[Any, Any] = FrozenDict(),
+    split_rngs: Mapping[Any, bool] = FrozenDict(),
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_size: int | None = None,
+    axis_name: str | None = None,
+    spmd_axis_name: Any = None,
+    metadata_params: Mapping[Any, Any] = FrozenDict(),
+    methods: Any = None,
+) -> Any:
+    """A module class or function that runs once for every element of an axis.
+
+    Args:
+        target: The module class, or a function whose first argument is a module.
+        variable_axes: For each collection the axis it is mapped over, or None if it is shared. Collections that are
+            not named are not there inside; values sown into them arrive all the same.
+        split_rngs: For each random stream whether every element gets its own keys.
+        in_axes: As in `jax.vmap`, for the arguments after the module.
+        out_axes: As in `jax.vmap`.
+        axis_size: The number of elements, where no argument tells it.
+        axis_name: As in `jax.vmap`.
+        spmd_axis_name: As in `jax.vmap`.
+        metadata_params: Told to boxes around variables that gain or lose an axis.
+        methods: For a class, the methods to transform.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sonde import linen as nn
+        >>> Ensemble = nn.vmap(
+        ...     nn.Dense, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=3
+        ... )
+        >>> variables = Ensemble(4).init(jax.random.key(0), jnp.ones(2))
+        >>> variables["params"]["kernel"].shape
+        (3, 2, 4)
+    """
+    options = {
+        "variable_axes": variable_axes,
+        "split_rngs": split_rngs,
+        "in_axes": in_axes,
+        "out_axes": out_axes,
+        "axis_size": axis_size,
+        "axis_name": axis_name,
+        "spmd_axis_name": spmd_axis_name,
+        "metadata_params": metadata_params,
+    }
+    return lift(target, _vmap, label="vmap", methods=methods, options=options)
+
+
+def _vmap(
+    bridge: Bridge,
+    body: Body,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    variable_axes: Mapping[Any, Any],
+    split_rngs: Mapping[Any, bool],
+    in_axes: Any,
+    out_axes: Any,
+    axis_size: int | None,
+    axis_name: str | None,
+    spmd_axis_name: Any,
+    metadata_params: Mapping[Any, Any],
+) -> Any:
+    no_keywords(kwargs, "vmap", bridge.module)
+    by = group(variable_axes)
+
+    def keeps_sown(scope: Scope, collection: str, name: str, grows: bool) -> bool:
+        index = first_match(by.filters_out, collection)
+        return index is not None and by.axes_out[index] is not None
+
+    lifting = Lifting(
+        bridge.scopes,
+        variables=by.filters_in,
+        changes=by.filters_out,
+        rngs=tuple(split_rngs),
+        keeps_sown=keeps_sown,
+    )
+    variables = tuple(
+        g if axis is None else meta.remove_axis(g, axis, metadata_params)
+        for g, axis in zip(lifting.variables, by.axes_in)
+    )
+    size = common_size(
+        (by.axes_in, in_axes),
+        (variables, args),
+        given=axis_size,
+        what="batch axis sizes",
+        where=f"nn.vmap of {describe(bridge.module)}",
+        option="axis_size",
+    )
+    splits = tuple(split_rngs.values())
+    mapped = jax.vmap(
+        lambda variables, rngs, args: lifting.call(body, variables, rngs, *args),
+        in_axes=(by.axes_in, tuple(0 if split else None for split in splits), in_axes),
+        out_axes=(out_axes, by.axes_out),
+        axis_name=axis_name,
+        axis_size=size,
+        spmd_axis_name=spmd_axis_name,
+    )
+    output, changes = mapped(variables, split_streams(lifting.rngs, splits, size), args)
+    lifting.publish(
+        tuple(
+            g if axis is None else meta.add_axis(g, axis, metadata_params) for g, axis in zip(changes, by.axes_out)
+        )
+    )
+    return output

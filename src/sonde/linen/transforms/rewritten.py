@@ -1,0 +1,122 @@
+"""`nn.map_variables` and `nn.add_metadata_axis`: a module that sees its variables in another form than they are kept in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sonde.core.context import look
+from sonde.linen import meta
+from sonde.linen.filters import DenyList, Filter, may_overlap
+from sonde.linen.frozen_dict import FrozenDict
+from sonde.linen.lift import Body, Bridge, Lifting, lift
+from sonde.linen.transforms.axes import In, Out
+
+
+def _same(variables: Any) -> Any:
+    return variables
+
+
+def map_variables(
+    target: Any,
+    mapped_collections: Filter = True,
+    trans_in_fn: Callable[..., Any] = _same,
+    trans_out_fn: Callable[..., Any] = _same,
+    init: bool = False,
+    mutable: bool = False,
+    rngs: Filter = True,
+    variables: Filter = True,
+    methods: Any = None,
+) -> Any:
+    """A module class or function whose variables are passed through functions on the way in and out.
+
+    Args:
+        target: The module class, or a function whose first argument is a module.
+        mapped_collections: The collections that are passed through the functions.
+        trans_in_fn: From variables as they are kept to variables as the module sees them, a dict of collections each.
+        trans_out_fn: The other way round.
+        init: Whether the module is run once more before, where variables may change, to make them.
+        mutable: Whether changes go back through `trans_out_fn`.
+        rngs: The random streams that are there inside.
+        variables: The other collections that are there inside.
+        methods: For a class, the methods to transform.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sonde import linen as nn
+        >>> double = lambda v: jax.tree.map(lambda x: 2 * x, v)
+        >>> Doubled = nn.map_variables(nn.Dense, "params", trans_in_fn=double)
+        >>> variables = {"params": {"kernel": jnp.ones((1, 1)), "bias": jnp.ones(1)}}
+        >>> float(Doubled(1).apply(variables, jnp.ones(1))[0])
+        4.0
+    """
+    options = {
+        "mapped": mapped_collections,
+        "trans_in": trans_in_fn,
+        "trans_out": trans_out_fn,
+        "init": init,
+        "mutable": mutable,
+        "rngs": rngs,
+        "variables": variables,
+    }
+    return lift(target, _map_variables, label="map_variables", methods=methods, options=options)
+
+
+def _map_variables(
+    bridge: Bridge,
+    body: Body,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    mapped: Filter,
+    trans_in: Callable[..., Any],
+    trans_out: Callable[..., Any],
+    init: bool,
+    mutable: bool,
+    rngs: Filter,
+    variables: Filter,
+) -> Any:
+    lifting = Lifting(bridge.scopes, variables=(mapped, variables), changes=(mapped, variables), rngs=(rngs,))
+    chosen, others = lifting.variables
+    if init and may_overlap(lifting.mutable, True):
+        with look(None):  # a run for the sake of the variables alone
+            _, (made, _) = lifting.call(body, (chosen, others), lifting.rngs, *args, **kwargs)
+        chosen = tuple({**old, **trans_out(new)} for old, new in zip(chosen, made))
+    goes_back = init or mutable
+    seen = tuple(trans_in(group) for group in chosen)
+    may_change = True if goes_back else DenyList(mapped)
+    output, (of_mapped, of_others) = lifting.call(
+        body, (seen, others), lifting.rngs, *args, mutable=may_change, **kwargs
+    )
+    lifting.publish((tuple(map(trans_out, of_mapped)) if goes_back else (), of_others))
+    return output
+
+
+def add_metadata_axis(
+    target: Any,
+    variable_axes: Mapping[Any, Any] = FrozenDict(),
+    metadata_params: Mapping[Any, Any] = FrozenDict(),
+    methods: Any = None,
+) -> Any:
+    """A module class or function in which boxed variables have one axis name less than outside.
+
+    Used where a transform that is not one of Linen's, such as `jax.vmap` over `init`, gives all variables an axis.
+
+    Args:
+        target: The module class, or a function whose first argument is a module.
+        variable_axes: For each collection the position of the axis.
+        metadata_params: Told to the boxes.
+        methods: For a class, the methods to transform.
+    """
+    lifted = target
+    for filter, axis in variable_axes.items():
+        position = axis.axis if isinstance(axis, (In, Out)) else axis
+
+        def take_away(variables: Any, position: int = position) -> Any:
+            return meta.remove_axis(variables, position, metadata_params)
+
+        def put_in(variables: Any, position: int = position) -> Any:
+            return meta.add_axis(variables, position, metadata_params)
+
+        lifted = map_variables(lifted, filter, take_away, put_in, mutable=True, methods=methods)
+    return lifted
