@@ -33,7 +33,7 @@ def measure() -> list[Row]:
         mine, base = cost(captured, p, x), cost(alone, p, x)
         rows += [
             against(f"values and gradients: flops{what}", 1.02, mine.flops, base.flops, "flops"),
-            against(f"values and gradients: temporaries{what}", 1.1, mine.temporaries, base.temporaries, "bytes"),
+            against(f"values and gradients: temporaries{what}", 1.1, mine.temporary, base.temporary, "bytes"),
         ]
     return rows
 
