@@ -210,6 +210,36 @@ def add_equation(var: Any, amount: int) -> tuple[Any, Any]:
     return template.replace(invars=invars, outvars=[out]), out
 
 
+def name_stack() -> tuple[Any, ...]:
+    """The names of the scopes that are open, as equations made now will remember them."""
+    return tuple(element.name for element in _source_info.current_name_stack().stack)
+
+
+def names_of(eqn: Any) -> tuple[Any, ...]:
+    """The names of the scopes that were open when an equation was made, counted from its own jaxpr."""
+    return tuple(element.name for element in eqn.source_info.name_stack.stack)
+
+
+def open_name(name: str) -> Any:
+    """A context manager that opens a scope with a name."""
+    return _source_info.extend_name_stack(name)
+
+
+def is_innermost(opened: Any) -> bool:
+    """Whether the scope whose opening gave `opened` is the innermost that is open."""
+    return _source_info.current_name_stack() is opened
+
+
+def open_names_of(eqn: Any) -> Any:
+    """A context manager that opens the scopes in which an equation was made."""
+    return _source_info.set_name_stack(_source_info.current_name_stack() + eqn.source_info.name_stack)
+
+
+def same_names_after() -> Any:
+    """A context manager that restores the open scopes, whatever happens inside."""
+    return _source_info.set_name_stack(_source_info.current_name_stack())
+
+
 def user_line(eqn_or_none: Any = None) -> str:
     """Where in the user's code the current primitive is bound, as `file:line (function)`."""
     info = _source_info.current() if eqn_or_none is None else eqn_or_none.source_info

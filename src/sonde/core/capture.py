@@ -79,15 +79,15 @@ def capture(
 
 
 def _capture_now(f: Callable, patterns: tuple[Pattern, ...], options: dict[str, Any], args: Any, kwargs: Any) -> Any:
-    def make(start: int, passes_on: bool) -> Collect:
-        return Collect(patterns, start=start, passes_on=passes_on, **options)
+    def make(depth: int) -> Collect:
+        return Collect(patterns, depth=depth, **options)
 
     result, handler = run_with(make, f, args, kwargs, grads=options["grads"])
-    return result, make_records(handler.items, handler.backward, start=handler.start, reduce=options["reduce"])
+    return result, make_records(handler.items, handler.met, reduce=options["reduce"])
 
 
 def run_with(
-    make: Callable[[int, bool], Any],
+    make: Callable[[int], Any],
     f: Callable,
     args: Any,
     kwargs: Any,
@@ -99,7 +99,7 @@ def run_with(
     """Runs `f` with a handler at its sites.
 
     Args:
-        make: Makes the handler, from the length of the path that is open already and whether somebody looks already.
+        make: Makes the handler, from how many are nested, itself included.
         f: The function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
@@ -111,11 +111,11 @@ def run_with(
         The result of `f` and the handler, finished.
     """
     outer = looking()
-    handler: Handler = make(len(outer.prefix) if outer else 0, outer is not None)
     state = Looking(grads, edits, extra=extra)
     if outer is not None:
         extra = outer.extra if extra is None else extra
-        state = Looking(grads or outer.grads, edits or outer.edits, outer.prefix, extra)
+        state = Looking(grads or outer.grads, edits or outer.edits, outer.depth + 1, extra)
+    handler: Handler = make(state.depth)
     trace = SiteTrace(_jax.current_trace(), handler)
     try:
         with _jax.eager_shortcut(SiteTrace, has_sites), _jax.set_current_trace(trace), look(state):

@@ -37,20 +37,19 @@ class Collect(Handler):
         reduce: Reduce | None = None,
         last: int = 1,
         fold: Any = None,
-        start: int = 0,
-        passes_on: bool = False,
+        depth: int = 1,
     ) -> None:
-        key: Hashable = ("collect", patterns, grads, reduce, last, fold, start, passes_on)
-        super().__init__(key, patterns, start=start, passes_on=passes_on)
+        key: Hashable = ("collect", patterns, grads, reduce, last, fold, depth)
+        super().__init__(key, patterns, depth=depth)
         self.grads = grads
         self.reduce = reduce
         self.last = last
         self.fold = fold
         self.records_only = reduce is None
 
-    def record(self, arrays: list[Any], site: Site, view: View, *, token: Any, gate: Any) -> None:
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, *, token: Any, gate: Any) -> None:
         """Remembers the arrays if they are wanted."""
-        if not (view.is_value or self.grads) or (self.patterns and not self.chosen(site)):
+        if not self.wants(site, path, view):
             return
         extras: dict[Any, Any] = {}
         if token is not None and self.grads:
@@ -63,7 +62,16 @@ class Collect(Handler):
         if self.reduce is not None:
             reduced = reduce_at(self.reduce, arrays, site, view)
             arrays, tree = jax.tree.flatten(reduced)
-        self.items.append(Item((site,), view.replace(gated=False), arrays, extras, tree, types))
+        self.items.append(Item((site,), path, view.replace(gated=False), arrays, extras, tree, types))
+
+    def wants(self, site: Site, path: str, view: View) -> bool:
+        """Whether a value, or the gradient of a value that was recorded, is to be recorded."""
+        if not view.is_value and (not self.grads or site in self.met.sites):
+            return self.grads and site in self.met.wanted
+        if self.patterns and not self.chosen(site, path):
+            return False
+        self.met.wanted.add(site)
+        return True
 
 
 def spread(array: Any, axes: Sequence[Axis], index: int) -> Any:

@@ -1,20 +1,26 @@
 """Whether anybody looks, and under which scope.
 
-The answer lives in a JAX user context, so that it is part of every jit cache key: when nobody looks, `sow` adds nothing
-to the program; while a capture runs, jitted functions are traced again with their sites in, once for every scope they
-are called under. User contexts are thread-local: a thread that the captured function starts is not looked at.
+Whether anybody looks lives in a JAX user context, so that it is part of every jit cache key: when nobody looks, `sow`
+adds nothing to the program; while a capture runs, jitted functions are traced again with their sites in. User contexts
+are thread-local: a thread that the captured function starts is not looked at.
+
+Scopes live in JAX's name stack, which every equation remembers, counted from its own jaxpr. A function that is jitted
+once and called under two scopes is therefore traced once, and its sites are found under the scope of each call; and
+functions without sites, such as those of `jax.numpy`, know nothing of scopes at all.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
+import sys
 from collections.abc import Hashable, Iterator
 from types import TracebackType
+from typing import Any
 
 import jax
 
+from sonde import _jax
 from sonde.core.path import checked_name
 from sonde.errors import ScopeError
 
@@ -26,21 +32,17 @@ class Looking:
     Attributes:
         grads: Whether gradients are wanted too.
         edits: Whether values may be replaced: one that does not vary over a mapped axis may then come to do so.
-        prefix: The path of the scopes entered since the capture began, with a trailing slash if not empty.
+        depth: How many captures, edits and so on are nested around.
         extra: What a layer above wants jitted functions to be traced again for.
     """
 
     grads: bool
     edits: bool = False
-    prefix: str = ""
+    depth: int = 1
     extra: Hashable = None
 
 
 _context = jax.make_user_context(None)
-
-# The same prefix again, as a context variable: asyncio gives each task its own copy, while the user context belongs to
-# the thread. Where the two differ, tasks with open scopes have been interleaved.
-_task_prefix: contextvars.ContextVar[str] = contextvars.ContextVar("sonde_scope", default="")
 
 
 def looking() -> Looking | None:
@@ -50,23 +52,59 @@ def looking() -> Looking | None:
 
 @contextlib.contextmanager
 def look(value: Looking | None) -> Iterator[None]:
-    """Sets what is looked for, or that nothing is, until the block ends."""
-    token = _task_prefix.set(value.prefix if value is not None else "")
+    """Sets what is looked for, or that nothing is, until the block ends. Scopes left open inside are closed."""
+    with _context(value), _jax.same_names_after():
+        yield
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scopes
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class ScopeName(str):
+    """A name in JAX's name stack that is part of paths, as those of `jax.named_scope` are not."""
+
+    task: int | None = None  # the asyncio task that entered it, by identity
+
+    def path(self, before: str, depth: int) -> str:
+        """The path, with a trailing slash, of what is inside this scope when the scope itself is at `before`."""
+        del depth
+        return f"{before}{self}/"
+
+
+def path_under(names: tuple[Any, ...], before: str, depth: int) -> str:
+    """The path, with a trailing slash if not empty, of what is inside scopes that were opened at `before`.
+
+    Args:
+        names: The names of the scopes, outermost first, as JAX remembers them.
+        before: The path of the outermost.
+        depth: Which of the nested captures asks; scopes of modules have another path for each.
+    """
+    for name in names:
+        if isinstance(name, ScopeName):
+            before = name.path(before, depth)
+    return before
+
+
+def check_task(name: object) -> None:
+    """Raises ScopeError if a scope is open that another asyncio task entered: the name stack belongs to the thread."""
+    for opened in _jax.name_stack():
+        if isinstance(opened, ScopeName) and opened.task is not None and opened.task != _current_task():
+            raise ScopeError(
+                f"site {name!r} is met under scope {str(opened)!r}, which another asyncio task entered and has not "
+                "left: do not await inside `with sonde.scope(...)` while a capture runs"
+            )
+
+
+def _current_task() -> int | None:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return None
     try:
-        with _context(value):
-            yield
-    finally:
-        _task_prefix.reset(token)
-
-
-def path_of(name: str, state: Looking) -> str:
-    """The path of a site called `name` under the scopes that are open now."""
-    if _task_prefix.get() != state.prefix:
-        raise ScopeError(
-            f"site {name!r} is met under scope {state.prefix.rstrip('/')!r}, which another asyncio task entered and "
-            "has not left; do not await inside `with sonde.scope(...)` while a capture runs"
-        )
-    return state.prefix + checked_name(name)
+        return id(asyncio.current_task())
+    except RuntimeError:  # no event loop runs in this thread
+        return None
 
 
 class scope:
@@ -84,35 +122,30 @@ class scope:
         ['block/double']
     """
 
-    __slots__ = ("_entered", "_manager", "_name", "_token")
+    __slots__ = ("_manager", "_name", "_opened")
 
     def __init__(self, name: str) -> None:
-        self._name = checked_name(name)
+        self._name = ScopeName(checked_name(name))
         self._manager = None
 
     def __enter__(self) -> None:
-        state = _context.value
-        if state is None:
+        if _context.value is None:
             self._manager = None
             return
-        self._entered = dataclasses.replace(state, prefix=f"{state.prefix}{self._name}/")
-        self._token = _task_prefix.set(self._entered.prefix)
-        self._manager = _context(self._entered)
-        self._manager.__enter__()
+        self._name.task = _current_task()
+        self._manager = _jax.open_name(self._name)
+        self._opened = self._manager.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         manager, self._manager = self._manager, None
-        if manager is None:
-            return
-        state = _context.value
-        if state is self._entered:
+        if manager is None or _context.value is None:
+            return  # the capture in which the scope was entered is over, and has closed it
+        if _jax.is_innermost(self._opened):
             manager.__exit__(kind, error, traceback)
-            _task_prefix.reset(self._token)
-        elif state is not None and kind is None:
+        elif kind is None:
             raise ScopeError(
-                f"scope {self._name!r} is left while {state.prefix.rstrip('/')!r} is open; scopes must be left in the "
-                "reverse order of entering them, also across generators and asyncio tasks"
+                f"scope {str(self._name)!r} is left, but {'/'.join(map(str, _jax.name_stack()))!r} is open; scopes "
+                "must be left in the reverse order of entering them, also across generators and asyncio tasks"
             )
-        # Otherwise the capture in which the scope was entered is over: there is nothing left to undo.

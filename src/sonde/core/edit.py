@@ -83,8 +83,8 @@ def edit(f: Callable[P, R], edits: Mapping[Pattern, Any]) -> Callable[P, R]:
     chosen = {check_pattern(p): e if isinstance(e, Edit) else Edit(e) for p, e in edits.items()}
 
     def edit_now(fn: Callable, args: Any, kwargs: Any) -> Any:
-        def make(start: int, passes_on: bool) -> Editing:
-            return Editing(chosen, start=start, passes_on=passes_on)
+        def make(depth: int) -> Editing:
+            return Editing(chosen, depth=depth)
 
         return run_with(make, fn, args, kwargs, edits=True)[0]
 
@@ -98,16 +98,16 @@ def edit(f: Callable[P, R], edits: Mapping[Pattern, Any]) -> Callable[P, R]:
 class Editing(Handler):
     """Puts new values in the place of old ones."""
 
-    def __init__(self, edits: Mapping[Pattern, Edit], *, start: int = 0, passes_on: bool = False) -> None:
-        super().__init__(None, tuple(edits), start=start, passes_on=passes_on)
+    def __init__(self, edits: Mapping[Pattern, Edit], *, depth: int = 1) -> None:
+        super().__init__(None, tuple(edits), depth=depth)
         self.edits = edits
         self.counts_iterations = any(e.iterations is not None for e in edits.values())
         self.indices: tuple[Any, ...] = ()
         self._calls: dict[str, int] = {}  # shared with all children
 
-    def child(self, base: Any = 1, steps: Sequence[Any] = ()) -> Self:
+    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
         """The handler inside; in a loop, it knows the number of the iteration."""
-        new = super().child(base, steps)
+        new = super().child(base, steps, prefix)
         new.indices = (*self.indices, *steps)
         return new
 
@@ -126,13 +126,14 @@ class Editing(Handler):
             for path, count in mark.items():
                 self._calls[path] = max(count, self._calls.get(path, 0))
 
-    def replace(self, arrays: list[Any], site: Site, view: View) -> list[Any]:
+    def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:
         """The new arrays, if an edit is for this site."""
         if not view.is_value:
             return arrays
-        call = self._calls.get(site.path, 0)
-        self._calls[site.path] = call + 1
-        for pattern in self.chosen(site):
+        site = site.at(path)  # for the messages
+        call = self._calls.get(path, 0)
+        self._calls[path] = call + 1
+        for pattern in self.chosen(site, path):
             wanted = self.edits[pattern]
             if wanted.calls is not None and call not in _several(wanted.calls):
                 continue

@@ -9,11 +9,14 @@ inputs. What must be another array in every iteration is asked for with `loop_in
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
 import numpy as np
 
+from sonde import _jax
+from sonde.core.context import path_under
 from sonde.core.item import Bundle, Item
 from sonde.core.path import Pattern, matches, no_such_site
 from sonde.core.primitive import TOKEN, n_arrays, site_p
@@ -26,11 +29,10 @@ class Handler:
     Attributes:
         key: What rewritten jaxprs are cached by; None if they must not be.
         patterns: Globs or predicates that must match something.
-        start: The length of the path under which the handler itself runs, which is not part of the paths it reports.
-        passes_on: Whether an enclosing handler wants to see the sites too.
+        depth: How many handlers are nested around, itself included.
+        prefix: The path at which the handler, a child of the one that the run began with, runs.
         items: What was recorded, in program order.
-        seen: The paths of all sites met, chosen or not (a dict for its order).
-        backward: The orders of differentiation whose backward pass was met.
+        met: What is known about sites met so far; shared with all children.
     """
 
     # Whether a jaxpr may be rewritten by moving variables only, without running the handler on values.
@@ -43,41 +45,45 @@ class Handler:
     # old leaves, the new leaves and the number of the iteration. None: the new ones.
     fold: Any = None
 
-    def __init__(
-        self, key: Hashable, patterns: tuple[Pattern, ...], *, start: int = 0, passes_on: bool = False
-    ) -> None:
+    def __init__(self, key: Hashable, patterns: tuple[Pattern, ...], *, depth: int = 1) -> None:
         self.key = key
         self.patterns = patterns
-        self.start = start
-        self.passes_on = passes_on
+        self.depth = depth
+        self.prefix = ""
         self.items: list[Item | Bundle] = []
-        self.seen: dict[str, None] = {}
-        self.used: set[Pattern] = set()
-        self.backward: set[int] = set()
+        self.met = Met()
+        self._names_before = len(_jax.name_stack())
         self._base: Any = 1
         self._next_offset = 1
         self._sites_here: set[Site] = set()
 
+    @property
+    def passes_on(self) -> bool:
+        """Whether an enclosing handler wants to see the sites too."""
+        return self.depth > 1
+
     # -- for the rules -------------------------------------------------------------------------------------------------
 
-    def child(self, base: Any = 1, steps: Sequence[Any] = ()) -> Self:
+    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
         """The handler that runs inside a loop body, branch or jitted function.
 
         Args:
             base: The token that the sites inside start from.
+            prefix: The path at which it runs; where it is made, if None.
             steps: This iteration's slices of what `loop_inputs` returned, if inside a loop.
         """
         del steps
         new = copy.copy(self)
-        new.items, new.seen, new.used, new.backward, new._sites_here = [], {}, set(), set(), set()
+        new.items, new._sites_here, new.met = [], set(), self.met.child()
+        new.prefix = self.here() if prefix is None else prefix
+        new._names_before = len(_jax.name_stack())
         new._base, new._next_offset = base, 1
         return new
 
-    def adopt(self, other: Handler | Any) -> None:
-        """Takes over which sites a child, or the rewritten jaxpr it ran in, has met."""
-        self.seen.update(other.seen)
-        self.used |= other.used
-        self.backward |= other.backward
+    def here(self, names: tuple[Any, ...] | None = None) -> str:
+        """The path of the scopes that are open, or of scopes with these names, opened where the handler runs."""
+        names = _jax.name_stack()[self._names_before :] if names is None else names
+        return path_under(names, self.prefix, self.depth)
 
     def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
         """Arrays to be scanned along with a loop, one slice of which every iteration's child is given."""
@@ -112,10 +118,8 @@ class Handler:
         """Deals with a site; runs under the trace of the program around. Returns the outputs of the site primitive."""
         n = n_arrays(args, view)
         arrays, rest = list(args[:n]), args[n:]
-        self.seen[site.path[self.start :]] = None
-        if not view.is_value:
-            self.backward.add(view.order)
-        arrays = self.replace(arrays, site, view)
+        path = self.meet(site, view, self.here())
+        arrays = self.replace(arrays, site, path, view)
         gives_token = view.is_value and site.grads
         token = None
         if self.passes_on:
@@ -125,7 +129,7 @@ class Handler:
         elif gives_token:
             token = self.token(site)
         gate = rest[0] if view.is_value and view.gated else None
-        self.record(arrays, site, view, token=token if view.is_value else rest[0], gate=gate)
+        self.record(arrays, site, path, view, token=token if view.is_value else rest[0], gate=gate)
         return [*arrays, token] if gives_token else arrays
 
     def token(self, site: Site) -> Any:
@@ -135,31 +139,69 @@ class Handler:
         self._sites_here.add(site)
         return _as_token(self._base)
 
-    def chosen(self, site: Site) -> list[Pattern]:
+    def meet(self, site: Site, view: View, prefix: str) -> str:
+        """Notes that a site was met below some path; returns the path of the site itself."""
+        path = prefix + site.path
+        if view.is_value:
+            self.met.paths[path] = None
+            self.met.sites.add(site)
+        else:
+            self.met.backward.add(view.order)
+        return path
+
+    def chosen(self, site: Site, path: str) -> list[Pattern]:
         """The patterns that choose a site, in the order given."""
-        if self.start:
-            path = site.path[self.start :]
-            site = copy.copy(site)
-            site.path = path
-        found = [pattern for pattern in self.patterns if matches(pattern, site)]
-        self.used.update(found)
+        whole = site.at(path)
+        found = [pattern for pattern in self.patterns if matches(pattern, whole)]
+        self.met.used.update(found)
         return found
 
     def finish(self) -> None:
         """Raises NoSuchSiteError for a pattern that chose nothing."""
         for pattern in self.patterns:
-            if pattern not in self.used:
-                raise no_such_site(pattern, self.seen)
+            if pattern not in self.met.used:
+                raise no_such_site(pattern, self.met.paths)
 
     # -- for the kinds of handlers -------------------------------------------------------------------------------------
 
-    def replace(self, arrays: list[Any], site: Site, view: View) -> list[Any]:
+    def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:
         """The arrays that the program goes on with."""
-        del site, view
+        del site, path, view
         return arrays
 
-    def record(self, arrays: list[Any], site: Site, view: View, *, token: Any, gate: Any) -> None:
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, *, token: Any, gate: Any) -> None:
         """Remembers the arrays, if wanted."""
+
+
+@dataclasses.dataclass(slots=True)
+class Met:
+    """What a handler has met.
+
+    Attributes:
+        paths: The paths of all sites, chosen or not, in program order (a dict for its order).
+        sites: The sites whose values were met.
+        wanted: The sites whose values were recorded, and whose gradients therefore are.
+        used: The patterns that chose something.
+        backward: The orders of differentiation whose backward pass was met.
+    """
+
+    paths: dict[str, None] = dataclasses.field(default_factory=dict)
+    sites: set[Site] = dataclasses.field(default_factory=set)
+    wanted: set[Site] = dataclasses.field(default_factory=set)
+    used: set[Pattern] = dataclasses.field(default_factory=set)
+    backward: set[int] = dataclasses.field(default_factory=set)
+
+    def child(self) -> Met:
+        """For the inside of something: it knows which sites were met before, and begins the rest anew."""
+        return Met(sites=set(self.sites), wanted=set(self.wanted))
+
+    def update(self, other: Met) -> None:
+        """Takes over what was met inside."""
+        self.paths.update(other.paths)
+        self.sites |= other.sites
+        self.wanted |= other.wanted
+        self.used |= other.used
+        self.backward |= other.backward
 
 
 def _as_token(number: Any) -> Any:

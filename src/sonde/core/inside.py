@@ -17,12 +17,13 @@ from sonde.core.site import Site, View
 
 
 class Found(NamedTuple):
-    """A site in a jaxpr: its view, the types of its arrays and in how many loops it is."""
+    """A site in a jaxpr: its view, the types of its arrays, in how many loops and which scopes it is."""
 
     site: Site
     view: View
     types: tuple[Any, ...]
     loops: int
+    names: tuple[Any, ...]
 
 
 class JaxprCache:
@@ -59,22 +60,30 @@ def has_sites(jaxpr: Any) -> bool:
     return answer
 
 
-def sites_inside(jaxpr: Any, loops: int = 0) -> Iterator[Found]:
+def sites_inside(jaxpr: Any, loops: int = 0, names: tuple[Any, ...] = ()) -> Iterator[Found]:
     """All sites inside, in program order."""
     for eqn in _jax.open_jaxpr(jaxpr).eqns:
         if eqn.primitive is site_p:
             view = eqn.params["view"]
             types = tuple(v.aval for v in eqn.invars[: n_arrays(eqn.invars, view)])
-            yield Found(eqn.params["site"], view, types, loops)
+            yield Found(eqn.params["site"], view, types, loops, names + _jax.names_of(eqn))
             continue
         for inner in _jax.sub_jaxprs(eqn.params):
             if has_sites(inner):
-                yield from sites_inside(inner, loops + (eqn.primitive is _jax.scan_p))
+                yield from sites_inside(inner, loops + (eqn.primitive is _jax.scan_p), names + _jax.names_of(eqn))
 
 
 def first_site(jaxpr: Any) -> Site | None:
     """The first site inside, if any."""
     return next((found.site for found in sites_inside(jaxpr)), None)
+
+
+def gradient_sites(jaxpr: Any) -> tuple[Site, ...]:
+    """The sites whose gradients are met inside."""
+    known = _answers.of(_jax.open_jaxpr(jaxpr))
+    if "gradients" not in known:
+        known["gradients"] = tuple(f.site for f in sites_inside(jaxpr) if not f.view.is_value)
+    return known["gradients"]
 
 
 def gives_tokens(jaxpr: Any) -> bool:

@@ -21,6 +21,7 @@ class ItemSpec:
 
     Attributes:
         sites: The site; several where branches of a `cond` have the same path and one place in the results.
+        path: Where the site was met. Of a gradient it says nothing; it belongs where its value does.
         view: Value or gradient, and the axes in front, loops included.
         n_leaves: How many arrays it has.
         extras: Names of the arrays that come after the leaves.
@@ -29,6 +30,7 @@ class ItemSpec:
     """
 
     sites: tuple[Site, ...]
+    path: str
     view: View
     n_leaves: int
     extras: tuple[Extra, ...]
@@ -52,7 +54,7 @@ class ItemSpec:
     def build(self, arrays: Sequence[Any]) -> Item:
         """The item with these arrays."""
         extras = dict(zip(self.extras, arrays[self.n_leaves :]))
-        return Item(self.sites, self.view, list(arrays[: self.n_leaves]), extras, self.tree, self.types)
+        return Item(self.sites, self.path, self.view, list(arrays[: self.n_leaves]), extras, self.tree, self.types)
 
 
 @dataclasses.dataclass(slots=True)
@@ -60,6 +62,7 @@ class Item:
     """What was seen at a site once: a value or a gradient. See `ItemSpec` for the fields."""
 
     sites: tuple[Site, ...]
+    path: str
     view: View
     leaves: list[Any]
     extras: dict[Extra, Any]
@@ -79,7 +82,7 @@ class Item:
     @property
     def spec(self) -> ItemSpec:
         """The static part."""
-        return ItemSpec(self.sites, self.view, len(self.leaves), tuple(self.extras), self.tree, self.types)
+        return ItemSpec(self.sites, self.path, self.view, len(self.leaves), tuple(self.extras), self.tree, self.types)
 
     @property
     def arrays(self) -> list[Any]:

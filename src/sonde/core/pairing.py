@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.core.handler import Met
 from sonde.core.item import Item
 from sonde.core.site import Site
 
@@ -32,8 +33,8 @@ class Call:
     grads: dict[int, Item | None]
 
 
-def pair(items: Iterable[Item], backward: set[int]) -> list[Call]:
-    """Pairs values with gradients. `backward` says of which orders a backward pass was met at all.
+def pair(items: Iterable[Item], met: Met) -> list[Call]:
+    """Pairs values with gradients.
 
     Gradients whose value was not recorded (it was computed before the capture began) come as calls of their own.
     """
@@ -51,9 +52,11 @@ def pair(items: Iterable[Item], backward: set[int]) -> list[Call]:
         candidates = list({id(c): c for s in item.sites for c in of_site.get(s, ())}.values())
         candidates = [c for c in candidates if c.item.view.order > item.view.order] or candidates
         if not candidates:
-            orphans.append(Call(item, {}))
+            if not any(site in met.sites for site in item.sites):
+                orphans.append(Call(item, {}))
             continue
-        item = _in_order_of(candidates[0].item, item)
+        # The same function inside and outside of a loop: the axes tell.
+        candidates = [c for c in candidates if c.item.view.axes == item.view.axes] or candidates
         if len(candidates) == 1:
             _add(candidates[0], item)
         else:
@@ -62,7 +65,7 @@ def pair(items: Iterable[Item], backward: set[int]) -> list[Call]:
     for candidates, gradients in shared.values():
         _by_token(candidates, gradients)
     for call in calls:
-        for order in backward:
+        for order in met.backward:
             if call.item.view.order > order:
                 call.grads.setdefault(order, None)
     return calls + orphans
@@ -70,6 +73,7 @@ def pair(items: Iterable[Item], backward: set[int]) -> list[Call]:
 
 def _add(call: Call, gradient: Item) -> None:
     """Several backward passes through one call add up, as cotangents do."""
+    gradient = _in_order_of(call.item, gradient)
     order = gradient.view.order
     before = call.grads.get(order)
     if before is not None and _fit(before, gradient):

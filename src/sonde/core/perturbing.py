@@ -80,8 +80,8 @@ def perturbed(f: Callable) -> Callable:
     check_callable(f, "perturbed")
 
     def with_deltas(deltas: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        def make(start: int, passes_on: bool) -> Adding:
-            return Adding(deltas, start=start, passes_on=passes_on)
+        def make(depth: int) -> Adding:
+            return Adding(deltas, depth=depth)
 
         return run_with(make, f, args, kwargs, edits=True)[0]
 
@@ -91,23 +91,23 @@ def perturbed(f: Callable) -> Callable:
 class Adding(Handler):
     """Adds given arrays to the values at sites."""
 
-    def __init__(self, deltas: Mapping[str, Any], *, start: int = 0, passes_on: bool = False) -> None:
-        super().__init__(None, (), start=start, passes_on=passes_on)
+    def __init__(self, deltas: Mapping[str, Any], *, depth: int = 1) -> None:
+        super().__init__(None, (), depth=depth)
         self.deltas = dict(deltas)
         self._sliced: list[str] = []
 
     def finish(self) -> None:
         """Raises NoSuchSiteError for a path that was not met."""
         for path in self.deltas:
-            if path not in self.seen:
-                raise no_such_site(path, self.seen)
+            if path not in self.met.paths:
+                raise no_such_site(path, self.met.paths)
 
     def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
         """The deltas that have this loop's axis in front, which then give each iteration its slice."""
         self._sliced = []
         slices = []
         for found in sites_inside(body):
-            path = found.site.path[self.start :]
+            path = self.here(found.names) + found.site.path
             if path not in self.deltas or path in self._sliced or not found.view.is_value:
                 continue
             leaves = jax.tree.leaves(self.deltas[path])
@@ -117,9 +117,9 @@ class Adding(Handler):
                 slices.append([jnp.flip(x, 0) if reverse else x for x in leaves])
         return [x for leaves in slices for x in leaves]
 
-    def child(self, base: Any = 1, steps: Sequence[Any] = ()) -> Self:
+    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
         """The handler inside, with this iteration's slices."""
-        new = super().child(base, steps)
+        new = super().child(base, steps, prefix)
         new.deltas = dict(self.deltas)
         rest = list(steps)
         for path in self._sliced if steps else ():
@@ -129,16 +129,15 @@ class Adding(Handler):
         new._sliced = []
         return new
 
-    def replace(self, arrays: list[Any], site: Site, view: View) -> list[Any]:
+    def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:
         """The values with the deltas added."""
-        path = site.path[self.start :]
         if not view.is_value or path not in self.deltas:
             return arrays
         parts, tree = jax.tree.flatten(self.deltas[path], is_leaf=lambda x: x is None)
         if tree != site.tree:
             raise EditError(f"perturbation of {path!r} ({site.source}): expected the structure {site.tree}, got {tree}")
         parts = [x for x, is_array in zip(parts, site.arrays) if is_array]
-        return [a if d is None else _sum(a, d, site, view, i) for i, (a, d) in enumerate(zip(arrays, parts))]
+        return [a if d is None else _sum(a, d, site.at(path), view, i) for i, (a, d) in enumerate(zip(arrays, parts))]
 
 
 def _sum(array: Any, delta: Any, site: Site, view: View, index: int) -> Any:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde.core.collect import Reduce, leaf_indices, reduce_at, spread
+from sonde.core.handler import Met
 from sonde.core.item import Bundle, Item, build_items, expand, flat_arrays, flat_specs
 from sonde.core.pairing import Call, pair
 from sonde.core.site import Axis, Site, View
@@ -56,7 +57,7 @@ class CallSpec:
     @property
     def _static(self) -> tuple[Any, ...]:
         # Not the site itself: the records of two runs of one program have one structure.
-        return self.site.path, self.site.tree, self.site.arrays, self.value, self.extras, self.grads
+        return self.site.tree, self.site.arrays, self.value, self.extras, self.grads
 
 
 def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -296,9 +297,7 @@ class _Slot:
         raise _NeedsArrays
 
 
-def make_records(
-    items: Sequence[Item | Bundle], backward: set[int], *, start: int = 0, reduce: Reduce | None = None
-) -> Records:
+def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | None = None) -> Records:
     """The records of what a handler saw.
 
     If all of it came out of jitted calls, where the arrays go depends on the compiled functions alone and is remembered
@@ -306,27 +305,26 @@ def make_records(
 
     Args:
         items: What was recorded, in program order.
-        backward: The orders of differentiation whose backward pass was met.
-        start: How much of every path stands for the place where the capture itself runs.
+        met: What the handler has met.
         reduce: The reduce function, for zeros that stand for a gradient.
     """
     if items and all(isinstance(item, Bundle) for item in items):
         known = items[0].cache
-        key = ("records", *(id(item.specs) for item in items), frozenset(backward), start, reduce)
+        key = ("records", *(id(item.specs) for item in items), frozenset(met.backward), reduce)
         if key not in known:
-            known[key] = _places(items, backward, start, reduce)
+            known[key] = _places(items, met, reduce)
         if known[key] is not None:
             layout, positions = known[key]
             arrays = flat_arrays(items)
             return Records(layout, [arrays[i] for i in positions])
-    return Records(*_arrange(expand(items), backward, start, reduce))
+    return Records(*_arrange(expand(items), met, reduce))
 
 
-def _places(items: Any, backward: set[int], start: int, reduce: Reduce | None) -> tuple[Layout, list[int]] | None:
+def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[Layout, list[int]] | None:
     """The layout of records, and where in it the arrays of bundles go; None if that is not all there is to do."""
     slots, specs = [_Slot(i) for i in range(len(flat_arrays(items)))], flat_specs(items)
     try:
-        layout, placed = _arrange(build_items(specs, slots), backward, start, reduce)
+        layout, placed = _arrange(build_items(specs, slots), met, reduce)
     except _NeedsArrays:
         return None
     if not all(isinstance(x, _Slot) for x in placed):  # zeros in place of a gradient
@@ -334,10 +332,10 @@ def _places(items: Any, backward: set[int], start: int, reduce: Reduce | None) -
     return layout, [slot.position for slot in placed]
 
 
-def _arrange(items: list[Item], backward: set[int], start: int, reduce: Reduce | None) -> tuple[Layout, list[Any]]:
+def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[Layout, list[Any]]:
     by_path: dict[str, list[Call]] = {}
-    for call in pair(items, backward):
-        by_path.setdefault(call.item.site.path[start:], []).append(call)
+    for call in pair(items, met):
+        by_path.setdefault(call.item.path, []).append(call)
     layout, arrays = [], []
     for path, calls in by_path.items():
         specs = []
@@ -374,4 +372,4 @@ def _reduced_zeros(reduce: Reduce, item: Item) -> Item:
     leaves, tree = jax.tree.flatten(reduce_at(reduce, zeros, item.site, view))
     loops = tuple(a.size for a in item.view.axes if a.is_loop)
     leaves = [jnp.broadcast_to(x, (*loops, *jnp.shape(x))) for x in leaves]
-    return Item(item.sites, item.view.replace(gradient_of=()), leaves, {}, tree, item.types)
+    return Item(item.sites, item.path, item.view.replace(gradient_of=()), leaves, {}, tree, item.types)

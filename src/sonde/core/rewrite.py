@@ -13,8 +13,8 @@ from typing import Any
 
 from sonde import _jax
 from sonde.core.context import looking
-from sonde.core.handler import Handler
-from sonde.core.inside import JaxprCache, gives_tokens, has_sites
+from sonde.core.handler import Handler, Met
+from sonde.core.inside import JaxprCache, gives_tokens, gradient_sites, has_sites
 from sonde.core.item import Bundle, Item, ItemSpec, build_items, flat_arrays, flat_specs
 from sonde.core.primitive import TOKEN_TYPE, n_arrays, site_effect, site_p
 from sonde.core.site import Axis
@@ -40,9 +40,7 @@ class Rewritten:
     specs: list[ItemSpec]
     takes_base: bool
     span: int
-    seen: dict[str, None]
-    used: set[Any]
-    backward: set[int]
+    met: Met
     cache: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     def inputs(self, handler: Handler) -> list[Any]:
@@ -82,19 +80,21 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = ()) -> Rewritte
         steps: Types of the slices that a loop gives every iteration; more inputs at the end.
     """
     known = _cache.of(jaxpr) if handler.key is not None else {}
-    key = (handler.key, looking(), tuple(map(str, steps)))
+    prefix = handler.here()
+    wanted = tuple(site in handler.met.wanted for site in gradient_sites(jaxpr)) if handler.patterns else ()
+    key = (handler.key, prefix, wanted, looking(), tuple(map(str, steps)))
     new = known.get(key)
     if new is None:
-        new = _by_moving(jaxpr, handler) if handler.records_only and not handler.passes_on else None
+        new = _by_moving(jaxpr, handler, prefix) if handler.records_only and not handler.passes_on else None
         if new is None:
-            new = _by_running(jaxpr, handler, steps)
+            new = _by_running(jaxpr, handler, prefix, steps)
         if not any(isinstance(c, _jax.Tracer) for c in new.consts):  # they belong to this run alone
             known[key] = new
-    handler.adopt(new)
+    handler.met.update(new.met)
     return new
 
 
-def _by_running(jaxpr: Any, handler: Handler, steps: Sequence[Any]) -> Rewritten:
+def _by_running(jaxpr: Any, handler: Handler, prefix: str, steps: Sequence[Any]) -> Rewritten:
     takes_base = gives_tokens(jaxpr)
     types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
     seen: list[Any] = []
@@ -102,7 +102,7 @@ def _by_running(jaxpr: Any, handler: Handler, steps: Sequence[Any]) -> Rewritten
     def run(*flat: Any) -> list[Any]:
         base, flat = (flat[0], flat[1:]) if takes_base else (1, flat)
         args, slices = flat[: len(types)], flat[len(types) :]
-        child = handler.child(base=base, steps=slices)
+        child = handler.child(base=base, steps=slices, prefix=prefix)
         outs = run_under(child, _jax.eval_jaxpr, jaxpr, *args)
         seen[:] = [child, len(outs), flat_specs(child.items)]
         arrays = flat_arrays(child.items)
@@ -111,17 +111,17 @@ def _by_running(jaxpr: Any, handler: Handler, steps: Sequence[Any]) -> Rewritten
 
     new, consts = _jax.trace_to_jaxpr(run, [*[TOKEN_TYPE] * takes_base, *types, *steps])
     child, n_outs, specs = seen
-    return Rewritten(new, consts, n_outs, specs, takes_base, child.span, child.seen, child.used, child.backward)
+    return Rewritten(new, consts, n_outs, specs, takes_base, child.span, child.met)
 
 
-def _by_moving(jaxpr: Any, handler: Handler) -> Rewritten | None:
+def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
     """Drops site equations; None if something inside needs more than that."""
     if _jax.close_jaxpr(jaxpr).consts:
         return None
     old = _jax.open_jaxpr(jaxpr)
     takes_base = gives_tokens(jaxpr)
     base = _jax.new_var(TOKEN_TYPE) if takes_base else None
-    child = handler.child()
+    child = handler.child(prefix=prefix)
     replaced: dict[Any, Any] = {}
     eqns: list[Any] = []
     met = set()
@@ -147,15 +147,14 @@ def _by_moving(jaxpr: Any, handler: Handler) -> Rewritten | None:
                 token = base if site not in met else token_after(1)
                 met.add(site)
                 outs = [*outs, token]
-            child.seen[site.path[child.start :]] = None
-            if not view.is_value:
-                child.backward.add(view.order)
-            child.record(invars[:n], site, view, token=token, gate=None)
+            path = child.meet(site, view, child.here(_jax.names_of(eqn)))
+            child.record(invars[:n], site, path, view, token=token, gate=None)
             replaced.update(zip(eqn.outvars, outs))
         elif any(map(has_sites, _jax.sub_jaxprs(eqn.params))):
             if eqn.primitive is not _jax.jit_p:
                 return None
-            inner = rewrite(eqn.params["jaxpr"], child)
+            with _jax.open_names_of(eqn):
+                inner = rewrite(eqn.params["jaxpr"], child)
             if inner.consts:
                 return None
             front = [token_after(inner.span)] if inner.takes_base else []
@@ -175,4 +174,4 @@ def _by_moving(jaxpr: Any, handler: Handler) -> Rewritten | None:
         outvars=[*map(now, old.outvars), *flat_arrays(child.items)],
         effects=old.effects - {site_effect},
     )
-    return Rewritten(new, [], len(old.outvars), specs, takes_base, child.span, child.seen, child.used, child.backward)
+    return Rewritten(new, [], len(old.outvars), specs, takes_base, child.span, child.met)

@@ -7,6 +7,7 @@ loops, `vmap` and meshes have put in front of it.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import types
 from collections.abc import Hashable, Sequence
@@ -23,7 +24,8 @@ class Site:
     """One place in a program that was marked. Compared by identity.
 
     Attributes:
-        path: The name under which its record is found, scopes and module path included.
+        path: The name it was given. A predicate, and everything that is returned, has the whole path here, with the
+            scopes and the module around it.
         tag: What the layer above attached to it, such as the type of a Variable; None for a plain `sow`.
         grads: Whether its gradient was asked for when the program was traced.
     """
@@ -60,6 +62,12 @@ class Site:
     def source(self) -> str:
         """The line of the user's code, as `file:line`."""
         return f"{self._code.co_filename}:{self._line}"
+
+    def at(self, path: str) -> Site:
+        """The same site, with its whole path."""
+        found = copy.copy(self)
+        found.path = path
+        return found
 
     def rebuild(self, arrays: Sequence[Any]) -> Any:
         """The pytree that was sown, with these arrays in it; leaves that are no arrays come back as they were."""

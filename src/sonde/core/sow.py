@@ -9,7 +9,8 @@ from typing import TypeVar
 import jax
 
 from sonde import _jax
-from sonde.core.context import looking, path_of
+from sonde.core.context import check_task, looking
+from sonde.core.path import checked_name
 from sonde.core.primitive import site_p
 from sonde.core.site import LEAF, PLAIN, Site, take_apart
 from sonde.core.trace import SiteTrace
@@ -85,8 +86,9 @@ def mark(value: T, name: str, *, tag: Hashable = None, depth: int = 1) -> T:
         leaves, tree, arrays, statics = [value], LEAF, _ONE_ARRAY, ()
     else:
         leaves, tree, arrays, statics = take_apart(value)
+    check_task(name)
     site = Site(
-        path_of(name, state),
+        checked_name(name),
         tree=tree,
         arrays=arrays,
         statics=statics,

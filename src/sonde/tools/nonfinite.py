@@ -110,15 +110,15 @@ def first_nonfinite(f: Callable, *, context: int = 5) -> Callable[..., NonFinite
     check_callable(f, "first_nonfinite")
 
     def look_for(*args: Any, **kwargs: Any) -> NonFinite | None:
-        def make(start: int, passes_on: bool) -> Collect:
-            return Collect((), grads=True, reduce=_numbers, fold=_first_bad, start=start, passes_on=passes_on)
+        def make(depth: int) -> Collect:
+            return Collect((), grads=True, reduce=_numbers, fold=_first_bad, depth=depth)
 
         _, handler = run_with(make, f, args, kwargs, grads=True)
         items = expand(handler.items)
         for item in items:
             if any(isinstance(x, _jax.Tracer) for x in item.arrays):
                 raise CaptureError(
-                    f"first_nonfinite must run on numbers, but {item.site.path!r} is being traced: call it outside of "
+                    f"first_nonfinite must run on numbers, but {item.path!r} is being traced: call it outside of "
                     "jit, vmap and grad"
                 )
         return _report(items, context)
@@ -153,6 +153,7 @@ def _first_bad(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
 class _Event:
     """What was seen at a site at one call and iteration."""
 
+    path: str
     order: tuple[tuple[int, int], ...]
     item: Item
     call: int
@@ -165,7 +166,7 @@ class _Event:
 
     @property
     def range(self) -> Range:
-        return Range(self.item.site.path, not self.item.view.is_value, self.call, self.iteration, self.low, self.high)
+        return Range(self.path, not self.item.view.is_value, self.call, self.iteration, self.low, self.high)
 
 
 def _report(items: Sequence[Item], context: int) -> NonFinite | None:
@@ -176,7 +177,7 @@ def _report(items: Sequence[Item], context: int) -> NonFinite | None:
     bad = events[position]
     near = [e.range for e in events[max(0, position - context) : position + 1] if e.low <= e.high]
     return NonFinite(
-        bad.item.site.path,
+        bad.path,
         not bad.item.view.is_value,
         bad.call,
         bad.iteration,
@@ -194,13 +195,13 @@ def _events(items: Sequence[Item]) -> Iterator[_Event]:
     calls: dict[tuple[str, bool], int] = {}
     values = {site: item for item in items if item.view.is_value for site in item.sites}
     for position, item in enumerate(items):
-        kind = (item.site.path, item.view.is_value)
+        # Of a gradient, the path is that of its value.
+        value = item if item.view.is_value else next((values[s] for s in item.sites if s in values), None)
+        path = item.path if value is None else value.path
+        kind = (path, item.view.is_value)
         call = calls[kind] = calls.get(kind, -1) + 1
         loops = [a for a in item.view.axes if a.is_loop]
-        turned: list[int] = []
-        if not item.view.is_value:
-            value = next((values[s] for s in item.sites if s in values), None)
-            turned = turned_axes(value, item) if value is not None else []
+        turned = [] if value is None or value is item else turned_axes(value, item)
         nans, infs, low, high, size, step = (np.asarray(x) for x in jax.device_get(item.leaves))
         taken = np.asarray(jax.device_get(item.extras["taken"])) if "taken" in item.extras else np.ones((), bool)
         for axis in loops:
@@ -225,6 +226,7 @@ def _events(items: Sequence[Item]) -> Iterator[_Event]:
                     )
                 )
             yield _Event(
+                path,
                 (*order, (position, 0)),
                 item,
                 call,

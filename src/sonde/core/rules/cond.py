@@ -87,7 +87,7 @@ class _Places:
     def _free_key(spec: ItemSpec, types: Sequence[Any], taken: dict[Any, int]) -> Any:
         shapes = tuple((t.shape, t.dtype) for t in types)
         kind = (
-            spec.site.path,
+            spec.path,
             spec.site.tag,
             spec.view,
             spec.site.tree,
@@ -137,7 +137,7 @@ class _Places:
 
 
 def _rest(spec: ItemSpec) -> tuple[Any, ...]:
-    return spec.view, spec.n_leaves, spec.extras, spec.tree, spec.types
+    return spec.path, spec.view, spec.n_leaves, spec.extras, spec.tree, spec.types
 
 
 RULES[_jax.cond_p] = cond_rule

@@ -29,6 +29,7 @@ class _Recorded:
         self.what = what
         self.state = looking()
         self.calls = handler.mark_calls()
+        self.prefix = handler.here()
         self.n_outs: int | None = None
         self.specs: list[ItemSpec] = []
         self.types: list[Any] = []
@@ -36,10 +37,10 @@ class _Recorded:
     def run(self, wrapped: Any, args: Sequence[Any]) -> tuple[list[Any], list[Item]]:
         """Runs a function, or one of its rules, under a child of the handler."""
         self.handler.return_to(self.calls)  # the function and its rules are the same calls, run in different ways
-        child = self.handler.child(base=self.handler.allot(1))
+        child = self.handler.child(base=self.handler.allot(1), prefix=self.prefix)
         with look(self.state):
             outs = run_under(child, _jax.call_again, wrapped, *args)
-        self.handler.adopt(child)
+        self.handler.met.update(child.met)
         self.handler.skip(child.span)
         return list(outs), expand(child.items)
 
@@ -79,7 +80,7 @@ class _Recorded:
 
 def _kind(spec: ItemSpec) -> Any:
     # How often a value was differentiated depends on which rule runs it, and says nothing about where it belongs.
-    return spec.site.path, spec.view.replace(order=0), spec.size
+    return spec.path, spec.view.replace(order=0), spec.size
 
 
 def custom_jvp_rule(

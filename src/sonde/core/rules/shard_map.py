@@ -22,13 +22,13 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
     handler = trace.handler
     mesh, manual, checked = params["mesh"], params["newly_manual_axes"], params["check_vma"]
     names = [name for name in mesh.axis_names if name in manual]
-    base = handler.allot(1)
+    base, prefix = handler.allot(1), handler.here()
     seen: list[Any] = []
 
     def new_fun(*shards: Any) -> Any:
-        child = handler.child(base=base)
+        child = handler.child(base=base, prefix=prefix)
         answer, specs = run_under(child, fun, *shards).unpack_aux()
-        handler.adopt(child)
+        handler.met.update(child.met)
         handler.skip(child.span)
         outs, new_specs, kinds = list(answer), [], []
         for item in expand(child.items):
@@ -72,6 +72,7 @@ def _with_mesh_axes(item: Item, names: list[str], mesh: Any, checked: bool) -> t
     before, after = item.view.axes[:n_loops], item.view.axes[n_loops:]
     spec = ItemSpec(
         item.sites,
+        item.path,
         item.view.replace(axes=(*before, *axes, *after)),
         len(item.leaves),
         item.spec.extras,
