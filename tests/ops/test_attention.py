@@ -190,8 +190,7 @@ def test_decoding_step_by_step_equals_causal_attention(draw):
         ),
         (
             lambda d: ops.fused_attention(d(2, 5, 4, 8), d(2, 7, 4, 8), d(2, 6, 4, 8)),
-            "`value` and `key` must have the same length and heads, got float32[2,6,4,8] and "
-            "float32[2,7,4,8].",
+            "`value` and `key` must have the same length and heads, got float32[2,6,4,8] and float32[2,7,4,8].",
         ),
         (
             lambda d: ops.fused_attention(d(4, 8), d(4, 8), d(4, 8)),

@@ -20,7 +20,7 @@ PADDINGS = ["SAME", "VALID", "SAME_LOWER", "CIRCULAR", "CAUSAL", "REFLECT", 2, [
 @pytest.mark.parametrize("kernel_size", [1, 2, 3, 4])
 def test_conv_equals_flax_in_one_dimension(draw, close, padding, kernel_size):
     for strides, dilation, groups in itertools.product([1, 2], [1, 2], [1, 2]):
-        options = dict(strides=strides, padding=padding, kernel_dilation=dilation, feature_group_count=groups)
+        options = {"strides": strides, "padding": padding, "kernel_dilation": dilation, "feature_group_count": groups}
         layer = fnnx.Conv(4, 6, kernel_size, **options, rngs=fnnx.Rngs(0))
         layer.bias.set_value(draw(6))
         x = draw(2, 11, 4)
@@ -30,14 +30,14 @@ def test_conv_equals_flax_in_one_dimension(draw, close, padding, kernel_size):
 @pytest.mark.parametrize("padding", ["SAME", "VALID", "CIRCULAR", "REFLECT", 1, [(1, 2), (0, 1)]], ids=str)
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 def test_conv_equals_flax_in_two_dimensions(draw, close, padding, batch):
-    options = dict(strides=(2, 1), padding=padding, kernel_dilation=(1, 2))
+    options = {"strides": (2, 1), "padding": padding, "kernel_dilation": (1, 2)}
     layer = fnnx.Conv(3, 4, (3, 2), **options, rngs=fnnx.Rngs(0))
     x = draw(*batch, 9, 8, 3)
     close(ops.conv(x, layer.kernel[...], layer.bias[...], **options), layer(x))
 
 
 def test_conv_of_a_dilated_input_equals_flax(draw, close):
-    options = dict(padding=[(2, 1)], input_dilation=2, strides=None)
+    options = {"padding": [(2, 1)], "input_dilation": 2, "strides": None}
     layer = fnnx.Conv(3, 4, 3, **options, rngs=fnnx.Rngs(0))
     x = draw(2, 9, 3)
     close(ops.conv(x, layer.kernel[...], layer.bias[...], **options), layer(x))
@@ -59,7 +59,12 @@ def test_conv_transpose_equals_flax(draw, close, padding, transpose_kernel):
     for strides, size, length, dilation in itertools.product([1, 2, 3], [1, 2, 3, 5], [4, 5], [1, 2]):
         if padding not in ("SAME", "CIRCULAR") and (size - 1) * dilation < 2:
             continue
-        options = dict(strides=strides, padding=padding, transpose_kernel=transpose_kernel, kernel_dilation=dilation)
+        options = {
+            "strides": strides,
+            "padding": padding,
+            "transpose_kernel": transpose_kernel,
+            "kernel_dilation": dilation,
+        }
         layer = fnnx.ConvTranspose(3, 4, size, **options, rngs=fnnx.Rngs(0))
         x = draw(2, length, 3)
         close(ops.conv_transpose(x, layer.kernel[...], layer.bias[...], **options), layer(x))
@@ -67,7 +72,7 @@ def test_conv_transpose_equals_flax(draw, close, padding, transpose_kernel):
 
 @pytest.mark.parametrize("padding", ["SAME", "CIRCULAR"])
 def test_conv_transpose_equals_flax_in_two_dimensions(draw, close, padding):
-    options = dict(strides=(2, 3), padding=padding)
+    options = {"strides": (2, 3), "padding": padding}
     layer = fnnx.ConvTranspose(3, 4, (3, 4), **options, rngs=fnnx.Rngs(0))
     x = draw(2, 2, 4, 5, 3)
     close(ops.conv_transpose(x, layer.kernel[...], layer.bias[...], **options), layer(x))
@@ -76,7 +81,7 @@ def test_conv_transpose_equals_flax_in_two_dimensions(draw, close, padding):
 @pytest.mark.parametrize("padding", ["SAME", "VALID", "CIRCULAR", "CAUSAL", 1], ids=str)
 @pytest.mark.parametrize("strides, dilation", [(1, 1), (2, 1), (1, 2)])
 def test_conv_local_equals_flax(draw, close, padding, strides, dilation):
-    options = dict(strides=strides, padding=padding, kernel_dilation=dilation)
+    options = {"strides": strides, "padding": padding, "kernel_dilation": dilation}
     layer = nn.ConvLocal(4, (3,), **options)
     x = draw(2, 9, 3)
     params = layer.init(jax.random.key(0), x)["params"]
@@ -92,13 +97,11 @@ def test_conv_local_equals_flax(draw, close, padding, strides, dilation):
     [
         (
             lambda d: ops.conv(d(8, 3), d(3, 3, 3, 4)),
-            "`inputs` has too few axes: expected at least 3 (2 spatial axes and the features), got 2 in "
-            "float32[8,3].",
+            "`inputs` has too few axes: expected at least 3 (2 spatial axes and the features), got 2 in float32[8,3].",
         ),
         (
             lambda d: ops.conv(d(2, 8, 4), d(3, 3, 4)),
-            "`inputs` has the wrong number of input features: expected 3 along axis -1, got 4 in "
-            "float32[2,8,4].",
+            "`inputs` has the wrong number of input features: expected 3 along axis -1, got 4 in float32[2,8,4].",
         ),
         (
             lambda d: ops.conv(d(2, 8, 3), d(3, 3, 4), mask=d(3, 3)),

@@ -119,8 +119,7 @@ def test_gradients_equal_flax(draw, close):
     [
         (
             lambda d: ops.dense(d(2, 5), d(3, 4)),
-            "`inputs` has the wrong number of input features: expected 3 along axis -1, got 5 in "
-            "float32[2,5].",
+            "`inputs` has the wrong number of input features: expected 3 along axis -1, got 5 in float32[2,5].",
         ),
         (
             lambda d: ops.dense(jnp.float32(1.0), d(3, 4)),
@@ -128,13 +127,11 @@ def test_gradients_equal_flax(draw, close):
         ),
         (
             lambda d: ops.dense_general(d(2, 5, 3), d(5, 4, 6), axis=(1, 2)),
-            "`inputs` has the wrong number of input features: expected 4 along axis 2, got 3 in "
-            "float32[2,5,3].",
+            "`inputs` has the wrong number of input features: expected 4 along axis 2, got 3 in float32[2,5,3].",
         ),
         (
             lambda d: ops.dense_general(d(2, 5, 3), d(7, 3, 6), batch_axis=(0,)),
-            "`inputs` has the wrong number of batch elements: expected 7 along axis 0, got 2 in "
-            "float32[2,5,3].",
+            "`inputs` has the wrong number of batch elements: expected 7 along axis 0, got 2 in float32[2,5,3].",
         ),
         (
             lambda d: ops.einsum("nta,ab->ntb", d(2, 5, 7), d(3, 4)),
@@ -148,8 +145,7 @@ def test_gradients_equal_flax(draw, close):
         ),
         (
             lambda d: ops.einsum("nta->nt", d(2, 5, 3), d(3, 4)),
-            "the einsum equation 'nta->nt' must have two operands, the inputs and the kernel, such as "
-            "'nd,dk->nk'.",
+            "the einsum equation 'nta->nt' must have two operands, the inputs and the kernel, such as 'nd,dk->nk'.",
         ),
         (
             lambda d: ops.einsum("nta,ab", d(2, 5, 3), d(3, 4)),

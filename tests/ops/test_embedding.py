@@ -15,7 +15,11 @@ from sonde.errors import LayerInputError
 @pytest.mark.parametrize("rows", [1, 7])
 def test_lookup_equals_flax(draw, close, dtype, rows):
     layer = fnnx.Embed(rows, 4, dtype=dtype, rngs=fnnx.Rngs(0))
-    for indices in (jnp.array(3), jnp.array([0, 3, 3]), jnp.array([[0, 9], [-1, 2]], jnp.int8)):
+    for indices in (
+        *([jnp.array(3)] if rows > 1 else []),
+        jnp.array([0, 3, 3]),
+        jnp.array([[0, 9], [-1, 2]], jnp.int8),
+    ):
         close(ops.embed(indices, layer.embedding[...], dtype=dtype), layer(indices))
 
 

@@ -31,6 +31,20 @@ from sonde.nnx.graph import (
 )
 from sonde.nnx.graph_mode import set_graph_mode
 from sonde.nnx.iteration import find_duplicates, iter_children, iter_graph
+
+# --- capture (nnx/capture*.py) ---
+# --- layers (nnx/layers/) ---
+from sonde.nnx.layers import initializers
+from sonde.nnx.layers.activations import PReLU
+from sonde.nnx.layers.attention import MultiHeadAttention, dot_product_attention
+from sonde.nnx.layers.convolution import Conv, ConvTranspose
+from sonde.nnx.layers.linear import Einsum, Embed, Linear, LinearGeneral
+from sonde.nnx.layers.lora import LoRA, LoRALinear, LoRAParam
+from sonde.nnx.layers.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from sonde.nnx.layers.recurrent_cells import GRUCell, LSTMCell, OptimizedLSTMCell, RNNCellBase, SimpleCell
+from sonde.nnx.layers.sequences import RNN, Bidirectional
+from sonde.nnx.layers.stochastic import Dropout
+from sonde.nnx.layers.weight_normalization import SpectralNorm, WeightNorm
 from sonde.nnx.mapping import map, recursive_map, with_vars
 from sonde.nnx.metadata import VariableMetadata, with_metadata
 from sonde.nnx.module import Module, iter_module_children, iter_modules
@@ -39,6 +53,14 @@ from sonde.nnx.pytree import Data, Object, Pytree, Static, check_pytree, data, d
 from sonde.nnx.rendering import display
 from sonde.nnx.rng_tools import backup_keys, fork_rngs, reseed, restore_rngs, split_rngs, with_rngs
 from sonde.nnx.rngs import RngCount, RngKey, Rngs, RngState, RngStream
+from sonde.nnx.sharding import (
+    PARTITION_NAME,
+    abstract_with_sharding,
+    as_abstract,
+    get_named_sharding,
+    get_partition_spec,
+    with_partitioning,
+)
 from sonde.nnx.states import (
     FlatState,
     State,
@@ -50,98 +72,198 @@ from sonde.nnx.states import (
     split_state,
     to_flat_state,
 )
+from sonde.nnx.table import tabulate
+from sonde.nnx.trees import from_tree, prefix, to_tree
 from sonde.nnx.variable import BatchStat, Cache, Intermediate, Param, Perturbation, Variable
 from sonde.nnx.variable_names import register_variable_name, variable_name_from_type, variable_type_from_name
 from sonde.nnx.views import view, view_info, with_attributes
-
-# --- capture (nnx/capture*.py) ---
-
-# --- layers (nnx/layers/) ---
+from sonde.ops.activations import (
+    celu,
+    elu,
+    gelu,
+    glu,
+    hard_sigmoid,
+    hard_silu,
+    hard_swish,
+    hard_tanh,
+    identity,
+    leaky_relu,
+    log_sigmoid,
+    log_softmax,
+    logsumexp,
+    one_hot,
+    relu,
+    relu6,
+    selu,
+    sigmoid,
+    silu,
+    soft_sign,
+    softmax,
+    softplus,
+    standardize,
+    swish,
+    tanh,
+)
+from sonde.ops.initializers import Initializer
+from sonde.ops.masks import combine_masks, make_attention_mask, make_causal_mask
+from sonde.ops.pooling import avg_pool, max_pool, min_pool, pool
+from sonde.ops.sequence import flip_sequences
 
 # --- training (nnx/training/) ---
 
 # --- transforms (nnx/transforms/) ---
 
 __all__ = [
+    "PARTITION_NAME",
+    "RNN",
     "All",
     "Any",
+    "BatchNorm",
     "BatchStat",
+    "Bidirectional",
     "Cache",
+    "Conv",
+    "ConvTranspose",
     "Data",
     "Dict",
+    "Dropout",
+    "Einsum",
+    "Embed",
     "Everything",
     "FlatState",
+    "GRUCell",
     "GraphDef",
     "GraphState",
+    "GroupNorm",
+    "Initializer",
+    "InstanceNorm",
     "Intermediate",
+    "LSTMCell",
+    "LayerNorm",
+    "Linear",
+    "LinearGeneral",
     "List",
+    "LoRA",
+    "LoRALinear",
+    "LoRAParam",
     "Module",
+    "MultiHeadAttention",
     "Not",
     "Nothing",
     "Object",
     "OfType",
+    "OptimizedLSTMCell",
+    "PReLU",
     "Param",
     "PathContains",
     "PathIn",
     "Perturbation",
     "Pytree",
+    "RMSNorm",
+    "RNNCellBase",
     "RngCount",
     "RngKey",
     "RngState",
     "RngStream",
     "Rngs",
     "Sequential",
+    "SimpleCell",
+    "SpectralNorm",
     "State",
     "Static",
     "Variable",
     "VariableMetadata",
+    "WeightNorm",
     "WithTag",
+    "abstract_with_sharding",
+    "as_abstract",
     "as_pure",
+    "avg_pool",
     "backup_keys",
     "call",
+    "celu",
     "check_pytree",
     "clone",
+    "combine_masks",
     "data",
     "dataclass",
     "diff",
     "display",
+    "dot_product_attention",
+    "elu",
     "filter_state",
     "filterlib",
     "find_duplicates",
     "flatten",
+    "flip_sequences",
     "fork_rngs",
     "from_flat_state",
+    "from_tree",
+    "gelu",
+    "get_named_sharding",
+    "get_partition_spec",
+    "glu",
     "graphdef",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_swish",
+    "hard_tanh",
     "has_data",
+    "identity",
+    "initializers",
     "is_data",
     "iter_children",
     "iter_graph",
     "iter_module_children",
     "iter_modules",
+    "leaky_relu",
+    "log_sigmoid",
+    "log_softmax",
     "logical_axis_rules",
+    "logsumexp",
+    "make_attention_mask",
+    "make_causal_mask",
     "map",
     "map_state",
+    "max_pool",
     "merge",
     "merge_state",
+    "min_pool",
+    "one_hot",
+    "pool",
     "pop",
+    "prefix",
     "pure",
     "recursive_map",
     "register_data_type",
     "register_variable_name",
+    "relu",
+    "relu6",
     "replace_by_pure_dict",
     "reseed",
     "restore_int_paths",
     "restore_rngs",
+    "selu",
     "set_graph_mode",
     "set_metadata",
+    "sigmoid",
+    "silu",
+    "soft_sign",
+    "softmax",
+    "softplus",
     "split",
     "split_rngs",
     "split_state",
+    "standardize",
     "state",
     "static",
+    "swish",
+    "tabulate",
+    "tanh",
     "to_flat_state",
     "to_predicate",
     "to_pure_dict",
+    "to_tree",
     "traversals",
     "unflatten",
     "unpack",
@@ -155,6 +277,7 @@ __all__ = [
     "view_info",
     "with_attributes",
     "with_metadata",
+    "with_partitioning",
     "with_rngs",
     "with_vars",
 ]

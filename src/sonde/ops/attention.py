@@ -344,17 +344,13 @@ def _check(
             )
         if x.shape[:-3] != query.shape[:-3]:
             raise LayerInputError(
-                f"`{name}` and `query` must have the same batch axes, got {describe(x)} and "
-                f"{describe(query)}."
+                f"`{name}` and `query` must have the same batch axes, got {describe(x)} and {describe(query)}."
             )
     if query.shape[-1] != key.shape[-1]:
-        raise LayerInputError(
-            f"`query` and `key` must have the same depth, got {describe(query)} and {describe(key)}."
-        )
+        raise LayerInputError(f"`query` and `key` must have the same depth, got {describe(query)} and {describe(key)}.")
     if value is not None and value.shape[-3:-1] != key.shape[-3:-1]:
         raise LayerInputError(
-            f"`value` and `key` must have the same length and heads, got {describe(value)} and "
-            f"{describe(key)}."
+            f"`value` and `key` must have the same length and heads, got {describe(value)} and {describe(key)}."
         )
     if query.shape[-2] % key.shape[-2]:
         raise LayerInputError(

@@ -40,8 +40,7 @@ def expect_rank(x: Any, *, least: int, argument: str, meaning: str) -> None:
     """The array must have at least `least` axes."""
     if x.ndim < least:
         raise LayerInputError(
-            f"`{argument}` has too few axes: expected at least {least} ({meaning}), got {x.ndim} in "
-            f"{describe(x)}."
+            f"`{argument}` has too few axes: expected at least {least} ({meaning}), got {x.ndim} in {describe(x)}."
         )
 
 
@@ -59,8 +58,7 @@ def expect_broadcastable(x: Any, shape: Sequence[int], *, argument: str, meaning
     fits = len(have) <= len(want) and all(n in (1, m) for n, m in zip(have[::-1], want[::-1]))
     if not fits:
         raise LayerInputError(
-            f"`{argument}` has the wrong shape: expected one that broadcasts to {want} ({meaning}), "
-            f"got {describe(x)}."
+            f"`{argument}` has the wrong shape: expected one that broadcasts to {want} ({meaning}), got {describe(x)}."
         )
 
 

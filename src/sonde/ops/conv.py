@@ -81,9 +81,7 @@ def conv(
     folded, kernel, bias = promote_all(promote_dtype, (folded, _masked(kernel, mask), bias), dtype)
     kernel_dilation = per_axis(kernel_dilation, rank, option="kernel_dilation")
     input_dilation = per_axis(input_dilation, rank, option="input_dilation")
-    folded, padding = apply_padding(
-        folded, padding, kernel_size=kernel.shape[:-2], kernel_dilation=kernel_dilation
-    )
+    folded, padding = apply_padding(folded, padding, kernel_size=kernel.shape[:-2], kernel_dilation=kernel_dilation)
     if isinstance(padding, str) and padding != "VALID" and any(d > 1 for d in input_dilation):
         raise LayerInputError(
             f"padding {padding!r} says nothing about a dilated input: with input_dilation={input_dilation} "
@@ -295,8 +293,7 @@ def _check_groups(inputs: jax.Array, kernel: jax.Array, groups: int) -> None:
     expect_size(inputs, axis=-1, size=kernel.shape[-2] * groups, argument="inputs", meaning="input features")
     if kernel.shape[-1] % groups:
         raise LayerInputError(
-            f"feature_group_count={groups} does not divide the {kernel.shape[-1]} output features of the "
-            "kernel."
+            f"feature_group_count={groups} does not divide the {kernel.shape[-1]} output features of the kernel."
         )
 
 
@@ -323,6 +320,4 @@ def _wrap(y: jax.Array, axis: int, *, period: int, lean_right: bool) -> jax.Arra
     pads = [(0, 0)] * y.ndim
     pads[axis] = (shift, length - shift - y.shape[axis])
     y = jnp.pad(y, pads)
-    return jnp.sum(
-        jnp.reshape(y, (*y.shape[:axis], length // period, period, *y.shape[axis + 1 :])), axis=axis
-    )
+    return jnp.sum(jnp.reshape(y, (*y.shape[:axis], length // period, period, *y.shape[axis + 1 :])), axis=axis)

@@ -62,9 +62,7 @@ def dense(
         >>> dense(jnp.ones((2, 3)), jnp.ones((3, 4)), jnp.ones(4)).shape
         (2, 4)
     """
-    expect_size(
-        jnp.asarray(inputs), axis=-1, size=kernel.shape[0], argument="inputs", meaning="input features"
-    )
+    expect_size(jnp.asarray(inputs), axis=-1, size=kernel.shape[0], argument="inputs", meaning="input features")
     inputs, kernel, bias = promote_all(promote_dtype, (inputs, kernel, bias), dtype)
     y = dot_general(
         inputs,
@@ -216,23 +214,19 @@ def _parse(equation: str) -> tuple[str, str, str]:
     first, comma, second = operands.partition(",")
     if not comma or "," in second:
         raise LayerInputError(
-            f"the einsum equation {equation!r} must have two operands, the inputs and the kernel, "
-            "such as 'nd,dk->nk'."
+            f"the einsum equation {equation!r} must have two operands, the inputs and the kernel, such as 'nd,dk->nk'."
         )
     return first, second, result
 
 
-def _check_operands(
-    equation: str, parsed: tuple[str, str, str], inputs: jax.Array, kernel: jax.Array
-) -> None:
+def _check_operands(equation: str, parsed: tuple[str, str, str], inputs: jax.Array, kernel: jax.Array) -> None:
     kernel_sizes = _kernel_sizes(equation, parsed, kernel.shape)
     letters = parsed[0].replace("...", "")
     if "..." in parsed[0]:
         expect_rank(inputs, least=len(letters), argument="inputs", meaning=f"for {equation!r}")
     elif inputs.ndim != len(letters):
         raise LayerInputError(
-            f"`inputs` must have {len(letters)} axes for the einsum equation {equation!r}, got "
-            f"{describe(inputs)}."
+            f"`inputs` must have {len(letters)} axes for the einsum equation {equation!r}, got {describe(inputs)}."
         )
     before, _, after = parsed[0].partition("...")
     named = [*enumerate(before), *((i - len(after), letter) for i, letter in enumerate(after))]
@@ -250,9 +244,7 @@ def _check_operands(
 def _kernel_sizes(equation: str, parsed: tuple[str, str, str], kernel_shape: Sequence[int]) -> dict[str, int]:
     letters = parsed[1]
     if "." in letters:
-        raise LayerInputError(
-            f"the einsum equation {equation!r} must name every axis of the kernel, without '...'."
-        )
+        raise LayerInputError(f"the einsum equation {equation!r} must name every axis of the kernel, without '...'.")
     if len(letters) != len(kernel_shape):
         raise LayerInputError(
             f"the kernel has shape {tuple(kernel_shape)}, which does not fit the {len(letters)} letters "

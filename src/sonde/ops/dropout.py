@@ -16,9 +16,7 @@ def keep_mask(rng: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
     return jax.random.bernoulli(rng, 1.0 - rate, tuple(shape))
 
 
-def dropout(
-    inputs: jax.Array, rng: jax.Array, *, rate: float, broadcast_dims: Sequence[int] = ()
-) -> jax.Array:
+def dropout(inputs: jax.Array, rng: jax.Array, *, rate: float, broadcast_dims: Sequence[int] = ()) -> jax.Array:
     """Drop each element with probability `rate`, scale the others by `1 / (1 - rate)`.
 
     Args:

@@ -51,9 +51,7 @@ def embed(
     indices = jnp.asarray(indices)
     expect_integers(indices, argument="inputs")
     if table.shape[0] == 1:
-        rows = jnp.broadcast_to(
-            jnp.reshape(table, (1,) * indices.ndim + (-1,)), (*indices.shape, table.shape[-1])
-        )
+        rows = jnp.broadcast_to(jnp.reshape(table, (1,) * indices.ndim + (-1,)), (*indices.shape, table.shape[-1]))
     elif out_sharding is not None:
         rows = table.at[indices].get(mode="fill", fill_value=jnp.nan, out_sharding=out_sharding)
     else:
@@ -94,6 +92,4 @@ def attend(
     """
     expect_size(jnp.asarray(query), axis=-1, size=table.shape[-1], argument="query", meaning="features")
     query, table = promote_all(promote_dtype, (query, table), dtype)
-    return lax.dot_general(
-        query, table, (((query.ndim - 1,), (1,)), ((), ())), **given(out_sharding=out_sharding)
-    )
+    return lax.dot_general(query, table, (((query.ndim - 1,), (1,)), ((), ())), **given(out_sharding=out_sharding))

@@ -13,8 +13,10 @@ see `matrix_shape`.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +53,7 @@ __all__ = [
     "default_kernel_init",
     "default_lora_a_init",
     "delta_orthogonal",
+    "draw",
     "glorot_normal",
     "glorot_uniform",
     "he_normal",
@@ -108,3 +111,22 @@ def orthogonal_any_dtype(key: jax.Array, shape: Sequence[int], dtype: Dtype = jn
     """An orthogonal matrix in any float dtype. Half precision has no QR: it is drawn in float32 and cast."""
     half = jnp.dtype(dtype).itemsize < 4
     return orthogonal()(key, tuple(shape), jnp.float32 if half else dtype).astype(dtype)
+
+
+def draw(init: Callable[..., Any], key: jax.Array, shape: Sequence[int], dtype: Dtype) -> Any:
+    """`init(key, shape, dtype)`, compiled once per shape where that cannot be told from the result.
+
+    Drawing a kernel step by step takes several times as long as drawing it in one compiled call. Compiling may change
+    the last digit of a random number, so it is done only for the default kernels, for which it does not.
+    """
+    if init in _SAME_WHEN_COMPILED:
+        return _compiled(init, tuple(shape), jnp.dtype(dtype))(key)
+    return init(key, tuple(shape), dtype)
+
+
+_SAME_WHEN_COMPILED = (default_kernel_init, default_lora_a_init)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(init: Callable[..., Any], shape: tuple[int, ...], dtype: Any) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda key: init(key, shape, dtype))

@@ -63,9 +63,7 @@ def make_causal_mask(x: jax.Array, extra_batch_dims: int = 0, dtype: Dtype = jnp
                 [1., 1.]]], dtype=float32)
     """
     positions = jnp.broadcast_to(jnp.arange(x.shape[-1], dtype=jnp.int32), x.shape)
-    return make_attention_mask(
-        positions, positions, jnp.greater_equal, extra_batch_dims=extra_batch_dims, dtype=dtype
-    )
+    return make_attention_mask(positions, positions, jnp.greater_equal, extra_batch_dims=extra_batch_dims, dtype=dtype)
 
 
 def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.Array | None:

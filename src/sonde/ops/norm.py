@@ -165,9 +165,7 @@ def normalize(
     return jnp.asarray(_scaled(y, factor, scale, bias), out_dtype)
 
 
-def _scaled(
-    centred: jax.Array, factor: jax.Array, scale: jax.Array | None, bias: jax.Array | None
-) -> jax.Array:
+def _scaled(centred: jax.Array, factor: jax.Array, scale: jax.Array | None, bias: jax.Array | None) -> jax.Array:
     """`centred * factor * scale + bias`, with a site before the scale."""
 
     def shifted(y: jax.Array) -> jax.Array:
@@ -422,8 +420,7 @@ def group_norm(
     features = x.shape[-1]
     if num_groups <= 0 or features % num_groups:
         raise LayerInputError(
-            f"Number of groups ({num_groups}) does not divide the number of channels ({features}) of "
-            f"{describe(x)}."
+            f"Number of groups ({num_groups}) does not divide the number of channels ({features}) of {describe(x)}."
         )
     axes = range(1, x.ndim) if reduction_axes is None else canonicalize_axes(reduction_axes, x.ndim)
     if x.ndim - 1 not in axes:
@@ -435,9 +432,7 @@ def group_norm(
     x, scale, bias = promote_all(promote_dtype, (x, scale, bias), dtype)
     if mask is not None:
         expect_broadcastable(mask, x.shape, argument="mask", meaning="the shape of the inputs")
-        mask = jnp.reshape(
-            jnp.broadcast_to(mask, x.shape), (*x.shape[:-1], num_groups, features // num_groups)
-        )
+        mask = jnp.reshape(jnp.broadcast_to(mask, x.shape), (*x.shape[:-1], num_groups, features // num_groups))
     mean, var = moments(
         jnp.reshape(x, (*x.shape[:-1], num_groups, features // num_groups)),
         (*axes, x.ndim),
@@ -480,14 +475,10 @@ def group_count(features: int, *, num_groups: int | None, group_size: int | None
     if num_groups is None:
         assert group_size is not None
         if features % group_size:
-            raise LayerInputError(
-                f"Number of features ({features}) is not multiple of the group size ({group_size})."
-            )
+            raise LayerInputError(f"Number of features ({features}) is not multiple of the group size ({group_size}).")
         num_groups = features // group_size
     if num_groups <= 0 or features % num_groups:
-        raise LayerInputError(
-            f"Number of groups ({num_groups}) does not divide the number of channels ({features})."
-        )
+        raise LayerInputError(f"Number of groups ({num_groups}) does not divide the number of channels ({features}).")
     return num_groups
 
 

@@ -32,8 +32,7 @@ def per_axis(value: int | Sequence[int] | None, rank: int, *, option: str) -> tu
         return (value,) * rank
     if len(value) != rank:
         raise LayerInputError(
-            f"`{option}` must be a number or have one number for each of the {rank} spatial axes, got "
-            f"{tuple(value)}."
+            f"`{option}` must be a number or have one number for each of the {rank} spatial axes, got {tuple(value)}."
         )
     return tuple(value)
 
@@ -92,13 +91,10 @@ def apply_padding(
     if lax_padding == "CAUSAL":
         if rank != 1:
             raise LayerInputError(
-                f"Causal padding is only implemented for 1D convolutions, got a kernel with {rank} spatial "
-                "axes."
+                f"Causal padding is only implemented for 1D convolutions, got a kernel with {rank} spatial axes."
             )
         return inputs, [(reach[0], 0)]
     if lax_padding not in _BY_CONVOLUTION:
         names = ", ".join(repr(n) for n in (*_BY_CONVOLUTION, *_BY_COPYING, "CAUSAL"))
-        raise LayerInputError(
-            f"unknown padding {padding!r}: expected one of {names}, a number, or pairs of numbers."
-        )
+        raise LayerInputError(f"unknown padding {padding!r}: expected one of {names}, a number, or pairs of numbers.")
     return inputs, lax_padding

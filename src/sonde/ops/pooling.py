@@ -63,9 +63,7 @@ def pool(
                 f"got {padding!r}."
             )
         padding = [(0, 0)] * n_batch + [(low, high) for low, high in pairs] + [(0, 0)]
-    return lax.reduce_window(
-        inputs, init, reduce_fn, (*before, *window_shape, 1), (*before, *steps, 1), padding
-    )
+    return lax.reduce_window(inputs, init, reduce_fn, (*before, *window_shape, 1), (*before, *steps, 1), padding)
 
 
 def avg_pool(

@@ -203,6 +203,5 @@ def check_carry(carry: Any, inputs: jax.Array, features: int, *, parts: int) -> 
         expected = (*inputs.shape[:-1], features)
         if getattr(x, "ndim", 0) != len(expected) or x.shape[-1] != features:
             raise LayerInputError(
-                f"`carry` has the wrong shape: expected {expected} beside inputs {describe(inputs)}, "
-                f"got {describe(x)}."
+                f"`carry` has the wrong shape: expected {expected} beside inputs {describe(inputs)}, got {describe(x)}."
             )

@@ -51,9 +51,7 @@ def flip_sequences(
     steps = inputs.shape[axis]
     shape = (steps, *(1,) * num_batch_dims) if time_major else (*(1,) * num_batch_dims, steps)
     # Going round the circle of all steps keeps what is behind the sequence behind it.
-    position = (
-        jnp.reshape(jnp.arange(steps - 1, -1, -1), shape) + jnp.expand_dims(seq_lengths, axis)
-    ) % steps
+    position = (jnp.reshape(jnp.arange(steps - 1, -1, -1), shape) + jnp.expand_dims(seq_lengths, axis)) % steps
     position = jnp.reshape(position, position.shape + (1,) * (inputs.ndim - position.ndim))
     return jnp.take_along_axis(inputs, position, axis=axis)
 

@@ -20,9 +20,7 @@ def l2_normalize(x: jax.Array, axes: Axes | None = None, *, epsilon: float = 1e-
         >>> l2_normalize(jnp.array([3.0, 4.0])).round(3)
         Array([0.6, 0.8], dtype=float32)
     """
-    squares = jnp.sum(
-        x * x.conj(), axis=None if axes is None else canonicalize_axes(axes, x.ndim), keepdims=True
-    )
+    squares = jnp.sum(x * x.conj(), axis=None if axes is None else canonicalize_axes(axes, x.ndim), keepdims=True)
     return x * lax.rsqrt(squares + jnp.asarray(epsilon, squares.dtype))
 
 

@@ -1,0 +1,1 @@
+"""Layers: parameters, and one call of `sonde.ops` each."""

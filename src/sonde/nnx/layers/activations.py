@@ -1,0 +1,61 @@
+"""The activation with a parameter of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import ops
+from sonde.nnx.layers.parameters import NO_METADATA, Metadata
+from sonde.nnx.module import Module
+from sonde.nnx.variable import Param
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
+
+
+class PReLU(Module):
+    """Multiplies negative inputs with a slope that is learnt.
+
+    Args:
+        negative_slope_init: where the slope starts.
+        dtype: what to compute in; None takes the inputs'.
+        param_dtype: what the slope is stored in.
+        promote_dtype: how inputs and slope are cast, if `dtype` is given.
+        negative_slope_metadata: metadata of the slope's Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> nnx.PReLU(0.5)(jnp.array([-2.0, 3.0]))
+        Array([-1.,  3.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        negative_slope_init: float = 0.01,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        promote_dtype: PromoteDtype = promote_dtype,
+        negative_slope_metadata: Metadata = NO_METADATA,
+    ):
+        self.negative_slope: Param[Any] = Param(
+            jnp.asarray(negative_slope_init, param_dtype), **negative_slope_metadata
+        )
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Applies the activation.
+
+        Args:
+            inputs: any array.
+
+        Returns:
+            An array shaped as the inputs.
+        """
+        dtype = self.dtype if self.dtype is not None else jnp.result_type(inputs)
+        inputs, slope = promote_all(self.promote_dtype, (inputs, self.negative_slope[...]), dtype)
+        return ops.prelu(inputs, slope)

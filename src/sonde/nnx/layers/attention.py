@@ -1,0 +1,447 @@
+"""Multi-head attention, with dropout, masks, grouped queries and a cache for decoding.
+
+The arithmetic is in `sonde.ops.attention`, with the sites `scores`, `weights` and `heads`: they are seen by any
+capture, without `sow_weights`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import ops
+from sonde.errors import LayerInputError
+from sonde.nnx.layers.linear import LinearGeneral
+from sonde.nnx.layers.normalization import LayerNorm
+from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, first_given
+from sonde.nnx.layers.place import names_its_place
+from sonde.nnx.layers.stochastic import next_key
+from sonde.nnx.module import Module
+from sonde.nnx.pytree import data
+from sonde.nnx.variable import Cache, Intermediate
+from sonde.ops.checks import expect_size
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.initializers import default_bias_init, default_kernel_init
+
+
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Dtype | None = None,
+    precision: Any = None,
+    module: Module | None = None,
+    promote_dtype: PromoteDtype = promote_dtype,
+    is_causal: bool = False,
+) -> jax.Array:
+    """Scaled dot-product attention.
+
+    Without dropout and without `module` this is `jax.nn.dot_product_attention`.
+
+    Args:
+        query: `(batch..., queries, heads, depth)`.
+        key: `(batch..., keys, key heads, depth)`.
+        value: `(batch..., keys, key heads, depth)`.
+        bias: added to the scores; broadcast to `(batch..., heads, queries, keys)`.
+        mask: broadcast to `(batch..., heads, queries, keys)`; what is False gets no weight.
+        broadcast_dropout: the same dropout for all batch elements and heads.
+        dropout_rng: random key for dropout.
+        dropout_rate: how much is dropped.
+        deterministic: drop nothing.
+        dtype: what to compute in; None finds it from the arrays.
+        precision: of the products.
+        module: sows the weights as `attention_weights`, an `nnx.Intermediate`. Captures see them without it.
+        promote_dtype: how the arrays are cast to `dtype`.
+        is_causal: mask what comes after the query.
+
+    Returns:
+        `(batch..., queries, heads, depth)`.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> q = jnp.ones((2, 5, 4, 8))
+        >>> nnx.dot_product_attention(q, q, q, is_causal=True).shape
+        (2, 5, 4, 8)
+    """
+    if module is None and (deterministic or dropout_rate == 0.0) and value.shape[-1] == key.shape[-1]:
+        return ops.fused_attention(
+            query, key, value, bias=bias, mask=mask, is_causal=is_causal, dtype=dtype, promote_dtype=promote_dtype
+        )
+
+    def report(weights: jax.Array) -> None:
+        if module is not None:
+            module.sow(Intermediate, "attention_weights", weights)
+
+    return ops.dot_product_attention(
+        query,
+        key,
+        value,
+        bias=bias,
+        mask=mask,
+        is_causal=is_causal,
+        broadcast_dropout=broadcast_dropout,
+        dropout_rng=dropout_rng,
+        dropout_rate=dropout_rate,
+        deterministic=deterministic,
+        dtype=dtype,
+        precision=precision,
+        promote_dtype=promote_dtype,
+        report=report,
+    )
+
+
+class MultiHeadAttention(Module):
+    """Multi-head attention: every head looks at all positions by projections of its own.
+
+    Args:
+        num_heads: how many heads.
+        in_features: how many features the queries' inputs have.
+        qkv_features: how many features all heads have together; as many as `in_features` if None.
+        out_features: how many features go out; as many as `in_features` if None.
+        num_kv_heads: how many heads keys and values have; fewer than `num_heads` means grouped queries.
+        in_kv_features: how many features the inputs of keys and values have; as many as `in_features` if None.
+        dtype: what to compute in; None finds it from inputs and parameters.
+        param_dtype: what parameters are stored in.
+        broadcast_dropout: the same dropout for all batch elements and heads.
+        dropout_rate: how much of the weights is dropped.
+        deterministic: drop nothing; the call may say otherwise.
+        precision: of the products.
+        kernel_init: initializer of the kernels.
+        out_kernel_init: initializer of the last kernel, if another one.
+        bias_init: initializer of the biases.
+        out_bias_init: initializer of the last bias, if another one.
+        use_bias: whether projections have biases.
+        attention_fn: in place of `nnx.dot_product_attention`.
+        decode: whether calls take one position and write it into a cache; the call may say otherwise.
+        normalize_qk: whether queries and keys are normalised before they are compared.
+        qkv_promote_dtype: how the first projections cast their arrays.
+        out_promote_dtype: how the last projection casts its arrays.
+        ln_promote_dtype: how the normalisation of queries and keys casts its arrays.
+        qkv_dot_general: the product of the first projections.
+        out_dot_general: the product of the last projection.
+        qkv_dot_general_cls: a class whose instances are products.
+        out_dot_general_cls: a class whose instances are products.
+        rngs: random streams for the initial parameters and for dropout.
+        keep_rngs: whether to keep a stream for dropout; otherwise it is given to the call.
+        kernel_metadata: metadata of the kernels.
+        out_kernel_metadata: metadata of the last kernel, if other.
+        bias_metadata: metadata of the biases.
+        out_bias_metadata: metadata of the last bias, if other.
+        query_ln_scale_metadata: metadata of the scale that normalises queries.
+        key_ln_scale_metadata: metadata of the scale that normalises keys.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.MultiHeadAttention(4, 8, decode=False, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 5, 8)), is_causal=True).shape
+        (2, 5, 8)
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        in_features: int,
+        qkv_features: int | None = None,
+        out_features: int | None = None,
+        num_kv_heads: int | None = None,
+        in_kv_features: int | None = None,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        broadcast_dropout: bool = True,
+        dropout_rate: float = 0.0,
+        deterministic: bool | None = None,
+        precision: Any = None,
+        kernel_init: Init = default_kernel_init,
+        out_kernel_init: Init | None = None,
+        bias_init: Init = default_bias_init,
+        out_bias_init: Init | None = None,
+        use_bias: bool = True,
+        attention_fn: Callable[..., jax.Array] = dot_product_attention,
+        decode: bool | None = None,
+        normalize_qk: bool = False,
+        qkv_promote_dtype: PromoteDtype = promote_dtype,
+        out_promote_dtype: PromoteDtype = promote_dtype,
+        ln_promote_dtype: PromoteDtype = promote_dtype,
+        qkv_dot_general: Callable[..., jax.Array] | None = None,
+        out_dot_general: Callable[..., jax.Array] | None = None,
+        qkv_dot_general_cls: Any = None,
+        out_dot_general_cls: Any = None,
+        rngs: Any,
+        keep_rngs: bool = True,
+        kernel_metadata: Metadata = NO_METADATA,
+        out_kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+        out_bias_metadata: Metadata = NO_METADATA,
+        query_ln_scale_metadata: Metadata = NO_METADATA,
+        key_ln_scale_metadata: Metadata = NO_METADATA,
+    ):
+        self.num_heads = num_heads
+        self.in_features = in_features
+        self.qkv_features = qkv_features if qkv_features is not None else in_features
+        self.out_features = out_features if out_features is not None else in_features
+        self.in_kv_features = in_kv_features if in_kv_features is not None else in_features
+        self.num_kv_heads = num_kv_heads if num_kv_heads is not None else num_heads
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.broadcast_dropout = broadcast_dropout
+        self.dropout_rate = dropout_rate
+        self.deterministic = deterministic
+        self.precision = precision
+        self.use_bias = use_bias
+        self.attention_fn = attention_fn
+        self.decode = decode
+        self.normalize_qk = normalize_qk
+        self.qkv_promote_dtype = qkv_promote_dtype
+        self.out_promote_dtype = out_promote_dtype
+        self.ln_promote_dtype = ln_promote_dtype
+        self.qkv_dot_general = qkv_dot_general
+        self.out_dot_general = out_dot_general
+        self.qkv_dot_general_cls = qkv_dot_general_cls
+        self.out_dot_general_cls = out_dot_general_cls
+        self._check_heads()
+        self.head_dim = self.qkv_features // num_heads
+
+        def projection(in_features: int, heads: int) -> LinearGeneral:
+            return LinearGeneral(
+                in_features,
+                (heads, self.head_dim),
+                dtype=dtype,
+                param_dtype=param_dtype,
+                kernel_init=kernel_init,
+                bias_init=bias_init,
+                use_bias=use_bias,
+                precision=precision,
+                promote_dtype=qkv_promote_dtype,
+                dot_general=qkv_dot_general,
+                dot_general_cls=qkv_dot_general_cls,
+                rngs=rngs,
+                kernel_metadata=kernel_metadata,
+                bias_metadata=bias_metadata,
+            )
+
+        self.query = projection(in_features, num_heads)
+        self.key = projection(self.in_kv_features, self.num_kv_heads)
+        self.value = projection(self.in_kv_features, self.num_kv_heads)
+
+        def norm(scale_metadata: Metadata) -> LayerNorm:
+            return LayerNorm(
+                self.head_dim,
+                use_bias=False,
+                dtype=dtype,
+                param_dtype=param_dtype,
+                promote_dtype=ln_promote_dtype,
+                rngs=rngs,
+                scale_metadata=scale_metadata,
+            )
+
+        self.query_ln = data(norm(query_ln_scale_metadata) if normalize_qk else None)
+        self.key_ln = data(norm(key_ln_scale_metadata) if normalize_qk else None)
+        self.out = LinearGeneral(
+            (num_heads, self.head_dim),
+            self.out_features,
+            axis=(-2, -1),
+            kernel_init=out_kernel_init or kernel_init,
+            bias_init=out_bias_init or bias_init,
+            use_bias=use_bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            precision=precision,
+            promote_dtype=out_promote_dtype,
+            dot_general=out_dot_general,
+            dot_general_cls=out_dot_general_cls,
+            rngs=rngs,
+            kernel_metadata=out_kernel_metadata or kernel_metadata,
+            bias_metadata=out_bias_metadata or bias_metadata,
+        )
+        self.rngs = data(rngs.dropout.fork() if keep_rngs and dropout_rate > 0 else None)
+        self.cached_key: Cache[Any] | None = data(None)
+        self.cached_value: Cache[Any] | None = data(None)
+        self.cache_index: Cache[Any] | None = data(None)
+
+    @names_its_place
+    def _check_heads(self) -> None:
+        if self.qkv_features % self.num_heads:
+            raise LayerInputError(
+                f"Memory dimension ({self.qkv_features}) must be divisible by 'num_heads' heads ({self.num_heads})."
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise LayerInputError(
+                f"num_heads ({self.num_heads}) must be divisible by num_kv_heads ({self.num_kv_heads})."
+            )
+
+    @names_its_place
+    def __call__(
+        self,
+        inputs_q: jax.Array,
+        inputs_k: jax.Array | None = None,
+        inputs_v: jax.Array | None = None,
+        *,
+        mask: jax.Array | None = None,
+        deterministic: bool | None = None,
+        rngs: Any = None,
+        sow_weights: bool = False,
+        decode: bool | None = None,
+        is_causal: bool = False,
+        out_sharding: Any = None,
+        qkv_sharding: Any = None,
+    ) -> jax.Array:
+        """Attends.
+
+        Args:
+            inputs_q: `(batch..., queries, in_features)`.
+            inputs_k: `(batch..., keys, in_kv_features)`; None takes `inputs_q`.
+            inputs_v: as `inputs_k`; None takes `inputs_k`.
+            mask: broadcast to `(batch..., heads, queries, keys)`; what is False gets no weight.
+            deterministic: drop nothing, in place of the layer's own setting.
+            rngs: random streams for dropout, in place of the layer's own stream.
+            sow_weights: sow the weights as `attention_weights`, an `nnx.Intermediate`.
+            decode: write one position into the cache, in place of the layer's own setting.
+            is_causal: mask what comes after the query.
+            out_sharding: sharding of the result, under explicit sharding.
+            qkv_sharding: sharding of queries, keys and values, under explicit sharding.
+
+        Returns:
+            `(batch..., queries, out_features)`.
+
+        Raises:
+            ValueError: nothing says whether to decode or to drop, or the cache was not made.
+        """
+        if inputs_k is None:
+            if inputs_v is not None:
+                raise LayerInputError(
+                    "`inputs_k` cannot be None if `inputs_v` is not None. To have both `inputs_k` and `inputs_v` be "
+                    "the "
+                    "same value, pass in the value to `inputs_k` and leave `inputs_v` as None."
+                )
+            inputs_k = inputs_q
+        if inputs_v is None:
+            inputs_v = inputs_k
+        inputs = {
+            "inputs_q": (inputs_q, self.in_features),
+            "inputs_k": (inputs_k, self.in_kv_features),
+            "inputs_v": (inputs_v, self.in_kv_features),
+        }
+        for name, (x, size) in inputs.items():
+            expect_size(x, axis=-1, size=size, argument=name, meaning="features")
+        query = self.query(inputs_q, out_sharding=qkv_sharding)
+        key = self.key(inputs_k, out_sharding=qkv_sharding)
+        value = self.value(inputs_v, out_sharding=qkv_sharding)
+        if self.query_ln is not None and self.key_ln is not None:
+            query, key = self.query_ln(query), self.key_ln(key)
+        if first_given(decode, self.decode, otherwise=_unsaid("decode")):
+            key, value, mask = self._decode(query, key, value, mask)
+        dropping, rng = self._dropout(deterministic, rngs)
+        heads = self.attention_fn(
+            query,
+            key,
+            value,
+            mask=mask,
+            dropout_rng=rng,
+            dropout_rate=self.dropout_rate,
+            broadcast_dropout=self.broadcast_dropout,
+            deterministic=not dropping,
+            dtype=self.dtype,
+            precision=self.precision,
+            module=self if sow_weights else None,
+            **({"is_causal": True} if is_causal else {}),
+        )
+        return self.out(heads, out_sharding=out_sharding)
+
+    def _dropout(self, deterministic: bool | None, rngs: Any) -> tuple[bool, jax.Array | None]:
+        if self.dropout_rate == 0.0:
+            return False, None
+        if first_given(deterministic, self.deterministic, otherwise=_unsaid("deterministic")):
+            return False, None
+        source = rngs if rngs is not None else self.rngs
+        if source is None:
+            raise LayerInputError(
+                "'rngs' must be provided to __call__ method if MultiHeadAttention instance is defined with "
+                "keep_rngs=False."
+            )
+        return True, next_key(source, "dropout")
+
+    def _decode(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        if self.cached_key is None or self.cached_value is None or self.cache_index is None:
+            raise LayerInputError("Autoregressive cache not initialized, call ``init_cache`` first.")
+        cached_key, cached_value, index, mask = ops.decode_step(
+            query,
+            key,
+            value,
+            cached_key=self.cached_key[...],
+            cached_value=self.cached_value[...],
+            index=self.cache_index[...],
+            mask=mask,
+        )
+        self.cached_key.set_value(cached_key)
+        self.cached_value.set_value(cached_value)
+        self.cache_index.set_value(index)
+        return cached_key, cached_value, mask
+
+    def init_cache(self, input_shape: tuple[int, ...], dtype: Dtype = jnp.float32) -> None:
+        """Makes an empty cache; needed before decoding.
+
+        Args:
+            input_shape: `(batch..., length, in_features)` of all positions together.
+            dtype: of the cache.
+
+        Example:
+            >>> from sonde import nnx
+            >>> import jax.numpy as jnp
+            >>> layer = nnx.MultiHeadAttention(2, 4, decode=True, rngs=nnx.Rngs(0))
+            >>> layer.init_cache((3, 10, 4))
+            >>> layer(jnp.ones((3, 1, 4))).shape, int(layer.cache_index)
+            ((3, 1, 4), 1)
+        """
+        shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
+        self.cached_key = Cache(jnp.zeros(shape, dtype))
+        self.cached_value = Cache(jnp.zeros(shape, dtype))
+        self.cache_index = Cache(jnp.array(0, dtype=jnp.int32))
+
+    def set_view(
+        self,
+        deterministic: bool | None = None,
+        decode: bool | None = None,
+        batch_size: int | tuple[int, ...] | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        """What `nnx.view` may set.
+
+        Args:
+            deterministic: if True, the module is set to deterministic mode.
+            decode: if True, the module is set to decode mode.
+            batch_size: the batch size to use for the cache.
+            max_length: the max length to use for the cache.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+        if decode is not None:
+            self.decode = decode
+        if (batch_size is None) != (max_length is None):
+            raise LayerInputError(
+                f"`batch_size` and `max_length` make a cache together, got {batch_size} and {max_length}.",
+                place=type(self).__name__,
+            )
+        if batch_size is not None and max_length is not None:
+            batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
+            self.init_cache((*batch, max_length, self.in_features))
+
+
+def _unsaid(name: str) -> str:
+    return (
+        f"No `{name}` argument was provided to MultiHeadAttention as either a __call__ argument, class attribute, or "
+        f"nnx.flag. Write nnx.MultiHeadAttention(..., {name}=True/False) or attention(x, {name}=True/False)."
+    )

@@ -1,0 +1,236 @@
+"""Convolutions, features last: plain and transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sonde import ops
+from sonde.errors import LayerInputError
+from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, new_param, optional_param, value_of
+from sonde.nnx.layers.place import names_its_place
+from sonde.nnx.module import Module
+from sonde.nnx.pytree import data
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.initializers import default_bias_init, default_kernel_init
+from sonde.ops.padding import Padding
+
+
+class Conv(Module):
+    """A convolution.
+
+    Args:
+        in_features: how many features come in.
+        out_features: how many go out.
+        kernel_size: one number per spatial axis; a single number means one spatial axis.
+        strides: step of the window, one number or one per spatial axis.
+        padding: `'SAME'`, `'VALID'`, `'CIRCULAR'`, `'REFLECT'`, `'CAUSAL'`, a number, or one number or (low, high) pair
+            per spatial axis.
+        input_dilation: spread of the inputs.
+        kernel_dilation: spread of the kernel.
+        feature_group_count: features are split into so many groups that do not see each other.
+        use_bias: whether to add a bias.
+        mask: of the kernel's shape; multiplies it.
+        dtype: what to compute in; None finds it from inputs and parameters.
+        param_dtype: what parameters are stored in.
+        precision: as in `jax.lax.conv_general_dilated`.
+        kernel_init: initializer of the kernel.
+        bias_init: initializer of the bias.
+        conv_general_dilated: the convolution to use.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        preferred_element_type: as in `jax.lax.conv_general_dilated`.
+        rngs: random streams for the initial parameters.
+        kernel_metadata: metadata of the kernel's Variable.
+        bias_metadata: metadata of the bias' Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.Conv(3, 4, (3, 3), strides=2, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 8, 8, 3))).shape
+        (2, 4, 4, 4)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] | None = 1,
+        *,
+        padding: Padding = "SAME",
+        input_dilation: int | Sequence[int] | None = 1,
+        kernel_dilation: int | Sequence[int] | None = 1,
+        feature_group_count: int = 1,
+        use_bias: bool = True,
+        mask: jax.Array | None = None,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: Any = None,
+        kernel_init: Init = default_kernel_init,
+        bias_init: Init = default_bias_init,
+        conv_general_dilated: Callable[..., jax.Array] = lax.conv_general_dilated,
+        promote_dtype: PromoteDtype = promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        rngs: Any,
+        kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ):
+        kernel_size = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
+        if in_features % feature_group_count:
+            raise LayerInputError(
+                f"feature_group_count={feature_group_count} does not divide in_features={in_features}.",
+                place=type(self).__name__,
+            )
+        self.kernel_shape = (*kernel_size, in_features // feature_group_count, out_features)
+        self.kernel = new_param(self, rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata)
+        self.bias = optional_param(use_bias, self, rngs, bias_init, (out_features,), param_dtype, bias_metadata)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.kernel_size = kernel_size
+        self.strides = strides
+        self.padding = padding
+        self.input_dilation = input_dilation
+        self.kernel_dilation = kernel_dilation
+        self.feature_group_count = feature_group_count
+        self.use_bias = use_bias
+        self.mask = data(mask)
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.conv_general_dilated = conv_general_dilated
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
+
+    @names_its_place
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Convolves.
+
+        Args:
+            inputs: `(batch..., spatial..., in_features)`.
+            out_sharding: sharding of the result, under explicit sharding.
+
+        Returns:
+            `(batch..., spatial..., out_features)`.
+        """
+        return ops.conv(
+            inputs,
+            self.kernel[...],
+            value_of(self.bias),
+            strides=self.strides,
+            padding=self.padding,
+            input_dilation=self.input_dilation,
+            kernel_dilation=self.kernel_dilation,
+            feature_group_count=self.feature_group_count,
+            mask=self.mask,
+            dtype=self.dtype,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+            conv_general_dilated=self.conv_general_dilated,
+            promote_dtype=self.promote_dtype,
+            out_sharding=out_sharding,
+        )
+
+
+class ConvTranspose(Module):
+    """A transposed convolution: enlarges its inputs by `strides`.
+
+    Args:
+        in_features: how many features come in.
+        out_features: how many go out.
+        kernel_size: one number per spatial axis; a single number means one spatial axis.
+        strides: by how much to enlarge, one number or one per spatial axis.
+        padding: `'SAME'`, `'VALID'`, `'CIRCULAR'`, a number, or one number or (low, high) pair per spatial axis.
+        kernel_dilation: spread of the kernel.
+        use_bias: whether to add a bias.
+        mask: of the kernel's shape; multiplies it.
+        dtype: what to compute in; None finds it from inputs and parameters.
+        param_dtype: what parameters are stored in.
+        precision: as in `jax.lax.conv_transpose`.
+        kernel_init: initializer of the kernel.
+        bias_init: initializer of the bias.
+        transpose_kernel: flip the kernel and swap its last axes.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        preferred_element_type: as in `jax.lax.conv_transpose`.
+        rngs: random streams for the initial parameters.
+        kernel_metadata: metadata of the kernel's Variable.
+        bias_metadata: metadata of the bias' Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.ConvTranspose(3, 4, (3, 3), strides=(2, 2), rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 8, 8, 3))).shape
+        (2, 16, 16, 4)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: int | Sequence[int],
+        strides: int | Sequence[int] | None = None,
+        *,
+        padding: Padding = "SAME",
+        kernel_dilation: int | Sequence[int] | None = None,
+        use_bias: bool = True,
+        mask: jax.Array | None = None,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: Any = None,
+        kernel_init: Init = default_kernel_init,
+        bias_init: Init = default_bias_init,
+        transpose_kernel: bool = False,
+        promote_dtype: PromoteDtype = promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        rngs: Any,
+        kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ):
+        self.kernel_size = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.strides = strides
+        self.padding = padding
+        self.kernel_dilation = kernel_dilation
+        self.use_bias = use_bias
+        self.mask = data(mask)
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.transpose_kernel = transpose_kernel
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
+        features = (out_features, in_features) if transpose_kernel else (in_features, out_features)
+        self.kernel_shape = (*self.kernel_size, *features)
+        self.kernel = new_param(self, rngs, kernel_init, self.kernel_shape, param_dtype, kernel_metadata)
+        self.bias = optional_param(use_bias, self, rngs, bias_init, (out_features,), param_dtype, bias_metadata)
+
+    @names_its_place
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Convolves.
+
+        Args:
+            inputs: `(batch..., spatial..., in_features)`.
+
+        Returns:
+            `(batch..., spatial..., out_features)`.
+        """
+        return ops.conv_transpose(
+            inputs,
+            self.kernel[...],
+            value_of(self.bias),
+            strides=self.strides,
+            padding=self.padding,
+            kernel_dilation=self.kernel_dilation,
+            mask=self.mask,
+            transpose_kernel=self.transpose_kernel,
+            dtype=self.dtype,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+            promote_dtype=self.promote_dtype,
+        )

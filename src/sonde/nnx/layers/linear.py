@@ -1,0 +1,406 @@
+"""Linear layers: over the last axis, over any axes, by an einsum; and embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sonde import ops
+from sonde.errors import LayerInputError
+from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, new_param, optional_param, value_of
+from sonde.nnx.layers.place import names_its_place
+from sonde.nnx.module import Module
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.initializers import default_bias_init, default_embed_init, default_kernel_init, matrix_shape
+
+
+class Linear(Module):
+    """A linear map of the last axis.
+
+    Args:
+        in_features: how many features come in.
+        out_features: how many go out.
+        use_bias: whether to add a bias.
+        dtype: what to compute in; None finds it from inputs and parameters.
+        param_dtype: what parameters are stored in.
+        precision: as in `jax.lax.dot_general`.
+        kernel_init: initializer of the kernel.
+        bias_init: initializer of the bias.
+        dot_general: the product to use.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        preferred_element_type: as in `jax.lax.dot_general`.
+        rngs: random streams for the initial parameters.
+        kernel_metadata: metadata of the kernel's Variable, such as `out_sharding`.
+        bias_metadata: metadata of the bias' Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 3))).shape
+        (2, 4)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        use_bias: bool = True,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: Any = None,
+        kernel_init: Init = default_kernel_init,
+        bias_init: Init = default_bias_init,
+        dot_general: Callable[..., jax.Array] = lax.dot_general,
+        promote_dtype: PromoteDtype = promote_dtype,
+        preferred_element_type: Dtype | None = None,
+        rngs: Any,
+        kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ):
+        shape = (in_features, out_features)
+        self.kernel = new_param(self, rngs, kernel_init, shape, param_dtype, kernel_metadata)
+        self.bias = optional_param(use_bias, self, rngs, bias_init, (out_features,), param_dtype, bias_metadata)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.use_bias = use_bias
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.dot_general = dot_general
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
+
+    @names_its_place
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Applies the map.
+
+        Args:
+            inputs: `(..., in_features)`.
+            out_sharding: sharding of the result, under explicit sharding.
+
+        Returns:
+            `(..., out_features)`.
+        """
+        return ops.dense(
+            inputs,
+            self.kernel[...],
+            value_of(self.bias),
+            dtype=self.dtype,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+            dot_general=self.dot_general,
+            promote_dtype=self.promote_dtype,
+            out_sharding=out_sharding,
+        )
+
+
+class LinearGeneral(Module):
+    """A linear map of any axes, with a map of its own for every position of the batch axes.
+
+    Args:
+        in_features: how long the contracted axes are.
+        out_features: how long the axes are that take their place, at the end.
+        axis: the contracted axes.
+        batch_axis: leading axes that have maps of their own, with their lengths: `{0: 8}`.
+        use_bias: whether to add a bias.
+        dtype: what to compute in; None finds it from inputs and parameters.
+        param_dtype: what parameters are stored in.
+        kernel_init: initializer of the kernel, which it draws as a matrix.
+        bias_init: initializer of the bias.
+        precision: as in `jax.lax.dot_general`.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        dot_general: the product to use.
+        dot_general_cls: a class whose instances are products; used if `dot_general` is None.
+        preferred_element_type: as in `jax.lax.dot_general`.
+        rngs: random streams for the initial parameters.
+        kernel_metadata: metadata of the kernel's Variable.
+        bias_metadata: metadata of the bias' Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.LinearGeneral((5, 3), (4, 6), axis=(1, -1), rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 5, 7, 3))).shape
+        (2, 7, 4, 6)
+    """
+
+    def __init__(
+        self,
+        in_features: int | Sequence[int],
+        out_features: int | Sequence[int],
+        *,
+        axis: int | Sequence[int] = -1,
+        batch_axis: Mapping[int, int] = NO_METADATA,  # type: ignore[assignment]
+        use_bias: bool = True,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        kernel_init: Init = default_kernel_init,
+        bias_init: Init = default_bias_init,
+        precision: Any = None,
+        promote_dtype: PromoteDtype = promote_dtype,
+        dot_general: Callable[..., jax.Array] | None = None,
+        dot_general_cls: Any = None,
+        preferred_element_type: Dtype | None = None,
+        rngs: Any,
+        kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ):
+        self.in_features = _as_tuple(in_features)
+        self.out_features = _as_tuple(out_features)
+        self.axis = _as_tuple(axis)
+        # Part of the layer's structure, hence hashable.
+        self.batch_axis = tuple(sorted(batch_axis.items()))
+        self.use_bias = use_bias
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.dot_general = dot_general
+        self.dot_general_cls = dot_general_cls
+        self.promote_dtype = promote_dtype
+        self.preferred_element_type = preferred_element_type
+        name = type(self).__name__
+        if len(self.in_features) != len(self.axis):
+            raise LayerInputError(
+                f"in_features and axis must have the same length. Got {self.in_features} and {self.axis}.", place=name
+            )
+        axes = tuple(axis for axis, _ in self.batch_axis)
+        if axes != tuple(range(len(axes))):
+            raise LayerInputError(
+                f"batch_dims {axes} must be consecutive leading dimensions starting from 0.", place=name
+            )
+        batch = tuple(size for _, size in self.batch_axis)
+        shape = batch + self.in_features + self.out_features
+        self.kernel = new_param(
+            self,
+            rngs,
+            kernel_init,
+            shape,
+            param_dtype,
+            kernel_metadata,
+            drawn_as=matrix_shape(shape, n_batch=len(batch), n_in=len(self.in_features)),
+        )
+        shape = batch + self.out_features
+        self.bias = optional_param(
+            use_bias,
+            self,
+            rngs,
+            bias_init,
+            shape,
+            param_dtype,
+            bias_metadata,
+            drawn_as=(matrix_shape(shape, n_batch=0, n_in=0)[1],),
+        )
+
+    @names_its_place
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Applies the map.
+
+        Args:
+            inputs: an array with the contracted axes and the batch axes.
+            out_sharding: sharding of the result, under explicit sharding.
+
+        Returns:
+            An array with the axes (batch, the axes that are left, out_features).
+        """
+        dot_general = self.dot_general
+        if dot_general is None:
+            dot_general = lax.dot_general if self.dot_general_cls is None else self.dot_general_cls()
+        return ops.dense_general(
+            inputs,
+            self.kernel[...],
+            value_of(self.bias),
+            axis=self.axis,
+            batch_axis=tuple(axis for axis, _ in self.batch_axis),
+            dtype=self.dtype,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+            dot_general=dot_general,
+            promote_dtype=self.promote_dtype,
+            out_sharding=out_sharding,
+        )
+
+
+class Einsum(Module):
+    """A linear map by an einsum equation.
+
+    Args:
+        einsum_str: two operands, the inputs first: `"...d,dhk->...hk"`.
+        kernel_shape: of the second operand.
+        bias_shape: of the bias, the kernel's letters in the order of the result; None for no bias.
+        dtype: what to compute in; None finds it from inputs and parameters.
+        param_dtype: what parameters are stored in.
+        precision: as in `jnp.einsum`.
+        kernel_init: initializer of the kernel.
+        bias_init: initializer of the bias.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        einsum_op: the product to use.
+        preferred_element_type: as in `jnp.einsum`.
+        rngs: random streams for the initial parameters.
+        kernel_metadata: metadata of the kernel's Variable.
+        bias_metadata: metadata of the bias' Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.Einsum("ntd,dhk->nthk", (3, 4, 6), (4, 6), rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 5, 3))).shape
+        (2, 5, 4, 6)
+    """
+
+    def __init__(
+        self,
+        einsum_str: str,
+        kernel_shape: Sequence[int],
+        bias_shape: Sequence[int] | None = None,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        precision: Any = None,
+        kernel_init: Init = default_kernel_init,
+        bias_init: Init = default_bias_init,
+        promote_dtype: PromoteDtype = promote_dtype,
+        einsum_op: Callable[..., jax.Array] = jnp.einsum,
+        preferred_element_type: Dtype | None = None,
+        rngs: Any,
+        kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ):
+        _check_equation(self, einsum_str, kernel_shape)
+        self.kernel = new_param(self, rngs, kernel_init, tuple(kernel_shape), param_dtype, kernel_metadata)
+        self.bias = optional_param(
+            bias_shape is not None, self, rngs, bias_init, bias_shape, param_dtype, bias_metadata
+        )
+        self.einsum_str = einsum_str
+        self.kernel_shape = tuple(kernel_shape)
+        self.bias_shape = None if bias_shape is None else tuple(bias_shape)
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.promote_dtype = promote_dtype
+        self.einsum_op = einsum_op
+        self.preferred_element_type = preferred_element_type
+
+    @names_its_place
+    def __call__(self, inputs: jax.Array, einsum_str: str | None = None, out_sharding: Any = None) -> jax.Array:
+        """Applies the map.
+
+        Args:
+            inputs: the first operand.
+            einsum_str: an equation in place of the layer's own.
+            out_sharding: sharding of the result, under explicit sharding.
+
+        Returns:
+            The result of the equation, plus the bias.
+        """
+        return ops.einsum(
+            self.einsum_str if einsum_str is None else einsum_str,
+            inputs,
+            self.kernel[...],
+            value_of(self.bias),
+            dtype=self.dtype,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+            einsum_op=self.einsum_op,
+            promote_dtype=self.promote_dtype,
+            out_sharding=out_sharding,
+        )
+
+
+class Embed(Module):
+    """A table of vectors, looked up by index.
+
+    An index outside the table gives NaN.
+
+    Args:
+        num_embeddings: how many vectors.
+        features: how long they are.
+        dtype: of the result; None keeps the table's.
+        param_dtype: what the table is stored in.
+        embedding_init: initializer of the table.
+        promote_dtype: how vectors are cast to `dtype`.
+        rngs: random streams for the initial table.
+        embedding_metadata: metadata of the table's Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.Embed(10, 4, rngs=nnx.Rngs(0))
+        >>> layer(jnp.array([1, 5])).shape, layer.attend(jnp.ones((2, 4))).shape
+        ((2, 4), (2, 10))
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        embedding_init: Init = default_embed_init,
+        promote_dtype: PromoteDtype = promote_dtype,
+        rngs: Any,
+        embedding_metadata: Metadata = NO_METADATA,
+    ):
+        shape = (num_embeddings, features)
+        self.embedding = new_param(self, rngs, embedding_init, shape, param_dtype, embedding_metadata)
+        self.num_embeddings = num_embeddings
+        self.features = features
+        self.dtype = dtype or self.embedding.dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+
+    @names_its_place
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Looks up vectors.
+
+        Args:
+            inputs: integers, any shape.
+            out_sharding: sharding of the result, under explicit sharding.
+
+        Returns:
+            `(*inputs.shape, features)`.
+        """
+        return ops.embed(
+            inputs,
+            self.embedding[...],
+            dtype=self.dtype,
+            promote_dtype=self.promote_dtype,
+            out_sharding=out_sharding,
+        )
+
+    @names_its_place
+    def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Scores queries against every vector: the logits of a model with tied weights.
+
+        Args:
+            query: `(..., features)`.
+            out_sharding: sharding of the result, under explicit sharding.
+
+        Returns:
+            `(..., num_embeddings)`.
+        """
+        return ops.attend(
+            query,
+            self.embedding[...],
+            dtype=self.dtype,
+            promote_dtype=self.promote_dtype,
+            out_sharding=out_sharding,
+        )
+
+
+def _as_tuple(value: int | Sequence[int]) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, Sequence) else (value,)
+
+
+def _check_equation(layer: Module, equation: str, kernel_shape: Sequence[int]) -> None:
+    try:
+        ops.einsum_bias_shape(equation, kernel_shape)
+    except LayerInputError as error:
+        error.place = type(layer).__name__
+        raise

@@ -1,0 +1,169 @@
+"""Low-rank adaptation: a small trainable correction beside a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import ops
+from sonde.errors import LayerInputError
+from sonde.nnx.layers.linear import Linear
+from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, new_param
+from sonde.nnx.layers.place import names_its_place
+from sonde.nnx.module import Module
+from sonde.nnx.pytree import data
+from sonde.nnx.variable import Param, Variable
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.initializers import default_lora_a_init, zeros
+
+
+class LoRAParam(Param[Any]):
+    """The type of the correction's parameters, to train them alone: `wrt=nnx.LoRAParam`."""
+
+
+class LoRA(Module):
+    """A linear map of low rank, alone or added to the output of another layer.
+
+    Args:
+        in_features: how many features come in.
+        lora_rank: the rank.
+        out_features: how many features go out.
+        base_module: a layer whose output is added.
+        dtype: what to compute in; None finds it from inputs and parameters.
+        param_dtype: what parameters are stored in.
+        a_initializer: initializer of the first factor.
+        b_initializer: initializer of the second factor; zeros, so that nothing changes at first.
+        lora_param_type: the type of both factors' Variables.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        rngs: random streams for the initial parameters.
+        a_metadata: metadata of the first factor's Variable.
+        b_metadata: metadata of the second factor's Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.LoRA(3, 2, 4, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((5, 3))).shape
+        (5, 4)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        lora_rank: int,
+        out_features: int,
+        *,
+        base_module: Callable[..., Any] | None = None,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        a_initializer: Init = default_lora_a_init,
+        b_initializer: Init = zeros,
+        lora_param_type: type[Variable[Any]] = LoRAParam,
+        promote_dtype: PromoteDtype = promote_dtype,
+        rngs: Any,
+        a_metadata: Metadata = NO_METADATA,
+        b_metadata: Metadata = NO_METADATA,
+    ):
+        self.in_features = in_features
+        self.out_features = out_features
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.lora_param_type = lora_param_type
+        self.base_module: Any = data(base_module)
+        self.promote_dtype = promote_dtype
+        shapes = (in_features, lora_rank), (lora_rank, out_features)
+        self.lora_a = new_param(self, rngs, a_initializer, shapes[0], param_dtype, a_metadata, kind=lora_param_type)
+        self.lora_b = new_param(self, rngs, b_initializer, shapes[1], param_dtype, b_metadata, kind=lora_param_type)
+
+    @names_its_place
+    def __call__(self, x: jax.Array, **kwargs: Any) -> jax.Array:
+        """Applies the map, and adds the output of the other layer if there is one.
+
+        Args:
+            x: `(..., in_features)`.
+            **kwargs: for the other layer.
+
+        Returns:
+            `(..., out_features)`.
+        """
+        y = ops.low_rank(x, self.lora_a[...], self.lora_b[...], dtype=self.dtype, promote_dtype=self.promote_dtype)
+        if self.base_module is None:
+            return y
+        if not callable(self.base_module):
+            raise LayerInputError(f"`base_module` must be callable, got {type(self.base_module).__name__}.")
+        return y + self.base_module(x, **kwargs)
+
+
+class LoRALinear(Linear):
+    """A `Linear` with a correction of low rank beside it; its state contains that of `Linear`.
+
+    Args:
+        in_features: how many features come in.
+        out_features: how many go out.
+        lora_rank: the rank of the correction.
+        lora_dtype: what the correction is computed in.
+        lora_param_dtype: what the correction's parameters are stored in.
+        a_initializer: initializer of the first factor.
+        b_initializer: initializer of the second factor.
+        lora_param_type: the type of both factors' Variables.
+        lora_promote_dtype: how the correction's arrays are cast.
+        rngs: random streams for the initial parameters.
+        a_metadata: metadata of the first factor's Variable.
+        b_metadata: metadata of the second factor's Variable.
+        **kwargs: as in `Linear`.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.LoRALinear(3, 4, lora_rank=2, rngs=nnx.Rngs(0))
+        >>> bool((layer(jnp.ones((5, 3))) == nnx.Linear(3, 4, rngs=nnx.Rngs(0))(jnp.ones((5, 3)))).all())
+        True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        lora_rank: int,
+        lora_dtype: Dtype | None = None,
+        lora_param_dtype: Dtype = jnp.float32,
+        a_initializer: Init = default_lora_a_init,
+        b_initializer: Init = zeros,
+        lora_param_type: type[Variable[Any]] = LoRAParam,
+        lora_promote_dtype: PromoteDtype = promote_dtype,
+        rngs: Any,
+        a_metadata: Metadata = NO_METADATA,
+        b_metadata: Metadata = NO_METADATA,
+        **kwargs: Any,
+    ):
+        super().__init__(in_features, out_features, rngs=rngs, **kwargs)
+        self.lora = LoRA(
+            in_features,
+            lora_rank,
+            out_features,
+            dtype=lora_dtype,
+            param_dtype=lora_param_dtype,
+            a_initializer=a_initializer,
+            b_initializer=b_initializer,
+            lora_param_type=lora_param_type,
+            promote_dtype=lora_promote_dtype,
+            rngs=rngs,
+            a_metadata=a_metadata,
+            b_metadata=b_metadata,
+        )
+
+    def __call__(self, x: jax.Array, out_sharding: Any = None) -> jax.Array:  # type: ignore[override]
+        """Applies both maps.
+
+        Args:
+            x: `(..., in_features)`.
+            out_sharding: sharding of the result, under explicit sharding.
+
+        Returns:
+            `(..., out_features)`.
+        """
+        return super().__call__(x, out_sharding=out_sharding) + self.lora(x)

@@ -1,0 +1,504 @@
+"""Normalisation layers by mean and variance: batch, layer, RMS, group and instance norm.
+
+The arithmetic is in `sonde.ops.norm`, with the site `normalised` before scale and bias.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import ops
+from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, first_given, optional_param, value_of
+from sonde.nnx.layers.place import names_its_place
+from sonde.nnx.module import Module
+from sonde.nnx.variable import BatchStat
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.initializers import ones, zeros
+from sonde.ops.norm import Axes
+
+
+class BatchNorm(Module):
+    """Normalises every feature over the batch while training, and by running averages afterwards.
+
+    Args:
+        num_features: how many features there are.
+        use_running_average: normalise by the running averages; `train()`, `eval()` and the call may say otherwise.
+        axis: the feature axis or axes; all others are averaged over.
+        momentum: how much of the running averages a step keeps.
+        epsilon: added to the variance.
+        dtype: of the result; None finds it from inputs and parameters.
+        param_dtype: what scale and bias are stored in.
+        use_bias: whether to add a bias.
+        use_scale: whether to multiply with a scale.
+        bias_init: initializer of the bias.
+        scale_init: initializer of the scale.
+        axis_name: a mapped axis to average over as well.
+        axis_index_groups: groups of the mapped axis that are averaged apart.
+        use_fast_variance: compute the variance in one pass; less exact when the mean is large.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        rngs: random streams for the initial parameters.
+        bias_metadata: metadata of the bias' Variable.
+        scale_metadata: metadata of the scale's Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.BatchNorm(2, momentum=0.9, rngs=nnx.Rngs(0))
+        >>> y = layer(jnp.array([[1.0, 2.0], [3.0, 2.0]]))
+        >>> layer.mean[...]
+        Array([0.2, 0.2], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        use_running_average: bool = False,
+        axis: int = -1,
+        momentum: float = 0.99,
+        epsilon: float = 1e-5,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Init = zeros,
+        scale_init: Init = ones,
+        axis_name: str | None = None,
+        axis_index_groups: Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtype = promote_dtype,
+        rngs: Any,
+        bias_metadata: Metadata = NO_METADATA,
+        scale_metadata: Metadata = NO_METADATA,
+    ):
+        shape = (num_features,)
+        self.mean = BatchStat(jnp.zeros(shape, jnp.float32))
+        self.var = BatchStat(jnp.ones(shape, jnp.float32))
+        self.scale = optional_param(use_scale, self, rngs, scale_init, shape, param_dtype, scale_metadata)
+        self.bias = optional_param(use_bias, self, rngs, bias_init, shape, param_dtype, bias_metadata)
+        self.num_features = num_features
+        self.use_running_average = use_running_average
+        self.axis = axis
+        self.momentum = momentum
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_bias = use_bias
+        self.use_scale = use_scale
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
+
+    @names_its_place
+    def __call__(
+        self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None
+    ) -> jax.Array:
+        """Normalises, and moves the running averages unless they are used.
+
+        Args:
+            x: the inputs.
+            use_running_average: in place of the layer's own setting.
+            mask: what counts for the statistics; broadcast to the inputs.
+
+        Returns:
+            An array shaped as `x`.
+        """
+        by_running_average: bool = first_given(
+            use_running_average,
+            self.use_running_average,
+            otherwise="No `use_running_average` argument was provided to BatchNorm. Say it in the constructor, "
+            "nnx.BatchNorm(..., use_running_average=True/False), in the call, bn(x, use_running_average=True/False), "
+            "or "
+            "for a whole model, nnx.view(model, use_running_average=True/False).",
+        )
+        y, mean, var = ops.batch_norm(
+            x,
+            value_of(self.scale),
+            value_of(self.bias),
+            self.mean[...],
+            self.var[...],
+            use_running_average=by_running_average,
+            axis=self.axis,
+            momentum=self.momentum,
+            epsilon=self.epsilon,
+            mask=mask,
+            axis_name=self.axis_name,
+            axis_index_groups=self.axis_index_groups,
+            use_fast_variance=self.use_fast_variance,
+            dtype=self.dtype,
+            promote_dtype=self.promote_dtype,
+        )
+        if not by_running_average:
+            self.mean.set_value(jnp.asarray(mean, self.mean.dtype))
+            self.var.set_value(jnp.asarray(var, self.var.dtype))
+        return y
+
+    def set_view(self, use_running_average: bool | None = None) -> None:
+        """What `nnx.view` may set.
+
+        Args:
+            use_running_average: if True, the stored batch statistics will be used instead of computing the batch
+                statistics on the input.
+        """
+        if use_running_average is not None:
+            self.use_running_average = use_running_average
+
+
+class LayerNorm(Module):
+    """Normalises every position over its features.
+
+    Args:
+        num_features: how many features there are.
+        epsilon: added to the variance.
+        dtype: of the result; None finds it from inputs and parameters.
+        param_dtype: what scale and bias are stored in.
+        use_bias: whether to add a bias.
+        use_scale: whether to multiply with a scale.
+        bias_init: initializer of the bias.
+        scale_init: initializer of the scale.
+        reduction_axes: the axes to average over.
+        feature_axes: the axes that scale and bias have.
+        axis_name: a mapped axis to average over as well.
+        axis_index_groups: groups of the mapped axis that are averaged apart.
+        use_fast_variance: compute the variance in one pass; less exact when the mean is large.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        rngs: random streams for the initial parameters.
+        bias_metadata: metadata of the bias' Variable.
+        scale_metadata: metadata of the scale's Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> nnx.LayerNorm(2, rngs=nnx.Rngs(0))(jnp.array([1.0, 3.0])).round(3)
+        Array([-1.,  1.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Init = zeros,
+        scale_init: Init = ones,
+        reduction_axes: Axes = -1,
+        feature_axes: Axes = -1,
+        axis_name: str | None = None,
+        axis_index_groups: Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtype = promote_dtype,
+        rngs: Any,
+        bias_metadata: Metadata = NO_METADATA,
+        scale_metadata: Metadata = NO_METADATA,
+    ):
+        shape = (num_features,)
+        self.scale = optional_param(use_scale, self, rngs, scale_init, shape, param_dtype, scale_metadata)
+        self.bias = optional_param(use_bias, self, rngs, bias_init, shape, param_dtype, bias_metadata)
+        self.num_features = num_features
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_bias = use_bias
+        self.use_scale = use_scale
+        self.reduction_axes = reduction_axes
+        self.feature_axes = feature_axes
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
+
+    @names_its_place
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
+        """Normalises.
+
+        Args:
+            x: the inputs.
+            mask: what counts for the statistics; broadcast to the inputs.
+
+        Returns:
+            An array shaped as `x`.
+        """
+        return ops.layer_norm(
+            x,
+            value_of(self.scale),
+            value_of(self.bias),
+            reduction_axes=self.reduction_axes,
+            feature_axes=self.feature_axes,
+            **_common(self, mask),
+        )
+
+
+class RMSNorm(Module):
+    """Divides every position by the root of its mean square.
+
+    Args:
+        num_features: how many features there are.
+        epsilon: added to the mean square.
+        dtype: of the result; None finds it from inputs and parameters.
+        param_dtype: what the scale is stored in.
+        use_scale: whether to multiply with a scale.
+        scale_init: initializer of the scale.
+        reduction_axes: the axes to average over.
+        feature_axes: the axes that the scale has.
+        axis_name: a mapped axis to average over as well.
+        axis_index_groups: groups of the mapped axis that are averaged apart.
+        use_fast_variance: without effect: there is no mean to subtract.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        rngs: random streams for the initial parameters.
+        scale_metadata: metadata of the scale's Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> nnx.RMSNorm(2, rngs=nnx.Rngs(0))(jnp.array([3.0, -3.0])).round(3)
+        Array([ 1., -1.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        use_scale: bool = True,
+        scale_init: Init = ones,
+        reduction_axes: Axes = -1,
+        feature_axes: Axes = -1,
+        axis_name: str | None = None,
+        axis_index_groups: Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtype = promote_dtype,
+        rngs: Any,
+        scale_metadata: Metadata = NO_METADATA,
+    ):
+        shape = (num_features,)
+        self.scale = optional_param(use_scale, self, rngs, scale_init, shape, param_dtype, scale_metadata)
+        self.num_features = num_features
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_scale = use_scale
+        self.reduction_axes = reduction_axes
+        self.feature_axes = feature_axes
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
+
+    @names_its_place
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Normalises.
+
+        Args:
+            x: the inputs.
+            mask: what counts for the mean square; broadcast to the inputs.
+
+        Returns:
+            An array shaped as `x`.
+        """
+        return ops.rms_norm(
+            x,
+            value_of(self.scale),
+            reduction_axes=self.reduction_axes,
+            feature_axes=self.feature_axes,
+            **_common(self, mask),
+        )
+
+
+class GroupNorm(Module):
+    """Normalises groups of features of every example.
+
+    Args:
+        num_features: how many features there are.
+        num_groups: how many groups; None if `group_size` says it.
+        group_size: how many features a group has.
+        epsilon: added to the variance.
+        dtype: of the result; None finds it from inputs and parameters.
+        param_dtype: what scale and bias are stored in.
+        use_bias: whether to add a bias.
+        use_scale: whether to multiply with a scale.
+        bias_init: initializer of the bias.
+        scale_init: initializer of the scale.
+        reduction_axes: the axes to average over, the last among them; None means all but the first.
+        axis_name: a mapped axis to average over as well.
+        axis_index_groups: groups of the mapped axis that are averaged apart.
+        use_fast_variance: compute the variance in one pass; less exact when the mean is large.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        rngs: random streams for the initial parameters.
+        bias_metadata: metadata of the bias' Variable.
+        scale_metadata: metadata of the scale's Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.GroupNorm(6, num_groups=3, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((2, 5, 6))).shape
+        (2, 5, 6)
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_groups: int | None = 32,
+        group_size: int | None = None,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Init = zeros,
+        scale_init: Init = ones,
+        reduction_axes: Axes | None = None,
+        axis_name: str | None = None,
+        axis_index_groups: Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtype = promote_dtype,
+        rngs: Any,
+        bias_metadata: Metadata = NO_METADATA,
+        scale_metadata: Metadata = NO_METADATA,
+    ):
+        self.feature_axis = -1
+        self.num_groups = _group_count(self, num_features, num_groups, group_size)
+        self.group_size = num_features // self.num_groups
+        shape = (num_features,)
+        self.scale = optional_param(use_scale, self, rngs, scale_init, shape, param_dtype, scale_metadata)
+        self.bias = optional_param(use_bias, self, rngs, bias_init, shape, param_dtype, bias_metadata)
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_bias = use_bias
+        self.use_scale = use_scale
+        self.reduction_axes = reduction_axes
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
+
+    @names_its_place
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
+        """Normalises.
+
+        Args:
+            x: `(batch, ..., num_features)`.
+            mask: what counts for the statistics; broadcast to the inputs.
+
+        Returns:
+            An array shaped as `x`.
+        """
+        return ops.group_norm(
+            x,
+            value_of(self.scale),
+            value_of(self.bias),
+            num_groups=self.num_groups,
+            reduction_axes=self.reduction_axes,
+            **_common(self, mask),
+        )
+
+
+class InstanceNorm(Module):
+    """Normalises every feature of every example over the axes between.
+
+    Args:
+        num_features: how many features there are.
+        epsilon: added to the variance.
+        dtype: of the result; None finds it from inputs and parameters.
+        param_dtype: what scale and bias are stored in.
+        use_bias: whether to add a bias.
+        use_scale: whether to multiply with a scale.
+        bias_init: initializer of the bias.
+        scale_init: initializer of the scale.
+        feature_axes: the feature axes, any but the first.
+        axis_name: a mapped axis to average over as well.
+        axis_index_groups: groups of the mapped axis that are averaged apart.
+        use_fast_variance: compute the variance in one pass; less exact when the mean is large.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        rngs: random streams for the initial parameters.
+        bias_metadata: metadata of the bias' Variable.
+        scale_metadata: metadata of the scale's Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> nnx.InstanceNorm(6, rngs=nnx.Rngs(0))(jnp.ones((2, 5, 6))).shape
+        (2, 5, 6)
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        epsilon: float = 1e-6,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        bias_init: Init = zeros,
+        scale_init: Init = ones,
+        feature_axes: Axes = -1,
+        axis_name: str | None = None,
+        axis_index_groups: Any = None,
+        use_fast_variance: bool = True,
+        promote_dtype: PromoteDtype = promote_dtype,
+        rngs: Any,
+        bias_metadata: Metadata = NO_METADATA,
+        scale_metadata: Metadata = NO_METADATA,
+    ):
+        shape = (num_features,)
+        self.scale = optional_param(use_scale, self, rngs, scale_init, shape, param_dtype, scale_metadata)
+        self.bias = optional_param(use_bias, self, rngs, bias_init, shape, param_dtype, bias_metadata)
+        self.num_features = num_features
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.use_bias = use_bias
+        self.use_scale = use_scale
+        self.feature_axes = feature_axes
+        self.axis_name = axis_name
+        self.axis_index_groups = axis_index_groups
+        self.use_fast_variance = use_fast_variance
+        self.promote_dtype = promote_dtype
+
+    @names_its_place
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
+        """Normalises.
+
+        Args:
+            x: `(batch, ..., features)`.
+            mask: what counts for the statistics; broadcast to the inputs.
+
+        Returns:
+            An array shaped as `x`.
+        """
+        return ops.instance_norm(
+            x,
+            value_of(self.scale),
+            value_of(self.bias),
+            feature_axes=self.feature_axes,
+            **_common(self, mask),
+        )
+
+
+def _common(layer: Any, mask: jax.Array | None) -> dict[str, Any]:
+    return {
+        "epsilon": layer.epsilon,
+        "mask": mask,
+        "axis_name": layer.axis_name,
+        "axis_index_groups": layer.axis_index_groups,
+        "use_fast_variance": layer.use_fast_variance,
+        "dtype": layer.dtype,
+        "promote_dtype": layer.promote_dtype,
+    }
+
+
+@names_its_place
+def _group_count(layer: GroupNorm, num_features: int, num_groups: int | None, group_size: int | None) -> int:
+    return ops.group_count(num_features, num_groups=num_groups, group_size=group_size)

@@ -1,0 +1,85 @@
+"""Making the parameters of a layer, and choosing between options of the constructor and of the call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from sonde.errors import LayerInputError
+from sonde.nnx.metadata import VariableMetadata
+from sonde.nnx.pytree import data
+from sonde.nnx.rngs import Rngs
+from sonde.nnx.variable import Param, Variable
+from sonde.ops.initializers import draw
+
+Metadata = Mapping[str, Any]
+Init = Callable[..., Any]
+"""An initializer, `init(key, shape, dtype)`; its value may come with metadata around it."""
+NO_METADATA: Metadata = {}
+
+
+def new_param(
+    layer: Any,
+    rngs: Any,
+    init: Callable[..., Any],
+    shape: Sequence[int],
+    dtype: Any,
+    metadata: Metadata,
+    *,
+    kind: type[Variable[Any]] = Param,
+    drawn_as: Sequence[int] | None = None,
+) -> Variable[Any]:
+    """A parameter drawn from the `params` stream.
+
+    Args:
+        layer: the layer it is for, named in errors.
+        rngs: the random streams.
+        init: the initializer.
+        shape: of the parameter.
+        dtype: of the parameter.
+        metadata: for the Variable.
+        kind: the type of the Variable.
+        drawn_as: the shape the initializer is asked for, if another one.
+
+    Raises:
+        LayerInputError: `rngs` is no `Rngs`.
+    """
+    if not isinstance(rngs, Rngs):
+        raise LayerInputError(
+            f"`rngs` must be an nnx.Rngs to draw initial parameters from, got {rngs!r}. Write "
+            f"{type(layer).__name__}(..., rngs=nnx.Rngs(0)).",
+            place=type(layer).__name__,
+        )
+    value = draw(init, rngs.params(), shape if drawn_as is None else drawn_as, dtype)
+    if drawn_as is not None:
+        # A wrapped initializer returns its value with metadata around it.
+        if isinstance(value, VariableMetadata):
+            value = dataclasses.replace(value, raw_value=jnp.reshape(value.raw_value, tuple(shape)))
+        else:
+            value = jnp.reshape(value, tuple(shape))
+    return kind(value, **metadata)
+
+
+def optional_param(use: bool, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """The same as `new_param`, or a place for an absent parameter."""
+    return new_param(layer, *args, **kwargs) if use else data(None)
+
+
+def value_of(variable: Variable[Any] | None) -> Any:
+    """The value of a parameter that may be absent."""
+    return None if variable is None else variable[...]
+
+
+def first_given(*options: Any, otherwise: str) -> Any:
+    """The first option that is not None.
+
+    Raises:
+        ValueError: all are None; the text is `otherwise`.
+    """
+    for option in options:
+        if option is not None:
+            return option
+    raise ValueError(otherwise)

@@ -1,0 +1,515 @@
+"""Recurrent cells: one step from a memory and an input to a new memory and an output.
+
+The arithmetic is in `sonde.ops.recurrent`, with a site at every gate. `RNN` runs a cell over a sequence.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import ops
+from sonde.errors import LayerInputError
+from sonde.nnx.layers.linear import Linear
+from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata
+from sonde.nnx.layers.place import names_its_place
+from sonde.nnx.module import Module
+from sonde.nnx.pytree import data
+from sonde.nnx.rngs import Rngs, RngStream
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.initializers import (
+    default_bias_init,
+    default_kernel_init,
+    orthogonal_any_dtype,
+    zeros,
+)
+
+Pair = tuple[jax.Array, jax.Array]
+
+
+class RNNCellBase(Module):
+    """The base of recurrent cells.
+
+    A cell is called as `new_carry, output = cell(carry, inputs)`, makes the memory to start with in `initialize_carry`,
+    and says in `num_feature_axes` how many axes of its inputs are features.
+    """
+
+    def __call__(self, carry: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
+        """Runs one step.
+
+        Args:
+            carry: the memory.
+            inputs: what comes in.
+
+        Returns:
+            The new memory and the output.
+        """
+        raise TypeError(f"{type(self).__name__} must define __call__(carry, inputs) to be a cell.")
+
+    def initialize_carry(self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Init | None = None) -> Any:
+        """Makes the memory to start with.
+
+        Args:
+            input_shape: of one step's inputs.
+            rngs: random streams or one stream.
+            carry_init: initializer of the memory.
+
+        Returns:
+            The memory.
+        """
+        raise TypeError(
+            f"{type(self).__name__} must define initialize_carry(input_shape, rngs) to be a recurrent cell."
+        )
+
+    @property
+    def num_feature_axes(self) -> int:
+        """How many axes of the inputs are features."""
+        raise TypeError(f"{type(self).__name__} must define num_feature_axes to be a cell.")
+
+
+class _VectorCell(RNNCellBase):
+    """What cells with a vector as memory share: `_parts` says how many vectors."""
+
+    _parts = 1
+    hidden_features: int
+    param_dtype: Dtype
+    carry_init: Init | None
+    rngs: RngStream | None
+
+    def _keep(self, rngs: Any, keep_rngs: bool, carry_init: Init | None) -> None:
+        if keep_rngs:
+            warnings.warn(
+                "keep_rngs argument is deprecated. Please use rngs argument in initialize_carry instead.",
+                UserWarning,
+                stacklevel=3,
+            )
+        if carry_init is not None:
+            warnings.warn(
+                "carry_init is provided in __init__. Please use the carry_init argument of initialize_carry instead: "
+                "two "
+                "cells that differ in carry_init alone have different graphdefs.",
+                UserWarning,
+                stacklevel=3,
+            )
+        self.rngs = data(rngs.carry.fork() if keep_rngs else None)
+        self.carry_init = carry_init
+
+    @names_its_place
+    def initialize_carry(self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Init | None = None) -> Any:
+        """Makes the memory to start with: zeros, unless an initializer says otherwise.
+
+        Args:
+            input_shape: `(batch..., in_features)`.
+            rngs: random streams or one stream.
+            carry_init: initializer of the memory.
+
+        Returns:
+            One or two arrays `(batch..., hidden_features)`, as the cell needs.
+        """
+        source = rngs if rngs is not None else self.rngs
+        if source is None:
+            raise LayerInputError("RNGs must be provided to initialize the cell carry.")
+        if isinstance(source, Rngs):
+            source = source.carry
+        init = carry_init or self.carry_init or zeros
+        shape = (*input_shape[:-1], self.hidden_features)
+        parts = tuple(init(source(), shape, self.param_dtype) for _ in range(self._parts))
+        return parts if self._parts > 1 else parts[0]
+
+    @property
+    def num_feature_axes(self) -> int:
+        """One: the last axis of the inputs."""
+        return 1
+
+
+class LSTMCell(_VectorCell):
+    """A long short-term memory, with a matrix of its own for every gate.
+
+    Args:
+        in_features: how many features come in.
+        hidden_features: how many features memory and output have.
+        gate_fn: activation of the gates.
+        activation_fn: activation of what is written and of the memory.
+        kernel_init: initializer of the kernels for the inputs.
+        recurrent_kernel_init: initializer of the kernels for the memory.
+        bias_init: initializer of the biases.
+        dtype: what to compute in; None finds it from inputs and parameters.
+        param_dtype: what parameters and memory are stored in.
+        carry_init: initializer of the memory; better given to `initialize_carry`.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        keep_rngs: keep a stream for `initialize_carry`; better given to it.
+        rngs: random streams for the initial parameters.
+        kernel_metadata: metadata of the kernels for the inputs.
+        recurrent_kernel_metadata: metadata of the kernels for the memory.
+        bias_metadata: metadata of the biases.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> cell = nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0))
+        >>> carry = cell.initialize_carry((2, 3), nnx.Rngs(0))
+        >>> carry, y = cell(carry, jnp.ones((2, 3)))
+        >>> y.shape
+        (2, 4)
+    """
+
+    _parts = 2
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        gate_fn: Callable[..., Any] = jax.nn.sigmoid,
+        activation_fn: Callable[..., Any] = jnp.tanh,
+        kernel_init: Init = default_kernel_init,
+        recurrent_kernel_init: Init = orthogonal_any_dtype,
+        bias_init: Init = default_bias_init,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        carry_init: Init | None = None,
+        promote_dtype: PromoteDtype = promote_dtype,
+        keep_rngs: bool = False,
+        rngs: Any,
+        kernel_metadata: Metadata = NO_METADATA,
+        recurrent_kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ):
+        self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.gate_fn = gate_fn
+        self.activation_fn = activation_fn
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+
+        def of_inputs() -> Linear:
+            return Linear(
+                in_features,
+                hidden_features,
+                use_bias=False,
+                kernel_init=kernel_init,
+                dtype=dtype,
+                param_dtype=param_dtype,
+                promote_dtype=promote_dtype,
+                rngs=rngs,
+                kernel_metadata=kernel_metadata,
+            )
+
+        def of_memory() -> Linear:
+            return Linear(
+                hidden_features,
+                hidden_features,
+                kernel_init=recurrent_kernel_init,
+                bias_init=bias_init,
+                dtype=dtype,
+                param_dtype=param_dtype,
+                promote_dtype=promote_dtype,
+                rngs=rngs,
+                kernel_metadata=recurrent_kernel_metadata,
+                bias_metadata=bias_metadata,
+            )
+
+        self.ii, self.if_, self.ig, self.io = (of_inputs() for _ in range(4))
+        self.hi, self.hf, self.hg, self.ho = (of_memory() for _ in range(4))
+        self._keep(rngs, keep_rngs, carry_init)
+
+    @names_its_place
+    def __call__(self, carry: Pair, inputs: jax.Array) -> tuple[Pair, jax.Array]:  # type: ignore[override]
+        """Runs one step.
+
+        Args:
+            carry: memory and last output, each `(batch..., hidden_features)`.
+            inputs: `(batch..., in_features)`.
+
+        Returns:
+            The new pair and the output.
+        """
+        ops.check_carry(carry, inputs, self.hidden_features, parts=2)
+        c, h = carry
+        return ops.lstm(
+            c,
+            self.ii(inputs) + self.hi(h),
+            self.if_(inputs) + self.hf(h),
+            self.ig(inputs) + self.hg(h),
+            self.io(inputs) + self.ho(h),
+            gate_fn=self.gate_fn,
+            activation_fn=self.activation_fn,
+        )
+
+
+class OptimizedLSTMCell(_VectorCell):
+    """A long short-term memory with one matrix for all gates: fewer, larger products than `LSTMCell`.
+
+    Arguments and calls are those of `LSTMCell`; parameters are laid out differently.
+
+    Example:
+        >>> from sonde import nnx
+        >>> cell = nnx.OptimizedLSTMCell(3, 4, rngs=nnx.Rngs(0))
+        >>> cell.dense_h.kernel.shape
+        (4, 16)
+    """
+
+    _parts = 2
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        gate_fn: Callable[..., Any] = jax.nn.sigmoid,
+        activation_fn: Callable[..., Any] = jnp.tanh,
+        kernel_init: Init = default_kernel_init,
+        recurrent_kernel_init: Init = orthogonal_any_dtype,
+        bias_init: Init = default_bias_init,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        carry_init: Init | None = None,
+        promote_dtype: PromoteDtype = promote_dtype,
+        keep_rngs: bool = False,
+        rngs: Any,
+        kernel_metadata: Metadata = NO_METADATA,
+        recurrent_kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ):
+        self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.gate_fn = gate_fn
+        self.activation_fn = activation_fn
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+        self.dense_i = Linear(
+            in_features,
+            hidden_features * 4,
+            use_bias=False,
+            kernel_init=kernel_init,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            promote_dtype=promote_dtype,
+            rngs=rngs,
+            kernel_metadata=kernel_metadata,
+        )
+        self.dense_h = Linear(
+            hidden_features,
+            hidden_features * 4,
+            kernel_init=recurrent_kernel_init,
+            bias_init=bias_init,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            promote_dtype=promote_dtype,
+            rngs=rngs,
+            kernel_metadata=recurrent_kernel_metadata,
+            bias_metadata=bias_metadata,
+        )
+        self._keep(rngs, keep_rngs, carry_init)
+
+    @names_its_place
+    def __call__(self, carry: Pair, inputs: jax.Array) -> tuple[Pair, jax.Array]:  # type: ignore[override]
+        """Runs one step; see `LSTMCell`."""
+        ops.check_carry(carry, inputs, self.hidden_features, parts=2)
+        c, h = carry
+        gates = ops.split_gates(self.dense_i(inputs) + self.dense_h(h), 4)
+        return ops.lstm(c, *gates, gate_fn=self.gate_fn, activation_fn=self.activation_fn)
+
+
+class GRUCell(_VectorCell):
+    """A gated recurrent unit.
+
+    Args:
+        in_features: how many features come in.
+        hidden_features: how many features the state has.
+        gate_fn: activation of the gates.
+        activation_fn: activation of the candidate.
+        kernel_init: initializer of the kernel for the inputs.
+        recurrent_kernel_init: initializer of the kernel for the state.
+        bias_init: initializer of the bias.
+        dtype: what to compute in; None finds it from inputs and parameters.
+        param_dtype: what parameters and state are stored in.
+        carry_init: initializer of the state; better given to `initialize_carry`.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        keep_rngs: keep a stream for `initialize_carry`; better given to it.
+        rngs: random streams for the initial parameters.
+        kernel_metadata: metadata of the kernel for the inputs.
+        recurrent_kernel_metadata: metadata of the kernel for the state.
+        bias_metadata: metadata of the bias.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> cell = nnx.GRUCell(3, 4, rngs=nnx.Rngs(0))
+        >>> h, y = cell(cell.initialize_carry((2, 3), nnx.Rngs(0)), jnp.ones((2, 3)))
+        >>> y.shape
+        (2, 4)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        gate_fn: Callable[..., Any] = jax.nn.sigmoid,
+        activation_fn: Callable[..., Any] = jnp.tanh,
+        kernel_init: Init = default_kernel_init,
+        recurrent_kernel_init: Init = orthogonal_any_dtype,
+        bias_init: Init = default_bias_init,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        carry_init: Init | None = None,
+        promote_dtype: PromoteDtype = promote_dtype,
+        keep_rngs: bool = False,
+        rngs: Any,
+        kernel_metadata: Metadata = NO_METADATA,
+        recurrent_kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ):
+        self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.gate_fn = gate_fn
+        self.activation_fn = activation_fn
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+        self.dense_i = Linear(
+            in_features,
+            hidden_features * 3,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            promote_dtype=promote_dtype,
+            rngs=rngs,
+            kernel_metadata=kernel_metadata,
+            bias_metadata=bias_metadata,
+        )
+        self.dense_h = Linear(
+            hidden_features,
+            hidden_features * 3,
+            use_bias=False,
+            kernel_init=recurrent_kernel_init,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            promote_dtype=promote_dtype,
+            rngs=rngs,
+            kernel_metadata=recurrent_kernel_metadata,
+        )
+        self._keep(rngs, keep_rngs, carry_init)
+
+    @names_its_place
+    def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Runs one step.
+
+        Args:
+            carry: the state, `(batch..., hidden_features)`.
+            inputs: `(batch..., in_features)`.
+
+        Returns:
+            The new state, twice.
+        """
+        ops.check_carry(carry, inputs, self.hidden_features, parts=1)
+        r_i, z_i, n_i = ops.split_gates(self.dense_i(inputs), 3)
+        r_h, z_h, n_h = ops.split_gates(self.dense_h(carry), 3)
+        return ops.gru(carry, r_i + r_h, z_i + z_h, n_i, n_h, gate_fn=self.gate_fn, activation_fn=self.activation_fn)
+
+
+class SimpleCell(_VectorCell):
+    """The plainest recurrent cell: an activation of a linear map of inputs and state.
+
+    Args:
+        in_features: how many features come in.
+        hidden_features: how many features the state has.
+        dtype: what to compute in.
+        param_dtype: what parameters and state are stored in.
+        carry_init: initializer of the state; better given to `initialize_carry`.
+        residual: add the state before the activation.
+        activation_fn: the activation.
+        kernel_init: initializer of the kernel for the inputs.
+        recurrent_kernel_init: initializer of the kernel for the state.
+        bias_init: initializer of the bias.
+        promote_dtype: how inputs and parameters are cast to `dtype`.
+        keep_rngs: keep a stream for `initialize_carry`; better given to it.
+        rngs: random streams for the initial parameters.
+        kernel_metadata: metadata of the kernel for the inputs.
+        recurrent_kernel_metadata: metadata of the kernel for the state.
+        bias_metadata: metadata of the bias.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> cell = nnx.SimpleCell(3, 4, rngs=nnx.Rngs(0))
+        >>> h, y = cell(jnp.zeros((2, 4)), jnp.ones((2, 3)))
+        >>> y.shape
+        (2, 4)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        dtype: Dtype | None = jnp.float32,
+        param_dtype: Dtype = jnp.float32,
+        carry_init: Init | None = None,
+        residual: bool = False,
+        activation_fn: Callable[..., Any] = jnp.tanh,
+        kernel_init: Init = default_kernel_init,
+        recurrent_kernel_init: Init = orthogonal_any_dtype,
+        bias_init: Init = default_bias_init,
+        promote_dtype: PromoteDtype = promote_dtype,
+        keep_rngs: bool = False,
+        rngs: Any,
+        kernel_metadata: Metadata = NO_METADATA,
+        recurrent_kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ):
+        self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.residual = residual
+        self.activation_fn = activation_fn
+        self.promote_dtype = promote_dtype
+        # The state's map is drawn first: initial values are those of Flax.
+        self.dense_h = Linear(
+            hidden_features,
+            hidden_features,
+            use_bias=False,
+            kernel_init=recurrent_kernel_init,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            promote_dtype=promote_dtype,
+            rngs=rngs,
+            kernel_metadata=recurrent_kernel_metadata,
+        )
+        self.dense_i = Linear(
+            in_features,
+            hidden_features,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            promote_dtype=promote_dtype,
+            rngs=rngs,
+            kernel_metadata=kernel_metadata,
+            bias_metadata=bias_metadata,
+        )
+        self._keep(rngs, keep_rngs, carry_init)
+
+    @names_its_place
+    def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Runs one step.
+
+        Args:
+            carry: the state, `(batch..., hidden_features)`.
+            inputs: `(batch..., in_features)`.
+
+        Returns:
+            The new state, twice.
+        """
+        ops.check_carry(carry, inputs, self.hidden_features, parts=1)
+        total = self.dense_i(inputs) + self.dense_h(carry)
+        return ops.simple_rnn(carry, total, residual=self.residual, activation_fn=self.activation_fn)

@@ -1,0 +1,311 @@
+"""Recurrent layers: a cell run over sequences, forward, backward, or both.
+
+The loop is `jax.lax.scan`. Variables of the cell that a step changes (random counters, statistics) go from step to
+step; those that it only reads are not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import ops
+from sonde.nnx import _walk
+from sonde.nnx.filters import Filter, to_predicate
+from sonde.nnx.layers.place import names_its_place
+from sonde.nnx.layers.recurrent_cells import RNNCellBase
+from sonde.nnx.module import Module
+from sonde.nnx.pytree import data
+from sonde.nnx.rngs import Rngs, RngStream
+from sonde.nnx.variable import Variable
+
+
+class RNN(Module):
+    """Runs a cell over sequences.
+
+    Args:
+        cell: the cell.
+        time_major: whether time is the first axis of inputs and outputs, and not the one after the batch axes.
+        return_carry: whether to return the last memory too.
+        reverse: whether to go from the last step to the first.
+        keep_order: if reversed, whether outputs come in the order of the inputs.
+        unroll: how many steps to compile into one turn of the loop.
+        state_axes: what happens to the cell's Variables, by filter: `nnx.Carry` (the default) takes changes from step
+            to step, None starts every step from the same value, a number gives every step a slice along that axis.
+        broadcast_rngs: random streams that start every step from the same counter, by filter.
+        rngs: random streams for the first memory; True makes one of its own.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)))
+        >>> layer(jnp.ones((2, 6, 3)), seq_lengths=jnp.array([6, 2])).shape
+        (2, 6, 4)
+    """
+
+    def __init__(
+        self,
+        cell: RNNCellBase,
+        *,
+        time_major: bool = False,
+        return_carry: bool = False,
+        reverse: bool = False,
+        keep_order: bool = False,
+        unroll: int = 1,
+        state_axes: Mapping[Filter, Any] | None = None,
+        broadcast_rngs: Filter = None,
+        rngs: Rngs | RngStream | bool | None = True,
+    ):
+        self.cell = cell
+        self.time_major = time_major
+        self.return_carry = return_carry
+        self.reverse = reverse
+        self.keep_order = keep_order
+        self.unroll = unroll
+        self.rngs = data(_carry_stream(rngs))
+        self.state_axes = None if state_axes is None else tuple(state_axes.items())
+        self.broadcast_rngs = broadcast_rngs
+
+    @names_its_place
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        initial_carry: Any = None,
+        seq_lengths: jax.Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+        rngs: Rngs | RngStream | None = None,
+    ) -> Any:
+        """Runs the cell.
+
+        Args:
+            inputs: `(batch..., time, features...)`, or `(time, batch..., features...)` if time-major.
+            initial_carry: the memory to start with; None lets the cell make it.
+            seq_lengths: `(batch...)`: how long every sequence is.
+            return_carry: in place of the layer's own setting, as are the next three.
+            time_major: whether time is the first axis.
+            reverse: whether to go backward.
+            keep_order: if reversed, whether outputs come in the order of the inputs.
+            rngs: random streams for the first memory.
+
+        Returns:
+            The outputs of all steps, or the memory after the last step of every sequence and the outputs.
+        """
+        return_carry = self.return_carry if return_carry is None else return_carry
+        time_major = self.time_major if time_major is None else time_major
+        axis = 0 if time_major else inputs.ndim - self.cell.num_feature_axes - 1
+        if initial_carry is None and axis >= 0:
+            stream = self.rngs if rngs is None else rngs
+            if isinstance(stream, Rngs):
+                stream = stream.carry.fork()
+            initial_carry = self.cell.initialize_carry(inputs.shape[:axis] + inputs.shape[axis + 1 :], stream)
+        carry, outputs = ops.run_sequence(
+            self._loop,
+            initial_carry,
+            inputs,
+            num_feature_axes=self.cell.num_feature_axes,
+            seq_lengths=seq_lengths,
+            time_major=time_major,
+            reverse=self.reverse if reverse is None else reverse,
+            keep_order=self.keep_order if keep_order is None else keep_order,
+        )
+        return (carry, outputs) if return_carry else outputs
+
+    def _loop(self, carry: Any, steps: Any, keep_carries: bool) -> tuple[Any, Any, Any]:
+        return scan_module(
+            self.cell,
+            carry,
+            steps,
+            keep_carries=keep_carries,
+            unroll=self.unroll,
+            axis_of=self._axis_of,
+        )
+
+    def _axis_of(self, path: tuple[Any, ...], variable: Any) -> Any:
+        if self.broadcast_rngs is not None and to_predicate(self.broadcast_rngs)(path, variable):
+            return None
+        for chosen, axis in self.state_axes or ():
+            if to_predicate(chosen)(path, variable):
+                return axis
+        return _CARRIED
+
+
+_CARRIED = object()
+
+
+def scan_module(
+    module: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    steps: Any,
+    *,
+    keep_carries: bool = False,
+    unroll: int = 1,
+    axis_of: Callable[[tuple[Any, ...], Any], Any] = lambda path, variable: _CARRIED,
+) -> tuple[Any, Any, Any]:
+    """Scans a Module over the first axis of `steps`, with its Variables.
+
+    Args:
+        module: called as `carry, output = module(carry, step)`.
+        carry: what it starts with.
+        steps: pytree of arrays.
+        keep_carries: whether to return the carry after every step.
+        unroll: how many steps to compile into one turn of the loop.
+        axis_of: for a Variable's path and the Variable: None to start every step from the same value, a number to give
+            every step a slice, anything else to take changes from step to step.
+
+    Returns:
+        The last carry, the outputs, and all carries or None. The module's Variables hold their last values.
+    """
+    found = _walk.walk(module, graph=True, who="scan")
+    leaves = found.leaves
+    axes = [axis_of(path, leaf) for path, leaf in zip(found.paths, leaves)]
+    sliced = [i for i, axis in enumerate(axes) if isinstance(axis, int)]
+    kept = [i for i in range(len(leaves)) if not isinstance(axes[i], int)]
+    values = [leaf._raw_value if isinstance(leaf, Variable) else leaf for leaf in leaves]
+
+    def run(values: list[Any], carry: Any, step: Any) -> tuple[Any, Any, list[Any]]:
+        fresh = [
+            type(leaf)._make(value, leaf._metadata) if isinstance(leaf, Variable) else value
+            for leaf, value in zip(leaves, values)
+        ]
+        carry, output = _walk.build(found.definition, fresh)(carry, step)
+        return carry, output, [v._raw_value if isinstance(v, Variable) else v for v in fresh]
+
+    def front(i: int) -> Any:
+        return jax.tree.map(lambda x: jnp.moveaxis(x, axes[i], 0), values[i])
+
+    slices = {i: front(i) for i in sliced}
+    first = [jax.tree.map(lambda x: x[0], slices[i]) if i in slices else values[i] for i in range(len(values))]
+    changed = _changed(run, first, carry, jax.tree.map(lambda x: x[0], steps))
+    carried = [i for i in kept if i in changed and axes[i] is not None]
+    # A Variable that starts every step from the same value goes along too, only to be left at its last one.
+    moving_on = carried + [i for i in kept if i in changed and axes[i] is None]
+    returned = [i for i in sliced if i in changed]
+
+    def body(state: Any, xs: Any) -> Any:
+        moving, carry = state
+        step, per_step = xs
+        now = list(values)
+        for i, value in (*zip(carried, moving), *per_step.items()):
+            now[i] = value
+        carry, output, after = run(now, carry, step)
+        kept_carry = carry if keep_carries else None
+        return ([after[i] for i in moving_on], carry), (output, kept_carry, {i: after[i] for i in returned})
+
+    start = ([values[i] for i in moving_on], carry)
+    (moved, carry), (outputs, carries, new_slices) = jax.lax.scan(body, start, (steps, slices), unroll=unroll)
+    for i, value in zip(moving_on, moved):
+        leaves[i].set_raw_value(value)
+    for i in returned:
+        leaves[i].set_raw_value(jax.tree.map(lambda x, i=i: jnp.moveaxis(x, 0, axes[i]), new_slices[i]))
+    return carry, outputs, carries
+
+
+def _changed(run: Callable[..., Any], values: list[Any], carry: Any, step: Any) -> set[int]:
+    """Which Variables a step writes to, found by tracing one step and computing nothing."""
+    changed: set[int] = set()
+
+    def trial(values: list[Any], carry: Any, step: Any) -> None:
+        _, _, after = run(values, carry, step)
+        changed.update(i for i, (a, b) in enumerate(zip(values, after)) if a is not b)
+
+    jax.eval_shape(trial, values, carry, step)
+    return changed
+
+
+class Bidirectional(Module):
+    """Runs one recurrent layer forward and one backward, and merges what they give.
+
+    Args:
+        forward_rnn: runs from the first step to the last.
+        backward_rnn: runs from the last step to the first.
+        merge_fn: of both outputs; side by side by default.
+        time_major: whether time is the first axis.
+        return_carry: whether to return both last memories too.
+        rngs: random streams for the first memories; True makes one of its own.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> rngs = nnx.Rngs(0)
+        >>> one, other = (nnx.RNN(nnx.GRUCell(3, 4, rngs=rngs)) for _ in range(2))
+        >>> nnx.Bidirectional(one, other)(jnp.ones((2, 6, 3))).shape
+        (2, 6, 8)
+    """
+
+    def __init__(
+        self,
+        forward_rnn: Any,
+        backward_rnn: Any,
+        *,
+        merge_fn: Callable[[jax.Array, jax.Array], jax.Array] = lambda a, b: jnp.concatenate([a, b], axis=-1),
+        time_major: bool = False,
+        return_carry: bool = False,
+        rngs: Rngs | RngStream | bool | None = True,
+    ):
+        self.forward_rnn = forward_rnn
+        self.backward_rnn = backward_rnn
+        self.merge_fn = merge_fn
+        self.time_major = time_major
+        self.return_carry = return_carry
+        self.rngs = data(_carry_stream(rngs))
+
+    @names_its_place
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        initial_carry: tuple[Any, Any] | None = None,
+        rngs: Rngs | RngStream | None = None,
+        seq_lengths: jax.Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+    ) -> Any:
+        """Runs both layers.
+
+        Args:
+            inputs: `(batch..., time, features...)`, or `(time, batch..., features...)` if time-major.
+            initial_carry: both memories to start with; None lets the cells make them.
+            rngs: random streams for the first memories.
+            seq_lengths: `(batch...)`: how long every sequence is.
+            return_carry: in place of the layer's own setting.
+            time_major: in place of the layer's own setting.
+            reverse: without effect: both ways are run.
+            keep_order: without effect: outputs come in the order of the inputs.
+
+        Returns:
+            The merged outputs, or both last memories and the merged outputs.
+        """
+        return_carry = self.return_carry if return_carry is None else return_carry
+        time_major = self.time_major if time_major is None else time_major
+        stream = self.rngs if rngs is None else rngs
+        if isinstance(stream, Rngs):
+            stream = stream.carry.fork()
+        forward_carry, backward_carry = initial_carry if initial_carry is not None else (None, None)
+        common = {"rngs": stream, "seq_lengths": seq_lengths, "return_carry": True, "time_major": time_major}
+        forward_carry, forward = self.forward_rnn(inputs, initial_carry=forward_carry, reverse=False, **common)
+        backward_carry, backward = self.backward_rnn(
+            inputs, initial_carry=backward_carry, reverse=True, keep_order=True, **common
+        )
+        outputs = jax.tree.map(self.merge_fn, forward, backward)
+        return ((forward_carry, backward_carry), outputs) if return_carry else outputs
+
+
+def _carry_stream(rngs: Any) -> RngStream | None:
+    if rngs is True:
+        return RngStream(0, tag="carry")
+    if rngs is None or rngs is False:
+        return None
+    if isinstance(rngs, Rngs):
+        return rngs.carry.fork()
+    if isinstance(rngs, RngStream):
+        return rngs
+    raise TypeError(f"rngs must be a Rngs, RngStream, bool or None, but got {type(rngs)}.")

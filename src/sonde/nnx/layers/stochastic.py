@@ -1,0 +1,121 @@
+"""Dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from sonde import ops
+from sonde.errors import LayerInputError
+from sonde.nnx.layers.parameters import first_given
+from sonde.nnx.layers.place import names_its_place
+from sonde.nnx.module import Module
+from sonde.nnx.pytree import data
+from sonde.nnx.rngs import Rngs, RngStream
+
+
+class Dropout(Module):
+    """Sets a random part of its inputs to zero while training.
+
+    Args:
+        rate: the probability of being dropped.
+        broadcast_dims: along these axes, all or none are dropped.
+        deterministic: drop nothing; `train()`, `eval()` and the call may say otherwise.
+        rng_collection: the random stream to draw from.
+        rngs: random streams, of which the layer keeps one of its own; or None, to give them to the call.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        >>> sorted(set(layer(jnp.ones(100)).tolist()))
+        [0.0, 2.0]
+        >>> layer.eval()
+        >>> bool((layer(jnp.ones(100)) == 1).all())
+        True
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        broadcast_dims: Sequence[int] = (),
+        deterministic: bool = False,
+        rng_collection: str = "dropout",
+        rngs: Rngs | RngStream | None = None,
+    ):
+        self.rate = rate
+        self.broadcast_dims = tuple(broadcast_dims)
+        self.deterministic = deterministic
+        self.rng_collection = rng_collection
+        self.rngs = data(_own_stream(rngs, rng_collection))
+
+    @names_its_place
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        deterministic: bool | None = None,
+        rngs: Rngs | RngStream | jax.Array | None = None,
+    ) -> jax.Array:
+        """Drops.
+
+        Args:
+            inputs: any array.
+            deterministic: in place of the layer's own setting.
+            rngs: random streams, one stream or a key, in place of the layer's own stream.
+
+        Returns:
+            An array shaped as the inputs.
+        """
+        deterministic = first_given(
+            deterministic,
+            self.deterministic,
+            otherwise="No `deterministic` argument was provided to Dropout. Say it in the constructor, "
+            "nnx.Dropout(..., deterministic=True/False), or in the call, dropout(x, deterministic=True/False).",
+        )
+        if deterministic or self.rate == 0.0:
+            return inputs
+        if self.rate == 1.0:
+            return ops.dropout(inputs, None, rate=1.0)  # type: ignore[arg-type]
+        source = rngs if rngs is not None else self.rngs
+        if source is None:
+            raise LayerInputError(
+                "`deterministic` is False, but no `rngs` argument was provided to Dropout as either a __call__ "
+                "argument "
+                "or class attribute. Write nnx.Dropout(..., rngs=rngs) or dropout(x, rngs=rngs)."
+            )
+        key = next_key(source, self.rng_collection)
+        return ops.dropout(inputs, key, rate=self.rate, broadcast_dims=self.broadcast_dims)
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """What `nnx.view` may set.
+
+        Args:
+            deterministic: if True, disables dropout masking.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+
+
+def next_key(source: Any, collection: str) -> jax.Array:
+    """The next key of random streams, of one stream, or the key itself."""
+    if isinstance(source, Rngs):
+        return source[collection]()
+    if isinstance(source, RngStream):
+        return source()
+    if isinstance(source, jax.Array):
+        return source
+    raise LayerInputError(f"`rngs` must be an nnx.Rngs, an nnx.RngStream or a random key, got {type(source).__name__}.")
+
+
+def _own_stream(rngs: Any, collection: str) -> RngStream | None:
+    if rngs is None:
+        return None
+    if isinstance(rngs, Rngs):
+        return rngs[collection].fork()
+    if isinstance(rngs, RngStream):
+        return rngs.fork()
+    raise TypeError(f"rngs must be a Rngs, RngStream or None, but got {type(rngs)}.")

@@ -1,0 +1,207 @@
+"""Layers around a layer that normalise its weights before every call.
+
+Sharp edge, as in Flax: the normalised weights are written into the wrapped layer. What the layer holds after a call is
+what it was called with, not what it held before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import ops
+from sonde.errors import LayerInputError
+from sonde.nnx.filters import Filter, PathContains, to_predicate
+from sonde.nnx.iteration import iter_graph
+from sonde.nnx.layers.parameters import Init, first_given
+from sonde.nnx.layers.place import names_its_place
+from sonde.nnx.module import Module
+from sonde.nnx.pytree import data
+from sonde.nnx.variable import BatchStat, Param, Variable
+from sonde.ops.checks import describe
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.initializers import ones
+from sonde.ops.norm import Axes
+
+_KERNELS = PathContains("kernel")
+
+
+class SpectralNorm(Module):
+    """Divides the kernels of a layer by their largest singular value, found by power iteration.
+
+    Args:
+        layer_instance: the layer to wrap.
+        n_steps: how many iterations per call.
+        epsilon: added to squared lengths.
+        dtype: of the divided kernels; None keeps theirs.
+        param_dtype: what the iteration's state is stored in.
+        error_on_non_matrix: refuse kernels with more than two axes instead of flattening them.
+        update_stats: whether calls move the iteration's state; the call may say otherwise.
+        rngs: random streams for the start of the iteration.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> rngs = nnx.Rngs(0)
+        >>> layer = nnx.SpectralNorm(nnx.Linear(3, 4, rngs=rngs), n_steps=50, rngs=rngs)
+        >>> y = layer(jnp.ones((2, 3)), update_stats=True)
+        >>> float(jnp.linalg.norm(layer.layer_instance.kernel[...], 2).round(3))
+        1.0
+    """
+
+    def __init__(
+        self,
+        layer_instance: Any,
+        *,
+        n_steps: int = 1,
+        epsilon: float = 1e-12,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        error_on_non_matrix: bool = False,
+        update_stats: bool = True,
+        rngs: Any,
+    ):
+        self.layer_instance = layer_instance
+        self.n_steps = n_steps
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.error_on_non_matrix = error_on_non_matrix
+        self.use_running_average = not update_stats
+        stats: dict[tuple[Any, ...], Variable[Any]] = {}
+        for path, kernel in _params(layer_instance, _KERNELS):
+            if kernel.ndim > 1 and n_steps >= 1:
+                stats[*path, "u"] = BatchStat(ops.initial_u(rngs.params(), kernel.shape[-1], param_dtype))
+                stats[*path, "sigma"] = BatchStat(jnp.ones((), param_dtype))
+        self.batch_stats = data(stats)
+
+    @names_its_place
+    def __call__(self, x: jax.Array, update_stats: bool | None = None) -> Any:
+        """Normalises the kernels, writes them into the layer and calls it.
+
+        Args:
+            x: the inputs of the wrapped layer.
+            update_stats: whether to move the iteration's state, in place of the layer's own setting.
+
+        Returns:
+            What the wrapped layer returns.
+        """
+        update_stats = first_given(
+            update_stats,
+            None if self.use_running_average is None else not self.use_running_average,
+            otherwise="No `update_stats` argument was provided to SpectralNorm, neither in the constructor nor in the "
+            "call.",
+        )
+        for path, kernel in _params(self.layer_instance, _KERNELS):
+            if (*path, "u") not in self.batch_stats:
+                continue
+            if kernel.ndim > 2 and self.error_on_non_matrix:
+                raise LayerInputError(
+                    f"Layer instance parameter is {kernel.ndim}D but error_on_non_matrix is True: "
+                    f"{'/'.join(map(str, path))} is {describe(kernel[...])}."
+                )
+            u, sigma = self.batch_stats[*path, "u"], self.batch_stats[*path, "sigma"]
+            value, new_u, new_sigma = ops.spectral_norm(
+                kernel[...], u[...], n_steps=self.n_steps, epsilon=self.epsilon, dtype=self.dtype
+            )
+            if update_stats:
+                u.set_value(new_u)
+                sigma.set_value(new_sigma)
+            kernel.set_value(jnp.asarray(value, kernel.dtype))
+        return self.layer_instance(x)
+
+
+class WeightNorm(Module):
+    """Gives every feature of a layer's kernels the length that a scale says.
+
+    Args:
+        layer_instance: the layer to wrap.
+        feature_axes: the axes that are kept apart; None takes one length for all.
+        use_scale: whether there is a scale; otherwise every length is 1.
+        scale_init: initializer of the scales.
+        epsilon: added to squared lengths.
+        dtype: of the normalised kernels; None finds it from kernel and scale.
+        param_dtype: what scales are stored in.
+        variable_filter: which parameters to normalise.
+        promote_dtype: accepted as in Flax, and as there without effect.
+        rngs: random streams for the initial scales.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> rngs = nnx.Rngs(0)
+        >>> layer = nnx.WeightNorm(nnx.Linear(3, 2, rngs=rngs), rngs=rngs)
+        >>> y = layer(jnp.ones((2, 3)))
+        >>> jnp.linalg.norm(layer.layer_instance.kernel[...], axis=0).round(3)
+        Array([1., 1.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        layer_instance: Any,
+        *,
+        feature_axes: Axes | None = -1,
+        use_scale: bool = True,
+        scale_init: Init = ones,
+        epsilon: float = 1e-12,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        variable_filter: Filter = _KERNELS,
+        promote_dtype: PromoteDtype = promote_dtype,
+        rngs: Any,
+    ):
+        self.layer_instance = layer_instance
+        self.feature_axes = feature_axes
+        self.use_scale = use_scale
+        self.scale_init = scale_init
+        self.epsilon = epsilon
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.variable_filter = variable_filter
+        self.promote_dtype = promote_dtype
+        scales = {}
+        if use_scale:
+            for path, kernel in _params(layer_instance, variable_filter):
+                scales[path] = scale_init(rngs.params(), self._scale_shape(kernel), param_dtype)
+        self.scales = data(scales)
+
+    def _scale_shape(self, kernel: Variable[Any]) -> tuple[int, ...]:
+        if self.feature_axes is None:
+            return ()
+        axes = (self.feature_axes,) if isinstance(self.feature_axes, int) else self.feature_axes
+        return tuple(kernel.shape[axis] for axis in axes)
+
+    @names_its_place
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Normalises the kernels, writes them into the layer and calls it.
+
+        Args:
+            x: the first argument of the wrapped layer.
+            *args: its other arguments.
+            **kwargs: its keyword arguments.
+
+        Returns:
+            What the wrapped layer returns.
+        """
+        for path, kernel in _params(self.layer_instance, self.variable_filter):
+            value = ops.weight_norm(
+                kernel[...],
+                self.scales[path] if self.use_scale else None,
+                feature_axes=self.feature_axes,
+                epsilon=self.epsilon,
+                dtype=self.dtype,
+            )
+            kernel.set_value(value)
+        return self.layer_instance(x, *args, **kwargs)
+
+
+def _params(layer: Any, chosen: Filter) -> list[tuple[tuple[Any, ...], Variable[Any]]]:
+    """The parameters of a layer that a filter chooses, themselves and not copies, with their paths."""
+    matches = to_predicate(chosen)
+    return [
+        (path, value)
+        for path, value in iter_graph(layer, graph=True)
+        if isinstance(value, Param) and matches(path, value)
+    ]
