@@ -46,14 +46,15 @@ from jax.nn.initializers import (
 from sonde.ops.dtypes import Dtype
 
 __all__ = [
+    "SAME_WHEN_COMPILED",
     "Initializer",
+    "compiled_draw",
     "constant",
     "default_bias_init",
     "default_embed_init",
     "default_kernel_init",
     "default_lora_a_init",
     "delta_orthogonal",
-    "draw",
     "glorot_normal",
     "glorot_uniform",
     "he_normal",
@@ -113,20 +114,29 @@ def orthogonal_any_dtype(key: jax.Array, shape: Sequence[int], dtype: Dtype = jn
     return orthogonal()(key, tuple(shape), jnp.float32 if half else dtype).astype(dtype)
 
 
-def draw(init: Callable[..., Any], key: jax.Array, shape: Sequence[int], dtype: Dtype) -> Any:
-    """`init(key, shape, dtype)`, compiled once per shape where that cannot be told from the result.
-
-    Drawing a kernel step by step takes several times as long as drawing it in one compiled call. Compiling may change
-    the last digit of a random number, so it is done only for the default kernels, for which it does not.
-    """
-    if init in _SAME_WHEN_COMPILED:
-        return _compiled(init, tuple(shape), jnp.dtype(dtype))(key)
-    return init(key, tuple(shape), dtype)
-
-
-_SAME_WHEN_COMPILED = (default_kernel_init, default_lora_a_init)
+SAME_WHEN_COMPILED = (default_kernel_init, default_lora_a_init, zeros, ones)
+"""Initializers that give the same numbers, to the last digit, when compiled; not all do."""
 
 
 @functools.lru_cache(maxsize=4096)
-def _compiled(init: Callable[..., Any], shape: tuple[int, ...], dtype: Any) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda key: init(key, shape, dtype))
+def compiled_draw(
+    init: Callable[..., Any], shape: tuple[int, ...], dtype: Any
+) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+    """`init` as one compiled call, from the key and the counter of a random stream.
+
+    Drawing step by step takes a hundred times as long: most of the time to build a model goes there.
+
+    Args:
+        init: one of `SAME_WHEN_COMPILED`.
+        shape: of the parameter.
+        dtype: of the parameter.
+
+    Returns:
+        A function from the stream's key and counter to the parameter and the next counter.
+    """
+
+    @jax.jit
+    def drawn(key: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return init(jax.random.fold_in(key, count), shape, dtype), count + 1
+
+    return drawn

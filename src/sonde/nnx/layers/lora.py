@@ -92,9 +92,10 @@ class LoRA(Module):
         y = ops.low_rank(x, self.lora_a[...], self.lora_b[...], dtype=self.dtype, promote_dtype=self.promote_dtype)
         if self.base_module is None:
             return y
-        if not callable(self.base_module):
-            raise LayerInputError(f"`base_module` must be callable, got {type(self.base_module).__name__}.")
-        return y + self.base_module(x, **kwargs)
+        base: Any = self.base_module
+        if not callable(base):
+            raise LayerInputError(f"`base_module` must be callable, got {type(base).__name__}.")
+        return jnp.add(y, base(x, **kwargs))  # type: ignore[arg-type]
 
 
 class LoRALinear(Linear):

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from sonde.errors import LayerInputError
 from sonde.nnx.metadata import VariableMetadata
 from sonde.nnx.pytree import data
-from sonde.nnx.rngs import Rngs
+from sonde.nnx.rngs import Rngs, RngStream
 from sonde.nnx.variable import Param, Variable
-from sonde.ops.initializers import draw
+from sonde.ops.initializers import SAME_WHEN_COMPILED, compiled_draw
 
 Metadata = Mapping[str, Any]
 Init = Callable[..., Any]
@@ -53,7 +53,7 @@ def new_param(
             f"{type(layer).__name__}(..., rngs=nnx.Rngs(0)).",
             place=type(layer).__name__,
         )
-    value = draw(init, rngs.params(), shape if drawn_as is None else drawn_as, dtype)
+    value = _drawn(init, rngs.params, tuple(shape if drawn_as is None else drawn_as), dtype)
     if drawn_as is not None:
         # A wrapped initializer returns its value with metadata around it.
         if isinstance(value, VariableMetadata):
@@ -61,6 +61,14 @@ def new_param(
         else:
             value = jnp.reshape(value, tuple(shape))
     return kind(value, **metadata)
+
+
+def _drawn(init: Init, stream: RngStream, shape: tuple[int, ...], dtype: Any) -> Any:
+    if init not in SAME_WHEN_COMPILED or stream.key.shape:
+        return init(stream(), shape, dtype)
+    value, count = compiled_draw(init, shape, jnp.dtype(dtype))(stream.key.get_value(), stream.count.get_value())
+    stream.count.set_value(count)
+    return value
 
 
 def optional_param(use: bool, layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ from sonde.nnx.pytree import data
 from sonde.nnx.variable import BatchStat, Param, Variable
 from sonde.ops.checks import describe
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
-from sonde.ops.initializers import ones
+from sonde.ops.initializers import ones, zeros
 from sonde.ops.norm import Axes
 
 _KERNELS = PathContains("kernel")
@@ -164,7 +164,9 @@ class WeightNorm(Module):
         scales = {}
         if use_scale:
             for path, kernel in _params(layer_instance, variable_filter):
-                scales[path] = scale_init(rngs.params(), self._scale_shape(kernel), param_dtype)
+                # Flax draws no key here; only where one is needed can it be seen that a key is drawn.
+                key = None if scale_init in (ones, zeros) else rngs.params()
+                scales[path] = scale_init(key, self._scale_shape(kernel), param_dtype)
         self.scales = data(scales)
 
     def _scale_shape(self, kernel: Variable[Any]) -> tuple[int, ...]:
