@@ -29,3 +29,8 @@ def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     """A method that a capture can see; called once per method, when its class is made."""
     del name
     return fn
+
+
+def carry(original: Any, copy: Any) -> None:
+    """Says that a transform made `copy` to stand for `original` inside a trace; called only while a capture runs."""
+    del original, copy

@@ -5,7 +5,7 @@
 transforms: all of them read what this walk found; `build` is the way back from a definition and a list of leaves.
 
 Two modes. With `graph=True` an object met twice is one object (the definition holds a reference), and numbers or
-strings among the data are part of the structure. With `graph=False` the object is a tree, as JAX
+strings in plain containers are part of the structure. With `graph=False` the object is a tree, as JAX
 sees it: everything among the data is a leaf, and meeting a Variable twice is an error that names both paths.
 
 Definitions are tuples so that Python compares and hashes them in C:
@@ -38,6 +38,7 @@ from sonde.nnx.variable import Variable
 
 REFERENCE = 5
 _OPENED = (list, tuple, dict)
+_INNER = (NODE, CONTAINER)
 Path = tuple[Any, ...]
 
 
@@ -99,6 +100,7 @@ def walk(
     *,
     graph: bool,
     who: str,
+    numbers: bool = False,
     seen: dict[int, int] | None = None,
     everything: list[tuple[Path, Any]] | None = None,
 ) -> Walk:
@@ -108,6 +110,7 @@ def walk(
         root: a node, a Variable, an array, or a pytree of them.
         graph: whether an object may be met twice.
         who: the function that asks, for messages.
+        numbers: whether numbers and the like among the data are leaves with `graph=True` too, as JAX sees them.
         seen: indices of objects met in earlier walks, to number several roots as one; it is added to.
         everything: a list that gets pairs of path and value of every thing met, static attributes included (in graph
             mode), children before parents.
@@ -138,7 +141,7 @@ def walk(
             result = visit_node(value, path)
             if result[0] == REFERENCE:
                 return result
-        elif kind == ARRAY or (not graph and kind != CONTAINER):
+        elif kind == ARRAY or ((numbers or not graph) and kind != CONTAINER):
             leaves.append(value)
             paths.append(path)
             result = (ARRAY,)
@@ -164,12 +167,13 @@ def walk(
             entered.add(key)
         start = len(leaves)
         layout, data, static = value._structure()
+        visit_child = visit if graph and not value._is_pytree else visit_data
         children = []
         if everything is not None and graph:
             # static attributes take their turn in the order of names; what is found there is no leaf of the state
             for name, is_data, i in layout.turns:
                 if is_data:
-                    children.append(visit(data[i], path + (name,)))
+                    children.append(visit_child(data[i], path + (name,)))
                 elif type(static[i]) in _OPENED:
                     visit_static(static[i], path + (name,))
                 else:
@@ -183,12 +187,21 @@ def walk(
                     paths.append(path + (name,))
                     children.append((VARIABLE, type(child), child_index, child._metadata))
                 else:
-                    children.append(visit(child, path + (name,)))
+                    children.append(visit_child(child, path + (name,)))
         if not graph:
             entered.discard(key)
         nodes.append((path, value))
         n = len(leaves) - start
         return (NODE, type(value), index, layout, static, tuple(children), _entries(children), n)
+
+    def visit_data(value: Any, path: Path) -> Any:
+        """A data attribute: whatever it holds is a leaf, while a number in a container among the data is none."""
+        result = visit(value, path)
+        if result[0] == OTHER and value is not None:
+            leaves.append(value)
+            paths.append(path)
+            return (ARRAY,)
+        return result
 
     def visit_static(value: Any, path: Path) -> None:
         assert everything is not None
@@ -211,11 +224,7 @@ def walk(
         n = len(leaves) - start
         return (CONTAINER, type(value), keys, rebuild, definitions, _entries(definitions), n)
 
-    found.definition = visit(root, ())
-    if found.definition[0] == OTHER and root is not None:  # a lone number is a leaf
-        leaves.append(root)
-        paths.append(())
-        found.definition = (ARRAY,)
+    found.definition = visit_data(root, ())
     return found
 
 
@@ -307,7 +316,7 @@ def build(
         tag = d[0]
         if tag == NODE:
             _, cls, index, layout, static, children, entries, n = d
-            # `_blank` and `_fill` in place, because a model has many nodes: their attributes are copied from a prototype
+            # `_blank` and `_fill` in place, because a model has many nodes: attributes are copied from a prototype
             direct = prototypes is not None and cls._only_attributes
             if prototypes is not None and direct:
                 node = new_object(cls)
@@ -332,7 +341,7 @@ def build(
                     if recreate and not isinstance(value, Variable):
                         value = child[1]._make(value, child[3])
                     known[child[2]] = values[name] = value
-                elif from_state and (tag == ARRAY or ((tag == NODE or tag == CONTAINER) and child[-1])):
+                elif from_state and (tag == ARRAY or (tag in _INNER and child[-1])):
                     values[name] = make(child, source[name])
                 else:
                     values[name] = make(child, None)

@@ -15,10 +15,10 @@ from sonde._jax import trace_level
 from sonde.nnx import traversals
 from sonde.nnx._kinds import CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx._walk import ARRAY, Walk, build, collect, count_leaves, flatten_once, show_path, walk
-from sonde.nnx.filters import Filter, PathParts
+from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.metadata import structural_hash
-from sonde.nnx.states import FlatState, State, merge_state, select_flat, split_flat
+from sonde.nnx.states import FlatState, State, group_flat, merge_state, select_flat, split_flat
 from sonde.nnx.variable import Variable, copied
 
 A = TypeVar("A")
@@ -446,7 +446,7 @@ def pop(node: Any, *filters: Filter) -> Any:
     if kind_of(node) not in (NODE, CONTAINER):
         raise TypeError(f"pop takes a node or a pytree of nodes, got {type(node).__name__}.")
     found = walk(node, graph=True, who="pop")
-    groups = select_flat(found.flat(), filters)
+    groups = group_flat(found.flat(), [to_predicate(f) for f in filters])[:-1]
     taken = [(path, leaf) for group in groups for path, leaf in group]
     identities = {id(leaf) for _, leaf in taken if isinstance(leaf, Variable)}
     places: list[tuple[Any, Any]] = []

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sonde.nnx._walk import build, walk
-from sonde.nnx.filters import Filter, PathParts, to_predicate
+from sonde.nnx.filters import Filter, PathParts
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.metadata import shared
-from sonde.nnx.variable import Variable
 
 A = TypeVar("A")
 
@@ -58,24 +57,22 @@ def with_vars(
     only: Filter = ...,
     allow_duplicates: bool = False,
 ) -> A:
-    """A copy of a model with new Variables.
+    """A copy of a model that shares its Variables.
 
-    In Flax it changes how Variables are backed; Sonde has one way, so only the copy is left, and asking for another
-    backing is an error.
+    In Flax it changes how Variables are backed; Sonde has one way, so nothing is left to change, and asking for
+    another backing is an error.
 
     Args:
         node: a Module, any other node, or a pytree of them.
         hijax: must not be True.
         ref: must not be True.
         mutable: must not be False.
-        only: which Variables to copy; the others are shared.
+        only: accepted.
         allow_duplicates: accepted; shared references stay shared.
     """
-    del allow_duplicates
+    del only, allow_duplicates
     shared({"hijax": bool(hijax), "ref": bool(ref)})
     if mutable is False:
         raise ValueError("with_vars(mutable=False): Sonde's Variables can always be changed at their trace level.")
-    chosen = to_predicate(only)
     found = walk(node, graph=True, who="with_vars")
-    leaves = [v.copy() if isinstance(v, Variable) and chosen(path, v) else v for path, v in found.flat()]
-    return build(found.definition, leaves)
+    return build(found.definition, found.leaves)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from sonde.nnx.containers import List
 from sonde.nnx.graph import GraphDef
 from sonde.nnx.metadata import REQUIRED
 from sonde.nnx.pytree import Pytree
@@ -91,8 +92,7 @@ class _Writer:
         if isinstance(value, Variable):
             return self._variable(value, depth)
         if isinstance(value, State):
-            inner = self._mapping(value.raw_mapping, depth)
-            return f"State({inner})"
+            return f"State({self._state(value.raw_mapping, depth)})"
         if isinstance(value, FlatState):
             entries = [f"({path!r}, {self.write(leaf, depth + 1)})" for path, leaf in value]
             return f"FlatState({self._lines('[', entries, ']', depth)})"
@@ -116,9 +116,8 @@ class _Writer:
         note = f" # {totals}" if totals else ""
         if isinstance(node, Mapping):
             return f"{name}({self._mapping(vars(node), depth, note)})"
-        items = getattr(node, "_items", None)
-        if items is not None:
-            entries = [self.write(v, depth + 1) for v in items]
+        if isinstance(node, List):
+            entries = [self.write(v, depth + 1) for v in node]
             return f"{name}({self._lines('[', entries, ']', depth, note)})"
         hidden = [k for k in vars(node) if k.startswith("__")]
         entries = [f"{k}={self.write(v, depth + 1)}" for k, v in vars(node).items() if k not in hidden]
@@ -134,6 +133,13 @@ class _Writer:
     def _mapping(self, mapping: Mapping[Any, Any], depth: int, note: str = "") -> str:
         entries = [f"{k!r}: {self.write(v, depth + 1)}" for k, v in mapping.items()]
         return self._lines("{", entries, "}", depth, note)
+
+    def _state(self, mapping: Mapping[Any, Any], depth: int) -> str:
+        entries = [
+            f"{k!r}: {self._state(v, depth + 1) if type(v) is dict else self.write(v, depth + 1)}"
+            for k, v in mapping.items()
+        ]
+        return self._lines("{", entries, "}", depth)
 
     @staticmethod
     def _lines(opening: str, entries: list[str], closing: str, depth: int, note: str = "") -> str:
@@ -158,8 +164,7 @@ def treescope_of(value: Any, path: Any, subtree_renderer: Any) -> Any:
     elif isinstance(value, GraphDef):
         attributes = {"type": value.type, "num_leaves": value.num_leaves}
     else:
-        items = getattr(value, "_items", None)
-        attributes = {**vars(value), **({"items": list(items)} if items is not None else {})}
+        attributes = {**vars(value), **({"items": list(value)} if isinstance(value, List) else {})}
     return treescope.repr_lib.render_object_constructor(
         object_type=type(value),
         attributes={str(k): v for k, v in attributes.items()},

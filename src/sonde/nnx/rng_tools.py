@@ -9,20 +9,21 @@ they are also context managers and decorators. With `graph=False` or `graph_upda
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any as AnyType
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from sonde.nnx import iteration
-from sonde.nnx.filters import Filter, to_predicate
+from sonde.nnx.filters import Any, Everything, Filter, to_predicate
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.mapping import recursive_map
 from sonde.nnx.rngs import RngStream, Shape, ShapeByFilter, as_key, shape_by_stream
 
-_MISSING: Any = object()
-Backup = tuple[RngStream, Any, Any]
+_MISSING: AnyType = object()
+Backup = tuple[RngStream, AnyType, AnyType]
 
 
 class SplitBackups(Iterable[Backup]):
@@ -41,12 +42,12 @@ class SplitBackups(Iterable[Backup]):
         restore_rngs(self)
 
 
-def _streams(node: Any, *, graph: bool | None, who: str) -> list[tuple[tuple[Any, ...], RngStream]]:
+def _streams(node: AnyType, *, graph: bool | None, who: str) -> list[tuple[tuple[AnyType, ...], RngStream]]:
     found = iteration.iter_nodes(node, graph=graph, who=who)
     return [(path, stream) for path, stream in found if isinstance(stream, RngStream)]
 
 
-def restore_rngs(backups: Iterable[tuple[Any, ...]], /) -> None:
+def restore_rngs(backups: Iterable[tuple[AnyType, ...]], /) -> None:
     """Puts keys and counters back, as `split_rngs`, `fork_rngs` and `backup_keys` saved them."""
     for stream, key, *count in backups:
         stream.key.set_value(key)
@@ -56,13 +57,13 @@ def restore_rngs(backups: Iterable[tuple[Any, ...]], /) -> None:
             stream.count.set_value(stream.count.get_value().reshape(-1)[0])
 
 
-def backup_keys(node: Any, /, *, graph: bool | None = None) -> list[tuple[RngStream, jax.Array]]:
+def backup_keys(node: AnyType, /, *, graph: bool | None = None) -> list[tuple[RngStream, jax.Array]]:
     """The streams of a model with their keys, for `restore_rngs`."""
     return [(s, s.key.get_value()) for _, s in _streams(node, graph=graph, who="backup_keys")]
 
 
 def split_rngs(
-    node: Any = _MISSING,
+    node: AnyType = _MISSING,
     /,
     *,
     splits: Shape,
@@ -70,7 +71,7 @@ def split_rngs(
     squeeze: bool = False,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> Any:
+) -> AnyType:
     """Makes the streams of a model hold arrays of keys, for functions that are mapped over them.
 
     Args:
@@ -96,7 +97,7 @@ def split_rngs(
         raise ValueError(f"split_rngs(squeeze=True) takes splits=1, got splits={splits}.")
     matches = to_predicate(only)
 
-    def replacement(path: tuple[Any, ...], stream: RngStream) -> RngStream | None:
+    def replacement(path: tuple[AnyType, ...], stream: RngStream) -> RngStream | None:
         if not matches(path, stream):
             return None
         new = stream.split(splits)
@@ -106,19 +107,20 @@ def split_rngs(
 
 
 def fork_rngs(
-    node: Any = _MISSING,
+    node: AnyType = _MISSING,
     /,
     *,
     split: ShapeByFilter = None,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> Any:
+) -> AnyType:
     """Makes the streams of a model start anew from a key of their own.
 
     Args:
         node: the model. Without it, returns a decorator that does this to all arguments of a function, and puts them
             back afterwards.
-        split: a shape, or shapes by filter: these streams hold arrays of keys.
+        split: a shape, for all streams; or shapes by filter, for those that a filter matches, None for "one key". Then
+            streams that no filter matches are left alone.
         graph: False demands a tree, and returns a copy.
         graph_updates: False returns a copy.
 
@@ -126,23 +128,26 @@ def fork_rngs(
         Backups for `restore_rngs`, which are a context manager too; or the copy.
     """
     shape_of = shape_by_stream(split)
-    return _replace_streams(
-        "fork_rngs", node, lambda path, stream: stream.fork(split=shape_of(path, stream)), graph, graph_updates
-    )
+    named = Any(*split) if isinstance(split, Mapping) else Everything()
+
+    def replacement(path: tuple[AnyType, ...], stream: RngStream) -> RngStream | None:
+        return stream.fork(split=shape_of(path, stream)) if named(path, stream) else None
+
+    return _replace_streams("fork_rngs", node, replacement, graph, graph_updates)
 
 
 def _replace_streams(
     who: str,
-    node: Any,
-    replacement: Callable[[tuple[Any, ...], RngStream], RngStream | None],
+    node: AnyType,
+    replacement: Callable[[tuple[AnyType, ...], RngStream], RngStream | None],
     graph: bool | None,
     graph_updates: bool | None,
-) -> Any:
+) -> AnyType:
     if node is _MISSING:
 
-        def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
+        def decorate(f: Callable[..., AnyType]) -> Callable[..., AnyType]:
             @functools.wraps(f)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
+            def wrapper(*args: AnyType, **kwargs: AnyType) -> AnyType:
                 if _copies(graph, graph_updates):
                     args, kwargs = _copy((args, kwargs), replacement, graph)
                     return f(*args, **kwargs)
@@ -161,8 +166,8 @@ def _copies(graph: bool | None, graph_updates: bool | None) -> bool:
     return graph_updates is False or not resolve(graph)
 
 
-def _copy(node: Any, replacement: Callable[..., RngStream | None], graph: bool | None) -> Any:
-    def replaced(path: tuple[Any, ...], value: Any) -> Any:
+def _copy(node: AnyType, replacement: Callable[..., RngStream | None], graph: bool | None) -> AnyType:
+    def replaced(path: tuple[AnyType, ...], value: AnyType) -> AnyType:
         if not isinstance(value, RngStream):
             return value
         new = replacement(path, value)
@@ -171,7 +176,7 @@ def _copy(node: Any, replacement: Callable[..., RngStream | None], graph: bool |
     return recursive_map(replaced, node, graph=graph)
 
 
-def _in_place(who: str, node: Any, replacement: Callable[..., RngStream | None]) -> SplitBackups:
+def _in_place(who: str, node: AnyType, replacement: Callable[..., RngStream | None]) -> SplitBackups:
     backups = []
     for path, stream in _streams(node, graph=True, who=who):
         new = replacement(path, stream)
@@ -183,7 +188,7 @@ def _in_place(who: str, node: Any, replacement: Callable[..., RngStream | None])
 
 
 def with_rngs(
-    node: Any = _MISSING,
+    node: AnyType = _MISSING,
     /,
     *,
     split: ShapeByFilter = None,
@@ -192,7 +197,7 @@ def with_rngs(
     only: Filter = True,
     graph: bool | None = None,
     graph_updates: bool | None = None,
-) -> Any:
+) -> AnyType:
     """A copy of a model with other streams.
 
     Args:
@@ -209,7 +214,7 @@ def with_rngs(
     matches, forks = to_predicate(only), to_predicate(fork)
     split_shape, broadcast_shape = shape_by_stream(split), shape_by_stream(broadcast)
 
-    def replacement(path: tuple[Any, ...], stream: RngStream) -> RngStream | None:
+    def replacement(path: tuple[AnyType, ...], stream: RngStream) -> RngStream | None:
         if not matches(path, stream):
             return None
         if (shape := split_shape(path, stream)) is not None:
@@ -222,13 +227,13 @@ def with_rngs(
 
 
 def reseed(
-    node: Any,
+    node: AnyType,
     /,
     *,
     graph: bool | None = None,
     policy: Literal["scalars_only", "match_shape"]
-    | Callable[[tuple[Any, ...], jax.Array, tuple[int, ...]], jax.Array] = "scalars_only",
-    **stream_keys: Any,
+    | Callable[[tuple[AnyType, ...], jax.Array, tuple[int, ...]], jax.Array] = "scalars_only",
+    **stream_keys: AnyType,
 ) -> None:
     """Gives streams of a model new keys and sets their counters to zero, in place.
 

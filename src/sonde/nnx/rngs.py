@@ -25,60 +25,16 @@ RngValue: TypeAlias = "int | jax.Array"
 Shape: TypeAlias = "int | tuple[int, ...]"
 ShapeByFilter: TypeAlias = "Shape | Mapping[Any, Shape | None] | None"
 
-_DISTRIBUTIONS = [
-    "ball",
-    "bernoulli",
-    "beta",
-    "binomial",
-    "bits",
-    "categorical",
-    "cauchy",
-    "chisquare",
-    "choice",
-    "dirichlet",
-    "double_sided_maxwell",
-    "exponential",
-    "f",
-    "gamma",
-    "generalized_normal",
-    "geometric",
-    "gumbel",
-    "laplace",
-    "loggamma",
-    "logistic",
-    "lognormal",
-    "maxwell",
-    "multinomial",
-    "multivariate_normal",
-    "normal",
-    "orthogonal",
-    "pareto",
-    "permutation",
-    "poisson",
-    "rademacher",
-    "randint",
-    "rayleigh",
-    "t",
-    "triangular",
-    "truncated_normal",
-    "uniform",
-    "wald",
-    "weibull_min",
-]
-_INITIALIZERS = [
-    "delta_orthogonal",
-    "glorot_normal",
-    "glorot_uniform",
-    "he_normal",
-    "he_uniform",
-    "kaiming_normal",
-    "kaiming_uniform",
-    "lecun_normal",
-    "lecun_uniform",
-    "variance_scaling",
-    "xavier_normal",
-    "xavier_uniform",
-]
+_DISTRIBUTIONS = """
+    ball bernoulli beta binomial bits categorical cauchy chisquare choice dirichlet double_sided_maxwell exponential f
+    gamma generalized_normal geometric gumbel laplace loggamma logistic lognormal maxwell multinomial
+    multivariate_normal normal orthogonal pareto permutation poisson rademacher randint rayleigh t triangular
+    truncated_normal uniform wald weibull_min
+"""
+_INITIALIZERS = """
+    delta_orthogonal glorot_normal glorot_uniform he_normal he_uniform kaiming_normal kaiming_uniform lecun_normal
+    lecun_uniform variance_scaling xavier_normal xavier_uniform
+"""
 
 
 class RngState(Variable[jax.Array]):
@@ -132,9 +88,9 @@ def _initializing(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in _DISTRIBUTIONS:
+for _name in _DISTRIBUTIONS.split():
     setattr(_KeySource, _name, _drawing(_name))
-for _name in _INITIALIZERS:
+for _name in _INITIALIZERS.split():
     setattr(_KeySource, _name, _initializing(_name))
 
 

@@ -91,7 +91,7 @@ class FlatState(Sequence[tuple[PathParts, V]], Generic[V]):
 
     def filter(self, first: Filter, /, *filters: Filter) -> FlatState[V] | tuple[FlatState[V], ...]:
         """Parts by filters; what no filter matches is left out."""
-        groups = _group(self, filters_to_predicates((first, *filters)))[:-1]
+        groups = group_flat(self, filters_to_predicates((first, *filters)))[:-1]
         return groups[0] if len(groups) == 1 else groups
 
     @staticmethod
@@ -295,7 +295,7 @@ def _wrap(nested: dict[Any, Any], cls: Callable[[Any], Any]) -> Any:
     return nested if cls is dict else cls(nested)
 
 
-def _group(flat: Iterable[tuple[PathParts, Any]], predicates: Sequence[Any]) -> tuple[FlatState[Any], ...]:
+def group_flat(flat: Iterable[tuple[PathParts, Any]], predicates: Sequence[Any]) -> tuple[FlatState[Any], ...]:
     """One flat state per predicate, and what no predicate matches as the last."""
     groups: list[tuple[list[PathParts], list[Any]]] = [([], []) for _ in range(len(predicates) + 1)]
     for path, value in flat:
@@ -315,7 +315,7 @@ def split_flat(flat: Iterable[tuple[PathParts, Any]], filters: Sequence[Filter])
     Raises:
         ValueError: a leaf is matched by no filter.
     """
-    *groups, rest = _group(flat, filters_to_predicates(filters))
+    *groups, rest = group_flat(flat, filters_to_predicates(filters))
     if len(rest):
         found = ", ".join(f"{'/'.join(map(str, path))} ({type(leaf).__name__})" for path, leaf in rest[:10])
         raise ValueError(
@@ -327,7 +327,7 @@ def split_flat(flat: Iterable[tuple[PathParts, Any]], filters: Sequence[Filter])
 
 def select_flat(flat: Iterable[tuple[PathParts, Any]], filters: Sequence[Filter]) -> tuple[FlatState[Any], ...]:
     """One flat state per filter; what no filter matches is left out."""
-    return _group(flat, filters_to_predicates(filters))[:-1]
+    return group_flat(flat, filters_to_predicates(filters))[:-1]
 
 
 def _one_or_all(groups: Sequence[FlatState[Any]], cls: Callable[[Any], Any] = State) -> Any:

@@ -74,11 +74,11 @@ class Variable(ArrayLike, Generic[A]):
             meta = shared({**declared, **_canonical(metadata), "eager_sharding": _eager(eager_sharding)})
         else:
             meta = shared({"eager_sharding": _eager(None)})
-        if meta.hooked:
+        if meta.hooked or type(self).create_value is not Variable.create_value:
             _set_level(self, trace_level())
             _set_metadata(self, meta)
             _set_value(self, value)
-            value = self.create_value(cast(A, value))
+            value = meta.run_hooks("on_create_value", self, self.create_value(cast(A, value)))
         if "out_sharding" in meta:
             value = _place(value, meta)
         _set_value(self, value)
@@ -138,8 +138,8 @@ class Variable(ArrayLike, Generic[A]):
         return self._raw_value
 
     def create_value(self, value: A) -> A:
-        """What a new Variable would hold for `value`: the `on_create_value` hooks applied to it."""
-        return self._metadata.run_hooks("on_create_value", self, value)
+        """What a new Variable holds when it is made with `value`; for subclasses to override."""
+        return value
 
     def __getitem__(self, index: Any) -> Any:
         if index is Ellipsis:

@@ -1,0 +1,152 @@
+"""Where the arrays of a model are to live: partition specs and shardings from the metadata of its Variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from sonde import _jax
+from sonde.nnx.eager_sharding import partition_spec
+from sonde.nnx.mapping import map as map_leaves
+from sonde.nnx.metadata import with_metadata
+from sonde.nnx.variable import Variable
+
+A = TypeVar("A")
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: The key under which transforms say how the axis that they add is named.
+PARTITION_NAME = "partition_name"
+
+
+def with_partitioning(initializer: F, sharding: tuple[Any, ...], mesh: Mesh | None = None, **metadata: Any) -> F:
+    """Wraps an initializer so that the Variable that takes its value is sharded.
+
+    Args:
+        initializer: the initializer.
+        sharding: the name of a mesh axis, several names, or None, per dimension.
+        mesh: the mesh; the one around by default.
+        **metadata: more metadata for the Variable.
+    """
+    return with_metadata(initializer, out_sharding=sharding, mesh=mesh, **metadata)
+
+
+def spec_of(variable: Variable[Any]) -> PartitionSpec:
+    """The PartitionSpec of a Variable."""
+    out_sharding = variable.get_metadata("out_sharding", None)
+    if isinstance(out_sharding, NamedSharding):
+        return out_sharding.spec
+    return partition_spec(out_sharding, variable.get_metadata("sharding_rules", None))
+
+
+def _over_variables(f: Callable[[Variable[Any]], Any], tree: Any, otherwise: Callable[[Any], Any]) -> Any:
+    def one(leaf: Any) -> Any:
+        return leaf.replace(f(leaf)) if isinstance(leaf, Variable) else otherwise(leaf)
+
+    return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, Variable))
+
+
+def get_partition_spec(tree: A) -> A:
+    """A copy of a State or pytree with a PartitionSpec in the place of every array."""
+    return _over_variables(spec_of, tree, lambda leaf: PartitionSpec() if hasattr(leaf, "shape") else leaf)
+
+
+def get_named_sharding(tree: A, mesh: Mesh) -> A:
+    """A copy of a State or pytree with a NamedSharding on `mesh` in the place of every array."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec) if isinstance(spec, PartitionSpec) else spec,
+        get_partition_spec(tree),
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+
+
+def as_abstract(tree: A, graph: bool | None = None) -> A:
+    """A copy of an abstract model in which every Variable with `out_sharding` says its sharding.
+
+    Args:
+        tree: a model whose Variables hold `jax.ShapeDtypeStruct`, as `nnx.eval_shape` returns it.
+        graph: True allows shared references, False demands a tree. None: the current mode.
+    """
+
+    def one(path: Any, leaf: Any) -> Any:
+        del path
+        if not isinstance(leaf, Variable):
+            return leaf
+        out_sharding = leaf.get_metadata("out_sharding", None)
+        mesh = leaf.get_metadata("mesh", None) or _jax.ambient_mesh()
+        value = leaf.get_raw_value()
+        if out_sharding is None or not isinstance(value, jax.ShapeDtypeStruct) or value.sharding is not None:
+            return leaf
+        if isinstance(out_sharding, Sharding):
+            sharding: Any = out_sharding
+        elif mesh is None:
+            return leaf
+        else:
+            sharding = NamedSharding(mesh, spec_of(leaf))
+        return leaf.replace(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding))
+
+    return map_leaves(one, tree, graph=graph)
+
+
+abstract_with_sharding = as_abstract
+
+
+def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
+    """Names a new axis in the `out_sharding` of all Variables of a pytree, in place, and runs their hooks.
+
+    Args:
+        tree: a State or pytree with Variables that a transform added an axis to.
+        index: where the axis is.
+        transform_metadata: has the name of the axis under `PARTITION_NAME`.
+    """
+    name = transform_metadata.get(PARTITION_NAME)
+
+    def change(variable: Variable[Any], axes: list[Any]) -> list[Any]:
+        at = index if index >= 0 else index + len(axes) + 1
+        axes += [None] * (at - len(axes))
+        axes.insert(at, name)
+        variable.add_axis(index, name)
+        return axes
+
+    return _change_axes(tree, change)
+
+
+def remove_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
+    """Takes an axis out of the `out_sharding` of all Variables of a pytree, in place, and runs their hooks.
+
+    Raises:
+        ValueError: the axis at that place has another name.
+    """
+    name = transform_metadata.get(PARTITION_NAME)
+
+    def change(variable: Variable[Any], axes: list[Any]) -> list[Any]:
+        at = index if index >= 0 else index + len(axes)
+        if at < len(axes) and axes[at] != name:
+            raise ValueError(
+                f"The axis {index} of a {type(variable).__name__} with out_sharding={tuple(axes)} is named "
+                f"{axes[at]!r}, and the transform calls it {name!r}."
+            )
+        if at < len(axes):
+            del axes[at]
+        variable.remove_axis(index, name)
+        return axes
+
+    return _change_axes(tree, change)
+
+
+def _change_axes(tree: A, change: Callable[[Variable[Any], list[Any]], list[Any]]) -> A:
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Variable)):
+        if not isinstance(leaf, Variable):
+            continue
+        out_sharding = leaf.get_metadata("out_sharding", None)
+        named = out_sharding is not None and not isinstance(out_sharding, (str, Sharding))
+        axes = change(leaf, list(out_sharding) if named else [])
+        if named:
+            leaf.set_metadata("out_sharding", type(out_sharding)(*axes) if _is_spec(out_sharding) else tuple(axes))
+    return tree
+
+
+def _is_spec(out_sharding: Any) -> bool:
+    return isinstance(out_sharding, PartitionSpec)

@@ -1,0 +1,133 @@
+"""Objects with shared references as trees that JAX can map over, and prefixes of them.
+
+`to_tree` puts a `TreeNode` in the place of every object in a pytree: its leaves are the object's Variables and arrays.
+An object that was met before becomes a `TreeNode` without leaves that refers to the first. `from_tree` is the inverse.
+`prefix` makes what `in_axes` and the like want: the same tree with one value per leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from sonde.nnx._kinds import NODE, VARIABLE, kind_of
+from sonde.nnx._walk import build, walk
+from sonde.nnx.filters import PathParts, to_predicate
+from sonde.nnx.graph import GraphDef
+from sonde.nnx.graph_mode import resolve
+from sonde.nnx.mapping import map as map_leaves
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class TreeNode:
+    """An object as a tree: its leaves as children, its structure as a GraphDef.
+
+    Attributes:
+        graphdef: the structure; indices in it are common to all objects of one `to_tree`.
+        leaves: Variables and arrays in the order of states.
+        paths: their paths below the object.
+    """
+
+    def __init__(self, graphdef: GraphDef[Any], paths: tuple[PathParts, ...], leaves: list[Any]):
+        self.graphdef = graphdef
+        self.paths = paths
+        self.leaves = leaves
+
+    def tree_flatten_with_keys(self) -> Any:
+        """The leaves are the children."""
+        keys = [jax.tree_util.GetAttrKey("/".join(map(str, path))) for path in self.paths]
+        return list(zip(keys, self.leaves)), (self.graphdef, self.paths)
+
+    @classmethod
+    def tree_unflatten(cls, structure: Any, leaves: Any) -> TreeNode:
+        """The inverse."""
+        return cls(*structure, list(leaves))
+
+    def __repr__(self) -> str:
+        return f"TreeNode({self.graphdef!r}, {self.leaves!r})"
+
+
+def is_object(value: Any) -> bool:
+    """Whether a value is a node or a Variable."""
+    return kind_of(value) in (NODE, VARIABLE)
+
+
+def to_tree(tree: Any, /) -> Any:
+    """A pytree with a `TreeNode` in the place of every object.
+
+    Example:
+        >>> import jax
+        >>> from sonde import nnx
+        >>> model = nnx.Dict(w=nnx.Param(1.0))
+        >>> jax.tree.leaves(nnx.to_tree((model, model, 2.0)))
+        [1.0, 2.0]
+    """
+    seen: dict[int, int] = {}
+
+    def convert(value: Any) -> Any:
+        if not is_object(value):
+            return value
+        found = walk(value, graph=True, who="to_tree", seen=seen)
+        return TreeNode(GraphDef(found.definition), tuple(found.paths), found.leaves)
+
+    return jax.tree.map(convert, tree, is_leaf=is_object)
+
+
+def from_tree(tree: Any, /) -> Any:
+    """The inverse of `to_tree`: shared references are shared again."""
+    known: dict[int, Any] = {}
+
+    def convert(value: Any) -> Any:
+        return build(value.graphdef.definition, value.leaves, known=known) if isinstance(value, TreeNode) else value
+
+    return jax.tree.map(convert, tree, is_leaf=lambda x: isinstance(x, TreeNode))
+
+
+def prefix(
+    node: Any, filter_map: Mapping[Any, Any] | Callable[[PathParts, Any], Any], /, *, graph: bool | None = None
+) -> Any:
+    """One value per leaf of a model, as `in_axes`, `out_axes` and the like take them.
+
+    Args:
+        node: a Module, any other node, or a pytree of them. With shared references between several arguments of a
+            transform, pass them together, in the order of the arguments.
+        filter_map: values by filter, the first that matches counts; or a function of (path, leaf).
+        graph: True allows shared references, False demands a tree. None: the current mode.
+
+    Raises:
+        ValueError: a leaf is matched by no filter.
+
+    Example:
+        >>> from sonde import nnx
+        >>> nnx.prefix({"a": nnx.Param(1.0), "b": nnx.BatchStat(2.0)}, {nnx.Param: 0, ...: None}, graph=False)
+        {'a': 0, 'b': None}
+    """
+    value_of = filter_map if callable(filter_map) else _by_filter(filter_map)
+    if not resolve(graph):
+        return map_leaves(value_of, node, graph=False, recreate_variables=False)
+
+    def convert(path: tuple[Any, ...], value: Any) -> Any:
+        prefix = tuple(getattr(k, "key", getattr(k, "idx", getattr(k, "name", str(k)))) for k in path)
+        if not isinstance(value, TreeNode):
+            return value_of(prefix, value)
+        leaves = [value_of((*prefix, *path), leaf) for path, leaf in zip(value.paths, value.leaves)]
+        return TreeNode(value.graphdef, value.paths, leaves)
+
+    return jax.tree.map_with_path(convert, to_tree(node), is_leaf=lambda x: isinstance(x, TreeNode))
+
+
+def _by_filter(filter_map: Mapping[Any, Any]) -> Callable[[PathParts, Any], Any]:
+    rules = [(to_predicate(f), value) for f, value in filter_map.items()]
+
+    def value_of(path: PathParts, leaf: Any) -> Any:
+        for matches, value in rules:
+            if matches(path, leaf):
+                return value
+        raise ValueError(
+            f"prefix: the leaf {'/'.join(map(str, path))} ({type(leaf).__name__}) is matched by no filter of "
+            f"{list(filter_map)}. Add `...: value` for the rest."
+        )
+
+    return value_of

@@ -1,0 +1,340 @@
+import abc
+import copy
+import dataclasses
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sonde import errors, nnx
+
+
+def leaves(node):
+    return [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(node)], jax.tree.leaves(node)
+
+
+def everything(nnx):
+    class Foo(nnx.Module):
+        def __init__(self):
+            self.b = nnx.Param(jnp.ones(2))
+            self.a = nnx.BatchStat(jnp.zeros(2))
+            self.arr = jnp.ones(3)
+            self.np = np.ones(2)
+            self.text = "hello"
+            self.n = 3
+            self.lst = nnx.List([nnx.Param(jnp.ones(1)), "s", 4, jnp.ones(2)])
+            self.d = nnx.Dict(x=nnx.Param(jnp.ones(1)), y=3)
+            self.tup = nnx.data((nnx.Param(1.0), nnx.Param(2.0)))
+            self.fn = jnp.sin
+            self.none = None
+            self.dd = nnx.data({"q": jnp.ones(1), "p": {"r": nnx.Param(2.0)}, "z": 5})
+
+    return Foo()
+
+
+def test_flattening(same):
+    same(lambda nnx: leaves(everything(nnx)))
+    same(lambda nnx: jax.tree.map(lambda x: x * 2, everything(nnx)))
+
+
+STATUS = {
+    "data": lambda nnx, o: setattr(o, "x", nnx.data(5)),
+    "static": lambda nnx, o: setattr(o, "x", nnx.static("s")),
+    "static array": lambda nnx, o: setattr(o, "x", nnx.static(jnp.ones(2))),
+    "array": lambda nnx, o: setattr(o, "x", jnp.ones(2)),
+    "list of arrays": lambda nnx, o: setattr(o, "x", [jnp.ones(2)]),
+    "tuple with Param": lambda nnx, o: setattr(o, "x", (1, nnx.Param(1))),
+    "dict with Module": lambda nnx, o: setattr(o, "x", {"m": nnx.Dict()}),
+    "list of numbers": lambda nnx, o: setattr(o, "x", [1, 2]),
+    "array over number": lambda nnx, o: (setattr(o, "x", 1), setattr(o, "x", jnp.ones(2))),
+    "number over array": lambda nnx, o: (setattr(o, "x", jnp.ones(2)), setattr(o, "x", 1)),
+    "number over data": lambda nnx, o: (setattr(o, "x", nnx.data(1)), setattr(o, "x", "s")),
+    "array over static": lambda nnx, o: (setattr(o, "x", nnx.static(1)), setattr(o, "x", jnp.ones(2))),
+    "data over number": lambda nnx, o: (setattr(o, "x", 1), setattr(o, "x", nnx.data(2))),
+    "deleted": lambda nnx, o: (setattr(o, "x", 1), delattr(o, "x"), setattr(o, "x", jnp.ones(2))),
+    "delete missing": lambda nnx, o: delattr(o, "x"),
+    "past setattr": lambda nnx, o: vars(o).__setitem__("x", 3),
+}
+
+
+@pytest.mark.parametrize("name", STATUS)
+def test_status_of_attributes(same, name):
+    def use(nnx):
+        class Empty(nnx.Pytree):
+            pass
+
+        o = Empty()
+        STATUS[name](nnx, o)
+        return leaves(o), nnx.split(o)[1]
+
+    same(use)
+
+
+def test_static_holding_data_says_what_to_do():
+    class Model(nnx.Module):
+        def __init__(self):
+            self.layers = [nnx.Param(1.0)]
+
+    with pytest.raises(ValueError, match=r"holds Param, assigned to the static attribute 'layers' of Model"):
+        Model()
+    model = nnx.Dict(n=3)
+    with pytest.raises(ValueError, match=r"static attribute 'n' of Dict.*self.n = nnx.data"):
+        model.n = jnp.ones(2)
+    assert model.n == 3
+
+
+def test_annotations(same):
+    def use(nnx):
+        class Annotated(nnx.Module):
+            a: nnx.Data[list]
+            b: nnx.Static[int]
+            c: list = nnx.data()
+            d: "nnx.Data[int]"
+
+            def __init__(self):
+                self.a = [jnp.ones(1)]
+                self.b = 3
+                self.c = [nnx.Param(1)]
+                self.d = 4
+
+        class Sub(Annotated):
+            pass
+
+        return leaves(Sub())[1][:2], nnx.state(Annotated())
+
+    same(use)
+
+
+def test_dataclasses(same):
+    def use(nnx):
+        @nnx.dataclass
+        class D(nnx.Pytree):
+            i: int = nnx.data(default=4)
+            x: jax.Array = nnx.data(default=None)
+            s: str = nnx.static(default="q")
+            values: list = nnx.data(default_factory=list)
+            k: int = 7
+
+        @dataclasses.dataclass
+        class E(nnx.Module):
+            i: int
+            x: nnx.Data[int] = 3
+
+            def __post_init__(self):
+                self.w = nnx.Param(1.0)
+
+        return leaves(D()), leaves(D(i=2, x=jnp.ones(1), values=[1, jnp.ones(1)])), D() == D(), leaves(E(1))
+
+    same(use)
+    same(lambda nnx: hash(nnx.dataclass(type("D", (nnx.Pytree,), {"__annotations__": {"a": int}}))(1)))
+
+
+def test_registered_data_types(same):
+    def use(nnx):
+        @nnx.register_data_type
+        @dataclasses.dataclass(frozen=True)
+        class Token:
+            n: int
+
+        class Holder(nnx.Pytree):
+            def __init__(self):
+                self.t = Token(3)
+
+        return len(jax.tree.leaves(Holder())), nnx.is_data(Token(1))
+
+    same(use)
+
+
+def test_is_data(same):
+    def use(nnx):
+        values = [
+            1,
+            1.0,
+            "s",
+            None,
+            jnp.ones(1),
+            np.ones(1),
+            np.float32(1),
+            nnx.Param(1),
+            nnx.Dict(),
+            [jnp.ones(1)],
+            {},
+        ]
+        values += [jax.random.key(0), nnx.State({}), True, nnx.List([])]
+        return [nnx.is_data(v) for v in values], [len(nnx.has_data(v)) for v in values]
+
+    same(use)
+
+
+def test_check_pytree(same):
+    def use(nnx):
+        o = nnx.Dict(a=1)
+        nnx.check_pytree(o)
+        vars(o)["sneaky"] = [jnp.ones(1)]
+        nnx.check_pytree(o)
+
+    same(use)
+    same(lambda nnx: nnx.check_pytree([1]))
+
+
+def test_pytree_false(same):
+    def use(nnx):
+        class Opaque(nnx.Module, pytree=False):
+            def __init__(self):
+                self.layers = [nnx.Param(1), 3]
+                self.x = jnp.ones(2)
+
+        o = Opaque()
+        return len(jax.tree.leaves(o)), nnx.state(o), nnx.merge(*nnx.split(o)).layers[1]
+
+    same(use)
+
+
+def test_properties_keep_working():
+    class Model(nnx.Module):
+        @property
+        def scale(self):
+            return self._scale
+
+        @scale.setter
+        def scale(self, value):
+            self._scale = jnp.asarray(value)
+
+    m = Model()
+    m.scale = 3.0
+    assert list(vars(m)) == ["_scale"]
+    assert jax.tree.leaves(m) == [3.0]
+
+
+def test_abstract_methods_are_enforced():
+    class Base(nnx.Module):
+        @abc.abstractmethod
+        def f(self): ...
+
+    with pytest.raises(TypeError, match="abstract"):
+        Base()
+
+
+def test_copies():
+    m = everything(nnx)
+    shallow = copy.copy(m)
+    assert shallow is not m and shallow.b is m.b
+    deep = copy.deepcopy(m)
+    assert deep.b is not m.b
+    deep.b[...] = jnp.zeros(2)
+    deep.lst.append(nnx.Param(1))
+    assert m.b.sum() == 2 and len(m.lst) == 4
+    cyclic = nnx.Dict()
+    cyclic.me = cyclic
+    again = copy.deepcopy(cyclic)
+    assert again.me is again and again is not cyclic
+
+
+def test_pickle():
+    d = nnx.Dict(w=nnx.Param(jnp.ones(2)), n=3, layers=nnx.List([nnx.Param(1), "s"]))
+    again = pickle.loads(pickle.dumps(d))
+    assert nnx.graphdef(again) == nnx.graphdef(d)
+    assert again.layers[1] == "s"
+    again.layers.append(nnx.Param(2))
+    graphdef = pickle.loads(pickle.dumps(nnx.graphdef(d)))
+    assert graphdef == nnx.graphdef(d) and hash(graphdef) == hash(nnx.graphdef(d))
+
+
+def test_changing_from_another_trace_level():
+    m = nnx.Dict(w=nnx.Param(1.0), layers=nnx.List([1]))
+    for change in (
+        lambda x: setattr(m, "x", x),
+        lambda x: m.layers.append(x),
+        lambda x: delattr(m, "w"),
+        lambda x: m.layers.__setitem__(0, 2),
+    ):
+        with pytest.raises(errors.TraceContextError, match="another trace level"):
+            jax.jit(change)(1.0)
+    assert list(m) == ["w", "layers"] and list(m.layers) == [1]
+
+
+LISTS = {
+    "get": lambda nnx, l: (l[0], l[-1], l[1:], len(l), list(l)),
+    "set": lambda nnx, l: l.__setitem__(2, nnx.Param(9)),
+    "set data over static": lambda nnx, l: l.__setitem__(0, nnx.Param(9)),
+    "set slice": lambda nnx, l: l.__setitem__(slice(0, 2), [5, 6]),
+    "set slice of other length": lambda nnx, l: l.__setitem__(slice(0, 1), [5, 6]),
+    "pop": lambda nnx, l: l.pop(),
+    "extend": lambda nnx, l: l.extend([nnx.Param(7), 8]),
+    "out of range": lambda nnx, l: l[10],
+    "data": lambda nnx, l: l.append(nnx.data(3)),
+    "list with data": lambda nnx, l: l.append([nnx.Param(1)]),
+    "clear": lambda nnx, l: l.clear(),
+    "equal": lambda nnx, l: nnx.List([1]) == nnx.List([1]),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists(same, name):
+    def use(nnx):
+        l = nnx.List([1, "s", nnx.Param(3)])
+        out = LISTS[name](nnx, l)
+        return out, list(l), leaves(l), nnx.state(l)
+
+    same(use)
+
+
+def test_items_of_a_list_keep_their_status_when_they_move():
+    l = nnx.List(["s", nnx.Param(1), 2, nnx.Param(3)])
+    l.insert(0, nnx.Param(0))
+    assert jax.tree.leaves(l) == [0, 1, 3]
+    assert l.pop(0).get_value() == 0 and l.pop(0) == "s"
+    del l[1]
+    assert jax.tree.leaves(l) == [1, 3] and len(l) == 2
+    l.reverse()
+    assert jax.tree.leaves(l) == [3, 1]
+    assert nnx.to_flat_state(nnx.state(l)).paths == ((0,), (1,))
+
+
+def test_long_lists_keep_the_order_of_numbers(same):
+    same(lambda nnx: nnx.to_flat_state(nnx.state(nnx.List([nnx.Dict(w=nnx.Param(i)) for i in range(12)]))).paths)
+
+
+DICTS = {
+    "get": lambda nnx, d: (d["a"], d.a, d["b"], list(d), len(d), "a" in d, d.get("q")),
+    "set": lambda nnx, d: d.__setitem__("c", nnx.Param(2)),
+    "set attribute": lambda nnx, d: setattr(d, "e", 5),
+    "delete": lambda nnx, d: d.__delitem__("b"),
+    "missing item": lambda nnx, d: d["zz"],
+    "missing attribute": lambda nnx, d: d.zz,
+    "integer key": lambda nnx, d: d.__setitem__(1, 2),
+    "pop": lambda nnx, d: d.pop("a"),
+    "update": lambda nnx, d: d.update(z=nnx.Param(1)),
+    "data over static": lambda nnx, d: d.__setitem__("b", jnp.ones(1)),
+}
+
+
+@pytest.mark.parametrize("name", DICTS)
+def test_dicts(same, name):
+    def use(nnx):
+        d = nnx.Dict({"a": nnx.Param(1)}, b=2)
+        out = DICTS[name](nnx, d)
+        return out, list(d), leaves(d), nnx.state(d)
+
+    same(use)
+
+
+SEQUENTIALS = [
+    ((lambda x: (x, x), lambda a, b: a + b), (3,)),
+    ((lambda x: {"a": x}, lambda a: a + 1), (3,)),
+    ((), (3,)),
+    ((), (3, 4)),
+    ((), ()),
+    ((3,), (1,)),
+    ((lambda x: None, lambda x: 3), (1,)),
+    ((lambda: 3,), ()),
+]
+
+
+@pytest.mark.parametrize("case", range(len(SEQUENTIALS)))
+def test_sequential(same, case):
+    fns, args = SEQUENTIALS[case]
+    same(lambda nnx: nnx.Sequential(*fns)(*args))
+    same(lambda nnx: nnx.to_flat_state(nnx.state(nnx.Sequential(nnx.Dict(w=nnx.Param(1)), jnp.sin))).paths)
