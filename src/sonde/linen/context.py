@@ -18,16 +18,20 @@ class Context(threading.local):
         modules: The modules whose methods are running, innermost last; None stands for "no parent".
         interceptors: The functions given to `intercept_methods`, innermost last.
         named: Whether method calls get a name in profiles, or None for the process-wide setting.
-        depth: How many runs are active that collect sown values.
-        watched: Whether somebody captured the program when the first of these began.
+        level: How many runs are active that collect sown values.
+        silent: Whether sown values are to be seen by nobody.
+        path: While somebody captures the program: the path of the module whose method is running, ...
+        root: ... and the outermost run it belongs to.
     """
 
     def __init__(self) -> None:
         self.modules: list[Module | None] = [None]
         self.interceptors: list[Callable[..., Any]] = []
         self.named: bool | None = None
-        self.depth = 0
-        self.watched = False
+        self.level = 0
+        self.silent = False
+        self.path: tuple[str, ...] = ()
+        self.root: Any = None
 
     @contextlib.contextmanager
     def calling(self, module: Module | None) -> Iterator[None]:

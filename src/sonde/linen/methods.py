@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
-from sonde.errors import CallCompactUnboundModuleError, DescriptorAttributeError
+from sonde.errors import CallCompactUnboundModuleError, DescriptorAttributeError, LayerInputError
 from sonde.linen import sites
+from sonde.linen.attach import describe
 from sonde.linen.context import context
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _named_by_default = True
+_NOTHING = contextlib.nullcontext()
 
 
 def compact(fun: F) -> F:
@@ -186,7 +188,10 @@ def call(
     profile_name = _profile_name(self, name)
     context.modules.append(self)
     try:
-        with jax.named_scope(profile_name) if profile_name else contextlib.nullcontext():
+        with (
+            jax.named_scope(profile_name) if profile_name else _NOTHING,
+            sites.under_path(scope) if scope is not None else _NOTHING,
+        ):
             if context.interceptors:
                 output = _run_interceptors(self, fun, name, args, kwargs)
             else:
@@ -194,6 +199,10 @@ def call(
         if scope is not None and scope.run.capture and not getattr(fun, "transparent", False):
             sites.offer(self, name, output)
         return output
+    except LayerInputError as error:
+        if error.place is None:  # raised by the arithmetic, which does not know who called it
+            error.place = describe(self)
+        raise
     finally:
         context.modules.pop()
         if is_compact:

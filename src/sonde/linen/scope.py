@@ -57,24 +57,25 @@ class Run:
             object given twice is one submodule. Holds the originals to keep the identities from being reused.
         trace: The JAX trace that the run's variables belong to.
         live: Whether it is still going on.
-        roots, gather, sown, depth, watched: For `sonde.linen.sites`: the outermost scopes, what collects values from
-            inside transforms, what was sown so far, the number of the run, and whether somebody captures the program.
+        root: The outermost run around, or itself.
+        roots, gather, sown, level: For `sonde.linen.sites`: the outermost scopes, what collects values from inside
+            transforms, what was sown so far, and the number of the run among those that are active.
     """
 
     __slots__ = (
         "adopted",
         "capture",
-        "depth",
         "gather",
         "initializing",
         "keeps_sown",
+        "level",
         "live",
         "mutable",
         "outer",
+        "root",
         "roots",
         "sown",
         "trace",
-        "watched",
     )
 
     def __init__(
@@ -97,8 +98,8 @@ class Run:
         self.roots: Sequence[Scope] = ()
         self.gather: Any = None
         self.sown: set[tuple[Path, str, str]] = set()
-        self.depth = 0
-        self.watched = False
+        self.level = 0
+        self.root: Run = outer.root if outer is not None else self
 
     def is_mutable(self, collection: str) -> bool:
         """Whether a collection may change."""

@@ -15,9 +15,10 @@ not: its path is the module's path and the name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
@@ -26,11 +27,12 @@ from jax import lax
 
 from sonde import _jax
 from sonde.core import mark
-from sonde.core.capture import run_with
 from sonde.core.collect import Collect, spread
-from sonde.core.context import looking
-from sonde.core.item import Item
+from sonde.core.context import Looking, ScopeName, look, looking
+from sonde.core.inside import has_sites
+from sonde.core.item import Item, expand
 from sonde.core.site import Axis, Site, View
+from sonde.core.trace import SiteTrace
 from sonde.errors import JaxTransformError, ScopeVariableNotFoundError
 from sonde.linen.context import context
 from sonde.linen.filters import may_overlap
@@ -57,7 +59,7 @@ class Sown:
     """The tag of a value that is on its way to a collection.
 
     Attributes:
-        depth: Which of the runs that are active it goes to. A number and not the run itself, because jitted functions
+        level: Which of the runs that are active it goes to. A number and not the run itself, because jitted functions
             are traced once and called in many runs.
         collection: The collection.
         path: The module.
@@ -66,7 +68,7 @@ class Sown:
         init_fn: What comes before the first value.
     """
 
-    depth: int
+    level: int
     collection: str
     path: Path
     name: str
@@ -75,65 +77,113 @@ class Sown:
 
 
 class Gather(Collect):
-    """Collects the sown values that belong to one run, and leaves other sites to whoever else looks."""
+    """Collects the sown values that belong to one run, and leaves other sites to whoever else looks.
 
-    def __init__(self, depth: int, watched: bool, *, start: int, passes_on: bool) -> None:
-        super().__init__((), start=start, passes_on=passes_on)
-        self.key = ("linen", depth, watched, self.key)
-        self.depth = depth
-        self.watched = watched
+    Args:
+        level: The number of the run.
+        state: What somebody who captures the program looks for, None if nobody does.
+    """
 
-    def _is_mine(self, site: Site) -> bool:
-        return isinstance(site.tag, Sown) and site.tag.depth == self.depth
+    def __init__(self, level: int, state: Looking | None) -> None:
+        super().__init__((), depth=1 if state is None else state.depth + 1)
+        self.key = ("linen", level, self.key)
+        self.level = level
 
-    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
-        """Keeps a value of this run to itself, unless somebody captures the program around."""
-        if not self._is_mine(site) or self.watched or not self.passes_on:
-            return super().at_site(args, site, view)
-        self.passes_on = False
-        try:
-            return super().at_site(args, site, view)
-        finally:
-            self.passes_on = True
+    @property
+    def passes_on(self) -> bool:
+        """Whether a run around, or somebody who captures the program, wants to see the sites too."""
+        return self.level > 1 or self.depth > 1
 
-    def record(self, arrays: list[Any], site: Site, view: View, *, token: Any, gate: Any) -> None:
-        """Remembers values of this run."""
-        if self._is_mine(site):
-            super().record(arrays, site, view, token=token, gate=gate)
+    def wants(self, site: Site, path: str, view: View) -> bool:
+        """Whether a value is one of this run."""
+        return view.is_value and isinstance(site.tag, Sown) and site.tag.level == self.level
 
 
 def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
     """Runs the body of a run so that values sown inside transforms arrive in its scopes.
+
+    This is a capture that only sown values know of: other sites of the engine, such as those inside layers, stay off,
+    unless somebody captures the program.
 
     Args:
         run: The run.
         scopes: Its outermost scopes.
         fn: The body.
     """
+    run.roots = scopes
     if not may_overlap(run.mutable, True):
-        run.watched = context.watched if context.depth else looking() is not None
         run.trace = _jax.current_trace()
         return fn()
-
-    def make(start: int, passes_on: bool) -> Gather:
-        run.gather = Gather(run.depth, run.watched, start=start, passes_on=passes_on)
-        return run.gather
-
-    def body() -> T:
-        run.trace = _jax.current_trace()
-        output = fn()
-        flush(run)
-        return output
-
-    before = context.depth, context.watched
-    run.watched = before[1] if before[0] else looking() is not None
-    run.depth = before[0] + 1
-    run.roots = scopes
-    context.depth, context.watched = run.depth, run.watched
+    context.level += 1
+    run.level = context.level
+    run.gather = Gather(run.level, looking())
+    trace = SiteTrace(_jax.current_trace(), run.gather)
     try:
-        return run_with(make, body, (), {})[0]
+        with _jax.eager_shortcut(SiteTrace, has_sites), _jax.set_current_trace(trace):
+            run.trace = trace
+            output = fn()
+            flush(run)
+            return output
     finally:
-        context.depth, context.watched = before
+        context.level -= 1
+        trace.invalidate()
+
+
+class _ModuleName(ScopeName):
+    """The path of a module in JAX's name stack.
+
+    Scopes nest as calls do, and modules as they were made: a module that is called by one that does not own it is found
+    under its owner all the same.
+    """
+
+    own: Path
+    around: Path  # the path of the module whose method was running
+
+    def path(self, before: str, depth: int) -> str:
+        """The path of the module: in place of that of the module around it, if the capture began outside of that."""
+        around = _slashed(self.around)
+        return before.removesuffix(around) + _slashed(self.own)
+
+
+def _slashed(path: Path) -> str:
+    return "".join(f"{name}/" for name in path)
+
+
+@contextlib.contextmanager
+def under_path(scope: Scope) -> Iterator[None]:
+    """While somebody captures the program, puts the sites met in the block under the path of a module."""
+    around = context.path if scope.run.root is context.root else ()
+    if looking() is None or scope.path == around:
+        yield
+        return
+    name = _ModuleName(_slashed(scope.path)[:-1] or "/")
+    name.own, name.around = scope.path, around
+    before = context.path, context.root
+    context.path, context.root = scope.path, scope.run.root
+    try:
+        with _jax.open_name(name):
+            yield
+    finally:
+        context.path, context.root = before
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """A block that is run for its variables alone: what is sown in it is not seen by anybody outside."""
+    before, context.silent = context.silent, True
+    try:
+        with look(None):
+            yield
+    finally:
+        context.silent = before
+
+
+def _mark(scope: Scope, name: str, value: Any, tag: Sown | None) -> None:
+    state = looking()
+    if context.silent or (state is None and tag is None):
+        return
+    with under_path(scope), contextlib.nullcontext() if state is not None else look(Looking(grads=False)):
+        mark(value, name, tag=tag, depth=4)
 
 
 def flush(run: Run) -> None:
@@ -141,7 +191,7 @@ def flush(run: Run) -> None:
     if run.gather is None or not run.gather.items:
         return
     items, run.gather.items = run.gather.items, []
-    for item in items:
+    for item in expand(items):
         sown: Any = item.site.tag
         scope = _place(run, sown.path)
         value = item.site.rebuild([spread(x, item.view.axes, i) for i, x in enumerate(item.leaves)])
@@ -196,11 +246,9 @@ def sow(
     """See `Module.sow`."""
     scope = module.bound_scope("sow values")
     scope.check_live()
-    site_name = "/".join((*scope.path, name))
     home = _home(scope, collection, name, grows=reduce_fn is append)
     if home is None:
-        if scope.run.watched:
-            mark(value, site_name, depth=4)
+        _mark(scope, name, value, None)
         return False
     key = (scope.path, collection, name)
     if key not in home.sown and not scope.has(collection, name):
@@ -210,15 +258,14 @@ def sow(
         flush(home)
         before = scope.get(collection, name) if scope.has(collection, name) else init_fn()
         scope.put(collection, name, reduce_fn(before, value))
-        if home.watched:
-            mark(value, site_name, depth=4)
+        _mark(scope, name, value, None)
     elif home.gather is None:
         raise JaxTransformError(
             f"module {scope.path_text}, which is bound by bind, sows {name!r} inside a JAX transform, from where the value cannot "
             f"get into collection {collection!r}; use apply(..., mutable={[collection]!r}) inside the transform"
         )
     else:
-        mark(value, site_name, tag=Sown(home.depth, collection, scope.path, name, reduce_fn, init_fn), depth=4)
+        _mark(scope, name, value, Sown(home.level, collection, scope.path, name, reduce_fn, init_fn))
     return True
 
 

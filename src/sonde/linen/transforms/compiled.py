@@ -19,7 +19,7 @@ from sonde.linen.frozen_dict import FrozenDict
 from sonde.linen.lift import Body, Bridge, Lifting, Static, lift
 from sonde.linen.module import Module
 from sonde.linen.rng import Stream
-from sonde.linen.scope import Variable
+from sonde.linen.scope import Run, Variable
 
 
 def jit(
@@ -75,7 +75,7 @@ class _Call:
             tuple(fingerprint(source) for source in bridge.sources),
             tuple(scope.path for scope in bridge.scopes),
             tuple(map(tuple, self.streams)),
-            (hashable(run.mutable), run.initializing, run.capture),
+            (_levels(run), run.initializing, run.capture),
             (state.in_compact, tuple(sorted(state.cursor.items()))),
         )
         try:
@@ -104,6 +104,11 @@ class _Call:
             for before, after in zip(start, self.lifting.counts())
         ]
         return output, changes, Static((tuple(used), tuple(self.module._state.cursor.items())))
+
+
+def _levels(run: Run | None) -> tuple[Any, ...]:
+    """What may change in the run and in those around it, and where values that are sown inside go."""
+    return () if run is None else ((hashable(run.mutable), run.level), *_levels(run.outer))
 
 
 def _run_call(call: _Call, variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sonde.core.context import look
-from sonde.linen import meta
+from sonde.linen import meta, sites
 from sonde.linen.attach import describe
 from sonde.linen.filters import DenyList, Filter, first_match, matches, may_overlap
 from sonde.linen.frozen_dict import FrozenDict
@@ -196,7 +195,7 @@ def _first_run(
     one = lambda x: jnp.asarray(x)[None]  # noqa: E731
     rows = (jax.tree.map(one, carry), jax.tree.map(lambda x: x[:1], sliced))
     has_constants = may_overlap(lifting.mutable, shared) or any(a is broadcast for a in jax.tree.leaves(out_axes))
-    with look(None):
+    with sites.silence():
         if not has_constants:  # Only names and random keys are of interest.
             jax.eval_shape(jax.vmap(lambda *row: (constants(*row), None)[1], axis_size=1), *rows)
             return tuple({} for _ in lifting.packed), []

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sonde.core.context import look
-from sonde.linen import meta
+from sonde.linen import meta, sites
 from sonde.linen.filters import DenyList, Filter, may_overlap
 from sonde.linen.frozen_dict import FrozenDict
 from sonde.linen.lift import Body, Bridge, Lifting, lift
@@ -79,7 +78,7 @@ def _map_variables(
     lifting = Lifting(bridge.scopes, variables=(mapped, variables), changes=(mapped, variables), rngs=(rngs,))
     chosen, others = lifting.variables
     if init and may_overlap(lifting.mutable, True):
-        with look(None):  # a run for the sake of the variables alone
+        with sites.silence():  # a run for the sake of the variables alone
             _, (made, _) = lifting.call(body, (chosen, others), lifting.rngs, *args, **kwargs)
         chosen = tuple({**old, **trans_out(new)} for old, new in zip(chosen, made))
     goes_back = init or mutable
