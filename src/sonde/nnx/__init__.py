@@ -73,6 +73,13 @@ from sonde.nnx.states import (
     to_flat_state,
 )
 from sonde.nnx.table import tabulate
+
+# --- training (nnx/training/) ---
+from sonde.nnx.training import metrics
+from sonde.nnx.training.ema import EMA
+from sonde.nnx.training.metrics import Metric, MultiMetric
+from sonde.nnx.training.optimizer import ModelAndOptimizer, OptArray, Optimizer, OptState, OptVariable
+from sonde.nnx.training.train_state import TrainState
 from sonde.nnx.trees import from_tree, prefix, to_tree
 from sonde.nnx.variable import BatchStat, Cache, Intermediate, Param, Perturbation, Variable
 from sonde.nnx.variable_names import register_variable_name, variable_name_from_type, variable_type_from_name
@@ -109,11 +116,10 @@ from sonde.ops.masks import combine_masks, make_attention_mask, make_causal_mask
 from sonde.ops.pooling import avg_pool, max_pool, min_pool, pool
 from sonde.ops.sequence import flip_sequences
 
-# --- training (nnx/training/) ---
-
 # --- transforms (nnx/transforms/) ---
 
 __all__ = [
+    "EMA",
     "PARTITION_NAME",
     "RNN",
     "All",
@@ -146,13 +152,20 @@ __all__ = [
     "LoRA",
     "LoRALinear",
     "LoRAParam",
+    "Metric",
+    "ModelAndOptimizer",
     "Module",
     "MultiHeadAttention",
+    "MultiMetric",
     "Not",
     "Nothing",
     "Object",
     "OfType",
+    "OptArray",
+    "OptState",
+    "OptVariable",
     "OptimizedLSTMCell",
+    "Optimizer",
     "PReLU",
     "Param",
     "PathContains",
@@ -171,6 +184,7 @@ __all__ = [
     "SpectralNorm",
     "State",
     "Static",
+    "TrainState",
     "Variable",
     "VariableMetadata",
     "WeightNorm",
@@ -228,6 +242,7 @@ __all__ = [
     "max_pool",
     "merge",
     "merge_state",
+    "metrics",
     "min_pool",
     "one_hot",
     "pool",

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from sonde._jax import Tracer
 from sonde.nnx.variable import Variable
 
 T = TypeVar("T", bound=type)
@@ -46,7 +47,7 @@ def _find_kind(cls: type, value: Any) -> int:
         kind = VARIABLE
     elif any(issubclass(cls, node) for node in _node_types):
         kind = NODE
-    elif issubclass(cls, (np.ndarray, jax.core.Tracer)) or isinstance(value, jax.Array):
+    elif issubclass(cls, (np.ndarray, Tracer)) or isinstance(value, jax.Array):
         kind = ARRAY
     elif not jax.tree_util.all_leaves([value]):
         kind = CONTAINER

@@ -284,7 +284,7 @@ def build(
     leaves: Iterable[Any] | None = None,
     *,
     state: Any = None,
-    known: dict[int, Any] | None = None,
+    known: dict[Any, Any] | None = None,
     finish: Callable[[Path, Any], Any] | None = None,
     recreate: bool = True,
     prototypes: dict[int, dict[Any, Any]] | None = None,

@@ -157,7 +157,7 @@ class List(Module, MutableSequence[A], Generic[A]):
         return new
 
     def _fill(self, layout: Layout, data: Any, static: Any) -> None:
-        items, attributes = self._items, self.__dict__
+        items, attributes = self._items, vars(self)
         for names, values in ((layout.static, static), (layout.data, data)):
             for name, value in zip(names, values):
                 if type(name) is int:

@@ -149,7 +149,6 @@ class Pytree(metaclass=PytreeMeta):
 
     __slots__ = ("__dict__", "__weakref__", *_SLOTS)
 
-    __dict__: dict[str, Any]  # type: ignore[assignment]
     _layout: Layout
     _level: Any
     _stamp: int
@@ -202,7 +201,7 @@ class Pytree(metaclass=PytreeMeta):
                 return
         elif self._set_checked(name, value, layout, status):
             return
-        self.__dict__[name] = value
+        vars(self)[name] = value
         EPOCH.value = number = next_number()
         _set_stamp(self, number)
 
@@ -216,7 +215,7 @@ class Pytree(metaclass=PytreeMeta):
             explicit = value.metadata[_DATA]
             value = value.metadata["value"]
         new = self._status_for(name, value, status, explicit)
-        self.__dict__[name] = value
+        vars(self)[name] = value
         if new is not status:
             _set_layout(self, layout.having(name, new))
         EPOCH.value = number = next_number()
@@ -247,7 +246,7 @@ class Pytree(metaclass=PytreeMeta):
         if name not in self.__dict__:
             object.__delattr__(self, name)  # a descriptor, or the usual error
             return
-        del self.__dict__[name]
+        del vars(self)[name]
         if name in self._layout.status:
             _set_layout(self, self._layout.lacking(name))
         EPOCH.value = number = next_number()
@@ -284,7 +283,7 @@ class Pytree(metaclass=PytreeMeta):
 
     def _fill(self, layout: Layout, data: Any, static: Any) -> None:
         """Sets all attributes, in the layout's order."""
-        self.__dict__.update(zip(layout.data_then_static, (*data, *static)))
+        vars(self).update(zip(layout.data_then_static, (*data, *static)))
 
     @classmethod
     def _assemble(cls, layout: Layout, data: Any, static: Any) -> Self:
@@ -307,7 +306,7 @@ class Pytree(metaclass=PytreeMeta):
 
     def _clear(self) -> None:
         """Removes all attributes, as if the object had just been made."""
-        self.__dict__.clear()
+        vars(self).clear()
         _set_layout(self, EMPTY)
         EPOCH.value = number = next_number()
         _set_stamp(self, number)
@@ -333,7 +332,7 @@ class Pytree(metaclass=PytreeMeta):
 
     def __setstate__(self, state: Any) -> None:
         values, layout = state
-        self.__dict__.update(values)
+        vars(self).update(values)
         _set_layout(self, layout)
         EPOCH.value = number = next_number()
         _set_stamp(self, number)

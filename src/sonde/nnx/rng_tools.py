@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any as AnyType
-from typing import Literal
+from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -211,7 +211,7 @@ def with_rngs(
     """
     if graph_updates:
         raise ValueError("with_rngs returns a copy; graph_updates=True is not supported.")
-    matches, forks = to_predicate(only), to_predicate(fork)
+    matches, forks = to_predicate(only), to_predicate(cast(Filter, fork))
     split_shape, broadcast_shape = shape_by_stream(split), shape_by_stream(broadcast)
 
     def replacement(path: tuple[AnyType, ...], stream: RngStream) -> RngStream | None:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from sonde._jax import Tracer
 from sonde.nnx.filters import to_predicate
 from sonde.nnx.pytree import Pytree
 from sonde.nnx.variable import Variable
@@ -109,7 +110,7 @@ def as_key(value: Any) -> jax.Array:
             return value
         if value.dtype == jnp.uint32 and value.ndim:
             return jax.random.wrap_key_data(value)
-        if value.ndim == 0 and isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.integer):
+        if value.ndim == 0 and isinstance(value, Tracer) and jnp.issubdtype(value.dtype, jnp.integer):
             return jax.random.key(value)
     raise ValueError(
         f"Not a seed: {value!r}. A stream is made from an int, from jax.random.key(...), or from another stream."

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
@@ -140,9 +140,9 @@ def _change_axes(tree: A, change: Callable[[Variable[Any], list[Any]], list[Any]
     for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Variable)):
         if not isinstance(leaf, Variable):
             continue
-        out_sharding = leaf.get_metadata("out_sharding", None)
+        out_sharding: Any = leaf.get_metadata("out_sharding", None)
         named = out_sharding is not None and not isinstance(out_sharding, (str, Sharding))
-        axes = change(leaf, list(out_sharding) if named else [])
+        axes = change(leaf, list(cast(Iterable[Any], out_sharding)) if named else [])
         if named:
             leaf.set_metadata("out_sharding", type(out_sharding)(*axes) if _is_spec(out_sharding) else tuple(axes))
     return tree

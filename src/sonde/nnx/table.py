@@ -240,7 +240,7 @@ def _render(
     )
     names = ["path", "type", "inputs", "outputs", *["flops"] * flops, *["vjp_flops"] * vjp_flops]
     for name in names:
-        footer = {"footer": "Total"} if name == names[-1] else {}
+        footer: dict[str, Any] = {"footer": "Total"} if name == names[-1] else {}
         table.add_column(name, **footer | dict(column_kwargs))
     for name in columns:
         table.add_column(name, footer=_total([v for v in variables if _column(v) == name]), **dict(column_kwargs))
@@ -251,9 +251,8 @@ def _render(
         table.add_row(*cells, *[_sizes(node, name) for name in columns])
     table.caption = f"\nTotal Parameters: {_total(variables) or '0'}"
     buffer = io.StringIO()
-    rich.console.Console(**{"force_terminal": True, "width": 240} | dict(console_kwargs) | {"file": buffer}).print(
-        table
-    )
+    options: dict[str, Any] = {"force_terminal": True, "width": 240, **console_kwargs, "file": buffer}
+    rich.console.Console(**options).print(table)
     return buffer.getvalue()
 
 

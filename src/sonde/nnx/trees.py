@@ -43,7 +43,8 @@ class TreeNode:
     @classmethod
     def tree_unflatten(cls, structure: Any, leaves: Any) -> TreeNode:
         """The inverse."""
-        return cls(*structure, list(leaves))
+        graphdef, paths = structure
+        return cls(graphdef, paths, list(leaves))
 
     def __repr__(self) -> str:
         return f"TreeNode({self.graphdef!r}, {self.leaves!r})"

@@ -168,7 +168,9 @@ class Variable(ArrayLike, Generic[A]):
 
     # -------------------------------------------------------------------------------------------- metadata
 
-    def get_metadata(self, name: str | None = None, default: Any = _MISSING, *, exclude_required: bool | None = None):
+    def get_metadata(
+        self, name: str | None = None, default: Any = _MISSING, *, exclude_required: bool | None = None
+    ) -> Any:
         """One entry of the metadata, or all as a new dict.
 
         Args:
