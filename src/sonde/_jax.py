@@ -23,6 +23,8 @@ from jax._src import linear_util as _lu
 from jax._src import pjit as _pjit
 from jax._src import source_info_util as _source_info
 from jax._src.ad_checkpoint import remat_p
+from jax._src.custom_batching import custom_vmap_p
+from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax.control_flow.conditionals import cond_p
 from jax._src.lax.control_flow.loops import scan_p, while_p
@@ -48,6 +50,7 @@ __all__ = [
     "ad",
     "batching",
     "cond_p",
+    "custom_vmap_p",
     "eval_trace",
     "jit_p",
     "mlir",
@@ -73,6 +76,14 @@ no_effects = _core.no_effects
 set_current_trace = _core.set_current_trace
 typeof = _core.typeof
 PjitFunction = type(jax.jit(lambda: None))
+
+
+def inlined_primitives() -> set[Primitive]:
+    """Primitives that stand for nothing but the one jaxpr among their parameters."""
+    from jax._src.lax import eval_jaxpr  # a function in some versions, a module in others
+
+    found = getattr(eval_jaxpr, "eval_jaxpr_p", None), getattr(_core, "eval_jaxpr_p", None)
+    return {primitive for primitive in found if primitive is not None}
 
 
 def current_trace() -> Trace:
@@ -117,20 +128,22 @@ def _forget_effect_handles() -> None:
 _forget_effect_handles()
 
 
-def register_kept_when_rematerialised(primitive: Primitive, plain: Primitive) -> None:
+def register_kept_when_rematerialised(primitive: Primitive, plain: Primitive, n_values: Callable[[Any], int]) -> None:
     """Under remat, `primitive` runs in the forward pass only; the recomputation gets `plain` in its place.
 
     An effectful equation would otherwise make its operands residuals, which defeats rematerialisation, and would run
-    twice. Outputs of `primitive` beyond those of `plain` are saved from the forward pass.
+    twice. Of the operands and outputs of an equation, the first `n_values(eqn)` are what `plain` passes on; other
+    outputs are saved from the forward pass.
     """
 
     def rule(saveable: Any, unknown_in: Sequence[bool], instantiated_in: Sequence[bool], eqn: Any) -> Any:
         del saveable
+        n, n_out = n_values(eqn), len(eqn.outvars)
         residuals = [x for x, i in zip(eqn.invars, instantiated_in) if type(x) is Var and not i]
-        n, n_out = len(eqn.invars), len(eqn.outvars)
         if any(unknown_in):
             return None, eqn, [True] * n_out, [True] * n_out, residuals
-        staged = eqn.replace(primitive=plain, params={}, effects=no_effects, outvars=eqn.outvars[:n])
+        values, outs = eqn.invars[:n], eqn.outvars[:n]
+        staged = eqn.replace(primitive=plain, params={}, effects=no_effects, invars=values, outvars=outs)
         return eqn, staged, [False] * n_out, [True] * n + [False] * (n_out - n), residuals
 
     _pe.partial_eval_jaxpr_custom_rules[primitive] = rule
@@ -291,10 +304,50 @@ def scan_params(params: dict[str, Any], jaxpr: Any, *, n_consts: int, n_xs: int,
     assert _flattree is not None
     consts, carry, xs = params["ft_in"].unpack()
     carry_out, ys = params["ft_out"].unpack()
-    xs = (xs, _flattree.nones(n_xs)) if n_xs else xs
-    new["ft_in"] = _flattree.pack((_flattree.nones(len(consts) + n_consts), carry, xs))
-    new["ft_out"] = _flattree.pack((carry_out, (ys, _flattree.nones(n_ys))))
+    if n_consts or n_xs:
+        new["ft_in"] = _flattree.pack((_flattree.nones(len(consts) + n_consts), carry, (xs, _flattree.nones(n_xs))))
+    if n_ys:
+        new["ft_out"] = _flattree.pack((carry_out, (ys, _flattree.nones(n_ys))))
     return new
+
+
+def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]] | None]) -> None:
+    """Has `prepare` look at every scan before JAX splits it into a forward and a backward part.
+
+    Where it returns something, the scan gets one more scanned input and other parameters; for all other scans JAX's own
+    rules run as they are.
+    """
+    linearize = _ad.primitive_linearizations[scan_p]
+    partial_eval = _pe.custom_partial_eval_rules[scan_p]
+    partial_eval_in_remat: Any = _pe.partial_eval_jaxpr_custom_rules[scan_p]
+
+    def new_linearize(is_vjp: Any, nonzeros: Any, *args: Any, **params: Any) -> Any:
+        prepared = prepare(params)
+        if prepared is None:
+            return linearize(is_vjp, nonzeros, *args, **params)
+        xs, params = prepared
+        *others, linear = linearize(is_vjp, [*nonzeros, False], *args, xs, **params)
+        no_tangent = ad.Zero(typeof(xs).to_tangent_aval())
+        return *others, lambda *residuals_and_tangents: linear(*residuals_and_tangents, no_tangent)
+
+    def new_partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
+        prepared = prepare(params)
+        if prepared is not None:
+            xs, params = prepared
+            tracers = (*tracers, trace.to_jaxpr_tracer(xs))
+        return partial_eval(trace, *tracers, **params)
+
+    def new_partial_eval_in_remat(saveable: Any, unknown_in: Any, instantiated_in: Any, eqn: Any) -> Any:
+        prepared = prepare(eqn.params)
+        if prepared is not None:
+            xs, params = prepared
+            eqn = eqn.replace(invars=[*eqn.invars, Literal(xs, typeof(xs))], params=params)
+            unknown_in, instantiated_in = [*unknown_in, False], [*instantiated_in, True]
+        return partial_eval_in_remat(saveable, unknown_in, instantiated_in, eqn)
+
+    _ad.primitive_linearizations[scan_p] = new_linearize
+    _pe.custom_partial_eval_rules[scan_p] = new_partial_eval
+    _pe.partial_eval_jaxpr_custom_rules[scan_p] = new_partial_eval_in_remat
 
 
 def bind_custom_derivative(

@@ -62,7 +62,7 @@ class Collect(Handler):
         if self.reduce is not None:
             reduced = reduce_at(self.reduce, arrays, site, view)
             arrays, tree = jax.tree.flatten(reduced)
-        self.items.append(Item((site,), path, view.replace(gated=False), arrays, extras, tree, types))
+        self.items.append(Item((site,), path, view.replace(role="site", anchored=False), arrays, extras, tree, types))
 
     def wants(self, site: Site, path: str, view: View) -> bool:
         """Whether a value, or the gradient of a value that was recorded, is to be recorded."""
@@ -74,9 +74,9 @@ class Collect(Handler):
         return True
 
 
-def spread(array: Any, axes: Sequence[Axis], index: int) -> Any:
-    """Gives a leaf the axes that it does not vary over and was stored without."""
-    for position, axis in enumerate(axes):
+def spread(array: Any, axes: Sequence[Axis], index: int, *, skip: int = 0) -> Any:
+    """Gives a leaf the axes that it does not vary over and was stored without; the first `skip` are others."""
+    for position, axis in enumerate(axes, skip):
         if not axis.on_leaf(index):
             expanded = jnp.expand_dims(array, position)
             shape = (*expanded.shape[:position], axis.size, *expanded.shape[position + 1 :])

@@ -116,21 +116,27 @@ class Handler:
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Deals with a site; runs under the trace of the program around. Returns the outputs of the site primitive."""
-        n = n_arrays(args, view)
+        n = n_arrays(args, site, view)
         arrays, rest = list(args[:n]), args[n:]
         path = self.meet(site, view, self.here())
         arrays = self.replace(arrays, site, path, view)
-        gives_token = view.is_value and site.grads
         token = None
         if self.passes_on:
             outs = site_p.bind(*arrays, *rest, site=site, view=view)
-            arrays = list(outs[:n])
-            token = outs[n] if gives_token else None
-        elif gives_token:
+            arrays = list(outs[:n]) or arrays
+            token = outs[-1] if view.gives_token(site) else None
+        elif view.gives_token(site):
             token = self.token(site)
-        gate = rest[0] if view.is_value and view.gated else None
-        self.record(arrays, site, path, view, token=token if view.is_value else rest[0], gate=gate)
-        return [*arrays, token] if gives_token else arrays
+        if not view.is_value:
+            self.record(arrays, site, path, view, token=rest[0], gate=None)
+            return arrays
+        gate = rest[-1] if view.gates else None
+        if view.role == "look":
+            self.record(arrays, site, path, view, token=rest[1] if site.grads else None, gate=gate)
+            return []
+        if view.role == "site":
+            self.record(arrays, site, path, view, token=token, gate=gate)
+        return [*arrays, token] if view.gives_token(site) else arrays
 
     def token(self, site: Site) -> Any:
         """The token of a site that is met now."""

@@ -65,8 +65,9 @@ def sites_inside(jaxpr: Any, loops: int = 0, names: tuple[Any, ...] = ()) -> Ite
     for eqn in _jax.open_jaxpr(jaxpr).eqns:
         if eqn.primitive is site_p:
             view = eqn.params["view"]
-            types = tuple(v.aval for v in eqn.invars[: n_arrays(eqn.invars, view)])
-            yield Found(eqn.params["site"], view, types, loops, names + _jax.names_of(eqn))
+            site = eqn.params["site"]
+            types = tuple(v.aval for v in eqn.invars[: n_arrays(eqn.invars, site, view)])
+            yield Found(site, view, types, loops, names + _jax.names_of(eqn))
             continue
         for inner in _jax.sub_jaxprs(eqn.params):
             if has_sites(inner):
@@ -91,5 +92,5 @@ def gives_tokens(jaxpr: Any) -> bool:
     known = _answers.of(_jax.open_jaxpr(jaxpr))
     answer = known.get("gives_tokens")
     if answer is None:
-        answer = known["gives_tokens"] = any(f.view.is_value and f.site.grads for f in sites_inside(jaxpr))
+        answer = known["gives_tokens"] = any(f.view.gives_token(f.site) for f in sites_inside(jaxpr))
     return answer

@@ -5,8 +5,9 @@ Three primitives share the work.
 `site_p` marks values going forward and, with a view that says so, gradients coming back. It has an unordered effect,
 so that JAX's dead-code passes keep it although nobody uses its output. Its operands:
 
-    value     *arrays [gate]     -> *arrays [token]
-    gradient  *cotangents token  -> *cotangents
+    value     *arrays [anchor] [gate]          -> *arrays [token]
+    look      *arrays anchor [token] [gate]    ->
+    gradient  *cotangents token                -> *cotangents
 
 `marker_p` is the linear part: differentiating a site puts a marker on the tangent, and transposing the marker is a site
 on the cotangent. That is how gradients are seen in the pass that computes them. A marker has no effect.
@@ -16,7 +17,9 @@ on the cotangent. That is how gradients are seen in the pass that computes them.
 The token is an int32 that tells calls apart: a function that is compiled once and called twice has one `Site`, two
 values and, perhaps, one gradient. The number travels from the value to its gradient as a residual, so a gradient is
 never given to the wrong call. The gate is a boolean that says whether the branch with the site was taken; it appears
-when `vmap` turns a `cond` into a select, where both branches run.
+when `vmap` turns a `cond` into a select, where both branches run. The anchor is the number of the iteration; it appears
+when a loop is differentiated, which would otherwise move a site whose value does not change out of the loop. There the
+site is divided in two, so that the value itself stays free to move (see `View.role`).
 """
 
 from __future__ import annotations
@@ -60,9 +63,9 @@ for _primitive in (site_p, marker_p, plain_p):
     _primitive.multiple_results = True
 
 
-def n_arrays(args: Any, view: View) -> int:
-    """How many operands of a site are values or cotangents, not token or gate."""
-    return len(args) - (view.gated if view.is_value else 1)
+def n_arrays(args: Any, site: Site, view: View) -> int:
+    """How many operands of a site are values or cotangents, not token, anchor or gate."""
+    return len(args) - view.n_operands(site)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -85,8 +88,8 @@ def _site_impl(*args: Any, site: Site, view: View) -> Any:
 
 @site_p.def_effectful_abstract_eval
 def _site_types(*args: Any, site: Site, view: View) -> Any:
-    outs = list(args[: n_arrays(args, view)])
-    if view.is_value and site.grads:
+    outs = [] if view.role == "look" else list(args[: n_arrays(args, site, view)])
+    if view.gives_token(site):
         outs.append(TOKEN_TYPE)
     return outs, _site_effects
 
@@ -114,7 +117,13 @@ ad.primitive_jvps[plain_p] = lambda primals, tangents: (plain_p.bind(*primals), 
 ad.primitive_transposes[plain_p] = lambda cotangents, *_: list(cotangents)
 batching.primitive_batchers[plain_p] = lambda args, dims: (plain_p.bind(*args), list(dims))
 
-_jax.register_kept_when_rematerialised(site_p, plain_p)
+
+def _n_values(eqn: Any) -> int:
+    site, view = eqn.params["site"], eqn.params["view"]
+    return 0 if view.role == "look" else n_arrays(eqn.invars, site, view)
+
+
+_jax.register_kept_when_rematerialised(site_p, plain_p, _n_values)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Differentiation
@@ -122,16 +131,18 @@ _jax.register_kept_when_rematerialised(site_p, plain_p)
 
 
 def _site_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
-    n = n_arrays(primals, view)
+    n = n_arrays(primals, site, view)
     tangents_out = list(tangents[:n])
     if not view.is_value:
         return site_p.bind(*primals, site=site, view=view), tangents_out
     outs = site_p.bind(*primals, site=site, view=view.replace(order=view.order + 1))
+    if view.role == "look":
+        return outs, []
     if site.grads:
         token = outs[-1]
         nonzero = tuple(i for i, t in enumerate(tangents_out) if not _jax.is_zero_tangent(t))
         if nonzero:
-            gradient = view.replace(gradient_of=nonzero, gated=False)
+            gradient = _gradient_view(view, nonzero)
             marked = marker_p.bind(*[tangents_out[i] for i in nonzero], token, site=site, view=gradient)
             for i, tangent in zip(nonzero, marked):
                 tangents_out[i] = tangent
@@ -139,10 +150,22 @@ def _site_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
     return outs, tangents_out
 
 
+def _gradient_view(view: View, parts: tuple[int, ...]) -> View:
+    return View(order=view.order, gradient_of=parts, axes=view.axes)
+
+
 def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
-    del site
-    n = n_arrays(args, view)
-    return [*cotangents[:n], *[None] * (len(args) - n)]
+    """Of a function that is only ever transposed (`jax.linear_transpose`), where no value is computed."""
+    n = n_arrays(args, site, view)
+    given = list(cotangents[:n])
+    nonzero = tuple(i for i, ct in enumerate(given) if type(ct) is not ad.Zero)
+    if view.is_value and site.grads and nonzero:
+        gradient = _gradient_view(view, nonzero)
+        token = np.zeros((), TOKEN)
+        seen = site_p.bind(*[given[i] for i in nonzero], token, site=site, view=gradient)
+        for i, ct in zip(nonzero, seen):
+            given[i] = ct
+    return [*given, *[None] * (len(args) - n)]
 
 
 def _marker_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
@@ -179,30 +202,29 @@ def _may_be_replaced() -> bool:
     return state is not None and state.edits
 
 
-def _unbatched_token(token: Any, dim: Any) -> Any:
-    # A select makes a batched array of it; where the other branch was taken it is 0.
-    return token if dim is None else jnp.max(token, axis=dim)
+def _unbatched(number: Any, dim: Any) -> Any:
+    # A select makes a batched array of a token; where the other branch was taken it is 0.
+    return number if dim is None else jnp.max(number, axis=dim)
 
 
 def _batched(primitive: Any) -> Any:
     def rule(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
-        n = n_arrays(args, view) if primitive is site_p else len(args) - 1
+        n = n_arrays(args, site, view)
         arrays = [_front(x, d) for x, d in zip(args[:n], dims[:n])]
         out_dims = [d if d is None else 0 for d in dims[:n]]
         if _may_be_replaced() and any(d is not None for d in out_dims):
             arrays = [_repeated(x, axis_data.size) if d is None else x for x, d in zip(arrays, out_dims)]
             out_dims = [0] * n
-        rest = []
-        if view.is_value and view.gated:
-            gate = _front(args[n], dims[n])
-            rest = [gate if dims[n] is not None else _repeated(gate, axis_data.size)]
-        elif not view.is_value:
-            rest = [_unbatched_token(args[n], dims[n])]
-        if any(d is not None for d in out_dims) or (view.is_value and view.gated):
+        # Token and anchor are numbers that belong to the whole loop or call; the gate is there for every element.
+        rest = [_unbatched(x, d) for x, d in zip(args[n:], dims[n:])]
+        if view.is_value and view.gates:
+            gate = _front(args[-1], dims[-1])
+            rest[-1] = gate if dims[-1] is not None else _repeated(gate, axis_data.size)
+        if any(d is not None for d in out_dims) or (view.is_value and view.gates):
             leaves = None if all(d is not None for d in out_dims) else tuple(d is not None for d in out_dims)
             view = view.replace(axes=(Axis("vmap", axis_data.size, leaves=leaves), *view.axes))
         outs = primitive.bind(*arrays, *rest, site=site, view=view)
-        return outs, [*out_dims, *[None] * (len(outs) - n)]
+        return outs, [*out_dims, None][: len(outs)]
 
     return rule
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
+from sonde.core.choices import merge_choices
 from sonde.core.collect import Reduce, leaf_indices, reduce_at, spread
 from sonde.core.handler import Met
 from sonde.core.item import Bundle, Item, build_items, expand, flat_arrays, flat_specs
@@ -27,8 +28,17 @@ class ArraysSpec:
     """How a value or gradient is put together from its arrays."""
 
     view: View
-    n: int
+    ranks: tuple[int, ...]  # of the arrays; a transform that the records cross may put axes in front of them
     reduced: Any  # the structure that a reduce function returned, or None
+
+    @property
+    def n(self) -> int:
+        """How many arrays there are."""
+        return len(self.ranks)
+
+    def spread(self, array: Any, index: int) -> Any:
+        """An array with all the axes of the view."""
+        return spread(array, self.view.axes, index, skip=jnp.ndim(array) - self.ranks[index])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,10 +118,10 @@ class Record:
 
     @property
     def grads(self) -> tuple[Any, ...]:
-        """The gradients, in the order of `values`; empty if no backward pass went through the site.
+        """The gradients, one for each of `values`; empty if no backward pass went through the site.
 
         Each has the structure of the value; parts that cannot have a gradient are zeros. Where several backward passes
-        went through one call, it is their sum.
+        went through one call, it is their sum; where none did, None.
         """
         return self.gradients(1)
 
@@ -121,18 +131,23 @@ class Record:
         return self._only(self.grads, "grads")
 
     def gradients(self, order: int) -> tuple[Any, ...]:
-        """The cotangents at the site in the backward pass of the `order`-th differentiation, 1 being the innermost."""
+        """The cotangents of the `order`-th differentiation that went through the site, 1 being the innermost.
+
+        One for each of `values`, None where there is none; empty if there is none at all. Gradients of values that were
+        computed before the capture began come last.
+        """
         found = []
         for call, arrays in self.calls():
-            position = call.value.n + len(call.extras)
-            if not call.value.view.is_value and call.value.view.order == order - 1:
-                found.append(self._put_together(call, call.value, arrays))
-            for of_order, spec in call.grads:
-                n = 0 if spec is None else spec.n
-                if of_order == order - 1:
-                    found.append(self._gradient(call, spec, arrays[position : position + n], arrays))
-                position += n
-        return tuple(found)
+            if not call.value.view.is_value:
+                found.append(self._put_together(call, call.value, arrays) if order == 1 else None)
+            elif len(call.grads) < order:
+                found.append(None)
+            else:
+                sizes = [0 if spec is None else spec.n for _, spec in call.grads]
+                start = call.value.n + len(call.extras) + sum(sizes[: order - 1])
+                spec = call.grads[order - 1][1]
+                found.append(self._gradient(call, spec, arrays[start : start + sizes[order - 1]], arrays))
+        return tuple(found) if any(g is not None for g in found) else ()
 
     @property
     def counts(self) -> tuple[Any, ...]:
@@ -183,7 +198,7 @@ class Record:
             return jax.tree.unflatten(spec.reduced, arrays[: spec.n])
         if not spec.view.is_value:
             return self._gradient(call, spec, arrays[: spec.n], ())
-        return call.site.rebuild([spread(x, spec.view.axes, i) for i, x in enumerate(arrays[: spec.n])])
+        return call.site.rebuild([spec.spread(x, i) for i, x in enumerate(arrays[: spec.n])])
 
     def _gradient(self, call: CallSpec, spec: ArraysSpec | None, arrays: Sequence[Any], value: Sequence[Any]) -> Any:
         if spec is not None and spec.reduced is not None:
@@ -191,9 +206,9 @@ class Record:
         parts: dict[int, Any] = {}
         if spec is not None:
             indices = leaf_indices(spec.view, spec.n)
-            parts = {index: spread(x, spec.view.axes, i) for i, (index, x) in enumerate(zip(indices, arrays))}
+            parts = {index: spec.spread(x, i) for i, (index, x) in enumerate(zip(indices, arrays))}
         if call.value.reduced is None and value:
-            zeros = [jnp.zeros_like(spread(x, call.value.view.axes, i)) for i, x in enumerate(value[: call.value.n])]
+            zeros = [jnp.zeros_like(call.value.spread(x, i)) for i, x in enumerate(value[: call.value.n])]
         else:
             zeros = [jnp.zeros(t.shape, t.dtype) for t in call.types]
         whole = [parts.get(i, zeros[i]) if i < len(zeros) else parts[i] for i in range(sum(call.site.arrays))]
@@ -280,6 +295,10 @@ class Records(Mapping[str, Record]):
         return records_treescope(self, path, subtree_renderer)
 
 
+def _rank(array: Any) -> int:
+    return array.rank if isinstance(array, _Slot) else jnp.ndim(array)
+
+
 class _NeedsArrays(Exception):
     """Raised by a `_Slot` that somebody wants to compute with."""
 
@@ -289,6 +308,7 @@ class _Slot:
     """Stands for the array at some position, to find out where arrays go without having them."""
 
     position: int
+    rank: int
 
     def __getattr__(self, name: str) -> Any:
         raise _NeedsArrays
@@ -322,7 +342,8 @@ def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | N
 
 def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[Layout, list[int]] | None:
     """The layout of records, and where in it the arrays of bundles go; None if that is not all there is to do."""
-    slots, specs = [_Slot(i) for i in range(len(flat_arrays(items)))], flat_specs(items)
+    slots = [_Slot(i, jnp.ndim(x)) for i, x in enumerate(flat_arrays(items))]
+    specs = flat_specs(items)
     try:
         layout, placed = _arrange(build_items(specs, slots), met, reduce)
     except _NeedsArrays:
@@ -334,7 +355,7 @@ def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[Layout, list[i
 
 def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[Layout, list[Any]]:
     by_path: dict[str, list[Call]] = {}
-    for call in pair(items, met):
+    for call in pair(merge_choices(items), met):
         by_path.setdefault(call.item.path, []).append(call)
     layout, arrays = [], []
     for path, calls in by_path.items():
@@ -358,10 +379,13 @@ def _call_spec(call: Call, reduce: Reduce | None) -> tuple[CallSpec, list[Any]]:
         if gradient is None:
             grads.append((order, None))
         else:
-            grads.append((order, ArraysSpec(gradient.view, len(gradient.leaves), gradient.tree)))
+            grads.append((order, _arrays_spec(gradient)))
             arrays += gradient.leaves
-    value = ArraysSpec(item.view, len(item.leaves), item.tree)
-    return CallSpec(item.site, value, tuple(extras), tuple(grads), item.types), arrays
+    return CallSpec(item.site, _arrays_spec(item), tuple(extras), tuple(grads), item.types), arrays
+
+
+def _arrays_spec(item: Item) -> ArraysSpec:
+    return ArraysSpec(item.view.replace(gates=()), tuple(map(_rank, item.leaves)), item.tree)
 
 
 def _reduced_zeros(reduce: Reduce, item: Item) -> Item:

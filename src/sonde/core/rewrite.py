@@ -138,18 +138,19 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
         invars = [now(v) for v in eqn.invars]
         if eqn.primitive is site_p:
             site, view = eqn.params["site"], eqn.params["view"]
-            if view.gated:
+            if view.gates:
                 return None
-            n = n_arrays(invars, view)
-            outs = invars[:n]
-            token = None if view.is_value else invars[n]
-            if view.is_value and site.grads:
+            n = n_arrays(invars, site, view)
+            token = None
+            if view.gives_token(site):
                 token = base if site not in met else token_after(1)
                 met.add(site)
-                outs = [*outs, token]
+            elif not view.is_value or site.grads:
+                token = invars[-1]
             path = child.meet(site, view, child.here(_jax.names_of(eqn)))
-            child.record(invars[:n], site, path, view, token=token, gate=None)
-            replaced.update(zip(eqn.outvars, outs))
+            if view.role != "mark":
+                child.record(invars[:n], site, path, view, token=token, gate=None)
+            replaced.update(zip(eqn.outvars, [*invars[:n], token]))
         elif any(map(has_sites, _jax.sub_jaxprs(eqn.params))):
             if eqn.primitive is not _jax.jit_p:
                 return None

@@ -128,6 +128,21 @@ class Axis:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Gate:
+    """A branch of a `cond` that runs beside its siblings.
+
+    Attributes:
+        choice: Which `cond`; compared by identity.
+        branch: Which of its branches.
+        branches: How many it has.
+    """
+
+    choice: object
+    branch: int
+    branches: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class View:
     """How a value at a site is seen where it is met.
 
@@ -136,18 +151,35 @@ class View:
             0 being the innermost).
         gradient_of: For a gradient, the indices of the arrays that it has a part for; None for a value.
         axes: The mapped axes in front, outermost first.
-        gated: Whether a further operand says, per element, if the branch with the site was taken.
+        role: `"site"` does all that a site does. In a loop that is differentiated its work is divided: `"mark"` is
+            what the program goes on with and what is differentiated, `"look"` is what is recorded; its further
+            operands are the number of the iteration, which keeps it inside the loop, and the token of the other.
+        anchored: Whether there is that number of the iteration; also of a site whose value may be replaced.
+        gates: The choices, outermost first, between branches that all run; a further operand says, per element, if the
+            branch with the site was taken.
     """
 
     order: int = 0
     gradient_of: tuple[int, ...] | None = None
     axes: tuple[Axis, ...] = ()
-    gated: bool = False
+    role: Literal["site", "mark", "look"] = "site"
+    anchored: bool = False
+    gates: tuple[Gate, ...] = ()
 
     @property
     def is_value(self) -> bool:
         """Whether this is the value itself and not its gradient."""
         return self.gradient_of is None
+
+    def n_operands(self, site: Site) -> int:
+        """How many operands of the site primitive are not arrays of the site."""
+        if not self.is_value:
+            return 1
+        return self.anchored + bool(self.gates) + (self.role == "look" and site.grads)
+
+    def gives_token(self, site: Site) -> bool:
+        """Whether the last output of the site primitive is a token."""
+        return self.is_value and site.grads and self.role != "look"
 
     def replace(self, **changes: Any) -> View:
         """A copy with some fields changed."""

@@ -56,7 +56,7 @@ class SiteTrace(_jax.Trace):
         if any(has_sites(jaxpr) for jaxpr in _jax.sub_jaxprs(params)):
             rule = RULES.get(primitive)
             if rule is None:
-                raise _unsupported(primitive, params)
+                raise unsupported(primitive, params)
             with _jax.set_current_trace(self.parent):
                 return rule(self, tracers, params)
         if self.parent is _jax.eval_trace and type(primitive) is _jax.Primitive:
@@ -100,7 +100,8 @@ def run_under(handler: Handler, fn: Callable[..., Any], *args: Any) -> Any:
         trace.invalidate()
 
 
-def _unsupported(primitive: Any, params: dict[str, Any]) -> CaptureError:
+def unsupported(primitive: Any, params: dict[str, Any]) -> CaptureError:
+    """The error for a site in a primitive that no rule gets it out of."""
     site = next(s for j in _jax.sub_jaxprs(params) if (s := first_site(j)) is not None)
     return CaptureError(
         f"site {site.path!r} ({site.source}) cannot be captured: it is inside a {primitive.name!r} (bound at "

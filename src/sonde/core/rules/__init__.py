@@ -4,4 +4,4 @@ A rule takes the trace, the arguments and the parameters of a primitive that has
 around, binds a rewritten primitive there, gives the handler what came out, and returns the outputs of the program.
 """
 
-from sonde.core.rules import cond, custom, jit, remat, scan, shard_map, while_loop  # noqa: F401 (they register)
+from sonde.core.rules import cond, custom, inlined, jit, remat, scan, shard_map, while_loop  # noqa: F401

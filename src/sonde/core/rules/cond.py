@@ -14,16 +14,15 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from sonde import _jax
 from sonde._jax import batching
 from sonde.core.handler import Handler
 from sonde.core.inside import has_sites
 from sonde.core.item import ItemSpec, build_items
-from sonde.core.primitive import TOKEN_TYPE, n_arrays, site_p
+from sonde.core.primitive import TOKEN_TYPE, site_p
 from sonde.core.rewrite import Rewritten, rewrite
-from sonde.core.site import Site, View
+from sonde.core.site import Gate, Site, View
 from sonde.core.trace import RULES, SiteTrace, run_under
 
 GATE_TYPE = _jax.typeof(np.zeros((), bool))
@@ -150,32 +149,30 @@ RULES[_jax.cond_p] = cond_rule
 class _Gate(Handler):
     """Gives every site of a branch one more operand: whether the branch is taken."""
 
-    def __init__(self, gate: Any) -> None:
+    def __init__(self, operand: Any, gate: Gate) -> None:
         super().__init__(None, ())
+        self.operand = operand
         self.gate = gate
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the gate."""
         if not view.is_value:
             return site_p.bind(*args, site=site, view=view)
-        n = n_arrays(args, view)
-        gate = lax.bitwise_and(args[n], _like(self.gate, args[n])) if view.gated else self.gate
-        return site_p.bind(*args[:n], gate, site=site, view=view.replace(gated=True))
+        operand, rest = self.operand, args
+        if view.gates:
+            operand, rest = jnp.logical_and(args[-1], operand), args[:-1]
+        return site_p.bind(*rest, operand, site=site, view=view.replace(gates=(self.gate, *view.gates)))
 
 
-def _like(gate: Any, other: Any) -> Any:
-    return jnp.broadcast_to(gate, jnp.shape(other))
-
-
-def _gated(branch: Any, position: int, n_branches: int) -> Any:
-    """A branch that takes every branch's gate in front of its operands."""
+def _gated(branch: Any, gate: Gate) -> Any:
+    """A branch that takes, in front of its operands, for every branch whether it is taken."""
     types = [v.aval for v in _jax.open_jaxpr(branch).invars]
 
     def run(*flat: Any) -> list[Any]:
-        gate, operands = flat[position], flat[n_branches:]
-        return run_under(_Gate(gate), _jax.eval_jaxpr, branch, *operands)
+        operand, operands = flat[gate.branch], flat[gate.branches :]
+        return run_under(_Gate(operand, gate), _jax.eval_jaxpr, branch, *operands)
 
-    jaxpr, consts = _jax.trace_to_jaxpr(run, [*[GATE_TYPE] * n_branches, *types])
+    jaxpr, consts = _jax.trace_to_jaxpr(run, [*[GATE_TYPE] * gate.branches, *types])
     assert not consts
     return jaxpr
 
@@ -184,11 +181,11 @@ def _gating_batcher(plain: Any) -> Any:
     def rule(axis_data: Any, args: Any, dims: Any, *, branches: Any, **params: Any) -> Any:
         if dims[0] is None or not any(map(has_sites, branches)):
             return plain(axis_data, args, dims, branches=branches, **params)
-        n = len(branches)
+        n, choice = len(branches), object()
         index = jnp.clip(args[0], 0, n - 1)
         args = [args[0], *[index == i for i in range(n)], *args[1:]]
         dims = [dims[0], *[dims[0]] * n, *dims[1:]]
-        gated = tuple(_gated(branch, i, n) for i, branch in enumerate(branches))
+        gated = tuple(_gated(branch, Gate(choice, i, n)) for i, branch in enumerate(branches))
         return plain(axis_data, args, dims, branches=gated, **params)
 
     return rule

@@ -12,11 +12,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sonde import _jax
+from sonde.core.context import looking
+from sonde.core.handler import Handler
+from sonde.core.inside import JaxprCache, has_sites, sites_inside
+from sonde.core.primitive import TOKEN_TYPE as INDEX_TYPE
+from sonde.core.primitive import n_arrays, site_p
 from sonde.core.rewrite import rewrite
-from sonde.core.site import Axis
-from sonde.core.trace import RULES, SiteTrace
+from sonde.core.site import Axis, Site, View
+from sonde.core.trace import RULES, SiteTrace, run_under
 
 
 def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
@@ -44,3 +50,61 @@ def _turned(x: Any) -> Any:
 
 
 RULES[_jax.scan_p] = scan_rule
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Differentiating a scan moves what does not change from iteration to iteration out of the loop, sites included; there
+# a site would be met once and not once per iteration. An anchor, the number of the iteration, keeps it inside.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Anchor(Handler):
+    """Gives every site of a loop body one more operand: the number of the iteration."""
+
+    def __init__(self, anchor: Any) -> None:
+        super().__init__(None, ())
+        self.anchor = anchor
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Binds the site again with the anchor."""
+        if not view.is_value or view.anchored or view.role == "mark":
+            return site_p.bind(*args, site=site, view=view)
+        n = n_arrays(args, site, view)
+        arrays, gate = args[:n], args[n:]
+        state = looking()
+        if state is not None and state.edits:  # the new values may be others in every iteration
+            return site_p.bind(*arrays, self.anchor, *gate, site=site, view=view.replace(anchored=True))
+        outs = site_p.bind(*args, site=site, view=view.replace(role="mark"))
+        token = outs[n:]
+        site_p.bind(*arrays, self.anchor, *token, *gate, site=site, view=view.replace(role="look", anchored=True))
+        return outs
+
+
+_anchored_bodies = JaxprCache()
+
+
+def _anchored(body: Any) -> Any:
+    """A loop body that takes the number of the iteration as its last input; None if its sites are anchored already."""
+    if not any(f.view.is_value and f.view.role == "site" and not f.view.anchored for f in sites_inside(body)):
+        return None
+    known = _anchored_bodies.of(body)
+    if looking() not in known:
+        types = [v.aval for v in _jax.open_jaxpr(body).invars]
+
+        def run(*flat: Any) -> list[Any]:
+            return run_under(_Anchor(flat[-1]), _jax.eval_jaxpr, body, *flat[:-1])
+
+        known[looking()], consts = _jax.trace_to_jaxpr(run, [*types, INDEX_TYPE])
+        assert not consts
+    return known[looking()]
+
+
+def _anchoring(params: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """The numbers of the iterations and the parameters of a scan over them as well; None if there is no need."""
+    body = _anchored(params["jaxpr"]) if has_sites(params["jaxpr"]) else None
+    if body is None:
+        return None
+    return np.arange(params["length"], dtype=np.int32), _jax.scan_params(params, body, n_consts=0, n_xs=1, n_ys=0)
+
+
+_jax.prepare_scans_for_differentiation(_anchoring)

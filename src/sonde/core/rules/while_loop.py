@@ -84,7 +84,7 @@ class _Keep:
         self.fold = fold
         self.active_shape = active_shape
         self.last = last
-        self.n_loops = [sum(a.is_loop for a in spec.view.axes) for spec in specs for _ in range(spec.size)]
+        self.axes = [self._active_axis(spec, i) for spec in specs for i in range(spec.size)]
 
     def empty(self, type_: Any) -> Any:
         """What is carried before the first iteration."""
@@ -96,12 +96,12 @@ class _Keep:
         if self.fold is not None:
             new = self._folded(new, kept, index)
         if self.last == 1:
-            return [self._select(active, x, old, loops) for x, old, loops in zip(new, kept, self.n_loops)]
+            return [self._select(active, x, old, axis) for x, old, axis in zip(new, kept, self.axes)]
         slot = index % self.last
         result = []
-        for x, ring, loops in zip(new, kept, self.n_loops):
+        for x, ring, axis in zip(new, kept, self.axes):
             old = lax.dynamic_index_in_dim(ring, slot, keepdims=False)
-            result.append(lax.dynamic_update_index_in_dim(ring, self._select(active, x, old, loops), slot, 0))
+            result.append(lax.dynamic_update_index_in_dim(ring, self._select(active, x, old, axis), slot, 0))
         return result
 
     def _folded(self, new: Sequence[Any], kept: Sequence[Any], index: Any) -> list[Any]:
@@ -110,13 +110,24 @@ class _Keep:
             item.leaves = self.fold(before.leaves, item.leaves, index)
         return flat_arrays(items)
 
-    def _active_axis(self, shape: tuple[int, ...], n_loops: int) -> int | None:
-        """Where an array has the axes of the predicate; None if it does not vary over them."""
+    def _active_axis(self, spec: ItemSpec, index: int) -> int | None:
+        """Where an array of an item has the axes of the predicate; None if it does not vary over them."""
         n = len(self.active_shape)
-        return next((k for k in range(n_loops, len(shape) - n + 1) if shape[k : k + n] == self.active_shape), None)
+        loops = [a for a in spec.view.axes if a.is_loop]
+        mapped = [a for a in spec.view.axes if not a.is_loop]
+        sizes = tuple(a.size for a in mapped)
+        start = next((k for k in range(len(sizes) - n + 1) if sizes[k : k + n] == self.active_shape), None)
+        if not n or start is None:
+            return None
+        if index >= spec.n_leaves:  # a flag or a count has as many of the first axes as it has axes at all
+            return None if spec.extras[index - spec.n_leaves] == "token" else len(loops) + start
+        if spec.tree is None and not all(a.on_leaf(index) for a in mapped[start : start + n]):
+            return None
+        before = start if spec.tree is not None else sum(a.on_leaf(index) for a in mapped[:start])
+        return len(loops) + before
 
-    def _select(self, active: Any, new: Any, old: Any, n_loops: int) -> Any:
-        axis = self._active_axis(new.shape, n_loops) if self.active_shape else None
+    @staticmethod
+    def _select(active: Any, new: Any, old: Any, axis: int | None) -> Any:
         return new if axis is None else _where(active, new, old, axis)
 
     def items(self, kept: Sequence[Any], count: Any) -> list[Item]:
@@ -124,21 +135,20 @@ class _Keep:
         if self.last == 1:
             items = build_items(self.specs, kept)
         else:
-            ordered = [self._in_order(ring, count, loops) for ring, loops in zip(kept, self.n_loops)]
+            ordered = [self._in_order(ring, count, axis) for ring, axis in zip(kept, self.axes)]
             axis = Axis("while", self.last, loop=object())
             items = build_items([spec.inside(axis) for spec in self.specs], ordered)
         for item in items:
             item.extras.setdefault("count", count)
         return items
 
-    def _in_order(self, ring: Any, count: Any, n_loops: int) -> Any:
+    def _in_order(self, ring: Any, count: Any, axis: int | None) -> Any:
         """Turns a ring so that its rows are the last iterations in order; rows that were never filled come last."""
 
         def turn(ring: Any, count: Any) -> Any:
             oldest = count - jnp.minimum(count, self.last)
             return jnp.take(ring, (oldest + jnp.arange(self.last)) % self.last, axis=0)
 
-        axis = self._active_axis(ring.shape[1:], n_loops) if self.active_shape else None
         if axis is None:
             return turn(ring, jnp.max(count))
         for _ in self.active_shape:

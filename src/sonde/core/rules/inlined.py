@@ -1,0 +1,32 @@
+"""Primitives that stand for the jaxpr inside them, which is run in their place.
+
+A function with its own rule for `vmap` is run like this only where nothing around can map it: its rule says nothing
+about the values inside, so under a transform it is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sonde import _jax
+from sonde.core.trace import RULES, SiteTrace, unsupported
+
+
+def inlined_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """A jaxpr that is evaluated as it stands."""
+    (jaxpr,) = _jax.sub_jaxprs(params)
+    with _jax.set_current_trace(trace):
+        return _jax.eval_jaxpr(jaxpr, *args)
+
+
+def custom_vmap_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """A call of a `jax.custom_batching.custom_vmap` function."""
+    if trace.parent is not _jax.eval_trace:
+        raise unsupported(_jax.custom_vmap_p, params)
+    return inlined_rule(trace, args, params)
+
+
+RULES[_jax.custom_vmap_p] = custom_vmap_rule
+for _primitive in _jax.inlined_primitives():
+    RULES[_primitive] = inlined_rule
