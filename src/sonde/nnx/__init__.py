@@ -29,7 +29,7 @@ from sonde.nnx.graph import (
     update,
     variables,
 )
-from sonde.nnx.graph_mode import set_graph_mode
+from sonde.nnx.graph_mode import set_graph_mode, set_graph_updates
 from sonde.nnx.iteration import find_duplicates, iter_children, iter_graph
 
 # --- capture (nnx/capture*.py) ---
@@ -260,6 +260,7 @@ __all__ = [
     "restore_rngs",
     "selu",
     "set_graph_mode",
+    "set_graph_updates",
     "set_metadata",
     "sigmoid",
     "silu",

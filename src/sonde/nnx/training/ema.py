@@ -1,0 +1,82 @@
+"""Averages of parameters over training steps."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+
+from sonde.nnx import _walk, graph_mode
+from sonde.nnx import graph as graphs
+from sonde.nnx.filters import Filter
+from sonde.nnx.pytree import Pytree, data
+from sonde.nnx.states import to_flat_state
+from sonde.nnx.variable import Variable
+
+A = TypeVar("A")
+
+
+class EMA(Pytree):
+    """An exponential moving average of a model's Variables.
+
+    Args:
+        params: the model, or a State of it, to start from.
+        decay: how much of the average a step keeps.
+        only: which Variables.
+        graph: True allows shared references in the model, False demands a tree. None: the current mode.
+
+    Attributes:
+        params: the average, a State of Variables.
+
+    Example:
+        >>> from sonde import nnx
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> ema = nnx.EMA(model, decay=0.9)
+        >>> averaged = ema.apply_to(model)
+        >>> model.bias[...] += 1
+        >>> ema.update(model)
+        >>> averaged.bias[...]  # shares its Variables with `ema`
+        Array([0.1, 0.1, 0.1], dtype=float32)
+    """
+
+    def __init__(self, params: Any, decay: float, *, only: Filter = ..., graph: bool | None = None):
+        self.graph = graph
+        self.decay = decay
+        self.filter = only
+        self.params = data(graphs.clone(graphs.state(params, only, graph=graph)))
+
+    def update(self, updates: Any) -> None:
+        """Moves the average towards new values.
+
+        Args:
+            updates: the model, or a State of it.
+
+        Raises:
+            ValueError: it lacks a Variable that is averaged.
+        """
+        new = dict(to_flat_state(graphs.state(updates, self.filter, graph=self.graph)))
+        for path, average in to_flat_state(self.params):
+            if path not in new:
+                raise ValueError(
+                    f"EMA.update was given no Variable at {'/'.join(map(str, path))}, which it averages; it was given "
+                    f"{', '.join('/'.join(map(str, p)) for p in list(new)[:5]) or 'none'}."
+                )
+            old = average.get_value()
+            value = new[path].get_value() if isinstance(new[path], Variable) else new[path]
+            average.set_value(jnp.asarray(self.decay * old + (1 - self.decay) * value, old.dtype))
+
+    def apply_to(self, model: A) -> A:
+        """A new model like the given one, with the averages in place of its Variables.
+
+        The averages are shared: further updates show in the new model.
+
+        Args:
+            model: the model; it is left as it is.
+
+        Returns:
+            The new model.
+        """
+        found = _walk.walk(model, graph=graph_mode.resolve(self.graph), who="EMA.apply_to")
+        averages = dict(to_flat_state(self.params))
+        leaves = [averages.get(path, leaf) for path, leaf in zip(found.paths, found.leaves)]
+        return _walk.build(found.definition, leaves)

@@ -1,0 +1,266 @@
+"""Metrics: numbers gathered over many batches.
+
+A metric is a Pytree whose state is in `MetricState` Variables, so it can be an argument of a jitted training step:
+`update` inside, `compute` and `reset` outside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde.nnx import graph
+from sonde.nnx.filters import Filter
+from sonde.nnx.pytree import Pytree
+from sonde.nnx.variable import Variable
+from sonde.ops.checks import describe
+
+
+class MetricState(Variable[Any]):
+    """What a metric has gathered."""
+
+    __slots__ = ()
+
+
+class Metric(Pytree):
+    """The base of metrics: define `reset`, `update` and `compute`."""
+
+    def __init__(self) -> None:
+        raise NotImplementedError("Must override `__init__()` method.")
+
+    def reset(self) -> None:
+        """Forgets everything gathered."""
+        raise NotImplementedError("Must override `reset()` method.")
+
+    def update(self, **kwargs: Any) -> None:
+        """Gathers from one batch."""
+        raise NotImplementedError("Must override `update()` method.")
+
+    def compute(self) -> Any:
+        """What the metric is, over all batches since the last reset."""
+        raise NotImplementedError("Must override `compute()` method.")
+
+    def split(self, *filters: Filter) -> Any:
+        """The same as `nnx.split(metric, *filters)`."""
+        return graph.split(self, *filters)
+
+
+class Average(Metric):
+    """The mean of all values.
+
+    Args:
+        argname: the name under which `update` is given the values.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from sonde import nnx
+        >>> loss = nnx.metrics.Average("loss")
+        >>> loss.update(loss=jnp.array([1.0, 2.0]))
+        >>> loss.update(loss=6.0)
+        >>> print(loss.compute())
+        3.0
+    """
+
+    def __init__(self, argname: str = "values"):
+        self.argname = argname
+        self.total = MetricState(jnp.array(0, dtype=jnp.float32))
+        self.count = MetricState(jnp.array(0, dtype=jnp.int32))
+
+    def reset(self) -> None:
+        """Forgets all values."""
+        self.total.set_value(jnp.array(0, dtype=jnp.float32))
+        self.count.set_value(jnp.array(0, dtype=jnp.int32))
+
+    def update(self, *, mask: Any = None, **kwargs: Any) -> None:
+        """Counts in more values.
+
+        Args:
+            mask: which of them count; of their shape.
+            **kwargs: the values, under the name given as `argname`; others are ignored.
+
+        Raises:
+            TypeError: the values are missing, or the mask has another shape.
+        """
+        values = jnp.asarray(_argument(self, kwargs, self.argname))
+        if mask is None:
+            self.total[...] += jnp.sum(values).astype(jnp.float32)
+            self.count[...] += values.size
+            return
+        mask = jnp.asarray(mask, bool)
+        if mask.shape != values.shape:
+            raise TypeError(
+                f"{type(self).__name__}.update: `mask` must have the shape of the values, {values.shape}, "
+                f"got {describe(mask)}."
+            )
+        self.total[...] += jnp.sum(jnp.where(mask, values, jnp.zeros_like(values))).astype(jnp.float32)
+        self.count[...] += jnp.sum(mask, dtype=jnp.int32)
+
+    def compute(self) -> jax.Array:
+        """The mean; NaN before the first value."""
+        return self.total[...] / self.count[...]
+
+
+class Accuracy(Average):
+    """How many labels were predicted.
+
+    Args:
+        threshold: None if there is a score per class, of which the largest counts; a float if there is one score, and
+            more than the threshold means class 1.
+        *args: as in `Average`.
+        **kwargs: as in `Average`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from sonde import nnx
+        >>> accuracy = nnx.metrics.Accuracy()
+        >>> accuracy.update(logits=jnp.array([[0.0, 1.0], [3.0, 2.0]]), labels=jnp.array([1, 1]))
+        >>> print(accuracy.compute())
+        0.5
+    """
+
+    def __init__(self, threshold: float | None = None, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if threshold is not None and not isinstance(threshold, float):
+            raise TypeError(f"Expected threshold to be a float, got {type(threshold)}")
+        self.threshold = threshold
+
+    def update(self, *, logits: Any, labels: Any, mask: Any = None, **_: Any) -> None:  # type: ignore[override]
+        """Counts in more predictions.
+
+        Args:
+            logits: `(..., classes)`, or `(...)` with a threshold.
+            labels: integers, `(...)`.
+            mask: which of them count; shaped as `labels`.
+            **_: others are ignored.
+
+        Raises:
+            ValueError: shapes or dtype do not fit.
+        """
+        logits, labels = jnp.asarray(logits), jnp.asarray(labels)
+        if self.threshold is not None:
+            if logits.ndim != labels.ndim:
+                raise ValueError(
+                    f"For binary classification, expected logits.ndim==labels.ndim, got {logits.ndim} and {labels.ndim}"
+                )
+        elif logits.ndim != labels.ndim + 1:
+            raise ValueError(
+                "For multi-class classification, expected logits.ndim==labels.ndim+1, got "
+                f"{logits.ndim} and {labels.ndim}"
+            )
+        if not jnp.issubdtype(labels.dtype, jnp.integer):
+            raise ValueError(f"Expected labels.dtype==jnp.int32, got {labels.dtype}")
+        predicted = logits > self.threshold if self.threshold is not None else jnp.argmax(logits, axis=-1)
+        super().update(**{self.argname: predicted == labels}, mask=mask)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """What `Welford` computes."""
+
+    mean: jax.Array
+    standard_error_of_mean: jax.Array
+    standard_deviation: jax.Array
+
+
+class Welford(Metric):
+    """Mean and spread of all values, by Welford's algorithm: exact also when the spread is small beside the mean.
+
+    Args:
+        argname: the name under which `update` is given the values.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from sonde import nnx
+        >>> loss = nnx.metrics.Welford()
+        >>> loss.update(values=jnp.array([1.0, 3.0]))
+        >>> loss.update(values=jnp.array([1.0, 3.0]))
+        >>> print(loss.compute().mean, loss.compute().standard_deviation)
+        2.0 1.0
+    """
+
+    def __init__(self, argname: str = "values"):
+        self.argname = argname
+        self.count = MetricState(jnp.array(0, dtype=jnp.int32))
+        self.mean = MetricState(jnp.array(0, dtype=jnp.float32))
+        self.m2 = MetricState(jnp.array(0, dtype=jnp.float32))
+
+    def reset(self) -> None:
+        """Forgets all values."""
+        self.count.set_value(jnp.array(0, dtype=jnp.int32))
+        self.mean.set_value(jnp.array(0, dtype=jnp.float32))
+        self.m2.set_value(jnp.array(0, dtype=jnp.float32))
+
+    def update(self, **kwargs: Any) -> None:
+        """Counts in more values.
+
+        Args:
+            **kwargs: the values, under the name given as `argname`; others are ignored.
+
+        Raises:
+            TypeError: the values are missing.
+        """
+        values = jnp.asarray(_argument(self, kwargs, self.argname), jnp.float32)
+        before, mean = self.count[...], self.mean[...]
+        count = before + values.size
+        # The values of a batch among themselves, and the batch as a whole against what came before.
+        batch_mean = jnp.mean(values)
+        delta = batch_mean - mean
+        self.count.set_value(count)
+        self.mean.set_value(mean + delta * values.size / count)
+        self.m2[...] += jnp.sum(jnp.square(values - batch_mean)) + delta * delta * before * values.size / count
+
+    def compute(self) -> Statistics:
+        """Mean, standard error of the mean, standard deviation; the last two are NaN before the first value."""
+        count = self.count[...]
+        deviation = jnp.sqrt(self.m2[...] / count)
+        return Statistics(
+            mean=self.mean[...], standard_error_of_mean=deviation / jnp.sqrt(count), standard_deviation=deviation
+        )
+
+
+class MultiMetric(Metric):
+    """Several metrics updated in one call.
+
+    Args:
+        **metrics: the metrics by name.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from sonde import nnx
+        >>> metrics = nnx.MultiMetric(loss=nnx.metrics.Average("loss"), accuracy=nnx.metrics.Accuracy())
+        >>> metrics.update(loss=0.5, logits=jnp.array([[0.0, 1.0]]), labels=jnp.array([1]))
+        >>> {name: float(value) for name, value in metrics.compute().items()}
+        {'loss': 0.5, 'accuracy': 1.0}
+    """
+
+    def __init__(self, **metrics: Any):
+        taken = sorted(name for name in metrics if hasattr(type(self), name))
+        if taken:
+            raise ValueError(f"MultiMetric cannot have metrics named {taken}: these are its methods. Rename them.")
+        self._metric_names = tuple(metrics)
+        for name, metric in metrics.items():
+            setattr(self, name, metric)
+
+    def reset(self) -> None:
+        """Resets all metrics."""
+        for name in self._metric_names:
+            getattr(self, name).reset()
+
+    def update(self, **updates: Any) -> None:
+        """Updates all metrics; each gets all arguments and takes its own."""
+        for name in self._metric_names:
+            getattr(self, name).update(**updates)
+
+    def compute(self) -> dict[str, Any]:
+        """All metrics by name."""
+        return {name: getattr(self, name).compute() for name in self._metric_names}
+
+
+def _argument(metric: Metric, kwargs: dict[str, Any], name: str) -> Any:
+    if name not in kwargs:
+        raise TypeError(f"Expected keyword argument '{name}' in {type(metric).__name__}.update, got {sorted(kwargs)}.")
+    return kwargs[name]

@@ -1,0 +1,192 @@
+"""Optimizers: an optax transformation together with its state.
+
+The state is laid out as optax makes it, with an `OptVariable` where it has one array per parameter and an `OptArray`
+where it has an array of its own. An `OptVariable` keeps the metadata of its parameter, so that moments are sharded as
+their parameters are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sonde.nnx import graph as graphs
+from sonde.nnx.filters import Filter
+from sonde.nnx.pytree import Pytree, data
+from sonde.nnx.states import State
+from sonde.nnx.variable import Param, Variable
+
+_MISSING: Any = object()
+
+
+class OptState(Variable[Any]):
+    """What an optimizer remembers."""
+
+    __slots__ = ()
+
+
+class OptArray(OptState):
+    """What an optimizer remembers that belongs to no parameter, such as a counter."""
+
+    __slots__ = ()
+
+
+class OptVariable(OptState):
+    """What an optimizer remembers about one parameter, such as a moment."""
+
+    __slots__ = ()
+
+
+class Optimizer(Pytree):
+    """An optax transformation with its state.
+
+    Args:
+        model: whose parameters will be updated.
+        tx: the transformation.
+        wrt: which of the model's Variables; the same filter as for the gradients.
+        graph: True allows shared references in the model, False demands a tree. None: the current mode.
+
+    Attributes:
+        step: how many updates there were.
+        opt_state: the state of the transformation.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from sonde import nnx
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+        >>> graphdef, params = nnx.split(model, nnx.Param)
+        >>> loss = lambda params: (nnx.merge(graphdef, params)(jnp.ones((1, 2))) ** 2).sum()
+        >>> before = loss(params)
+        >>> updates = optimizer.update(model, jax.grad(loss)(params))
+        >>> bool(loss(nnx.state(model, nnx.Param)) < before), int(optimizer.step)
+        (True, 1)
+    """
+
+    def __init__(
+        self, model: Any, tx: optax.GradientTransformation, *, wrt: Filter = _MISSING, graph: bool | None = None
+    ):
+        if wrt is _MISSING:
+            raise TypeError(
+                "Missing required argument `wrt`: which Variables of the model to update, such as "
+                "nnx.Optimizer(model, tx, wrt=nnx.Param). nnx.ModelAndOptimizer takes parameters by default."
+            )
+        self.graph = graph
+        self.step = OptState(jnp.array(0, dtype=jnp.uint32))
+        self.tx = tx
+        self.opt_state = data(_as_opt_state(tx.init(graphs.state(model, wrt, graph=graph))))
+        self.wrt = wrt
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model":
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute 'model': it does not keep the model it was made for. Use "
+                "nnx.ModelAndOptimizer to keep both together."
+            )
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def update(self, model: Any, grads: Any = _MISSING, /, **kwargs: Any) -> Any:
+        """Updates the model's parameters and the optimizer's own state.
+
+        Args:
+            model: the model.
+            grads: gradients with respect to the Variables that `wrt` chose.
+            **kwargs: for the transformation's `update`, such as `value=loss`.
+
+        Returns:
+            What was added to the parameters, as a State of arrays.
+
+        Raises:
+            TypeError: only one argument is given.
+            ValueError: the gradients are not those of the parameters.
+        """
+        if grads is _MISSING:
+            raise TypeError(
+                "Missing required argument `grads`: call optimizer.update(model, grads). nnx.ModelAndOptimizer takes "
+                "gradients alone."
+            )
+        params = graphs.pure(graphs.state(model, self.wrt, graph=self.graph))
+        grads = graphs.pure(graphs.state(grads, graph=self.graph) if isinstance(grads, Pytree) else grads)
+        _check_gradients(grads, params, self.wrt)
+        remembered: list[OptState] = jax.tree.leaves(self.opt_state, is_leaf=_is_variable)
+        old = jax.tree.map(lambda v: v.get_value(), self.opt_state, is_leaf=_is_variable)
+        updates, new = self.tx.update(grads, old, params, **kwargs)
+        graphs.update(model, optax.apply_updates(params, updates))
+        for variable, value in zip(remembered, jax.tree.structure(old).flatten_up_to(new)):
+            variable.set_value(value)
+        self.step.set_value(self.step.get_value() + 1)
+        return updates
+
+
+class ModelAndOptimizer(Optimizer):
+    """An optimizer that keeps its model, as `nnx.Optimizer` once did.
+
+    Args:
+        model: whose parameters will be updated.
+        tx: the transformation.
+        wrt: which of the model's Variables; the same filter as for the gradients.
+
+    Example:
+        >>> import optax
+        >>> from sonde import nnx
+        >>> model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+        >>> nnx.ModelAndOptimizer(model, optax.sgd(0.1)).model is model
+        True
+    """
+
+    def __init__(self, model: Any, tx: optax.GradientTransformation, *, wrt: Filter = Param):
+        super().__init__(model, tx, wrt=wrt)
+        self.model = model
+
+    def update(self, grads: Any, /, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Updates the model's parameters and the optimizer's own state; see `Optimizer.update`."""
+        return super().update(self.model, grads, **kwargs)
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, Variable)
+
+
+def _as_opt_state(tree: Any) -> Any:
+    """Variables of optax's state become OptVariables with the same metadata, arrays OptArrays."""
+
+    def convert(x: Any) -> OptState:
+        if isinstance(x, Variable):
+            return OptVariable.from_metadata(x.get_raw_value(), x.get_metadata())
+        return OptArray(x)
+
+    return jax.tree.map(convert, tree, is_leaf=_is_variable)
+
+
+def _check_gradients(grads: Any, params: Any, wrt: Filter) -> None:
+    """Gradients must have the structure and shapes of the parameters.
+
+    Raises:
+        ValueError: they have not; the first few differences are named.
+    """
+    have, want = ({path: getattr(x, "shape", ()) for path, x in _leaves(tree)} for tree in (grads, params))
+    if have == want:
+        return
+    problems = [f"{p} is missing" for p in want if p not in have]
+    problems += [f"{p} is no parameter" for p in have if p not in want]
+    problems += [f"{p} has shape {have[p]}, expected {want[p]}" for p in want if p in have and have[p] != want[p]]
+    more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
+    raise ValueError(
+        f"The gradients given to Optimizer.update do not fit the parameters chosen by wrt={wrt}: "
+        f"{', '.join(problems[:5])}{more}. Take them with respect to the same Variables, "
+        "nnx.grad(loss, argnums=nnx.DiffState(0, wrt))."
+    )
+
+
+def _leaves(tree: State[Any, Any] | Any) -> list[tuple[str, Any]]:
+    return [
+        ("/".join(_name(key) for key in path) or "the gradient", leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def _name(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
