@@ -33,6 +33,8 @@ CHANGES = {
     "plain list longer": lambda m: m.loose.append(nnx.Param(1.0)),
     "plain dict": lambda m: m.loose[1].__setitem__("a", nnx.Param(2.0)),
     "state": lambda m: m.state["x"].__setitem__("y", nnx.Param(3.0)),
+    "state longer": lambda m: m.state.__setitem__("z", nnx.Param(3.0)),
+    "item of a state deleted": lambda m: m.state.__delitem__("x"),
 }
 
 

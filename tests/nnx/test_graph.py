@@ -336,6 +336,13 @@ def test_graph_mode():
         nnx.set_graph_mode(True)
 
 
+def test_graph_updates_are_off():
+    with nnx.set_graph_updates(False):
+        assert nnx.set_graph_updates.current_value() is False
+    with pytest.raises(ValueError, match="graph_updates=True is not supported"):
+        nnx.set_graph_updates(True)
+
+
 def test_graph_mode_from_the_environment():
     program = "from sonde import nnx; print(nnx.set_graph_mode.current_value())"
     for text, expected in (("false", "False"), ("true", "True")):

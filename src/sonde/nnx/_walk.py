@@ -52,9 +52,21 @@ class Walk:
         paths: their paths.
         nodes: pairs of path and node (Pytrees and Modules), each once, children before parents.
         loose: containers whose changes nobody announces (lists, dicts).
+        announced: the dicts inside of States, whose changes move the epoch.
     """
 
-    __slots__ = ("_contents", "_metadata", "definition", "epoch", "leaves", "loose", "nodes", "paths")
+    __slots__ = (
+        "_announced_contents",
+        "_loose_contents",
+        "_metadata",
+        "announced",
+        "definition",
+        "epoch",
+        "leaves",
+        "loose",
+        "nodes",
+        "paths",
+    )
 
     def __init__(self) -> None:
         self.epoch = EPOCH.value
@@ -63,6 +75,7 @@ class Walk:
         self.paths: list[Path] = []
         self.nodes: list[tuple[Path, Any]] = []
         self.loose: list[Any] = []
+        self.announced: list[dict[Any, Any]] = []
 
     def flat(self) -> Iterator[tuple[Path, Any]]:
         """Pairs of path and leaf."""
@@ -71,7 +84,8 @@ class Walk:
     def watch(self) -> Walk:
         """Remembers what `unchanged` compares with; to be called right after the walk."""
         self._metadata = [getattr(leaf, "_metadata", None) for leaf in self.leaves]
-        self._contents = [(c, list(c.values()) if isinstance(c, dict) else list(c)) for c in self.loose]
+        self._loose_contents = [(c, _content(c)) for c in self.loose]
+        self._announced_contents = [(c, _content(c)) for c in self.announced]
         return self
 
     def unchanged(self) -> bool:
@@ -84,15 +98,25 @@ class Walk:
             for leaf, metadata in zip(self.leaves, self._metadata):
                 if metadata is not None and leaf._metadata is not metadata:
                     return False
-            self.epoch = now
-        for container, content in self._contents:
-            if len(container) != len(content):
+            if not _all_same(self._announced_contents):
                 return False
-            values = container.values() if isinstance(container, dict) else container
-            for a, b in zip(values, content):
-                if a is not b:
-                    return False
-        return True
+            self.epoch = now
+        return not self._loose_contents or _all_same(self._loose_contents)
+
+
+def _content(container: Any) -> list[Any]:
+    return list(container.values()) if isinstance(container, dict) else list(container)
+
+
+def _all_same(contents: list[tuple[Any, list[Any]]]) -> bool:
+    """Whether every container still has the same items."""
+    for container, content in contents:
+        if len(container) != len(content):
+            return False
+        for a, b in zip(container.values() if isinstance(container, dict) else container, content):
+            if a is not b:
+                return False
+    return True
 
 
 def walk(
@@ -122,6 +146,7 @@ def walk(
     seen = {} if seen is None else seen
     leaves, paths, nodes = found.leaves, found.paths, found.nodes
     entered: set[int] = set()
+    announced: set[int] = set()
 
     def visit(value: Any, path: Path) -> Any:
         kind = KIND.get(type(value))
@@ -210,6 +235,13 @@ def walk(
                 visit_static(child, path + (name,))
         everything.append((path, value))
 
+    def announce(mapping: dict[Any, Any]) -> None:
+        found.announced.append(mapping)
+        announced.add(id(mapping))
+        for inner in mapping.values():
+            if type(inner) is dict:
+                announce(inner)
+
     def visit_container(value: Any, path: Path) -> Any:
         start = len(leaves)
         key = id(value)
@@ -217,7 +249,9 @@ def walk(
             raise alias_error(root, value, who)
         entered.add(key)
         keys, children, rebuild = flatten_once(value)
-        if isinstance(value, (list, dict)):
+        if type(value) is State:
+            announce(value.raw_mapping)
+        elif isinstance(value, list) or (isinstance(value, dict) and id(value) not in announced):
             found.loose.append(value)
         definitions = tuple([visit(child, path + (name,)) for name, child in zip(keys, children)])
         entered.discard(key)
@@ -288,6 +322,7 @@ def build(
     finish: Callable[[Path, Any], Any] | None = None,
     recreate: bool = True,
     prototypes: dict[int, dict[Any, Any]] | None = None,
+    remember: bool = True,
 ) -> Any:
     """Builds the object that a definition describes.
 
@@ -302,6 +337,7 @@ def build(
         recreate: False leaves values in the place of Variables bare.
         prototypes: attributes of nodes by the identity of their definition, kept from one call to the next by somebody
             who keeps the definition; copying a dict is cheaper than making one.
+        remember: False if the definition has no references, and nobody asked for `known`.
 
     Raises:
         ValueError: the state lacks leaves, or has others than the definition.
@@ -331,7 +367,8 @@ def build(
             else:
                 node = cls._blank(layout, level)
                 values = {}
-            known[index] = node
+            if remember:
+                known[index] = node
             if from_state and n and (type(source) is not dict or len(source) != entries):
                 source = _plain_mapping(source, entries)
             for name, child in zip(layout.data, children):
@@ -340,7 +377,9 @@ def build(
                     value = source[name] if from_state else next_leaf()
                     if recreate and not isinstance(value, Variable):
                         value = child[1]._make(value, child[3])
-                    known[child[2]] = values[name] = value
+                    values[name] = value
+                    if remember:
+                        known[child[2]] = value
                 elif from_state and (tag == ARRAY or (tag in _INNER and child[-1])):
                     values[name] = make(child, source[name])
                 else:
@@ -500,6 +539,14 @@ def count_leaves(definition: Any) -> int:
     if tag in (NODE, CONTAINER):
         return definition[-1]
     return 1 if tag in (VARIABLE, ARRAY) else 0
+
+
+def has_references(definition: Any) -> bool:
+    """Whether some object in a definition stands in several places."""
+    tag = definition[0]
+    if tag in _INNER:
+        return any(map(has_references, definition[5 if tag == NODE else 4]))
+    return tag == REFERENCE
 
 
 def show_path(path: Path) -> str:

@@ -14,12 +14,12 @@ import jax
 from sonde._jax import trace_level
 from sonde.nnx import traversals
 from sonde.nnx._kinds import CONTAINER, NODE, VARIABLE, kind_of
-from sonde.nnx._walk import ARRAY, Walk, build, collect, count_leaves, flatten_once, show_path, walk
+from sonde.nnx._walk import ARRAY, Walk, build, collect, count_leaves, flatten_once, has_references, show_path, walk
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.metadata import structural_hash
 from sonde.nnx.states import FlatState, State, group_flat, merge_state, select_flat, split_flat
-from sonde.nnx.variable import Variable, copied
+from sonde.nnx.variable import Variable, _set_value, copied
 
 A = TypeVar("A")
 
@@ -32,18 +32,24 @@ class GraphDef(Generic[A]):
         num_leaves: how many leaves the states must have together.
     """
 
-    __slots__ = ("__weakref__", "_hash", "_prototypes", "definition", "num_leaves")
+    __slots__ = ("__weakref__", "_hash", "_prototypes", "_references", "definition", "num_leaves")
 
     def __init__(self, definition: Any):
         self.definition = definition
         self.num_leaves = count_leaves(definition)
         self._hash: int | None = None
         self._prototypes: dict[int, dict[Any, Any]] = {}
+        self._references: bool | None = None
 
     @property
     def type(self) -> type | None:
         """The class of the object; None for a lone array."""
         return self.definition[1] if self.definition[0] in (NODE, CONTAINER, VARIABLE) else None
+
+    def _has_references(self) -> bool:
+        if self._references is None:
+            self._references = has_references(self.definition)
+        return self._references
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, GraphDef) and self.definition == other.definition)
@@ -254,6 +260,7 @@ def unflatten(
         known=index_ref,
         recreate=recreate_variables,
         prototypes=graphdef._prototypes,
+        remember=index_ref is not None or graphdef._has_references(),
     )
 
 
@@ -362,20 +369,21 @@ def update(node: Any, state: Any, /, *states: Any) -> None:
 
 
 def _write(variable: Variable[Any], value: Any) -> None:
-    if isinstance(value, Variable):
-        variable.update_from_state(value)
-    else:
+    if not isinstance(value, Variable):
         variable.set_raw_value(value)
+    elif variable._metadata is value._metadata:
+        _set_value(variable, value._raw_value)  # the common case of `update_from_state`
+    else:
+        variable.update_from_state(value)
 
 
 def _plan_update(node: Any, mapping: Any, path: PathParts, writes: list[Any], sets: list[Any]) -> None:
-    get = _child_getter(node, path)
+    children = _children(node, path)
     for key, value in (mapping.raw_mapping if isinstance(mapping, State) else mapping).items():
-        child = get(key)
-        kind = kind_of(child)
-        if kind == VARIABLE:
+        child = children.get(key, _NOTHING)
+        if isinstance(child, Variable):
             writes.append((child, value))
-        elif isinstance(value, Mapping) and (kind == NODE or (kind == CONTAINER and child is not None)):
+        elif isinstance(value, Mapping) and child is not None and kind_of(child) in (NODE, CONTAINER):
             _plan_update(child, value, (*path, key), writes, sets)
         else:
             if not _can_set_child(node):
@@ -389,22 +397,18 @@ def _plan_update(node: Any, mapping: Any, path: PathParts, writes: list[Any], se
 _NOTHING: Any = type("_Nothing", (), {})()
 
 
-def _child_getter(node: Any, path: PathParts) -> Callable[[Any], Any]:
+def _children(node: Any, path: PathParts) -> Mapping[Any, Any]:
+    """What is right below a node or container, by key."""
     kind = kind_of(node)
     if kind == NODE:
-
-        def get(key: Any) -> Any:
-            try:
-                return node._get_child(key)
-            except (KeyError, IndexError):
-                return _NOTHING
-
-        return get
+        if node._only_attributes:
+            return vars(node)
+        layout, data, static = node._structure()
+        return dict(zip(layout.data_then_static, (*data, *static)))
     if kind == CONTAINER and node is not None:
         keys, children, _ = flatten_once(node)
-        known = dict(zip(keys, children))
-        return lambda key: known.get(key, _NOTHING)
-    raise ValueError(f"Cannot update {show_path(path)}: a {type(node).__name__} has no entries.")
+        return dict(zip(keys, children))
+    raise ValueError(f"Cannot look into {show_path(path)}: a {type(node).__name__} has no entries.")
 
 
 def _can_set_child(node: Any) -> bool:
@@ -468,7 +472,7 @@ def pop(node: Any, *filters: Filter) -> Any:
 
 def _at(node: Any, path: PathParts) -> Any:
     for key in path:
-        node = _child_getter(node, path)(key)
+        node = _children(node, path)[key]
     return node
 
 

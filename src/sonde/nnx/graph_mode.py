@@ -59,6 +59,25 @@ class set_graph_mode(contextlib.AbstractContextManager["set_graph_mode"]):
         return stack[-1] if stack else _everywhere
 
 
+class set_graph_updates(contextlib.AbstractContextManager["set_graph_updates"]):
+    """Accepts False, which is how Sonde always works: transforms give back changed Variables, not changed structure."""
+
+    def __init__(self, value: bool, /):
+        if value:
+            raise ValueError(
+                "graph_updates=True is not supported: a transformed function cannot change the structure of its "
+                "arguments. Return new objects from it, or change the structure outside of it."
+            )
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+    @staticmethod
+    def current_value() -> bool:
+        """Always False."""
+        return False
+
+
 def resolve(graph: bool | None) -> bool:
     """What `graph=` means, None being the current mode."""
     return set_graph_mode.current_value() if graph is None else graph

@@ -293,7 +293,7 @@ class Pytree(metaclass=PytreeMeta):
         return new
 
     def _get_child(self, key: Any) -> Any:
-        """The child at a key of a state; `KeyError` if there is none."""
+        """The child at a key of a state; `KeyError` or `IndexError` if there is none."""
         return self.__dict__[key]
 
     def _set_child(self, key: Any, value: Any) -> None:
