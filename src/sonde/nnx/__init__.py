@@ -5,7 +5,12 @@ and state layouts. Left out on purpose: `graph_updates=True`, Variables backed b
 """
 
 from sonde.nnx import filters as filterlib
+from sonde.nnx import graph as graphlib
+from sonde.nnx import rngs as rnglib
+from sonde.nnx import sharding as spmd
+from sonde.nnx import states as statelib
 from sonde.nnx import traversals
+from sonde.nnx import variable as variablelib
 from sonde.nnx._kinds import has_data, is_data, register_data_type
 from sonde.nnx.containers import Dict, List, Sequential
 from sonde.nnx.eager_sharding import logical_axis_rules, use_eager_sharding, using_eager_sharding
@@ -80,6 +85,15 @@ from sonde.nnx.training.ema import EMA
 from sonde.nnx.training.metrics import Metric, MultiMetric
 from sonde.nnx.training.optimizer import ModelAndOptimizer, OptArray, Optimizer, OptState, OptVariable
 from sonde.nnx.training.train_state import TrainState
+
+# --- transforms (nnx/transforms/) ---
+from sonde.nnx.transforms._prefixes import Carry, DiffState, StateAxes, StateSharding
+from sonde.nnx.transforms.axis_metadata import transform_metadata
+from sonde.nnx.transforms.branches import cond, switch
+from sonde.nnx.transforms.compiled import cached_partial, jit, jit_partial
+from sonde.nnx.transforms.derivatives import grad, jvp, value_and_grad, vjp
+from sonde.nnx.transforms.mapped import pmap, vmap
+from sonde.nnx.transforms.rematerialised import checkpoint, remat
 from sonde.nnx.trees import from_tree, prefix, to_tree
 from sonde.nnx.variable import BatchStat, Cache, Intermediate, Param, Perturbation, Variable
 from sonde.nnx.variable_names import register_variable_name, variable_name_from_type, variable_type_from_name
@@ -115,8 +129,6 @@ from sonde.ops.initializers import Initializer
 from sonde.ops.masks import combine_masks, make_attention_mask, make_causal_mask
 from sonde.ops.pooling import avg_pool, max_pool, min_pool, pool
 from sonde.ops.sequence import flip_sequences
-
-# --- transforms (nnx/transforms/) ---
 
 __all__ = [
     "EMA",
@@ -218,6 +230,7 @@ __all__ = [
     "get_partition_spec",
     "glu",
     "graphdef",
+    "graphlib",
     "hard_sigmoid",
     "hard_silu",
     "hard_swish",
@@ -258,6 +271,7 @@ __all__ = [
     "reseed",
     "restore_int_paths",
     "restore_rngs",
+    "rnglib",
     "selu",
     "set_graph_mode",
     "set_graph_updates",
@@ -270,8 +284,10 @@ __all__ = [
     "split",
     "split_rngs",
     "split_state",
+    "spmd",
     "standardize",
     "state",
+    "statelib",
     "static",
     "swish",
     "tabulate",
@@ -288,6 +304,7 @@ __all__ = [
     "using_eager_sharding",
     "variable_name_from_type",
     "variable_type_from_name",
+    "variablelib",
     "variables",
     "view",
     "view_info",
