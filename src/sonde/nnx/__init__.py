@@ -50,7 +50,7 @@ from sonde.nnx.layers.recurrent_cells import GRUCell, LSTMCell, OptimizedLSTMCel
 from sonde.nnx.layers.sequences import RNN, Bidirectional
 from sonde.nnx.layers.stochastic import Dropout
 from sonde.nnx.layers.weight_normalization import SpectralNorm, WeightNorm
-from sonde.nnx.mapping import map, recursive_map, with_vars
+from sonde.nnx.mapping import map, recursive_map, vars_as, with_vars
 from sonde.nnx.metadata import VariableMetadata, with_metadata
 from sonde.nnx.module import Module, iter_module_children, iter_modules
 from sonde.nnx.pure_dict import replace_by_pure_dict, restore_int_paths, to_pure_dict
@@ -306,6 +306,7 @@ __all__ = [
     "variable_type_from_name",
     "variablelib",
     "variables",
+    "vars_as",
     "view",
     "view_info",
     "with_attributes",

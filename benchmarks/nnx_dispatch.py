@@ -1,0 +1,148 @@
+"""Calls of `nnx.jit` against `jax.jit` over a flat list of the same arrays.
+
+The computation is next to nothing (a chain of tiny layers; a train step that only replaces its state), so what is
+compared is the cost of calling; time counts until the call returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from measure import Row, interleaved, main
+from sonde import nnx
+
+SIZES = (10, 100, 1000)
+FORWARD = {10: 1.2, 100: 1.15, 1000: 1.15}
+TRAIN = {10: 1.15, 100: 1.1, 1000: 1.1}
+
+
+class Layer(nnx.Module):
+    def __init__(self) -> None:
+        self.kernel = nnx.Param(jnp.eye(4))
+        self.bias = nnx.Param(jnp.zeros(4))
+        self.features = 4
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x @ self.kernel + self.bias
+
+
+class Chain(nnx.Module):
+    def __init__(self, n: int) -> None:
+        self.layers = nnx.List([Layer() for _ in range(n)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Moments(nnx.Module):
+    """The state of an optimizer with two moments per parameter."""
+
+    def __init__(self, model: nnx.Module) -> None:
+        params = jax.tree.leaves(nnx.state(model, nnx.Param))
+        self.step = nnx.Variable(jnp.array(0))
+        self.mu = nnx.List([nnx.Variable(jnp.zeros_like(p)) for p in params])
+        self.nu = nnx.List([nnx.Variable(jnp.zeros_like(p)) for p in params])
+
+
+def forward(model: Chain, x: jax.Array) -> jax.Array:
+    return model(x)
+
+
+def forward_flat(arrays: list[jax.Array], x: jax.Array) -> jax.Array:
+    for kernel, bias in zip(arrays[::2], arrays[1::2]):
+        x = x @ kernel + bias
+    return x
+
+
+def replaced(arrays: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    return jax.lax.optimization_barrier(arrays), x + 1
+
+
+def step(model: Chain, optimizer: Moments, x: jax.Array) -> jax.Array:
+    variables = [v for o in (model, optimizer) for _, v in nnx.to_flat_state(nnx.state(o))]
+    for v, new in zip(variables, jax.lax.optimization_barrier([v[...] for v in variables])):
+        v[...] = new
+    return x + 1
+
+
+def arrays_of(*objects: Any) -> list[jax.Array]:
+    return [jnp.array(a) for o in objects for a in jax.tree.leaves(nnx.state(o))]
+
+
+def forward_rows(n: int, seconds: float) -> list[Row]:
+    x = jnp.ones((1, 4))
+    model = Chain(n // 2)
+    arrays = [a for layer in model.layers for a in (layer.kernel[...], layer.bias[...])]
+    flat, jitted = jax.jit(forward_flat), nnx.jit(forward)
+    by_keyword = nnx.jit(lambda model, *, x: model(x))
+    changing, elsewhere = Chain(n // 2), nnx.Dict(a=1)
+
+    def after_a_change() -> Any:
+        changing.layers[0].features = 4
+        return jitted(changing, x)
+
+    def after_a_change_elsewhere() -> Any:
+        elsewhere.a = 1
+        return jitted(model, x)
+
+    times = interleaved(
+        {
+            "flat": lambda: flat(arrays, x),
+            "nnx.jit": lambda: jitted(model, x),
+            "keyword": lambda: by_keyword(model, x=x),
+            "changed": after_a_change,
+            "changed elsewhere": after_a_change_elsewhere,
+        },
+        seconds=seconds,
+        wait=False,
+    )
+    rows = [
+        times.row("nnx.jit", f"nnx.jit, forward, {n} leaves", FORWARD[n], beyond_spread=True),
+        times.row("keyword", f"nnx.jit, forward by keyword, {n} leaves", FORWARD[n], beyond_spread=True),
+        times.row("changed elsewhere", f"after a change of another object, {n} leaves", None),
+    ]
+    changed = times.best["changed"] / times.best["nnx.jit"]
+    return [*rows, Row(f"after a change of the model, against unchanged, {n} leaves", changed, 3.0)]
+
+
+def train_rows(n: int, seconds: float) -> list[Row]:
+    x = jnp.ones((1, 4))
+    model = Chain(n // 2)
+    optimizer = Moments(model)
+    box = [arrays_of(model, optimizer)]
+    flat, jitted = jax.jit(replaced), nnx.jit(step)
+    donating = nnx.jit(step, donate_argnums=(0, 1))
+    other = Chain(n // 2)
+    others = (other, Moments(other))
+    nnx.update(other, jax.tree.map(jnp.array, nnx.state(other)))
+
+    def flat_step() -> Any:
+        box[0], out = flat(box[0], x)
+        return out
+
+    times = interleaved(
+        {
+            "flat": flat_step,
+            "nnx.jit": lambda: jitted(model, optimizer, x),
+            "donating": lambda: donating(*others, x),
+        },
+        seconds=seconds,
+        wait=False,
+    )
+    return [
+        times.row("nnx.jit", f"nnx.jit, train step in place, {n} parameters", TRAIN[n], beyond_spread=True),
+        times.row("donating", f"nnx.jit, the same, donated, {n} parameters", None),
+    ]
+
+
+def measure() -> list[Row]:
+    return [row for n in SIZES for row in (*forward_rows(n, 2.5), *train_rows(n, 2.5))]
+
+
+if __name__ == "__main__":
+    main(measure)

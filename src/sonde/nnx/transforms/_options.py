@@ -1,0 +1,70 @@
+"""What all transforms do with their options: which mode they run in, and how they serve as decorators."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sonde.nnx.graph_mode import resolve
+
+#: Stands for a function that was not given, when a transform is used as a decorator with options.
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
+
+
+def mode(who: str, graph: bool | None, graph_updates: bool | None) -> bool:
+    """Whether a transform allows shared references.
+
+    Raises:
+        ValueError: changes of structure are asked to come out of the transform.
+    """
+    if graph_updates:
+        raise ValueError(
+            f"nnx.{who}(graph_updates=True) was asked for. In Sonde, values of Variables come out of a transform, "
+            f"changes of structure do not: leave graph_updates out, and return new Modules and Variables as outputs."
+        )
+    return resolve(graph)
+
+
+def refuse_bound_method(who: str, fn: Callable[..., Any]) -> None:
+    """Refuses a method of a Module instance: the Module would be closed over, and its Variables could not change.
+
+    Raises:
+        ValueError: it is one.
+    """
+    from sonde.nnx.pytree import Pytree
+
+    if inspect.ismethod(fn) and isinstance(fn.__self__, Pytree):
+        cls, name = type(fn.__self__).__name__, fn.__name__
+        raise ValueError(
+            f"nnx.{who} does not support bound methods, got {cls}.{name} of an instance. Decorate the method in the "
+            f"class, or pass the instance as an argument: nnx.{who}({cls}.{name})(instance, ...)."
+        )
+
+
+def positional(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Arguments with the keywords put in their places, for transforms that know arguments by position.
+
+    Raises:
+        TypeError: a keyword has no place.
+    """
+    if not kwargs:
+        return args
+    bound = inspect.signature(fn).bind(*args, **kwargs)
+    if bound.kwargs:
+        raise TypeError(f"The keyword-only arguments {sorted(bound.kwargs)} of {fn} have no position.")
+    return bound.args
+
+
+def named_like(fn: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """As `functools.wraps`, for anything that can be called."""
+    return functools.wraps(fn) if hasattr(fn, "__name__") else functools.wraps(fn, updated=())
+
+
+def as_indices(numbers: int | Sequence[int] | None, n: int) -> tuple[int, ...]:
+    """Argument numbers as a sorted tuple; negative ones count from the end."""
+    if numbers is None:
+        return ()
+    given = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    return tuple(sorted({i + n if i < 0 else i for i in given}))

@@ -1,0 +1,396 @@
+"""Plans: what `nnx.jit` remembers so that calling a jitted function costs what `jax.jit` costs.
+
+Taking Modules apart costs far more than calling a compiled function, so it is done once per set of objects. A call is
+sorted into *roots* (Modules and Variables, wherever they stand in the arguments) and *plain* arguments (arrays and
+containers of arrays, which JAX flattens faster than anybody).
+
+A `Plan` belongs to certain roots: it lists their Variables, so that a call only has to read their values into a list. It
+holds while the structure epoch has not moved; if it has, the plan asks each node whether it was changed since. It
+keeps nodes by weak references and is dropped with the first root that dies, so it keeps no model alive.
+
+A `Program` belongs to a structure: models of equal structure share it, and with it the traces and the compiled code.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from sonde._jax import trace_level
+from sonde.nnx._epoch import EPOCH
+from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
+from sonde.nnx._walk import Walk, build, flatten_once, unflatten_once
+from sonde.nnx.pytree import Pytree
+from sonde.nnx.transforms._lifting import Fixed, output, write
+from sonde.nnx.variable import Variable, _set_value
+
+V = TypeVar("V")
+ROOT, PLAIN = "root", "plain"
+
+#: How many structures a transform remembers compiled code for.
+PROGRAMS = 512
+
+
+def holds_objects(value: Any) -> bool:
+    """Whether there are Modules or Variables in a value."""
+    kind = KIND.get(type(value))
+    if kind is None:
+        kind = kind_of(value)
+    if kind != CONTAINER:
+        return kind in (NODE, VARIABLE)
+    if value is None:
+        return False
+    cls = type(value)
+    if cls is dict:
+        children: Any = value.values()
+    elif cls is list or cls is tuple:
+        children = value
+    else:
+        children = flatten_once(value)[1]
+    kinds = {KIND.get(t) for t in set(map(type, children))}  # most containers hold arrays only: one look at each type
+    if kinds <= {ARRAY, OTHER}:
+        return False
+    return any(map(holds_objects, children))
+
+
+class Sorted:
+    """The arguments of a call, sorted.
+
+    Attributes:
+        skeleton: how to put the arguments together again; hashable.
+        roots: Modules and Variables.
+        names: what messages call them.
+        places: for each root, the position or name of the argument it is in.
+        plain: the other arguments.
+        plain_places: the same for them.
+    """
+
+    __slots__ = ("names", "places", "plain", "plain_places", "roots", "skeleton")
+
+    def __init__(self, args: Sequence[Any], keywords: tuple[str, ...], static: frozenset[Any]):
+        self.roots: list[Any] = []
+        self.names: list[str] = []
+        self.places: list[Any] = []
+        self.plain: list[Any] = []
+        self.plain_places: list[Any] = []
+        n = len(args) - len(keywords)
+        parts = []
+        for i, value in enumerate(args):
+            place, name = (i, f"args[{i}]") if i < n else (keywords[i - n], f"kwargs[{keywords[i - n]!r}]")
+            parts.append(_fixed(value, name) if place in static else self._sort(value, name, place))
+        self.skeleton = (n, keywords, tuple(parts))
+
+    def _sort(self, value: Any, name: str, place: Any) -> Any:
+        if not holds_objects(value):
+            self.plain.append(value)
+            self.plain_places.append(place)
+            return PLAIN
+        if kind_of(value) != CONTAINER:
+            self.roots.append(value)
+            self.names.append(name)
+            self.places.append(place)
+            return ROOT
+        keys, children, rebuild = flatten_once(value)
+        parts = tuple(self._sort(child, f"{name}[{key!r}]", place) for key, child in zip(keys, children))
+        return (type(value), keys, rebuild, parts)
+
+
+def _fixed(value: Any, name: str) -> Fixed:
+    try:
+        hash(value)
+    except TypeError as error:
+        raise ValueError(
+            f"Non-hashable static arguments are not supported: nnx.jit was given {name} of type "
+            f"{type(value).__name__}, which cannot be hashed ({error}). Pass a hashable one, such as a tuple."
+        ) from None
+    return Fixed(value)
+
+
+def along(prefix: Any, skeleton: Any) -> tuple[list[Any], list[Any]]:
+    """The parts of a prefix of the positional arguments for the roots, and those for the plain arguments."""
+    roots: list[Any] = []
+    plain: list[Any] = []
+
+    def visit(part: Any, p: Any) -> None:
+        if isinstance(part, Fixed):
+            return
+        if part in (ROOT, PLAIN):
+            (roots if part == ROOT else plain).append(p)
+            return
+        cls, keys, _, parts = part
+        if isinstance(p, cls) and tuple(flatten_once(p)[0]) == tuple(keys):
+            below = flatten_once(p)[1]
+        else:
+            below = [p] * len(parts)
+        for q, child in zip(below, parts):
+            visit(child, q)
+
+    n, keywords, parts = skeleton
+    if isinstance(prefix, (tuple, list)):
+        if len(prefix) != n:
+            raise ValueError(f"nnx.jit was given {len(prefix)} in_shardings and {n} positional arguments.")
+        given = [*prefix, *([None] * len(keywords))]
+    else:
+        given = [prefix] * n + [None] * len(keywords)
+    for part, p in zip(parts, given):
+        visit(part, p)
+    return roots, plain
+
+
+def assemble(skeleton: Any, roots: Sequence[Any], plain: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and keyword arguments from sorted ones."""
+    next_root, next_plain = iter(roots).__next__, iter(plain).__next__
+
+    def make(part: Any) -> Any:
+        if part == ROOT:
+            return next_root()
+        if part == PLAIN:
+            return next_plain()
+        if isinstance(part, Fixed):
+            return part.value
+        cls, keys, rebuild, parts = part
+        return unflatten_once(cls, keys, rebuild, [make(p) for p in parts])
+
+    n, keywords, parts = skeleton
+    values = [make(part) for part in parts]
+    return tuple(values[:n]), dict(zip(keywords, values[n:]))
+
+
+class Changes:
+    """What a trace says about its results.
+
+    Attributes:
+        changed: the leaves that got a new value.
+        metadata: for each of them its new metadata, or None; None if no metadata changed.
+        plain: whether the output is a plain pytree of arrays.
+        definition: how to build the output, or None if it is a plain pytree.
+        outcome: everything, when the results come in several lists.
+    """
+
+    __slots__ = ("changed", "definition", "metadata", "outcome", "plain")
+
+    def __init__(self, changed: tuple[int, ...], metadata: tuple[Any, ...], definition: Any, outcome: Any):
+        self.plain = definition is None and outcome is None
+        self.changed = changed
+        self.metadata = metadata if any(m is not None for m in metadata) else None
+        self.definition = definition
+        self.outcome = outcome
+
+    def output(self, out: Any, news: Any) -> tuple[Any, Any]:
+        """The output and the new values, from what the program returned."""
+        if self.outcome is not None:
+            return output((out, self.outcome))
+        return (out if self.definition is None else build(self.definition, out).values[0]), news
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Changes) and all(getattr(self, s) == getattr(other, s) for s in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Program:
+    """One `jax.jit` for all calls of one structure, and what its traces said about their results.
+
+    Traces are told apart by a number in their output, because one program may be traced several times (for other
+    shapes, or while a capture looks) with other results.
+
+    Attributes:
+        run: the jitted function of the values of Variables that are kept, of those that are donated (if any), and of
+            the plain arguments.
+        kept: the leaves whose values are passed first, in that order.
+        donated: the leaves whose values are donated.
+        traces: what each trace said.
+    """
+
+    __slots__ = ("_lock", "donated", "kept", "run", "traces")
+
+    def __init__(self, kept: tuple[int, ...], donated: tuple[int, ...]):
+        self.kept = kept
+        self.donated = donated
+        self.traces: list[Changes] = []
+        self._lock = threading.Lock()
+        self.run: Any = None
+
+    def number(self, changes: Changes) -> int:
+        """The number of a trace that said this."""
+        with self._lock:
+            if changes not in self.traces:
+                self.traces.append(changes)
+            return self.traces.index(changes)
+
+
+class Plan:
+    """What is needed to call a program with certain roots.
+
+    Attributes:
+        epoch: the structure epoch up to which the plan is known to hold.
+        program: what to call.
+        leaves: all Variables and bare arrays of the roots, in the order of the walk.
+        variables: the Variables whose values are passed first.
+        arrays: bare arrays that are passed after them, or None.
+        donated: the Variables whose values are donated, or None.
+        run: the program's jitted function.
+    """
+
+    __slots__ = (
+        "__weakref__", "_contents", "_level", "_metadata", "_nodes", "_targets",
+        "arrays", "donated", "epoch", "leaves", "program", "run", "variables",
+    )  # fmt: skip
+
+    def __init__(self, found: Walk, program: Program):
+        self.epoch = found.epoch
+        self.program = program
+        self.run = program.run
+        self.leaves = leaves = found.leaves
+        kept = [leaves[i] for i in program.kept]
+        self.variables = [x for x in kept if isinstance(x, Variable)]
+        self.arrays = kept[len(self.variables) :] or None  # `Program.kept` has Variables first
+        self.donated = [leaves[i] for i in program.donated] or None
+        self._nodes = [weakref.ref(node) for _, node in found.nodes]
+        variables = [x for x in leaves if isinstance(x, Variable)]
+        self._metadata = [(x, x._metadata) for x in variables]
+        levels = {id(x._level): x._level for x in variables}
+        self._level = next(iter(levels.values())) if len(levels) == 1 else None
+        self._contents = [(ref, names, contents(node, names)) for ref, names, node in _with_loose(found)]
+        self._targets: dict[int, tuple[list[Variable[Any]], Any]] = {}
+
+    def holds(self) -> bool:
+        """Whether a walk would find the same again."""
+        now = EPOCH.value
+        if now != self.epoch:
+            epoch = self.epoch
+            for ref in self._nodes:
+                node = ref()
+                if node is None or node._stamp > epoch:
+                    return False
+            for variable, metadata in self._metadata:
+                if variable._metadata is not metadata:
+                    return False
+        if self._contents and not self._same_contents():
+            return False
+        self.epoch = now
+        return True
+
+    @property
+    def loose(self) -> bool:
+        """Whether there are plain lists and dicts whose changes nobody announces."""
+        return bool(self._contents)
+
+    def _same_contents(self) -> bool:
+        for ref, names, before in self._contents:
+            node = ref()
+            if node is None:
+                return False
+            now = contents(node, names)
+            if len(now) != len(before) or any(_target(a) is not _target(b) for a, b in zip(now, before)):
+                return False
+        return True
+
+    def lead(self) -> list[Any]:
+        """The values of Variables and bare arrays, as the program takes them."""
+        read = [v._raw_value for v in self.variables]
+        if self.arrays is not None:
+            read += self.arrays
+        return [read] if self.donated is None else [read, [v._raw_value for v in self.donated]]
+
+    def run_with(self, plain: list[Any]) -> Any:
+        """Calls the program and completes its results."""
+        read = [v._raw_value for v in self.variables]
+        if self.arrays is not None:
+            read += self.arrays
+        if self.donated is None:
+            out, extra = self.run(read, *plain)
+        else:
+            out, extra = self.run(read, [v._raw_value for v in self.donated], *plain)
+        return self.finish(out, extra) if extra else out
+
+    def finish(self, out: Any, extra: dict[int, Any]) -> Any:
+        """Completes the output and writes the new values of Variables."""
+        ((number, news),) = extra.items()
+        targets = self._targets.get(number)
+        if targets is None:
+            changes = self.program.traces[number]
+            targets = self._targets[number] = ([self.leaves[i] for i in changes.changed], changes)
+        variables, changes = targets
+        if not changes.plain:
+            out, news = changes.output(out, news)
+        if self._level is trace_level() and changes.metadata is None:
+            any(map(_set_value, variables, news))  # a loop in C: setting gives None, so it goes on to the end
+        else:
+            write(variables, news, changes.metadata or [None] * len(variables))
+        return out
+
+
+def _with_loose(found: Walk) -> list[tuple[Any, tuple[Any, ...], Any]]:
+    """Nodes that hold plain containers among their data: a weak reference, the attributes, the node."""
+    if not found.loose:
+        return []
+    out = []
+    for _, node in found.nodes:
+        layout, data, _ = node._structure()
+        names = tuple(name for name, x in zip(layout.data, data) if x is not None and kind_of(x) == CONTAINER)
+        if names:
+            out.append((weakref.ref(node), names, node))
+    return out
+
+
+def contents(node: Pytree, names: Sequence[Any]) -> list[Any]:
+    """What the plain containers of a node hold, nested ones opened; nodes by weak reference."""
+    out: list[Any] = []
+
+    def look(value: Any) -> None:
+        if value is not None and kind_of(value) == CONTAINER:
+            keys, children, _ = flatten_once(value)
+            out.append(_Frame(type(value), keys))
+            for child in children:
+                look(child)
+        else:
+            out.append(weakref.ref(value) if kind_of(value) == NODE else value)
+
+    for name in names:
+        look(node._get_child(name))
+    return out
+
+
+class _Frame:
+    """A container without its content. Equal ones are the same object."""
+
+    _known: ClassVar[dict[Any, _Frame]] = {}
+    __slots__ = ()
+
+    def __new__(cls, kind: type, keys: tuple[Any, ...]) -> _Frame:
+        """The one frame of this kind."""
+        found = cls._known.get((kind, keys))
+        if found is None:
+            found = cls._known[kind, keys] = object.__new__(cls)
+        return found
+
+
+def _target(x: Any) -> Any:
+    return x() if type(x) is weakref.ref else x
+
+
+class Recent(Generic[V]):
+    """A bounded cache: what was not used for longest goes first."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._entries: OrderedDict[Any, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], V]) -> V:
+        """The entry, made if need be."""
+        with self._lock:
+            found = self._entries.get(key)
+            if found is not None:
+                self._entries.move_to_end(key)
+                return found
+        made = make()
+        with self._lock:
+            found = self._entries.setdefault(key, made)
+            if len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+        return found

@@ -1,0 +1,131 @@
+"""`nnx.cond` and `nnx.switch`: one of several functions, chosen while the program runs.
+
+The branches of a conditional must return the same things. A Variable that any branch changes is therefore returned by
+all of them; a branch that leaves it alone returns it as it came. To know which ones, every branch is traced once before
+the conditional is made; the conditional then reuses that trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from sonde.nnx.transforms._lifting import Left, Outcome, Taken, output, take
+from sonde.nnx.transforms._options import mode
+from sonde.nnx.variable import Variable
+
+
+def cond(
+    pred: Any,
+    true_fun: Callable[..., Any],
+    false_fun: Callable[..., Any],
+    *operands: Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`jax.lax.cond` for functions of Modules and Variables.
+
+    Args:
+        pred: a boolean scalar.
+        true_fun: called if it is True.
+        false_fun: called if it is False; what it returns has the same form.
+        *operands: arguments of either. Variables that the chosen function changes are changed.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+
+    Raises:
+        TypeError: the two functions return different things.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> count = nnx.Variable(jnp.array(0))
+        >>> def step(count):
+        ...     count[...] += 1
+        >>> nnx.cond(True, step, lambda count: None, count)
+        >>> int(count)
+        1
+    """
+    taken = take("cond", mode("cond", graph, graph_updates), operands, label="operands")
+    pred = pred.get_value() if isinstance(pred, Variable) else pred
+    branches = _agreed(taken, {"true_fun": true_fun, "false_fun": false_fun})
+    return taken.settle(jax.lax.cond(pred, *branches, taken.values))
+
+
+def switch(
+    index: Any,
+    branches: Sequence[Callable[..., Any]],
+    *operands: Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`jax.lax.switch` for functions of Modules and Variables.
+
+    Args:
+        index: which function to call; it is clamped to the range of `branches`.
+        branches: the functions; what they return has the same form.
+        *operands: arguments of any of them. Variables that the chosen function changes are changed.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+
+    Raises:
+        TypeError: the functions return different things.
+    """
+    taken = take("switch", mode("switch", graph, graph_updates), operands, label="operands")
+    index = index.get_value() if isinstance(index, Variable) else index
+    agreed = _agreed(taken, {f"branches[{i}]": f for i, f in enumerate(branches)})
+    return taken.settle(jax.lax.switch(index, agreed, taken.values))
+
+
+def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Callable[..., Left]]:
+    """Pure functions that all return the output and the Variables that any of them changes."""
+    traced = [_traced(taken, f) for f in branches.values()]
+    shapes = [jax.eval_shape(one, taken.values) for one in traced]
+    outcomes = [outcome for _, outcome in shapes]
+    first_name, *names = branches
+    for name, outcome, shape in zip(names, outcomes[1:], shapes[1:]):
+        if outcome.definition != outcomes[0].definition:
+            raise TypeError(
+                f"nnx.{taken.who}: branch outputs must have the same pytree structure, but they differ: {first_name} "
+                f"returns {_shown(shapes[0])}, {name} returns {_shown(shape)}."
+            )
+    changed = sorted({i for outcome in outcomes for i in outcome.changed})
+    metadata = {}
+    for outcome in outcomes:
+        metadata.update({i: m for i, m in zip(outcome.changed, outcome.metadata) if m is not None})
+    agreed = Outcome(
+        outcomes[0].definition,
+        outcomes[0].places,
+        tuple(changed),
+        (0,) * len(changed),
+        tuple(metadata.get(i) for i in changed),
+    )
+    return [_returning(one, agreed) for one in traced]
+
+
+def _traced(taken: Taken, f: Callable[..., Any]) -> Callable[[list[Any]], Left]:
+    def pure(values: list[Any]) -> Left:
+        entered = taken.enter(values)
+        return entered.leave(f(*entered.args))
+
+    pure.__name__ = getattr(f, "__name__", "branch")
+    return jax.jit(pure, inline=True)  # for its cache of traces: the user's function runs once
+
+
+def _returning(branch: Callable[[list[Any]], Left], agreed: Outcome) -> Callable[[list[Any]], Left]:
+    def pure(values: list[Any]) -> Left:
+        (outs,), outcome = branch(values)
+        n = len(outcome.places)
+        news = dict(zip(outcome.changed, outs[n:]))
+        return ([*outs[:n], *(news.get(i, values[i]) for i in agreed.changed)],), agreed
+
+    pure.__name__ = getattr(branch, "__name__", "branch")
+    return pure
+
+
+def _shown(left: Left) -> str:
+    """The output of a branch, for messages: its containers, with types in the place of arrays."""
+    out, _ = output(left)
+    return repr(jax.tree.map(lambda x: f"{x.dtype}[{','.join(map(str, x.shape))}]" if hasattr(x, "dtype") else x, out))

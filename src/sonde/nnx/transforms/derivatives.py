@@ -1,0 +1,373 @@
+"""`nnx.grad`, `nnx.value_and_grad`, `nnx.vjp` and `nnx.jvp`.
+
+Gradients have the form of the arguments: the gradient with respect to a Module is a Module of the same class. With a
+filter (`wrt=`, or a `DiffState` among `argnums`) only some Variables are differentiated, and in the place of every
+object there is a State with their gradients; the other Variables (random keys, batch statistics) may then be of any
+type.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde.nnx import traversals
+from sonde.nnx._walk import count_leaves, show_path, walk
+from sonde.nnx.filters import Filter, Predicate, to_predicate
+from sonde.nnx.states import State
+from sonde.nnx.transforms._lifting import Call, Left, Taken, is_object, output, raw, take
+from sonde.nnx.transforms._options import MISSING, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms._prefixes import DiffState, children_of, places
+from sonde.nnx.variable import Variable
+
+
+def grad(
+    f: Callable[..., Any] = MISSING,
+    *,
+    argnums: int | DiffState | Sequence[int | DiffState] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Hashable] = (),
+    wrt: Filter = MISSING,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`jax.grad` for functions of Modules and Variables; what the function does to Variables comes out.
+
+    Args:
+        f: the function; it returns a scalar, or with `has_aux` a pair of a scalar and anything else. Leave it out to
+            use `grad` as a decorator with options.
+        argnums: the arguments to differentiate with respect to: positions, or `DiffState(position, filter)`.
+        has_aux: whether the function returns something beside the scalar.
+        holomorphic: see `jax.grad`.
+        allow_int: see `jax.grad`.
+        reduce_axes: must be empty; Flax's name for something that JAX no longer has.
+        wrt: a filter: which Variables of the objects among those arguments are meant, such as `nnx.Param`. The gradient
+            is then a State.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+
+    Returns:
+        A function with the same arguments that returns the gradient, or a pair of gradient and auxiliary output. With
+        a sequence of `argnums`, the gradient is a tuple.
+
+    Raises:
+        TypeError: something is to be differentiated that has no gradient, such as a random key; use `wrt`.
+        ValueError: `graph` is False and a Variable is met twice, or an argument is named twice.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> model = nnx.Dict(w=nnx.Param(jnp.array(3.0)), calls=nnx.Variable(jnp.array(0)))
+        >>> def loss(model, x):
+        ...     model.calls[...] += 1
+        ...     return (model.w * x) ** 2
+        >>> nnx.grad(loss, wrt=nnx.Param)(model, 2.0)["w"][...]
+        Array(24., dtype=float32, weak_type=True)
+        >>> int(model.calls)
+        1
+    """
+    return _differentiated("grad", f, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt, graph, graph_updates)
+
+
+def value_and_grad(
+    f: Callable[..., Any] = MISSING,
+    *,
+    argnums: int | DiffState | Sequence[int | DiffState] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    reduce_axes: Sequence[Hashable] = (),
+    wrt: Filter = MISSING,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """As `nnx.grad`, and returns the value too: `(value, gradient)`, or `((value, aux), gradient)`.
+
+    Args:
+        f: see `nnx.grad`, as for the other arguments.
+        argnums: the arguments to differentiate with respect to.
+        has_aux: whether the function returns something beside the scalar.
+        holomorphic: see `jax.grad`.
+        allow_int: see `jax.grad`.
+        reduce_axes: must be empty.
+        wrt: which Variables of the objects among those arguments are meant.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+    """
+    return _differentiated(
+        "value_and_grad", f, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt, graph, graph_updates
+    )
+
+
+def _differentiated(
+    who: str,
+    f: Any,
+    argnums: Any,
+    has_aux: bool,
+    holomorphic: bool,
+    allow_int: bool,
+    reduce_axes: Sequence[Hashable],
+    wrt: Any,
+    graph: bool | None,
+    graph_updates: bool | None,
+) -> Any:
+    graph = mode(who, graph, graph_updates)
+    if reduce_axes:
+        raise ValueError(f"nnx.{who}(reduce_axes={reduce_axes!r}): JAX has no such option any more; leave it out.")
+    if f is MISSING:
+        return lambda f: _differentiated(
+            who, f, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt, graph, None
+        )
+    refuse_bound_method(who, f)
+    several = not isinstance(argnums, (int, DiffState))
+    asked = [_Wanted.of(x, wrt) for x in (argnums if several else (argnums,))]
+
+    @named_like(f)
+    def differentiated(*args: Any, **kwargs: Any) -> Any:
+        taken = take(who, graph, args, kwargs)
+        wanted = [one.counted(who, len(args)) for one in asked]
+        if len({one.argnum for one in wanted}) < len(wanted):
+            raise ValueError(f"nnx.{who}: an argument is repeated in argnums={argnums}.")
+        chosen = _chosen(taken, wanted)
+        if not (allow_int or holomorphic):
+            _check_inexact(taken, chosen)
+        others = [i for i in range(len(taken.values)) if i not in chosen]
+
+        def pure(diff: list[Any], rest: list[Any]) -> Any:
+            values = dict(zip(others, rest)) | dict(zip(chosen, diff))
+            entered = taken.enter([values[i] for i in range(len(values))])
+            out = f(*entered.args, **entered.kwargs)
+            if not has_aux:
+                return out, entered.leave(None)
+            loss, aux = _pair(who, out)
+            return loss, entered.leave(aux, name="out[1]")
+
+        pure.__name__ = getattr(f, "__name__", who)
+        run = jax.value_and_grad(pure, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
+        diff = [taken.values[i] for i in chosen]
+        (value, left), grads = run(diff, [taken.values[i] for i in others])
+        found = _gradients(taken, wanted, dict(zip(chosen, grads)))
+        aux = taken.settle(left)
+        result: Any = tuple(found) if several else found[0]
+        if who == "grad":
+            return (result, aux) if has_aux else result
+        return ((value, aux) if has_aux else value), result
+
+    return differentiated
+
+
+class _Wanted:
+    """An argument to differentiate with respect to, and which of its Variables; `predicate` is None for everything."""
+
+    __slots__ = ("argnum", "predicate")
+
+    def __init__(self, argnum: int, predicate: Predicate | None):
+        self.argnum = argnum
+        self.predicate = predicate
+
+    @classmethod
+    def of(cls, given: int | DiffState, wrt: Any) -> _Wanted:
+        """From an element of `argnums`."""
+        if isinstance(given, DiffState):
+            return cls(given.argnum, to_predicate(given.filter))
+        return cls(given, None if wrt is MISSING else to_predicate(wrt))
+
+    def counted(self, who: str, n_args: int) -> _Wanted:
+        """With the position from the front."""
+        argnum = self.argnum + n_args if self.argnum < 0 else self.argnum
+        if not 0 <= argnum < n_args:
+            raise ValueError(
+                f"nnx.{who} was asked to differentiate with respect to argument {self.argnum}, and was called with "
+                f"{n_args} positional arguments. Arguments given by keyword cannot be differentiated."
+            )
+        return _Wanted(argnum, self.predicate)
+
+
+def _chosen(taken: Taken, wanted: list[_Wanted]) -> list[int]:
+    """The leaves to differentiate with respect to."""
+    by_name = {taken.structure.names[one.argnum]: one for one in wanted}
+    chosen = set()
+    for path, below, _, i in places(taken.structure.definition):
+        one = by_name.get(path[0])
+        if one is not None and (
+            one.predicate is None or not _in_object(taken, i, below) or one.predicate(below, taken.leaves[i])
+        ):
+            chosen.add(i)
+    return sorted(chosen)
+
+
+def _in_object(taken: Taken, i: int, below: Any) -> bool:
+    return bool(below) or isinstance(taken.leaves[i], Variable)
+
+
+def _check_inexact(taken: Taken, chosen: list[int]) -> None:
+    for i in chosen:
+        for x in jax.tree.leaves(taken.values[i]):
+            dtype = getattr(x, "dtype", None)
+            if dtype is None:
+                dtype = jnp.result_type(x) if isinstance(x, (bool, int, float, complex)) else None
+            if dtype is not None and not jnp.issubdtype(dtype, jnp.inexact):
+                what = f"{show_path(taken.structure.paths[i])}, a {type(taken.leaves[i]).__name__}"
+                raise TypeError(
+                    f"nnx.{taken.who}: grad requires real- or complex-valued inputs, but {what}, is of type {dtype}. "
+                    f"Say which Variables to differentiate with respect to, such as nnx.{taken.who}(..., "
+                    f"wrt=nnx.Param), or pass allow_int=True."
+                )
+
+
+def _pair(who: str, out: Any) -> tuple[Any, Any]:
+    if isinstance(out, (tuple, list)) and len(out) == 2:
+        return out[0], out[1]
+    got = f"{len(out)} values" if isinstance(out, (tuple, list)) else f"a {type(out).__name__}"
+    raise TypeError(f"nnx.{who}(has_aux=True) wants a function that returns (output, aux), got {got}.")
+
+
+def _gradients(taken: Taken, wanted: list[_Wanted], grads: dict[int, Any]) -> list[Any]:
+    """Gradients in the form of the arguments."""
+    made = [grads.get(i) for i in range(len(taken.leaves))]
+    whole = taken.rebuild(made)
+    out = []
+    for one in wanted:
+        argument = whole[one.argnum]
+        if one.predicate is None:
+            out.append(argument)
+            continue
+        seen: set[int] = set()
+
+        def states(value: Any, seen: set[int] = seen) -> Any:
+            return _state(value, seen) if is_object(value) else value
+
+        out.append(jax.tree.map(states, argument, is_leaf=is_object))
+    return out
+
+
+def _state(value: Any, seen: set[int]) -> Any:
+    """The gradients below an object, as a State; what has none is left out."""
+    found = walk(value, graph=True, who="grad", numbers=True)
+    flat = [(p, leaf) for p, leaf in found.flat() if raw(leaf) is not None and id(leaf) not in seen]
+    seen.update(id(leaf) for _, leaf in flat)
+    if isinstance(value, Variable):
+        return value if flat else None
+    return State(traversals.unflatten_mapping(flat), _copy=False)
+
+
+def vjp(
+    f: Callable[..., Any] = MISSING,
+    *primals: Any,
+    has_aux: bool = False,
+    reduce_axes: Sequence[Hashable] = (),
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`jax.vjp` for functions of Modules and Variables.
+
+    Args:
+        f: the function; leave it out to use `vjp` as a decorator with options.
+        *primals: its arguments.
+        has_aux: whether the function returns a pair of an output and something that is not differentiated.
+        reduce_axes: must be empty.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+
+    Returns:
+        The output and a function from its cotangent to a tuple of the arguments' cotangents; with `has_aux` the
+        auxiliary output as the third.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> y, pull = nnx.vjp(lambda w, x: w * x, nnx.Param(jnp.array(3.0)), 2.0)
+        >>> [float(g) for g in pull(1.0)]
+        [2.0, 3.0]
+    """
+    graph = mode("vjp", graph, graph_updates)
+    if reduce_axes:
+        raise ValueError(f"nnx.vjp(reduce_axes={reduce_axes!r}): JAX has no such option any more; leave it out.")
+    if f is MISSING:
+        return functools.partial(_as_decorator, vjp, has_aux=has_aux, graph=graph)
+    refuse_bound_method("vjp", f)
+    taken = take("vjp", graph, primals, label="primals")
+
+    pure = _split_output("vjp", f, taken, has_aux)
+    diff, pull_flat, ((rest,), outcome) = jax.vjp(pure, *taken.values, has_aux=True)
+    n_diff = len(diff)
+    out, aux = taken.settle((([*diff, *rest],), outcome))
+
+    def pull(cotangent: Any) -> tuple[Any, ...]:
+        given = walk(Call(("out",), (cotangent,)), graph=graph, who="vjp", numbers=True)
+        if len(given.leaves) != n_diff:
+            raise ValueError(
+                f"The cotangent given to the function that nnx.vjp returned has {len(given.leaves)} leaves, and the "
+                f"output of the function has {n_diff}. Pass something of the form of the output."
+            )
+        return taken.rebuild(pull_flat([raw(x) for x in given.leaves]))
+
+    return (out, pull, aux) if has_aux else (out, pull)
+
+
+def _split_output(who: str, f: Callable[..., Any], taken: Taken, has_aux: bool) -> Callable[..., Any]:
+    """A pure function that returns the leaves of the output, and apart from them all that is not differentiated."""
+
+    def pure(*values: Any) -> tuple[list[Any], Left]:
+        entered = taken.enter(values)
+        out = f(*entered.args)
+        out, aux = _pair(who, out) if has_aux else (out, None)
+        (outs,), outcome = entered.leave((out, aux))
+        (pair,) = children_of(outcome.definition.definition)[1]
+        n_diff = count_leaves(children_of(pair)[1][0])
+        return outs[:n_diff], ((outs[n_diff:],), outcome)
+
+    pure.__name__ = getattr(f, "__name__", who)
+    return pure
+
+
+def _as_decorator(transform: Callable[..., Any], f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    return named_like(f)(lambda *args: transform(f, *args, **options))
+
+
+def jvp(
+    f: Callable[..., Any] = MISSING,
+    primals: Any = MISSING,
+    tangents: Any = MISSING,
+    *,
+    has_aux: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`jax.jvp` for functions of Modules and Variables.
+
+    Args:
+        f: the function; leave it out to use `jvp` as a decorator with options.
+        primals: a tuple of its arguments; leave it out to get a function of primals and tangents.
+        tangents: a tuple of their tangents, each of the form of its argument.
+        has_aux: whether the function returns a pair of an output and something that is not differentiated.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+
+    Returns:
+        The output and its tangent; with `has_aux` the auxiliary output as the third.
+    """
+    graph = mode("jvp", graph, graph_updates)
+    if f is MISSING or primals is MISSING:
+        decorate = functools.partial(_as_decorator, jvp, has_aux=has_aux, graph=graph)
+        return decorate if f is MISSING else decorate(f)
+    refuse_bound_method("jvp", f)
+    taken = take("jvp", graph, tuple(primals), label="primals")
+    given = take("jvp", graph, tuple(tangents), label="tangents")
+    if len(given.values) != len(taken.values):
+        raise ValueError(
+            f"nnx.jvp was given primals with {len(taken.values)} leaves and tangents with {len(given.values)}; the "
+            f"tangents must have the form of the primals."
+        )
+
+    pure = _split_output("jvp", f, taken, has_aux)
+    diff, tangent, ((rest,), outcome) = jax.jvp(pure, tuple(taken.values), tuple(given.values), has_aux=True)
+    (tangent_out, _), _ = output((([*tangent, *rest],), outcome))
+    out, aux = taken.settle((([*diff, *rest],), outcome))
+    return (out, tangent_out, aux) if has_aux else (out, tangent_out)

@@ -1,0 +1,198 @@
+"""`nnx.vmap` and `nnx.pmap`: a function over an additional axis of arrays, Variables and Modules.
+
+A Variable that is mapped over comes back mapped, along the same axis; one that is broadcast (axis None) may be changed
+only to a value that is the same for all elements.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from sonde.nnx.sharding import PARTITION_NAME
+from sonde.nnx.transforms._lifting import Fixed, Left, Taken, enter, take
+from sonde.nnx.transforms._options import MISSING, as_indices, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms._plans import PROGRAMS, Recent
+from sonde.nnx.transforms._results import Lists, argument_values
+from sonde.nnx.transforms.axis_metadata import transform_metadata as named_axes
+
+
+def vmap(
+    f: Callable[..., Any] = MISSING,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Hashable | None = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Any = None,
+    transform_metadata: Mapping[str, Any] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`jax.vmap` for functions of Modules and Variables.
+
+    Args:
+        f: the function; leave it out to use `vmap` as a decorator with options.
+        in_axes: the mapped axis of each argument: an int, None for "the same for all", `StateAxes` for the Variables of
+            a Module, what `nnx.prefix` returns, or containers of these. Keyword arguments are mapped along axis 0.
+        out_axes: where the mapped axis is in the output; the same forms.
+        axis_name: a name for collectives.
+        axis_size: the size of the axis, if no argument is mapped.
+        spmd_axis_name: see `jax.vmap`.
+        transform_metadata: `{nnx.PARTITION_NAME: name}` names the axis in the sharding metadata of Variables, see
+            `nnx.transform_metadata`.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+
+    Raises:
+        ValueError: the axes do not fit the arguments, or `graph` is False and a Variable is met twice.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> count = nnx.Variable(jnp.zeros(3))
+        >>> def step(count, x):
+        ...     count[...] += x
+        ...     return count * 2
+        >>> nnx.vmap(step, in_axes=(0, None))(count, 1.0)
+        Array([2., 2., 2.], dtype=float32)
+        >>> count.sum()
+        Array(3., dtype=float32)
+    """
+    graph = mode("vmap", graph, graph_updates)
+    if f is MISSING:
+        return functools.partial(
+            vmap,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            axis_name=axis_name,
+            axis_size=axis_size,
+            spmd_axis_name=spmd_axis_name,
+            transform_metadata=transform_metadata,
+            graph=graph,
+        )
+    refuse_bound_method("vmap", f)
+    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, graph)
+
+    @named_like(f)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        taken = take("vmap", graph, args, kwargs)
+        axes = argument_values(taken, in_axes, 0, what="in_axes")
+        lists = Lists("vmap", "out_axes", out_axes, axes)
+
+        def pure(*values: Any) -> Left:
+            entered = taken.enter(values[: len(axes)])
+            return lists.leave(entered, fn(*entered.args, **entered.kwargs))
+
+        run = jax.vmap(
+            _named(pure, f),
+            in_axes=tuple(axes) or 0,
+            out_axes=(tuple(lists.kinds), 0),
+            axis_name=axis_name,
+            axis_size=axis_size,
+            spmd_axis_name=spmd_axis_name,
+        )
+        # jax.vmap wants an argument, even if the size of the axis is given
+        return taken.settle(run(*taken.values) if taken.values else run(jax.numpy.zeros(axis_size or 0)))
+
+    return mapped
+
+
+def _named(pure: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a pure function the name of the user's, for profiles and messages of JAX."""
+    pure.__name__ = getattr(f, "__name__", type(f).__name__)
+    return pure
+
+
+def _with_axis_names(f: Any, in_axes: Any, out_axes: Any, metadata: Mapping[str, Any] | None, graph: bool) -> Any:
+    if not metadata or PARTITION_NAME not in metadata:
+        return f
+    return named_axes(f, in_axes=in_axes, out_axes=out_axes, partition=metadata[PARTITION_NAME], graph=graph)
+
+
+def pmap(
+    f: Callable[..., Any] = MISSING,
+    *,
+    axis_name: Hashable | None = None,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    static_broadcasted_argnums: int | Iterable[int] = (),
+    devices: Sequence[jax.Device] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Iterable[int] = (),
+    transform_metadata: Mapping[str, Any] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`jax.pmap` for functions of Modules and Variables; see `nnx.vmap` for the axes.
+
+    Args:
+        f: the function; leave it out to use `pmap` as a decorator with options.
+        axis_name: a name for collectives.
+        in_axes: the mapped axis of each argument.
+        out_axes: where the mapped axis is in the output.
+        static_broadcasted_argnums: positions of arguments that are compile-time constants.
+        devices: the devices to run on.
+        backend: the backend to run on.
+        axis_size: the size of the axis.
+        donate_argnums: positions of arguments whose arrays may be reused. Variables among them get a new value.
+        transform_metadata: `{nnx.PARTITION_NAME: name}`, see `nnx.vmap`.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+    """
+    graph = mode("pmap", graph, graph_updates)
+    if f is MISSING:
+        return functools.partial(
+            pmap,
+            axis_name=axis_name,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            static_broadcasted_argnums=static_broadcasted_argnums,
+            devices=devices,
+            backend=backend,
+            axis_size=axis_size,
+            donate_argnums=donate_argnums,
+            transform_metadata=transform_metadata,
+            graph=graph,
+        )
+    refuse_bound_method("pmap", f)
+    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, graph)
+    static = static_broadcasted_argnums
+    static = (static,) if isinstance(static, int) else tuple(static)
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    programs: Recent[Any] = Recent(PROGRAMS)
+
+    def program(taken: Taken) -> Any:
+        structure = taken.structure  # all that may be kept: the rest belongs to the caller
+        axes = argument_values(taken, in_axes, 0, what="in_axes")
+        lists = Lists("pmap", "out_axes", out_axes, axes)
+        gone = {structure.names[i] for i in as_indices(donated, structure.n_args)}
+        given = [i for i, path in enumerate(structure.paths) if path[0] in gone]
+
+        def pure(*values: Any) -> Left:
+            entered = enter(structure, values, who="pmap", graph=graph)
+            return lists.leave(entered, fn(*entered.args, **entered.kwargs))
+
+        return jax.pmap(
+            _named(pure, f),
+            axis_name=axis_name,
+            in_axes=tuple(axes),
+            out_axes=(tuple(lists.kinds), 0),
+            devices=devices,
+            backend=backend,
+            axis_size=axis_size,
+            donate_argnums=tuple(given),
+        )
+
+    @named_like(f)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        fixed = as_indices(static, len(args))
+        taken = take("pmap", graph, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+        run = programs.get(taken.structure, lambda: program(taken))
+        return taken.settle(run(*taken.values))
+
+    return mapped

@@ -1,0 +1,66 @@
+"""`nnx.remat`: intermediate values are computed again in the backward pass instead of kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from sonde.nnx.transforms._lifting import Fixed, Left, take
+from sonde.nnx.transforms._options import MISSING, as_indices, mode, named_like, refuse_bound_method
+
+
+def remat(
+    f: Callable[..., Any] = MISSING,
+    *,
+    prevent_cse: bool = True,
+    static_argnums: int | tuple[int, ...] = (),
+    policy: Callable[..., bool] | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`jax.checkpoint` for functions of Modules and Variables.
+
+    Args:
+        f: the function; leave it out to use `remat` as a decorator with options.
+        prevent_cse: see `jax.checkpoint`.
+        static_argnums: positions of arguments that are not traced.
+        policy: which intermediate values to keep, see `jax.checkpoint_policies`.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> @nnx.remat
+        ... def layer(w, x):
+        ...     return jnp.tanh(w * x)
+        >>> w = nnx.Param(jnp.array(0.0))
+        >>> float(nnx.grad(lambda w: layer(w, 3.0))(w))
+        3.0
+    """
+    graph = mode("remat", graph, graph_updates)
+    if f is MISSING:
+        return functools.partial(
+            remat, prevent_cse=prevent_cse, static_argnums=static_argnums, policy=policy, graph=graph
+        )
+    refuse_bound_method("remat", f)
+
+    @named_like(f)
+    def rematerialised(*args: Any, **kwargs: Any) -> Any:
+        fixed = as_indices(static_argnums, len(args))
+        taken = take("remat", graph, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+
+        def pure(values: list[Any]) -> Left:
+            entered = taken.enter(values)
+            return entered.leave(f(*entered.args, **entered.kwargs))
+
+        pure.__name__ = getattr(f, "__name__", "remat")
+        return taken.settle(jax.checkpoint(pure, prevent_cse=prevent_cse, policy=policy)(taken.values))
+
+    return rematerialised
+
+
+checkpoint = remat
