@@ -76,3 +76,6 @@ def with_vars(
         raise ValueError("with_vars(mutable=False): Sonde's Variables can always be changed at their trace level.")
     found = walk(node, graph=True, who="with_vars")
     return build(found.definition, found.leaves)
+
+
+vars_as = with_vars
