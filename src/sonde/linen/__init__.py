@@ -1,18 +1,235 @@
-"""Functional modules."""
+"""Neural networks as functions of their variables, with the names of `flax.linen`.
 
-from sonde.linen.filters import DenyList as DenyList
-from sonde.linen.frozen_dict import *
-from sonde.linen.meta import *
-from sonde.linen.logical import *
-from sonde.linen.methods import compact as compact, nowrap as nowrap, intercept_methods as intercept_methods
-from sonde.linen.module import Module as Module, merge_param as merge_param
+`from sonde import linen as nn` stands where `from flax import linen as nn` stood: the same names, arguments, results, parameter
+trees and initial values. What is new: a value that a module sows inside any transform, of Linen's or of JAX's, arrives without
+`variable_axes`. Left out: the fp8 layers, `nn.partitioning` and `nn.experimental`.
+"""
+
+from sonde.linen import dtypes, frozen_dict, initializers, logical, meta
+from sonde.linen.filters import DenyList
+from sonde.linen.frozen_dict import FrozenDict, freeze, unfreeze
+from sonde.linen.initializers import ones, ones_init, zeros, zeros_init
+from sonde.linen.layers.attention import (
+    MultiHeadAttention,
+    MultiHeadDotProductAttention,
+    SelfAttention,
+    dot_product_attention,
+    dot_product_attention_weights,
+)
+from sonde.linen.layers.combinators import BatchApply, PReLU, Sequential
+from sonde.linen.layers.conv import Conv, ConvLocal, ConvTranspose
+from sonde.linen.layers.linear import Dense, DenseGeneral, Einsum, Embed
+from sonde.linen.layers.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from sonde.linen.layers.recurrent import (
+    ConvLSTMCell,
+    GRUCell,
+    LSTMCell,
+    MGUCell,
+    OptimizedLSTMCell,
+    RNNCellBase,
+    SimpleCell,
+)
+from sonde.linen.layers.rnn import RNN, Bidirectional
+from sonde.linen.layers.stochastic import Dropout
+from sonde.linen.layers.weight_norm import SpectralNorm, WeightNorm
+from sonde.linen.logical import (
+    LogicallyPartitioned,
+    RulesFallback,
+    get_logical_axis_rules,
+    logical_axis_rules,
+    logical_to_mesh,
+    logical_to_mesh_axes,
+    logical_to_mesh_sharding,
+    set_logical_axis_rules,
+    with_logical_constraint,
+    with_logical_partitioning,
+)
+from sonde.linen.meta import PARTITION_NAME, Partitioned, get_partition_spec, get_sharding, unbox, with_partitioning
+from sonde.linen.methods import (
+    InterceptorContext,
+    compact,
+    compact_name_scope,
+    disable_named_call,
+    enable_named_call,
+    intercept_methods,
+    nowrap,
+    override_named_call,
+)
+from sonde.linen.module import Module, merge_param
 from sonde.linen.run import apply, init, init_with_output
-from sonde.linen.transforms.axes import broadcast
-from sonde.linen.transforms.branched import *
-from sonde.linen.transforms.compiled import jit, fold_rngs
-from sonde.linen.transforms.differentiated import vjp, jvp, value_and_grad, grad, custom_vjp
-from sonde.linen.transforms.looped import scan, remat_scan, while_loop
+from sonde.linen.scope import Scope, Variable
+from sonde.linen.sharing import share_scope
+from sonde.linen.table import tabulate
+from sonde.linen.transforms.axes import In, Out, broadcast
+from sonde.linen.transforms.branched import cond, switch
+from sonde.linen.transforms.compiled import fold_rngs, jit
+from sonde.linen.transforms.differentiated import custom_vjp, grad, jvp, value_and_grad, vjp
+from sonde.linen.transforms.looped import remat_scan, scan, while_loop
 from sonde.linen.transforms.mapped import vmap
+from sonde.linen.transforms.named import named_call
 from sonde.linen.transforms.recomputed import checkpoint, remat
-from sonde.linen.transforms.rewritten import *
-from jax.nn import initializers as initializers, relu as relu
+from sonde.linen.transforms.rewritten import add_metadata_axis, map_variables
+from sonde.ops.activations import (
+    celu,
+    elu,
+    gelu,
+    glu,
+    hard_sigmoid,
+    hard_silu,
+    hard_swish,
+    hard_tanh,
+    leaky_relu,
+    log_sigmoid,
+    log_softmax,
+    logsumexp,
+    one_hot,
+    relu,
+    relu6,
+    selu,
+    sigmoid,
+    silu,
+    soft_sign,
+    softmax,
+    softplus,
+    standardize,
+    swish,
+    tanh,
+)
+from sonde.ops.masks import combine_masks, make_attention_mask, make_causal_mask
+from sonde.ops.pooling import avg_pool, max_pool, min_pool, pool
+
+normalize = standardize
+
+__all__ = [
+    "PARTITION_NAME",
+    "RNN",
+    "BatchApply",
+    "BatchNorm",
+    "Bidirectional",
+    "Conv",
+    "ConvLSTMCell",
+    "ConvLocal",
+    "ConvTranspose",
+    "Dense",
+    "DenseGeneral",
+    "DenyList",
+    "Dropout",
+    "Einsum",
+    "Embed",
+    "FrozenDict",
+    "GRUCell",
+    "GroupNorm",
+    "In",
+    "InstanceNorm",
+    "InterceptorContext",
+    "LSTMCell",
+    "LayerNorm",
+    "LogicallyPartitioned",
+    "MGUCell",
+    "Module",
+    "MultiHeadAttention",
+    "MultiHeadDotProductAttention",
+    "OptimizedLSTMCell",
+    "Out",
+    "PReLU",
+    "Partitioned",
+    "RMSNorm",
+    "RNNCellBase",
+    "RulesFallback",
+    "Scope",
+    "SelfAttention",
+    "Sequential",
+    "SimpleCell",
+    "SpectralNorm",
+    "Variable",
+    "WeightNorm",
+    "add_metadata_axis",
+    "apply",
+    "avg_pool",
+    "broadcast",
+    "celu",
+    "checkpoint",
+    "combine_masks",
+    "compact",
+    "compact_name_scope",
+    "cond",
+    "custom_vjp",
+    "disable_named_call",
+    "dot_product_attention",
+    "dot_product_attention_weights",
+    "dtypes",
+    "elu",
+    "enable_named_call",
+    "fold_rngs",
+    "freeze",
+    "frozen_dict",
+    "gelu",
+    "get_logical_axis_rules",
+    "get_partition_spec",
+    "get_sharding",
+    "glu",
+    "grad",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_swish",
+    "hard_tanh",
+    "init",
+    "init_with_output",
+    "initializers",
+    "intercept_methods",
+    "jit",
+    "jvp",
+    "leaky_relu",
+    "log_sigmoid",
+    "log_softmax",
+    "logical",
+    "logical_axis_rules",
+    "logical_to_mesh",
+    "logical_to_mesh_axes",
+    "logical_to_mesh_sharding",
+    "logsumexp",
+    "make_attention_mask",
+    "make_causal_mask",
+    "map_variables",
+    "max_pool",
+    "merge_param",
+    "meta",
+    "min_pool",
+    "named_call",
+    "normalize",
+    "nowrap",
+    "one_hot",
+    "ones",
+    "ones_init",
+    "override_named_call",
+    "pool",
+    "relu",
+    "relu6",
+    "remat",
+    "remat_scan",
+    "scan",
+    "selu",
+    "set_logical_axis_rules",
+    "share_scope",
+    "sigmoid",
+    "silu",
+    "soft_sign",
+    "softmax",
+    "softplus",
+    "standardize",
+    "swish",
+    "switch",
+    "tabulate",
+    "tanh",
+    "unbox",
+    "unfreeze",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+    "while_loop",
+    "with_logical_constraint",
+    "with_logical_partitioning",
+    "with_partitioning",
+    "zeros",
+    "zeros_init",
+]

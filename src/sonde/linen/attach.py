@@ -109,7 +109,9 @@ def attach(module: Module) -> None:
         name = module.name
         assert name is not None
         if not isinstance(name, str):
-            raise TypeError(f"the name of a submodule is a str, got {name!r} for {type(module).__name__} in {describe(parent)}")
+            raise TypeError(
+                f"the name of a submodule is a str, got {name!r} for {type(module).__name__} in {describe(parent)}"
+            )
         if parent.scope is not None:
             parent.scope.reserve(name, None, what="submodule", owner=type(parent).__name__)
             object.__setattr__(module, "scope", parent.scope.child(name))

@@ -210,7 +210,9 @@ class Bridge:
             for name in attach.fields_of(source):
                 value = getattr(source, name)
                 if attach.contains_module(value):
-                    attach.frozen_containers(value, lambda leaf, _: self._collect(leaf) if isinstance(leaf, Module) else None)
+                    attach.frozen_containers(
+                        value, lambda leaf, _: self._collect(leaf) if isinstance(leaf, Module) else None
+                    )
 
     def body(self, fn: Callable[..., Any], cls: type[Module] | None = None) -> Body:
         """The function of scopes that runs `fn(module, *args, **kwargs)` on copies of the modules.
@@ -276,7 +278,9 @@ def _check_output(output: Any, module: Module, fn: Callable[..., Any]) -> None:
             )
 
 
-def lift(target: Any, run: Callable[..., Any], *, label: str, methods: Any = None, options: dict[str, Any] | None = None) -> Any:
+def lift(
+    target: Any, run: Callable[..., Any], *, label: str, methods: Any = None, options: dict[str, Any] | None = None
+) -> Any:
     """Applies a transform to a module class (some of its methods), to a method, or to a function of a module.
 
     Args:
@@ -293,7 +297,9 @@ def lift(target: Any, run: Callable[..., Any], *, label: str, methods: Any = Non
     if isinstance(target, type) and issubclass(target, Module):
         chosen = _options_by_method(methods, options)
         lifted_methods = {name: _lifted(getattr(target, name), run, chosen[name], cls=target) for name in chosen}
-        return type(label.capitalize() + target.__name__, (target,), {"__module__": target.__module__, **lifted_methods})
+        return type(
+            label.capitalize() + target.__name__, (target,), {"__module__": target.__module__, **lifted_methods}
+        )
     if callable(target) and not isinstance(target, (type, Module)):
         return _lifted(wrap(target), run, options, cls=None)
     raise TransformTargetError(

@@ -168,9 +168,7 @@ def wrap(fun: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def call(
-    self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a method of a module as described at the top of this file."""
     self.check_post_init()
     name = getattr(fun, "__name__", "unnamed_function")
@@ -220,7 +218,9 @@ def _run_interceptors(
     run: Callable[..., Any] = bound
     for interceptor in reversed(context.interceptors):
 
-        def run(*a: Any, _next: Callable[..., Any] = run, _interceptor: Callable[..., Any] = interceptor, **k: Any) -> Any:
+        def run(
+            *a: Any, _next: Callable[..., Any] = run, _interceptor: Callable[..., Any] = interceptor, **k: Any
+        ) -> Any:
             return _interceptor(_next, a, k, described)
 
     return run(*args, **kwargs)

@@ -209,7 +209,9 @@ class Module:
 
     # ----------------------------------------------------------------------------------------------- variables
 
-    def param(self, name: str, init_fn: Callable[..., Any], *init_args: Any, unbox: bool = True, **init_kwargs: Any) -> Any:
+    def param(
+        self, name: str, init_fn: Callable[..., Any], *init_args: Any, unbox: bool = True, **init_kwargs: Any
+    ) -> Any:
         """The value of a parameter; during `init`, `init_fn(key, *init_args, **init_kwargs)` makes it.
 
         Args:
@@ -387,7 +389,9 @@ class Module:
         """`init` without computing anything but the variables; inputs may be given as `jax.ShapeDtypeStruct`."""
         self.check_post_init()
         fn = run.function_of(self, method, where="lazy_init")
-        return run.lazy_init(run.init(fn, self, mutable), rngs, args, kwargs, where=f"lazy_init of {type(self).__name__}")
+        return run.lazy_init(
+            run.init(fn, self, mutable), rngs, args, kwargs, where=f"lazy_init of {type(self).__name__}"
+        )
 
     @_OnInstances
     def apply(
@@ -440,7 +444,23 @@ class Module:
         variables = unfreeze(self.variables)
         return self.clone(_deep_clone=True, _reset_names=True, name=None), variables
 
-    def clone(self, *, parent: Any = None, _deep_clone: bool = False, _reset_names: bool = False, **updates: Any) -> Self:
+    def tabulate(self, rngs: Any, *args: Any, **kwargs: Any) -> str:
+        """A table of the submodules and variables for given inputs; options as of `nn.tabulate`, by keyword."""
+        from sonde.linen import table
+
+        names = inspect.signature(table.tabulate).parameters
+        options = {name: kwargs.pop(name) for name in list(kwargs) if name in names and name != "kwargs"}
+        return table.tabulate(self, rngs, **options)(*args, **kwargs)
+
+    def module_paths(self, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Module]:
+        """The submodules that are called for given inputs, by path; arguments as of `init`."""
+        from sonde.linen import table
+
+        return table.module_paths(self, rngs, *args, **kwargs)
+
+    def clone(
+        self, *, parent: Any = None, _deep_clone: bool = False, _reset_names: bool = False, **updates: Any
+    ) -> Self:
         """A copy with some fields changed, without a parent unless one is given."""
         return attach.clone(self, parent=parent, deep=_deep_clone, updates=updates, reset_names=_reset_names)
 

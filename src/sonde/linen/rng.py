@@ -84,11 +84,7 @@ class Counts:
     def snapshot(self) -> Snapshot:
         """The counts here and inside, by place relative to this one and by stream."""
         n = len(self._place)
-        return {
-            (place[n:], stream): count
-            for (place, stream), count in self._all.items()
-            if place[:n] == self._place
-        }
+        return {(place[n:], stream): count for (place, stream), count in self._all.items() if place[:n] == self._place}
 
     def restore(self, snapshot: Snapshot) -> None:
         """Sets the counts here and inside to those of a snapshot."""

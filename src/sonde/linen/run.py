@@ -82,7 +82,9 @@ def function_of(module: Module, method: Any, *, where: str) -> Callable[..., Any
         name = method
         found = getattr(type(module), name, None)
         if found is None:
-            raise AttributeError(f"cannot call {where} with method={name!r}: {type(module).__name__} has no such attribute")
+            raise AttributeError(
+                f"cannot call {where} with method={name!r}: {type(module).__name__} has no such attribute"
+            )
         if not callable(found):
             raise ApplyModuleInvalidMethodError(
                 f"cannot call {where} with method={name!r}: it is a {type(found).__name__} of {type(module).__name__} "
@@ -98,7 +100,13 @@ def function_of(module: Module, method: Any, *, where: str) -> Callable[..., Any
 
 
 def root_scope(
-    variables: Mapping[str, Any], rngs: Any, mutable: Filter, *, where: str, initializing: bool = False, capture: Any = False
+    variables: Mapping[str, Any],
+    rngs: Any,
+    mutable: Filter,
+    *,
+    where: str,
+    initializing: bool = False,
+    capture: Any = False,
 ) -> Scope:
     """A new run with its outermost scope."""
     named = streams(rngs, where=where)
@@ -140,7 +148,15 @@ def apply(
     @functools.wraps(fn)
     def applied(variables: Any, *args: Any, rngs: Any = None, **kwargs: Any) -> Any:
         return run_apply(
-            module, fn, variables, args, kwargs, rngs=rngs, mutable=mutable, capture=capture_intermediates, where="apply"
+            module,
+            fn,
+            variables,
+            args,
+            kwargs,
+            rngs=rngs,
+            mutable=mutable,
+            capture=capture_intermediates,
+            where="apply",
         )
 
     return applied

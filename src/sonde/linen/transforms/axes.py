@@ -59,7 +59,9 @@ def group(variable_axes: Mapping[Any, Any]) -> Grouped:
     """Takes a `variable_axes` argument apart."""
     ins = [(f, a.axis if isinstance(a, In) else a) for f, a in variable_axes.items() if not isinstance(a, Out)]
     outs = [(f, a.axis if isinstance(a, Out) else a) for f, a in variable_axes.items() if not isinstance(a, In)]
-    return Grouped(tuple(f for f, _ in ins), tuple(a for _, a in ins), tuple(f for f, _ in outs), tuple(a for _, a in outs))
+    return Grouped(
+        tuple(f for f, _ in ins), tuple(a for _, a in ins), tuple(f for f, _ in outs), tuple(a for _, a in outs)
+    )
 
 
 def axes_of_leaves(axes: Any, tree: Any) -> list[Any]:

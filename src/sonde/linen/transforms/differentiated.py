@@ -56,9 +56,7 @@ def vjp(
     """
     _no_reduce_axes(reduce_axes, "vjp")
     bridge = Bridge(mdl, primals)
-    lifting = Lifting(
-        bridge.scopes, variables=(vjp_variables, variables), changes=(variables,), rngs=(rngs,)
-    )
+    lifting = Lifting(bridge.scopes, variables=(vjp_variables, variables), changes=(variables,), rngs=(rngs,))
     _packed_alone(lifting, "vjp", mdl, multi_scope)
     chosen, others = lifting.variables
     body = bridge.body(fn)
@@ -181,9 +179,7 @@ def jvp(
         return output, changes
 
     along = {name: tree for name, tree in variable_tangents.items() if name in chosen[0]}
-    output, tangent, changes = jax.jvp(
-        pure, (chosen[0], bridge.args), (along, tuple(tangents)), has_aux=True
-    )
+    output, tangent, changes = jax.jvp(pure, (chosen[0], bridge.args), (along, tuple(tangents)), has_aux=True)
     lifting.publish(changes)
     return output, tangent
 

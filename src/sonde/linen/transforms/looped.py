@@ -140,9 +140,7 @@ def _scan(
     splits = tuple(split_rngs.values())
     streams = split_streams(lifting.rngs, splits, n)
     inputs = Mixed(in_axes, xs)
-    stacked = tuple(
-        _move(0, axis, meta.remove_axis(g, axis, metadata_params)) for axis, g in zip(by.axes_in, stacked)
-    )
+    stacked = tuple(_move(0, axis, meta.remove_axis(g, axis, metadata_params)) for axis, g in zip(by.axes_in, stacked))
     sliced = (stacked, tuple(g for g, split in zip(streams, splits) if split), inputs.mapped)
 
     def step(shared: Any, carry: Any, sliced: Any, *, mutable: Filter = True) -> Any:
@@ -159,7 +157,9 @@ def _scan(
     constant_outputs = None
     if check_constancy_invariants and n > 0:
         first = functools.partial(step, shared)
-        made, constant_outputs = _first_run(first, (carried, carry), sliced, lifting, variable_broadcast, out_axes, where)
+        made, constant_outputs = _first_run(
+            first, (carried, carry), sliced, lifting, variable_broadcast, out_axes, where
+        )
         shared = tuple({**old, **new} for old, new in zip(shared, made))
     counts = lifting.counts()
     structure: list[Mixed] = []
@@ -213,7 +213,9 @@ def _first_run(
 
 def _pair(output: Any, where: str) -> tuple[Any, Any]:
     if not isinstance(output, (tuple, list)) or len(output) != 2:
-        raise TypeError(f"{where}: the body must return a pair (carry, output of the iteration), got {type(output).__name__}")
+        raise TypeError(
+            f"{where}: the body must return a pair (carry, output of the iteration), got {type(output).__name__}"
+        )
     return output[0], output[1]
 
 

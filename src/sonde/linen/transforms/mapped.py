@@ -118,8 +118,6 @@ def _vmap(
     )
     output, changes = mapped(variables, split_streams(lifting.rngs, splits, size), args)
     lifting.publish(
-        tuple(
-            g if axis is None else meta.add_axis(g, axis, metadata_params) for g, axis in zip(changes, by.axes_out)
-        )
+        tuple(g if axis is None else meta.add_axis(g, axis, metadata_params) for g, axis in zip(changes, by.axes_out))
     )
     return output

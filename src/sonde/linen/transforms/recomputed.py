@@ -34,7 +34,9 @@ def checkpoint(
         methods: For a class, the methods to transform.
     """
     if concrete:
-        raise ValueError("nn.remat(concrete=True) has no meaning in JAX any more; use static_argnums for arguments that Python needs")
+        raise ValueError(
+            "nn.remat(concrete=True) has no meaning in JAX any more; use static_argnums for arguments that Python needs"
+        )
     options = {
         "variables": variables,
         "rngs": rngs,

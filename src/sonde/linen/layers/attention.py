@@ -1,0 +1,341 @@
+"""Attention: the functions, and the layers around them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import ops
+from sonde.linen.attach import describe
+from sonde.linen.layers.linear import DenseGeneral
+from sonde.linen.layers.norm import LayerNorm
+from sonde.linen.methods import compact
+from sonde.linen.module import Module, merge_param
+from sonde.ops.initializers import default_bias_init, default_kernel_init
+
+
+def _einsum(dot_general: Callable[..., Any] | None, replacement: Callable[..., Any] | None) -> Callable[..., Any]:
+    if dot_general is not None and replacement is not None:
+        raise ValueError("attention takes a replacement of dot_general or of einsum for a product, got both")
+    if dot_general is not None:
+        return functools.partial(jnp.einsum, _dot_general=dot_general)
+    return jnp.einsum if replacement is None else replacement
+
+
+def _sow_weights(module: Module | None) -> Callable[[jax.Array], Any] | None:
+    return None if module is None else lambda weights: module.sow("intermediates", "attention_weights", weights)
+
+
+def dot_product_attention_weights(
+    query: jax.Array,
+    key: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Module | None = None,
+    force_fp32_for_softmax: bool = False,
+    einsum_dot_general: Callable[..., Any] | None = None,
+    einsum: Callable[..., Any] | None = None,
+) -> jax.Array:
+    """How much every query looks at every key.
+
+    Args:
+        query: `(batch..., queries, heads, depth)`.
+        key: `(batch..., keys, heads, depth)`.
+        bias: Added to the scores, of shape `(batch..., heads, queries, keys)`.
+        mask: What may be looked at, of the same shape.
+        broadcast_dropout: Whether dropout is the same for all batch elements and heads.
+        dropout_rng: The random key for dropout.
+        dropout_rate: The probability of being dropped.
+        deterministic: Whether to drop nothing.
+        dtype: What to compute in; None finds it from the inputs.
+        precision: Of the product.
+        module: A module that sows the weights as `attention_weights`.
+        force_fp32_for_softmax: Whether softmax runs in float32.
+        einsum_dot_general: A replacement for `jax.lax.dot_general`.
+        einsum: A replacement for `jax.numpy.einsum`.
+
+    Returns:
+        `(batch..., heads, queries, keys)`.
+    """
+    return ops.dot_product_attention_weights(
+        query,
+        key,
+        bias=bias,
+        mask=mask,
+        broadcast_dropout=broadcast_dropout,
+        dropout_rng=dropout_rng,
+        dropout_rate=dropout_rate,
+        deterministic=deterministic,
+        dtype=dtype,
+        precision=precision,
+        force_fp32_for_softmax=force_fp32_for_softmax,
+        einsum=_einsum(einsum_dot_general, einsum),
+        report=_sow_weights(module),
+    )
+
+
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Module | None = None,
+    force_fp32_for_softmax: bool = False,
+    einsum_dot_general: Callable[..., Any] | None = None,
+    qk_attn_weights_einsum: Callable[..., Any] | None = None,
+    attn_weights_value_einsum: Callable[..., Any] | None = None,
+) -> jax.Array:
+    """The values, mixed by how much every query looks at every key.
+
+    Args:
+        query: `(batch..., queries, heads, depth)`.
+        key: `(batch..., keys, heads, depth)`.
+        value: `(batch..., keys, heads, value depth)`.
+        bias, mask, broadcast_dropout, dropout_rng, dropout_rate, deterministic, dtype, precision, module,
+        force_fp32_for_softmax, einsum_dot_general: As in `dot_product_attention_weights`.
+        qk_attn_weights_einsum: A replacement for `jax.numpy.einsum` in the product of queries and keys.
+        attn_weights_value_einsum: The same for weights and values; both or none must be given.
+
+    Returns:
+        `(batch..., queries, heads, value depth)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> q, kv = jnp.ones((2, 5, 4, 8)), jnp.ones((2, 7, 4, 8))
+        >>> dot_product_attention(q, kv, kv).shape
+        (2, 5, 4, 8)
+    """
+    if (qk_attn_weights_einsum is None) != (attn_weights_value_einsum is None):
+        raise ValueError("qk_attn_weights_einsum and attn_weights_value_einsum must be specified together, or neither")
+    return ops.dot_product_attention(
+        query,
+        key,
+        value,
+        bias=bias,
+        mask=mask,
+        broadcast_dropout=broadcast_dropout,
+        dropout_rng=dropout_rng,
+        dropout_rate=dropout_rate,
+        deterministic=deterministic,
+        dtype=dtype,
+        precision=precision,
+        force_fp32_for_softmax=force_fp32_for_softmax,
+        qk_einsum=_einsum(einsum_dot_general, qk_attn_weights_einsum),
+        value_einsum=_einsum(einsum_dot_general, attn_weights_value_einsum),
+        report=_sow_weights(module),
+    )
+
+
+class MultiHeadDotProductAttention(Module):
+    """Attention with several heads and linear maps before and after.
+
+    Attributes:
+        num_heads: The number of heads; must divide `qkv_features`.
+        dtype: What to compute in; None finds it from inputs and parameters.
+        param_dtype: The dtype of the parameters.
+        qkv_features: The features of queries, keys and values, all heads together; those of the inputs if None.
+        out_features: The features of the output; those of the inputs if None.
+        broadcast_dropout: Whether dropout is the same for all batch elements and heads.
+        dropout_rate: The probability of a weight being dropped.
+        deterministic: Whether to drop nothing; may be given to the call instead.
+        precision: Of all products.
+        kernel_init: Initializer of the kernels.
+        out_kernel_init: Initializer of the kernel of the output, `kernel_init` if None.
+        bias_init: Initializer of the biases.
+        out_bias_init: Initializer of the bias of the output, `bias_init` if None.
+        use_bias: Whether the linear maps have biases.
+        attention_fn: A replacement for `dot_product_attention`; is given those keyword arguments that it knows.
+        decode: Whether to keep keys and values in collection `cache` and to be given one position in each call.
+        normalize_qk: Whether queries and keys are normalised.
+        force_fp32_for_softmax: Whether softmax runs in float32.
+        qkv_dot_general, qkv_dot_general_cls: Replacements for `jax.lax.dot_general` in the linear maps before.
+        out_dot_general, out_dot_general_cls: Replacements for `jax.lax.dot_general` in the linear map after.
+        qk_attn_weights_einsum_cls: Makes a replacement for `jax.numpy.einsum` of queries and keys.
+        attn_weights_value_einsum_cls: Makes a replacement for `jax.numpy.einsum` of weights and values.
+    """
+
+    num_heads: int
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    qkv_features: int | None = None
+    out_features: int | None = None
+    broadcast_dropout: bool = True
+    dropout_rate: float = 0.0
+    deterministic: bool | None = None
+    precision: Any = None
+    kernel_init: Callable[..., Any] = default_kernel_init
+    out_kernel_init: Callable[..., Any] | None = None
+    bias_init: Callable[..., Any] = default_bias_init
+    out_bias_init: Callable[..., Any] | None = None
+    use_bias: bool = True
+    attention_fn: Callable[..., Any] = dot_product_attention
+    decode: bool = False
+    normalize_qk: bool = False
+    force_fp32_for_softmax: bool = False
+    qkv_dot_general: Callable[..., Any] | None = None
+    out_dot_general: Callable[..., Any] | None = None
+    qkv_dot_general_cls: Any = None
+    out_dot_general_cls: Any = None
+    qk_attn_weights_einsum_cls: Callable[..., Any] | None = None
+    attn_weights_value_einsum_cls: Callable[..., Any] | None = None
+
+    @compact
+    def __call__(
+        self,
+        inputs_q: jax.Array,
+        inputs_k: jax.Array | None = None,
+        inputs_v: jax.Array | None = None,
+        *,
+        inputs_kv: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        deterministic: bool | None = None,
+        dropout_rng: jax.Array | None = None,
+        sow_weights: bool = False,
+    ) -> jax.Array:
+        """Lets queries look at keys.
+
+        Args:
+            inputs_q: `(batch..., length, features)`, what queries are made of.
+            inputs_k: What keys are made of; `inputs_q` if None.
+            inputs_v: What values are made of; `inputs_k` if None.
+            inputs_kv: Both of these, as older code gives them.
+            mask: What may be looked at, `(batch..., heads, queries, keys)`.
+            deterministic: As the field of that name.
+            dropout_rng: The random key for dropout; one of stream `dropout` if None.
+            sow_weights: Whether to sow the weights as `attention_weights` into `intermediates`.
+        """
+        inputs_k, inputs_v = self._keys_and_values(inputs_q, inputs_k, inputs_v, inputs_kv)
+        features = self.qkv_features or inputs_q.shape[-1]
+        if features % self.num_heads:
+            raise ValueError(
+                f"{describe(self)}: the features of queries and keys, {features}, must be divisible by the number of heads, "
+                f"{self.num_heads}"
+            )
+        project = functools.partial(
+            DenseGeneral,
+            features=(self.num_heads, features // self.num_heads),
+            kernel_init=self.kernel_init,
+            bias_init=self.bias_init,
+            dot_general=self.qkv_dot_general,
+            dot_general_cls=self.qkv_dot_general_cls,
+            **self._shared_options(),
+        )
+        query = project(name="query")(inputs_q)
+        key = project(name="key")(inputs_k)
+        value = project(name="value")(inputs_v)
+        if self.normalize_qk:
+            norm = functools.partial(LayerNorm, use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype)
+            query, key = norm(name="query_ln")(query), norm(name="key_ln")(key)
+        if self.decode:
+            key, value, mask = self._decoded(query, key, value, mask)
+        drops_nothing = True
+        if self.dropout_rate > 0.0:
+            drops_nothing = merge_param("deterministic", self.deterministic, deterministic)
+            if not drops_nothing and dropout_rng is None:
+                dropout_rng = self.make_rng("dropout")
+        options: dict[str, Any] = {
+            "mask": mask,
+            "dropout_rng": dropout_rng,
+            "dropout_rate": self.dropout_rate,
+            "broadcast_dropout": self.broadcast_dropout,
+            "deterministic": drops_nothing,
+            "dtype": self.dtype,
+            "precision": self.precision,
+            "force_fp32_for_softmax": self.force_fp32_for_softmax,
+            "qk_attn_weights_einsum": _made(self.qk_attn_weights_einsum_cls),
+            "attn_weights_value_einsum": _made(self.attn_weights_value_einsum_cls),
+        }
+        known = inspect.signature(self.attention_fn).parameters
+        options = {name: option for name, option in options.items() if name in known}
+        if sow_weights:
+            options["module"] = self
+        mixed = self.attention_fn(query, key, value, **options)
+        return DenseGeneral(
+            features=self.out_features or inputs_q.shape[-1],
+            axis=(-2, -1),
+            kernel_init=self.out_kernel_init or self.kernel_init,
+            bias_init=self.out_bias_init or self.bias_init,
+            dot_general=self.out_dot_general,
+            dot_general_cls=self.out_dot_general_cls,
+            name="out",
+            **self._shared_options(),
+        )(mixed)
+
+    def _shared_options(self) -> dict[str, Any]:
+        return {
+            "use_bias": self.use_bias,
+            "dtype": self.dtype,
+            "param_dtype": self.param_dtype,
+            "precision": self.precision,
+        }
+
+    def _keys_and_values(self, q: Any, k: Any, v: Any, kv: Any) -> tuple[Any, Any]:
+        if kv is not None:
+            if k is not None or v is not None:
+                raise ValueError(
+                    f"{describe(self)}: inputs_kv stands for inputs_k and inputs_v, give it or them, not both"
+                )
+            return kv, kv
+        if k is None and v is not None:
+            raise ValueError(
+                f"{describe(self)}: inputs_k cannot be None if inputs_v is given; give inputs_k alone for both"
+            )
+        k = q if k is None else k
+        return k, k if v is None else v
+
+    def _decoded(self, query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any, Any]:
+        """Puts one position into the cache; returns all keys and values, and the mask of those written so far."""
+        exists = self.has_variable("cache", "cached_key")
+        keys = self.variable("cache", "cached_key", jnp.zeros, key.shape, key.dtype)
+        values = self.variable("cache", "cached_value", jnp.zeros, value.shape, value.dtype)
+        index = self.variable("cache", "cache_index", lambda: jnp.array(0, dtype=jnp.int32))
+        if not exists:
+            return key, value, mask
+        keys.value, values.value, index.value, mask = ops.decode_step(
+            query, key, value, cached_key=keys.value, cached_value=values.value, index=index.value, mask=mask
+        )
+        return keys.value, values.value, mask
+
+
+def _made(make: Callable[..., Any] | None) -> Any:
+    return None if make is None else make()
+
+
+class MultiHeadAttention(MultiHeadDotProductAttention):
+    """The same as `MultiHeadDotProductAttention`, under a shorter name."""
+
+
+class SelfAttention(MultiHeadDotProductAttention):
+    """Attention of a sequence to itself; fields as of `MultiHeadDotProductAttention`."""
+
+    @compact
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        inputs_q: jax.Array,
+        mask: jax.Array | None = None,
+        deterministic: bool | None = None,
+        dropout_rng: jax.Array | None = None,
+        sow_weights: bool = False,
+    ) -> jax.Array:
+        """Lets a sequence look at itself; arguments as of `MultiHeadDotProductAttention`."""
+        return super().__call__(
+            inputs_q, mask=mask, deterministic=deterministic, dropout_rng=dropout_rng, sow_weights=sow_weights
+        )

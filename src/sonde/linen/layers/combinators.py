@@ -1,0 +1,104 @@
+"""Layers made of other layers and functions: `Sequential`, `BatchApply`, and `PReLU`, the activation with a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde.linen.attach import describe
+from sonde.linen.methods import compact
+from sonde.linen.module import Module
+from sonde.ops.activations import prelu
+
+
+class Sequential(Module):
+    """Calls modules and functions one after the other.
+
+    A tuple that one returns is spread over the positional arguments of the next, a dict over its keyword arguments.
+
+    Attributes:
+        layers: The modules and functions.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sonde import linen as nn
+        >>> model = nn.Sequential([nn.Dense(4), nn.relu, nn.Dense(2)])
+        >>> sorted(model.init(jax.random.key(0), jnp.ones((1, 3)))["params"])
+        ['layers_0', 'layers_2']
+    """
+
+    layers: Sequence[Callable[..., Any]]
+
+    def __post_init__(self) -> None:
+        """Checks that the layers are a sequence."""
+        if not isinstance(self.layers, Sequence):
+            raise ValueError(f"Sequential takes a sequence of layers, got {self.layers!r}")
+        super().__post_init__()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the first layer with the arguments, and each other one with what the one before returned."""
+        if not self.layers:
+            raise ValueError(f"Empty Sequential module {describe(self)}: it needs at least one layer to be called")
+        outputs = self.layers[0](*args, **kwargs)
+        for layer in self.layers[1:]:
+            if isinstance(outputs, tuple):
+                outputs = layer(*outputs)
+            elif isinstance(outputs, dict):
+                outputs = layer(**outputs)
+            else:
+                outputs = layer(outputs)
+        return outputs
+
+
+class BatchApply:
+    """A function with the first axes of its inputs merged into one, and of its outputs taken apart again.
+
+    Args:
+        f: The function.
+        num_dims: The number of axes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> f = BatchApply(lambda x: x.sum(axis=0, keepdims=True) * jnp.ones((6, 1)))
+        >>> f(jnp.ones((2, 3, 4))).shape
+        (2, 3, 4)
+    """
+
+    def __init__(self, f: Callable[..., Any], num_dims: int = 2) -> None:
+        self.f = f
+        self.num_dims = num_dims
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function; scalars and what is no array are passed as they are."""
+        n = self.num_dims
+
+        def merged(x: Any) -> Any:
+            return jnp.reshape(x, (-1, *x.shape[n:])) if jnp.ndim(x) >= n else x
+
+        arrays = [x for x in jax.tree.leaves((args, kwargs)) if jnp.ndim(x) >= n]
+        if not arrays:
+            raise ValueError(f"BatchApply(num_dims={n}) needs an input with {n} axes at least")
+        sizes = arrays[0].shape[:n]
+        args, kwargs = jax.tree.map(merged, (args, kwargs))
+        return jax.tree.map(lambda y: jnp.reshape(y, (*sizes, *y.shape[1:])), self.f(*args, **kwargs))
+
+
+class PReLU(Module):
+    """An activation that multiplies negative inputs with a learnt slope.
+
+    Attributes:
+        param_dtype: The dtype of the slope.
+        negative_slope_init: The slope to start with.
+    """
+
+    param_dtype: Any = jnp.float32
+    negative_slope_init: float = 0.01
+
+    @compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Applies the activation."""
+        slope = self.param("negative_slope", lambda _: jnp.asarray(self.negative_slope_init, self.param_dtype))
+        return prelu(jnp.asarray(inputs), slope)

@@ -1,0 +1,207 @@
+"""Convolutions: `Conv`, `ConvLocal`, `ConvTranspose`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sonde import ops
+from sonde.linen.attach import describe
+from sonde.linen.dtypes import of_tuple, promote_dtype
+from sonde.linen.layers.linear import chosen_product
+from sonde.linen.methods import compact
+from sonde.linen.module import Module
+from sonde.ops.initializers import default_bias_init, default_kernel_init
+
+
+def _kernel_size(module: Any) -> tuple[int, ...]:
+    if isinstance(module.kernel_size, int):
+        raise TypeError(
+            f"{describe(module)}: expected kernel_size to be a tuple or list of integers, one for each spatial axis, such as "
+            f"({module.kernel_size}, {module.kernel_size}), but got {module.kernel_size}"
+        )
+    return tuple(module.kernel_size)
+
+
+class _Conv(Module):
+    """What convolutions with and without shared weights have in common.
+
+    Attributes:
+        features: The number of output features.
+        kernel_size: The size of the window along each spatial axis.
+        strides: The step of the window, one number or one for each spatial axis.
+        padding: `"SAME"`, `"VALID"`, `"CIRCULAR"`, `"REFLECT"`, `"CAUSAL"` (one spatial axis), or numbers.
+        input_dilation: The spread of the inputs.
+        kernel_dilation: The spread of the window.
+        feature_group_count: The number of groups into which features are divided.
+        use_bias: Whether to add a bias.
+        mask: Multiplies the kernel.
+        dtype: What to compute in; None finds it from inputs and parameters.
+        param_dtype: The dtype of the parameters.
+        precision: As in `jax.lax.conv_general_dilated`.
+        kernel_init: Initializer of the kernel.
+        bias_init: Initializer of the bias.
+        promote_dtype: How arrays are cast to `dtype`.
+        conv_general_dilated: A replacement for `jax.lax.conv_general_dilated`.
+        conv_general_dilated_cls: Makes one, such as a module class.
+    """
+
+    features: int
+    kernel_size: int | Sequence[int]
+    strides: int | Sequence[int] | None = 1
+    padding: Any = "SAME"
+    input_dilation: int | Sequence[int] | None = 1
+    kernel_dilation: int | Sequence[int] | None = 1
+    feature_group_count: int = 1
+    use_bias: bool = True
+    mask: Any = None
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+    kernel_init: Callable[..., Any] = default_kernel_init
+    bias_init: Callable[..., Any] = default_bias_init
+    promote_dtype: Callable[..., Any] = promote_dtype
+    conv_general_dilated: Callable[..., Any] | None = None
+    conv_general_dilated_cls: Any = None
+
+
+class Conv(_Conv):
+    """A convolution over inputs with features last, any number of batch axes first.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sonde import linen as nn
+        >>> y, _ = nn.Conv(4, kernel_size=(3, 3), strides=2).init_with_output(jax.random.key(0), jnp.ones((1, 8, 8, 3)))
+        >>> y.shape
+        (1, 4, 4, 4)
+    """
+
+    @compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Convolves the inputs."""
+        size = _kernel_size(self)
+        n_in = jnp.shape(inputs)[-1]
+        if n_in % self.feature_group_count:
+            raise ValueError(
+                f"{describe(self)}: feature_group_count={self.feature_group_count} does not divide the {n_in} input features"
+            )
+        shape = (*size, n_in // self.feature_group_count, self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
+        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+        return ops.conv(
+            inputs,
+            kernel,
+            bias,
+            strides=self.strides,
+            padding=self.padding,
+            input_dilation=self.input_dilation,
+            kernel_dilation=self.kernel_dilation,
+            feature_group_count=self.feature_group_count,
+            mask=self.mask,
+            dtype=self.dtype,
+            precision=self.precision,
+            conv_general_dilated=chosen_product(
+                self.conv_general_dilated, self.conv_general_dilated_cls, lax.conv_general_dilated
+            ),
+            promote_dtype=of_tuple(self.promote_dtype),
+        )
+
+
+class ConvLocal(_Conv):
+    """A convolution with a kernel of its own at every position; features cannot be divided into groups."""
+
+    @compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Convolves the inputs."""
+        if self.feature_group_count != 1:
+            raise NotImplementedError(
+                f"{describe(self)}: feature_group_count={self.feature_group_count}, but without shared weights features cannot be "
+                "divided into groups; use Conv"
+            )
+        window: dict[str, Any] = {
+            "kernel_size": _kernel_size(self),
+            "strides": self.strides,
+            "padding": self.padding,
+            "input_dilation": self.input_dilation,
+            "kernel_dilation": self.kernel_dilation,
+        }
+        shape = ops.conv_local_kernel_shape(jnp.shape(inputs), self.features, **window)
+        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", self.bias_init, (*shape[:-2], self.features), self.param_dtype)
+        return ops.conv_local(
+            inputs,
+            kernel,
+            bias,
+            mask=self.mask,
+            dtype=self.dtype,
+            precision=self.precision,
+            promote_dtype=of_tuple(self.promote_dtype),
+            **window,
+        )
+
+
+class ConvTranspose(Module):
+    """A transposed convolution: the inputs are spread apart by `strides`, which enlarges them.
+
+    Attributes:
+        features: The number of output features.
+        kernel_size: The size of the window along each spatial axis.
+        strides: By how much to enlarge.
+        padding: `"SAME"`, `"VALID"`, `"CIRCULAR"`, or numbers.
+        kernel_dilation: The spread of the window.
+        use_bias: Whether to add a bias.
+        mask: Multiplies the kernel.
+        dtype: What to compute in; None finds it from inputs and parameters.
+        param_dtype: The dtype of the parameters.
+        precision: As in `jax.lax.conv_transpose`.
+        kernel_init: Initializer of the kernel.
+        bias_init: Initializer of the bias.
+        transpose_kernel: Whether to flip the kernel and swap its last axes: the gradient of a convolution.
+        promote_dtype: How arrays are cast to `dtype`.
+        preferred_element_type: As in `jax.lax.conv_transpose`.
+    """
+
+    features: int
+    kernel_size: int | Sequence[int]
+    strides: Sequence[int] | None = None
+    padding: Any = "SAME"
+    kernel_dilation: Sequence[int] | None = None
+    use_bias: bool = True
+    mask: Any = None
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+    kernel_init: Callable[..., Any] = default_kernel_init
+    bias_init: Callable[..., Any] = default_bias_init
+    transpose_kernel: bool = False
+    promote_dtype: Callable[..., Any] = promote_dtype
+    preferred_element_type: Any = None
+
+    @compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Convolves the inputs."""
+        size = (self.kernel_size,) if isinstance(self.kernel_size, int) else tuple(self.kernel_size)
+        n_in = jnp.shape(inputs)[-1]
+        ends = (self.features, n_in) if self.transpose_kernel else (n_in, self.features)
+        kernel = self.param("kernel", self.kernel_init, (*size, *ends), self.param_dtype)
+        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+        return ops.conv_transpose(
+            inputs,
+            kernel,
+            bias,
+            strides=self.strides,
+            padding=self.padding,
+            kernel_dilation=self.kernel_dilation,
+            mask=self.mask,
+            transpose_kernel=self.transpose_kernel,
+            dtype=self.dtype,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+            promote_dtype=of_tuple(self.promote_dtype),
+        )

@@ -1,0 +1,234 @@
+"""Linear maps and embeddings: `Dense`, `DenseGeneral`, `Einsum`, `Embed`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sonde import ops
+from sonde.linen import meta
+from sonde.linen.dtypes import of_tuple, promote_dtype
+from sonde.linen.methods import compact
+from sonde.linen.module import Module, merge_param
+from sonde.ops.initializers import default_bias_init, default_embed_init, default_kernel_init, matrix_shape
+
+
+def chosen_product(op: Callable[..., Any] | None, make: Any, default: Callable[..., Any]) -> Callable[..., Any]:
+    """The product that a layer is told to use: `make()` if that is given, `op` if that is, JAX's own otherwise."""
+    if make is not None:
+        return make()
+    return default if op is None else op
+
+
+class Dense(Module):
+    """A linear map over the last axis.
+
+    Attributes:
+        features: The number of output features.
+        use_bias: Whether to add a bias.
+        dtype: What to compute in; None finds it from inputs and parameters.
+        param_dtype: The dtype of the parameters.
+        precision: As in `jax.lax.dot_general`.
+        kernel_init: Initializer of the kernel, of shape (input features, features).
+        bias_init: Initializer of the bias.
+        promote_dtype: How arrays are cast to `dtype`.
+        dot_general: A replacement for `jax.lax.dot_general`.
+        dot_general_cls: Makes one, such as a module class.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sonde import linen as nn
+        >>> y, variables = nn.Dense(4).init_with_output(jax.random.key(0), jnp.ones((1, 3)))
+        >>> y.shape, variables["params"]["kernel"].shape
+        ((1, 4), (3, 4))
+    """
+
+    features: int
+    use_bias: bool = True
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+    kernel_init: Callable[..., Any] = default_kernel_init
+    bias_init: Callable[..., Any] = default_bias_init
+    promote_dtype: Callable[..., Any] = promote_dtype
+    dot_general: Callable[..., Any] | None = None
+    dot_general_cls: Any = None
+
+    @compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Maps the last axis of the inputs."""
+        shape = (jnp.shape(inputs)[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
+        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+        return ops.dense(
+            inputs,
+            kernel,
+            bias,
+            dtype=self.dtype,
+            precision=self.precision,
+            dot_general=chosen_product(self.dot_general, self.dot_general_cls, lax.dot_general),
+            promote_dtype=of_tuple(self.promote_dtype),
+        )
+
+
+def drawn_as(flat_shape: Callable[[Sequence[int]], Sequence[int]], init: Callable[..., Any]) -> Callable[..., Any]:
+    """An initializer that draws an array in another shape and reshapes it, in its box if `init` puts it into one."""
+
+    def draw(rng: jax.Array, shape: Sequence[int], dtype: Any) -> Any:
+        value = init(rng, tuple(flat_shape(shape)), dtype)
+        return meta.replace_boxed(value, jnp.reshape(meta.unbox(value), shape))
+
+    return draw
+
+
+def _axes(axes: int | Iterable[int]) -> tuple[int, ...]:
+    return (axes,) if isinstance(axes, int) else tuple(axes)
+
+
+class DenseGeneral(Module):
+    """A linear map over any axes, to any number of output axes.
+
+    Attributes:
+        features: The sizes of the output axes.
+        axis: The axes that are contracted.
+        batch_dims: Axes along which every position has a kernel of its own; they come first in the output.
+        use_bias: Whether to add a bias.
+        dtype: What to compute in; None finds it from inputs and parameters.
+        param_dtype: The dtype of the parameters.
+        kernel_init: Initializer of the kernel, of shape (batch axes, contracted axes, features).
+        bias_init: Initializer of the bias, of shape (batch axes, features).
+        precision: As in `jax.lax.dot_general`.
+        promote_dtype: How arrays are cast to `dtype`.
+        dot_general: A replacement for `jax.lax.dot_general`.
+        dot_general_cls: Makes one, such as a module class.
+    """
+
+    features: int | Sequence[int]
+    axis: int | Sequence[int] = -1
+    batch_dims: Sequence[int] = ()
+    use_bias: bool = True
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    kernel_init: Callable[..., Any] = default_kernel_init
+    bias_init: Callable[..., Any] = default_bias_init
+    precision: Any = None
+    promote_dtype: Callable[..., Any] = promote_dtype
+    dot_general: Callable[..., Any] | None = None
+    dot_general_cls: Any = None
+
+    @compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Maps the chosen axes of the inputs."""
+        features, axis, batch = _axes(self.features), _axes(self.axis), _axes(self.batch_dims)
+        if batch and sorted(batch) != list(range(len(batch))):
+            raise ValueError(f"batch_dims {batch} must be consecutive leading dimensions starting from 0, as (0, 1)")
+        ndim = jnp.ndim(inputs)
+        axis = tuple(ax % ndim for ax in axis)
+        sizes = tuple(jnp.shape(inputs)[ax] for ax in (*batch, *axis))
+        n_batch, n_in = len(batch), len(axis)
+        kernel_init = drawn_as(lambda shape: matrix_shape(shape, n_batch=n_batch, n_in=n_in), self.kernel_init)
+        kernel = self.param("kernel", kernel_init, (*sizes, *features), self.param_dtype)
+        bias = None
+        if self.use_bias:
+            shape = (*sizes[: len(batch)], *features)
+            bias_init = drawn_as(lambda shape: (math.prod(shape),), self.bias_init)
+            bias = self.param("bias", bias_init, shape, self.param_dtype)
+        return ops.dense_general(
+            inputs,
+            kernel,
+            bias,
+            axis=axis,
+            batch_axis=batch,
+            dtype=self.dtype,
+            precision=self.precision,
+            dot_general=chosen_product(self.dot_general, self.dot_general_cls, lax.dot_general),
+            promote_dtype=of_tuple(self.promote_dtype),
+        )
+
+
+class Einsum(Module):
+    """A linear map by an einsum equation.
+
+    Attributes:
+        shape: The shape of the kernel.
+        einsum_str: The equation, inputs first, such as `"nta,abc->ntbc"`; may be given to the call instead.
+        use_bias: Whether to add a bias, along those axes of the kernel that are in the output.
+        dtype: What to compute in; None finds it from inputs and parameters.
+        param_dtype: The dtype of the parameters.
+        precision: As in `jax.numpy.einsum`.
+        kernel_init: Initializer of the kernel.
+        bias_init: Initializer of the bias.
+        promote_dtype: How arrays are cast to `dtype`.
+        preferred_element_type: As in `jax.numpy.einsum`.
+    """
+
+    shape: Sequence[int]
+    einsum_str: str | None = None
+    use_bias: bool = True
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+    kernel_init: Callable[..., Any] = default_kernel_init
+    bias_init: Callable[..., Any] = default_bias_init
+    promote_dtype: Callable[..., Any] = promote_dtype
+    preferred_element_type: Any = None
+
+    @compact
+    def __call__(self, inputs: jax.Array, einsum_str: str | None = None) -> jax.Array:
+        """Applies the equation to the inputs and the kernel."""
+        equation = merge_param("einsum_str", self.einsum_str, einsum_str)
+        kernel = self.param("kernel", self.kernel_init, tuple(self.shape), self.param_dtype)
+        bias = None
+        if self.use_bias:
+            shape = ops.einsum_bias_shape(equation, tuple(self.shape))
+            bias = self.param("bias", self.bias_init, shape, self.param_dtype)
+        return ops.einsum(
+            equation,
+            inputs,
+            kernel,
+            bias,
+            dtype=self.dtype,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+            promote_dtype=of_tuple(self.promote_dtype),
+        )
+
+
+class Embed(Module):
+    """A table of vectors that are looked up by number.
+
+    Attributes:
+        num_embeddings: The number of vectors.
+        features: The length of a vector.
+        dtype: The dtype of the output; None for that of the table.
+        param_dtype: The dtype of the table.
+        embedding_init: Initializer of the table.
+        promote_dtype: How arrays are cast to `dtype`.
+    """
+
+    num_embeddings: int
+    features: int
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    embedding_init: Callable[..., Any] = default_embed_init
+    promote_dtype: Callable[..., Any] = promote_dtype
+
+    def setup(self) -> None:
+        """Makes the table."""
+        shape = (self.num_embeddings, self.features)
+        self.embedding = self.param("embedding", self.embedding_init, shape, self.param_dtype)
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Looks up the vectors of the given numbers."""
+        promote = of_tuple(self.promote_dtype)
+        return ops.embed(inputs, self.embedding, dtype=self.dtype, promote_dtype=promote)
+
+    def attend(self, query: jax.Array) -> jax.Array:
+        """The inner product of queries with all vectors, as for logits with tied weights."""
+        promote = of_tuple(self.promote_dtype)
+        return ops.attend(query, self.embedding, dtype=self.dtype, promote_dtype=promote)

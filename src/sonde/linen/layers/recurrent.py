@@ -1,0 +1,307 @@
+"""Recurrent cells: `LSTMCell`, `OptimizedLSTMCell`, `ConvLSTMCell`, `GRUCell`, `MGUCell`, `SimpleCell`.
+
+Each gate has linear maps of its own, named by two letters: from where (`i`nputs or `h`idden state) and to which gate.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import ops
+from sonde.linen.layers.conv import Conv
+from sonde.linen.layers.linear import Dense
+from sonde.linen.methods import compact, nowrap
+from sonde.linen.module import Module
+from sonde.ops.initializers import default_kernel_init, ones, orthogonal, zeros
+
+default_recurrent_init = orthogonal()
+
+
+class RNNCellBase(Module):
+    """The class that recurrent cells derive from.
+
+    A cell is called as `cell(carry, inputs)` and returns the new carry and an output.
+    """
+
+    @nowrap
+    def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> Any:
+        """A carry to start with, for inputs of a shape without the time axis."""
+        raise NotImplementedError(f"cell {type(self).__name__} does not say what its carry is: define initialize_carry")
+
+    @property
+    def num_feature_axes(self) -> int:
+        """How many of the last axes of the inputs are features."""
+        raise NotImplementedError(
+            f"cell {type(self).__name__} does not say how many feature axes it has: define num_feature_axes"
+        )
+
+
+class _GatedCell(RNNCellBase):
+    """What cells with linear maps on one feature axis have in common."""
+
+    @property
+    def num_feature_axes(self) -> int:
+        """One."""
+        return 1
+
+    def _map(self: Any, name: str, *, recurrent: bool, use_bias: bool, bias_init: Callable[..., Any]) -> Dense:
+        return Dense(
+            self.features,
+            name=name,
+            use_bias=use_bias,
+            kernel_init=self.recurrent_kernel_init if recurrent else self.kernel_init,
+            bias_init=bias_init,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+        )
+
+
+class _LSTM(_GatedCell):
+    """What the two LSTM cells have in common.
+
+    Attributes:
+        features: The number of features.
+        gate_fn: The activation of the gates.
+        activation_fn: The activation of what is written and of the memory.
+        kernel_init: Initializer of the kernels from the inputs.
+        recurrent_kernel_init: Initializer of the kernels from the hidden state.
+        bias_init: Initializer of the biases.
+        dtype: What to compute in; None finds it from inputs and parameters.
+        param_dtype: The dtype of the parameters.
+        carry_init: Initializer of the carry.
+    """
+
+    features: int
+    gate_fn: Callable[..., Any] = jax.nn.sigmoid
+    activation_fn: Callable[..., Any] = jnp.tanh
+    kernel_init: Callable[..., Any] = default_kernel_init
+    recurrent_kernel_init: Callable[..., Any] = default_recurrent_init
+    bias_init: Callable[..., Any] = zeros
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    carry_init: Callable[..., Any] = zeros
+
+    @nowrap
+    def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+        """The memory and the hidden state to start with."""
+        shape = (*input_shape[:-1], self.features)
+        first, second = jax.random.split(rng)
+        return self.carry_init(first, shape, self.param_dtype), self.carry_init(second, shape, self.param_dtype)
+
+
+class LSTMCell(_LSTM):
+    """A long short-term memory, with eight linear maps."""
+
+    @compact
+    def __call__(self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array) -> tuple[Any, jax.Array]:
+        """A step; the carry is the memory and the hidden state."""
+        memory, hidden = carry
+        from_inputs = functools.partial(self._map, recurrent=False, use_bias=False, bias_init=self.bias_init)
+        from_hidden = functools.partial(self._map, recurrent=True, use_bias=True, bias_init=self.bias_init)
+        gates = [from_inputs(f"i{gate}")(inputs) + from_hidden(f"h{gate}")(hidden) for gate in "ifgo"]
+        return ops.lstm(memory, *gates, gate_fn=self.gate_fn, activation_fn=self.activation_fn)
+
+
+class _Parameters(Module):
+    """The parameters of a linear map without the map, for cells that put several into one product."""
+
+    features: int
+    use_bias: bool
+    param_dtype: Any
+    kernel_init: Callable[..., Any]
+    bias_init: Callable[..., Any]
+
+    @compact
+    def __call__(self, n_in: int) -> tuple[Any, Any]:
+        """The kernel, and the bias or None."""
+        kernel = self.param("kernel", self.kernel_init, (n_in, self.features), self.param_dtype)
+        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+        return kernel, bias
+
+
+class OptimizedLSTMCell(_LSTM):
+    """A long short-term memory with the parameters of `LSTMCell`, in two products."""
+
+    @compact
+    def __call__(self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array) -> tuple[Any, jax.Array]:
+        """A step; the carry is the memory and the hidden state."""
+        memory, hidden = carry
+
+        def product(x: jax.Array, letter: str, use_bias: bool, kernel_init: Callable[..., Any]) -> list[jax.Array]:
+            maps = [
+                _Parameters(self.features, use_bias, self.param_dtype, kernel_init, self.bias_init, name=letter + gate)
+                for gate in "ifgo"
+            ]
+            kernels, biases = zip(*(parameters(x.shape[-1]) for parameters in maps))
+            return ops.dense_gates(x, kernels, biases if use_bias else None, dtype=self.dtype)
+
+        of_hidden = product(hidden, "h", True, self.recurrent_kernel_init)
+        of_inputs = product(inputs, "i", False, self.kernel_init)
+        gates = [h + i for h, i in zip(of_hidden, of_inputs)]
+        return ops.lstm(memory, *gates, gate_fn=self.gate_fn, activation_fn=self.activation_fn)
+
+
+class GRUCell(_GatedCell):
+    """A gated recurrent unit; fields as of `LSTMCell`."""
+
+    features: int
+    gate_fn: Callable[..., Any] = jax.nn.sigmoid
+    activation_fn: Callable[..., Any] = jnp.tanh
+    kernel_init: Callable[..., Any] = default_kernel_init
+    recurrent_kernel_init: Callable[..., Any] = default_recurrent_init
+    bias_init: Callable[..., Any] = zeros
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    carry_init: Callable[..., Any] = zeros
+
+    @nowrap
+    def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> jax.Array:
+        """The hidden state to start with."""
+        return self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
+
+    @compact
+    def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """A step; the carry is the hidden state."""
+        from_inputs = functools.partial(self._map, recurrent=False, use_bias=True, bias_init=self.bias_init)
+        from_hidden = functools.partial(self._map, recurrent=True, bias_init=self.bias_init)
+        r = from_inputs("ir")(inputs) + from_hidden("hr", use_bias=False)(carry)
+        z = from_inputs("iz")(inputs) + from_hidden("hz", use_bias=False)(carry)
+        n_input, n_hidden = from_inputs("in")(inputs), from_hidden("hn", use_bias=True)(carry)
+        return ops.gru(carry, r, z, n_input, n_hidden, gate_fn=self.gate_fn, activation_fn=self.activation_fn)
+
+
+class MGUCell(_GatedCell):
+    """A minimal gated unit.
+
+    Attributes:
+        forget_bias_init: Initializer of the bias of the gate.
+        activation_bias_init: Initializer of the biases of the candidate.
+        reset_gate: Whether the gate also weighs what the hidden state adds to the candidate.
+        features, gate_fn, activation_fn, kernel_init, recurrent_kernel_init, dtype, param_dtype, carry_init: As in
+            `LSTMCell`.
+    """
+
+    features: int
+    gate_fn: Callable[..., Any] = jax.nn.sigmoid
+    activation_fn: Callable[..., Any] = jnp.tanh
+    kernel_init: Callable[..., Any] = default_kernel_init
+    recurrent_kernel_init: Callable[..., Any] = default_recurrent_init
+    forget_bias_init: Callable[..., Any] = ones
+    activation_bias_init: Callable[..., Any] = zeros
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    carry_init: Callable[..., Any] = zeros
+    reset_gate: bool = True
+
+    @nowrap
+    def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> jax.Array:
+        """The hidden state to start with."""
+        return self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
+
+    @compact
+    def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """A step; the carry is the hidden state."""
+        from_inputs = functools.partial(self._map, recurrent=False, use_bias=True)
+        from_hidden = functools.partial(self._map, recurrent=True, bias_init=self.activation_bias_init)
+        forget = from_inputs("if", bias_init=self.forget_bias_init)(inputs) + from_hidden("hf", use_bias=False)(carry)
+        n_input = from_inputs("in", bias_init=self.activation_bias_init)(inputs)
+        n_hidden = from_hidden("hn", use_bias=self.reset_gate)(carry)
+        return ops.mgu(
+            carry,
+            forget,
+            n_input,
+            n_hidden,
+            reset_gate=self.reset_gate,
+            gate_fn=self.gate_fn,
+            activation_fn=self.activation_fn,
+        )
+
+
+class SimpleCell(_GatedCell):
+    """The plainest recurrent cell.
+
+    Attributes:
+        residual: Whether the state is added before the activation.
+        features, activation_fn, kernel_init, recurrent_kernel_init, bias_init, dtype, param_dtype, carry_init: As in
+            `LSTMCell`.
+    """
+
+    features: int
+    activation_fn: Callable[..., Any] = jnp.tanh
+    kernel_init: Callable[..., Any] = default_kernel_init
+    recurrent_kernel_init: Callable[..., Any] = default_recurrent_init
+    bias_init: Callable[..., Any] = zeros
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    carry_init: Callable[..., Any] = zeros
+    residual: bool = False
+
+    @nowrap
+    def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> jax.Array:
+        """The hidden state to start with."""
+        return self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
+
+    @compact
+    def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """A step; the carry is the hidden state."""
+        from_hidden = self._map("h", recurrent=True, use_bias=False, bias_init=self.bias_init)
+        from_inputs = self._map("i", recurrent=False, use_bias=True, bias_init=self.bias_init)
+        total = from_inputs(inputs) + from_hidden(carry)
+        return ops.simple_rnn(carry, total, residual=self.residual, activation_fn=self.activation_fn)
+
+
+class ConvLSTMCell(RNNCellBase):
+    """A long short-term memory with convolutions for linear maps.
+
+    Attributes:
+        features: The number of features.
+        kernel_size: The size of the window along each spatial axis.
+        strides: The step of the window.
+        padding: As in `Conv`.
+        use_bias: Whether the convolutions have biases.
+        dtype: What to compute in; None finds it from inputs and parameters.
+        param_dtype: The dtype of the parameters.
+        carry_init: Initializer of the carry.
+    """
+
+    features: int
+    kernel_size: Sequence[int]
+    strides: Sequence[int] | None = None
+    padding: Any = "SAME"
+    use_bias: bool = True
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    carry_init: Callable[..., Any] = zeros
+
+    @property
+    def num_feature_axes(self) -> int:
+        """The spatial axes and the features."""
+        return len(self.kernel_size) + 1
+
+    @nowrap
+    def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+        """The memory and the hidden state to start with."""
+        shape = (*input_shape[:-1], self.features)
+        first, second = jax.random.split(rng)
+        return self.carry_init(first, shape, self.param_dtype), self.carry_init(second, shape, self.param_dtype)
+
+    @compact
+    def __call__(self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array) -> tuple[Any, jax.Array]:
+        """A step; the carry is the memory and the hidden state."""
+        memory, hidden = carry
+        convolve = functools.partial(
+            Conv,
+            features=4 * self.features,
+            kernel_size=self.kernel_size,
+            strides=self.strides,
+            padding=self.padding,
+            use_bias=self.use_bias,
+            dtype=self.dtype,
+            param_dtype=self.param_dtype,
+        )
+        return ops.conv_lstm(memory, convolve(name="ih")(inputs) + convolve(name="hh")(hidden))

@@ -1,0 +1,140 @@
+"""Normalisation of another layer's weights: `SpectralNorm` and `WeightNorm`.
+
+The layer sees its parameters normalised (`nn.map_variables`); what is kept are the parameters as they are. What belongs to
+the normalisation is named after the parameter: `Dense_0/kernel/scale`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import ops
+from sonde.linen.attach import describe
+from sonde.linen.methods import compact, nowrap
+from sonde.linen.module import Module
+from sonde.linen.transforms.rewritten import map_variables
+from sonde.ops.initializers import ones
+from sonde.ops.norm import canonicalize_axes
+
+
+def _name(layer: Module, path: Sequence[Any]) -> str:
+    """The name of a variable below the layer, from its key path, of which the collection is the first."""
+    return "/".join((layer.name or type(layer).__name__, *(str(key.key) for key in path[1:])))
+
+
+class SpectralNorm(Module):
+    """Divides the weights of a layer by an estimate of their largest singular value.
+
+    Attributes:
+        layer_instance: The layer.
+        n_steps: The number of steps of power iteration in each call.
+        epsilon: Added to squared lengths.
+        dtype: The dtype of the normalised weights; None finds it from the weights.
+        param_dtype: The dtype of what is kept of the iteration.
+        error_on_non_matrix: Whether weights with more than two axes are an error; otherwise all but the last are one.
+        collection_name: The collection in which the iteration is kept.
+    """
+
+    layer_instance: Module
+    n_steps: int = 1
+    epsilon: float = 1e-12
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    error_on_non_matrix: bool = False
+    collection_name: str = "batch_stats"
+
+    @compact
+    def __call__(self, *args: Any, update_stats: bool, **kwargs: Any) -> Any:
+        """Calls the layer with normalised weights.
+
+        Args:
+            *args: Arguments for the layer.
+            update_stats: Whether the iteration goes on from here next time.
+            **kwargs: Keyword arguments for the layer.
+        """
+
+        def normalised(variables: Any) -> Any:
+            return jax.tree_util.tree_map_with_path(lambda p, w: self._normalise(p, w, update_stats), variables)
+
+        def call(layer: Module) -> Any:
+            return layer(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+
+        lifted = map_variables(call, trans_in_fn=normalised, init=self.is_initializing(), mutable=True)
+        return lifted(self.layer_instance)
+
+    @nowrap
+    def _normalise(self, path: Any, weight: Any, update_stats: bool) -> jax.Array:
+        weight = jnp.asarray(weight)
+        if weight.ndim <= 1 or self.n_steps < 1:
+            return weight
+        if weight.ndim > 2 and self.error_on_non_matrix:
+            raise ValueError(
+                f"{describe(self)}: weight {_name(self.layer_instance, path)!r} has {weight.ndim} axes, but error_on_non_matrix "
+                "is True"
+            )
+        name = _name(self.layer_instance, path)
+        shape = (1, weight.shape[-1])
+        make_key = not self.has_variable(self.collection_name, f"{name}/u")
+        key = self.make_rng("params") if make_key else None
+        u = self.variable(self.collection_name, f"{name}/u", jax.random.normal, key, shape, self.param_dtype)
+        sigma = self.variable(self.collection_name, f"{name}/sigma", jnp.ones, (), self.param_dtype)
+        normalised, new_u, new_sigma = ops.spectral_norm(
+            weight, u.value, n_steps=self.n_steps, epsilon=self.epsilon, dtype=self.dtype
+        )
+        if update_stats:
+            u.value, sigma.value = new_u, new_sigma
+        return normalised
+
+
+class WeightNorm(Module):
+    """Gives the weights of a layer the length 1, or a learnt one, for each feature.
+
+    Attributes:
+        layer_instance: The layer.
+        epsilon: Added to squared lengths.
+        dtype: The dtype of the normalised weights; None finds it from the weights.
+        param_dtype: The dtype of the scale.
+        use_scale: Whether to multiply with a learnt scale.
+        scale_init: Initializer of the scale.
+        feature_axes: The axes along which every position has a length of its own; None for one length in all.
+        variable_filter: Only variables whose path contains one of these are normalised; None for all.
+    """
+
+    layer_instance: Module
+    epsilon: float = 1e-12
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    use_scale: bool = True
+    scale_init: Callable[..., Any] = ones
+    feature_axes: int | Sequence[int] | None = -1
+    variable_filter: Iterable[str] | None = dataclasses.field(default_factory=lambda: {"kernel"})
+
+    @compact
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer with normalised weights."""
+
+        def normalised(variables: Any) -> Any:
+            return jax.tree_util.tree_map_with_path(self._normalise, variables)
+
+        def call(layer: Module) -> Any:
+            return layer(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+
+        return map_variables(call, trans_in_fn=normalised, init=self.is_initializing())(self.layer_instance)
+
+    @nowrap
+    def _normalise(self, path: Any, weight: Any) -> jax.Array:
+        weight = jnp.asarray(weight)
+        name = _name(self.layer_instance, path)
+        if self.variable_filter and not any(part in name for part in self.variable_filter):
+            return weight
+        scale = None
+        if self.use_scale:
+            axes = () if self.feature_axes is None else canonicalize_axes(self.feature_axes, weight.ndim)
+            shape = tuple(weight.shape[axis] for axis in axes)
+            scale = self.param(f"{name}/scale", self.scale_init, shape, self.param_dtype)
+        return ops.weight_norm(weight, scale, feature_axes=self.feature_axes, epsilon=self.epsilon, dtype=self.dtype)

@@ -1,0 +1,325 @@
+"""A table of the modules of a model: `nn.tabulate`, and their paths: `Module.module_paths`.
+
+The model is run on shapes alone, under an interceptor that writes down every call of `__call__` (or of the method asked for).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from sonde.linen import meta
+from sonde.linen.filters import Filter
+from sonde.linen.methods import InterceptorContext, intercept_methods
+from sonde.linen.run import ALL_BUT_INTERMEDIATES
+
+if TYPE_CHECKING:
+    from sonde.linen.module import Module
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclasses.dataclass
+class Call:
+    """One call of a module.
+
+    Attributes:
+        module: The module, without its scope.
+        path: Its path.
+        method: The name of the method.
+        args: The positional arguments, with shapes for arrays.
+        kwargs: The keyword arguments, likewise.
+        outputs: What it returned, likewise.
+    """
+
+    module: Module
+    path: tuple[str, ...]
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: Any
+
+
+def _shapes(tree: Any) -> Any:
+    def shape(x: Any) -> Any:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, (jax.Array, np.ndarray, np.generic)) else x
+
+    return jax.tree.map(shape, tree)
+
+
+def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs: Any) -> tuple[list[Call], Any]:
+    """All calls during an `init`, in the order in which they began, and the shapes of the variables."""
+    found: list[Call] = []
+    wanted = method if isinstance(method, str) else getattr(method, "__name__", "__call__")
+
+    def write_down(next_fun: Callable[..., Any], args: Any, kwargs: Any, about: InterceptorContext) -> Any:
+        scope = about.module.scope
+        if about.method_name not in ("__call__", wanted) or scope is None:
+            return next_fun(*args, **kwargs)
+        call = Call(about.module, scope.path, about.method_name, _shapes(args), _shapes(kwargs), None)
+        found.append(call)
+        output = next_fun(*args, **kwargs)
+        call.outputs = _shapes(output)
+        call.module = about.module.clone(_deep_clone=True)
+        return output
+
+    arrays, rest = _split((rngs, args, kwargs))
+
+    def run(arrays: Any) -> Any:
+        rngs, args, kwargs = _join(arrays, rest)
+        with intercept_methods(write_down):
+            return module.init(rngs, *args, method=method, **kwargs)
+
+    variables = jax.eval_shape(run, arrays)
+    return found, variables
+
+
+def _split(tree: Any) -> tuple[Any, Any]:
+    """The arrays and shapes in a tree, and the rest, which JAX must not see (flags, functions)."""
+    leaves, structure = jax.tree.flatten(tree)
+    is_array = [isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)) for x in leaves]
+    arrays = [x for x, a in zip(leaves, is_array) if a]
+    return arrays, (structure, is_array, [x for x, a in zip(leaves, is_array) if not a])
+
+
+def _join(arrays: Any, rest: Any) -> Any:
+    structure, is_array, others = rest
+    first, second = iter(arrays), iter(others)
+    return jax.tree.unflatten(structure, [next(first) if a else next(second) for a in is_array])
+
+
+def module_paths(module: Module, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Module]:
+    """See `Module.module_paths`."""
+    calls, _ = calls_of(module, rngs, *args, **kwargs)
+    return {"/".join(call.path): call.module for call in calls}
+
+
+def tabulate(
+    module: Module,
+    rngs: Any,
+    depth: int | None = None,
+    show_repeated: bool = False,
+    mutable: Filter = ALL_BUT_INTERMEDIATES,
+    console_kwargs: Mapping[str, Any] | None = None,
+    table_kwargs: Mapping[str, Any] = _NONE,
+    column_kwargs: Mapping[str, Any] = _NONE,
+    compute_flops: bool = False,
+    compute_vjp_flops: bool = False,
+    **kwargs: Any,
+) -> Callable[..., str]:
+    """A function that describes a model for given inputs: one row for every submodule, nothing is computed.
+
+    Args:
+        module: The model.
+        rngs: As for `Module.init`.
+        depth: How many levels of submodules are shown; the parameters of deeper ones are counted to those above.
+        show_repeated: Whether further calls of the same module are shown.
+        mutable: As for `Module.init`.
+        console_kwargs: For `rich.console.Console`.
+        table_kwargs: For `rich.table.Table`.
+        column_kwargs: For `rich.table.Table.add_column`.
+        compute_flops: Whether to show what a call of each module costs, by XLA's estimate.
+        compute_vjp_flops: The same for the call and its backward pass.
+        **kwargs: Further arguments for `Module.init`.
+
+    Returns:
+        A function of the model's arguments that returns the table as text.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sonde import linen as nn
+        >>> text = nn.tabulate(nn.Dense(2), jax.random.key(0), console_kwargs={"width": 80})(jnp.ones((1, 3)))
+        >>> "Total Parameters: 8 (32 B)" in text
+        True
+    """
+
+    def describe(*args: Any, **call_kwargs: Any) -> str:
+        calls, variables = calls_of(module, rngs, *args, mutable=mutable, **call_kwargs, **kwargs)
+        rows = _rows(calls, variables, depth, show_repeated)
+        costs: list[tuple[str, bool]] = []
+        if compute_flops:
+            costs.append(("flops", False))
+        if compute_vjp_flops:
+            costs.append(("vjp_flops", True))
+        return _render(module, rows, variables, costs, rngs, console_kwargs, table_kwargs, column_kwargs)
+
+    return describe
+
+
+@dataclasses.dataclass
+class _Row:
+    call: Call
+    variables: dict[str, Any]  # by collection: what is shown in the row
+    everything: dict[str, Any]  # by collection: all variables of the module
+
+
+def _at(tree: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        tree = tree.get(name, {}) if isinstance(tree, Mapping) else {}
+    return tree
+
+
+def _rows(calls: list[Call], variables: Any, depth: int | None, show_repeated: bool) -> list[_Row]:
+    shown = [call for call in calls if depth is None or len(call.path) <= depth]
+    paths = {call.path for call in shown}
+    seen: set[tuple[str, ...]] = set()
+    rows = []
+    for call in shown:
+        repeated = call.path in seen
+        if repeated and not show_repeated:
+            continue
+        seen.add(call.path)
+        everything = {collection: _at(tree, call.path) for collection, tree in variables.items()}
+        own = {c: {} if repeated else _without(tree, call.path, paths) for c, tree in everything.items()}
+        rows.append(_Row(call, own, everything))
+    return rows
+
+
+def _without(tree: Any, path: tuple[str, ...], paths: set[tuple[str, ...]]) -> Any:
+    """The variables of a module without those of the submodules that have a row of their own."""
+    if not isinstance(tree, Mapping):
+        return tree
+    kept = {}
+    for name, value in tree.items():
+        inner = (*path, name)
+        if inner in paths:
+            continue
+        value = _without(value, inner, paths)
+        if not isinstance(value, Mapping) or value:
+            kept[name] = value
+    return kept
+
+
+def _size(tree: Any) -> tuple[int, int]:
+    leaves = [x for x in jax.tree.leaves(tree) if hasattr(x, "shape")]
+    count = sum(int(np.prod(x.shape)) for x in leaves)
+    return count, sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize if _is_plain(x) else 0 for x in leaves)
+
+
+def _is_plain(x: Any) -> bool:
+    return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+
+
+def _size_text(tree: Any) -> str:
+    count, n_bytes = _size(tree)
+    if not count:
+        return ""
+    amount = float(n_bytes)
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if amount < 1000 or unit == "TB":
+            break
+        amount /= 1000
+    return f"{count:,} ({amount:.0f} B)" if unit == "B" else f"{count:,} ({amount:.1f} {unit})"
+
+
+def _leaf_text(x: Any) -> str:
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+    return str(x)
+
+
+def _lines(value: Any, indent: str = "") -> list[str]:
+    """A nested value, one leaf a line."""
+    if meta.is_box(value):
+        return _lines(meta.unbox(value), indent)
+    if isinstance(value, Mapping):
+        lines = []
+        for key, inner in value.items():
+            text = _lines(inner, indent + "  ")
+            lines += [f"{indent}{key}: {text[0].strip()}"] if len(text) == 1 else [f"{indent}{key}:", *text]
+        return lines
+    if isinstance(value, (list, tuple)):
+        return [f"{indent}- {line.strip()}" for inner in value for line in _lines(inner)]
+    return [f"{indent}{_leaf_text(value)}"]
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    return "\n".join(_lines(value))
+
+
+def _inputs_text(call: Call) -> str:
+    given = [*call.args, *([dict(call.kwargs)] if call.kwargs else [])]
+    return _value_text(given) if given else ""
+
+
+def _flops(row: _Row, rngs: Any, *, backward: bool) -> str:
+    """XLA's estimate of what a call costs; 0 where the module cannot be run by itself or has no derivative."""
+    call = row.call
+    arrays, rest = _split((row.everything, call.args, call.kwargs))
+
+    def run(arrays: Any, rngs: Any) -> Any:
+        variables, args, kwargs = _join(arrays, rest)
+        variables = {collection: tree for collection, tree in variables.items() if tree}
+        return call.module.apply(variables, *args, rngs=rngs, method=call.method, mutable=True, **kwargs)[0]
+
+    def run_backward(arrays: Any, rngs: Any) -> Any:
+        output, pullback = jax.vjp(lambda arrays: run(arrays, rngs), arrays)
+        return pullback(output)
+
+    try:
+        cost = jax.jit(run_backward if backward else run).lower(arrays, _shapes(rngs)).cost_analysis()
+    except Exception:
+        return "0"
+    cost = cost[0] if isinstance(cost, (list, tuple)) else cost
+    return str(int((cost or {}).get("flops", 0)))
+
+
+def _render(
+    module: Module,
+    rows: list[_Row],
+    variables: Any,
+    costs: list[tuple[str, bool]],
+    rngs: Any,
+    console_kwargs: Mapping[str, Any] | None,
+    table_kwargs: Mapping[str, Any],
+    column_kwargs: Mapping[str, Any],
+) -> str:
+    import rich.console
+    import rich.table
+    import rich.text
+
+    table = rich.table.Table(
+        **{
+            "show_header": True,
+            "show_lines": True,
+            "show_footer": True,
+            "title": f"{type(module).__name__} Summary",
+            **table_kwargs,
+        }
+    )
+    columns = ["path", "module", "inputs", "outputs", *(name for name, _ in costs)]
+    for column in columns:
+        table.add_column(column, **column_kwargs)
+    for collection in variables:
+        table.add_column(collection, **column_kwargs)
+    for row in rows:
+        cells = [
+            "/".join(row.call.path),
+            type(row.call.module).__name__,
+            _inputs_text(row.call),
+            _value_text(row.call.outputs),
+            *(_flops(row, rngs, backward=backward) for _, backward in costs),
+        ]
+        for collection in variables:
+            own = row.variables[collection]
+            cells.append("\n".join([*_lines(own), "", _size_text(own)]) if own else "")
+        table.add_row(*(rich.text.Text(cell) for cell in cells))
+    table.columns[len(columns) - 1].footer = rich.text.Text("Total", justify="right")
+    for column, tree in zip(table.columns[len(columns) :], variables.values()):
+        column.footer = _size_text(tree)
+    table.caption_style = "bold"
+    table.caption = f"\nTotal Parameters: {_size_text(variables) or '0'}"
+    buffer = io.StringIO()
+    console = rich.console.Console(
+        **{"force_terminal": True, "force_jupyter": False, **(console_kwargs or {}), "file": buffer}
+    )
+    console.print(table)
+    return f"\n{buffer.getvalue()}\n"

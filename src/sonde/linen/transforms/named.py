@@ -1,0 +1,35 @@
+"""`nn.named_call`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from sonde.linen.lift import lift
+from sonde.linen.methods import override_named_call
+
+
+def named_call(class_fn: Any, force: bool = True) -> Any:
+    """A module class or method whose calls have names in profiles, whatever the process-wide setting is.
+
+    Args:
+        class_fn: The module class, or a method.
+        force: Whether to name calls; with False, `class_fn` comes back as it is.
+    """
+    if not force:
+        return class_fn
+    if isinstance(class_fn, type):
+        original = class_fn.__call__
+
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with override_named_call(True):
+                return original(self, *args, **kwargs)
+
+        return type(class_fn.__name__, (class_fn,), {"__module__": class_fn.__module__, "__call__": call})
+
+    def run(bridge: Any, body: Any, args: Any, kwargs: Any) -> Any:
+        with override_named_call(True):
+            return body(bridge.scopes, *args, **kwargs)
+
+    return lift(class_fn, run, label="named_call")
