@@ -1,0 +1,96 @@
+"""Differential tests: the same layer in Flax and here, from the same seed, must start, compute, learn and end the same."""
+
+from __future__ import annotations
+
+import flax.nnx as fnnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sonde import nnx
+
+
+def plain(value) -> np.ndarray:
+    """Any array as one that numpy can compare."""
+    value = value.get_value() if isinstance(value, nnx.Variable | fnnx.Variable) else value
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return np.asarray(value, np.float64) if jnp.issubdtype(value.dtype, jnp.inexact) else np.asarray(value)
+
+
+def leaves(where, model) -> dict:
+    """The state of a model by path, with the type of Variable at every place."""
+    return {path: (type(x).__name__, str(x.dtype), plain(x)) for path, x in where.to_flat_state(where.state(model))}
+
+
+def assert_same_state(ours: dict, theirs: dict, *, rtol: float = 0.0) -> None:
+    assert list(ours) == list(theirs)
+    for path, (kind, dtype, value) in theirs.items():
+        assert ours[path][0] == kind or kind in ("ArrayImpl",), path
+        assert ours[path][1] == dtype, path
+        close(ours[path][2], value, rtol=rtol)
+
+
+def close(ours, theirs, *, rtol: float) -> None:
+    scale = np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0) if theirs.dtype.kind == "f" else 0.0
+    np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=rtol * scale)
+
+
+def tolerance(*arrays) -> float:
+    return 2e-2 if any(x.dtype in (jnp.bfloat16, jnp.float16) for x in arrays) else 1e-6
+
+
+@pytest.fixture
+def same():
+    """`same(make, call)`: make and call the layer in both libraries and compare everything that can be seen.
+
+    Compared are initial values (to the last digit), how many random keys were used, outputs, the state after the call,
+    and gradients of the sum of squared outputs with respect to parameters.
+    """
+
+    def check(make, call, *, gradients: bool = True, rtol: float | None = None):
+        seen = []
+        for where in (nnx, fnnx):
+            rngs = where.Rngs(0, dropout=1)
+            model = make(where, rngs)
+            before = leaves(where, model)
+            used = {name: int(rngs[name].count.get_value()) for name in ("default", "dropout")}
+            grads = _gradients(where, model, call) if gradients else {}
+            output = call(where, model)
+            seen.append((before, used, output, leaves(where, model), grads))
+        ours, theirs = seen
+        assert_same_state(ours[0], theirs[0])
+        assert ours[1] == theirs[1]
+        outputs = [jax.tree.leaves(output) for output in (ours[2], theirs[2])]
+        limit = rtol if rtol is not None else tolerance(*outputs[1])
+        assert [x.dtype for x in outputs[0]] == [x.dtype for x in outputs[1]]
+        for a, b in zip(*outputs, strict=True):
+            assert a.shape == b.shape
+            close(plain(a), plain(b), rtol=limit)
+        assert_same_state(ours[3], theirs[3], rtol=limit)
+        assert list(ours[4]) == list(theirs[4])
+        for path, grad in theirs[4].items():
+            close(ours[4][path], grad, rtol=max(limit, 5e-6))
+        return outputs[0]
+
+    return check
+
+
+def _gradients(where, model, call) -> dict:
+    graph, params, rest = where.split(model, where.Param, ...)
+
+    def loss(params):
+        # Variables made inside may be written to inside.
+        inner = jax.tree.map(lambda x: x, rest)
+        output = call(where, where.merge(graph, params, inner))
+        return sum((x.astype(jnp.float32) ** 2).sum() for x in jax.tree.leaves(output))
+
+    return {path: plain(x) for path, x in where.to_flat_state(jax.grad(loss)(params))}
+
+
+@pytest.fixture
+def draw():
+    """Random arrays, the same in every run."""
+    rng = np.random.default_rng(0)
+    return lambda *shape, dtype=jnp.float32: jnp.asarray(rng.normal(size=shape), dtype)

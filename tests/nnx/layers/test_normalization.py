@@ -1,0 +1,160 @@
+"""Normalisation layers against Flax; the arithmetic has more cases in tests/ops."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+from sonde import nnx
+from sonde.errors import LayerInputError
+
+DTYPES = [{}, {"dtype": jnp.bfloat16}, {"param_dtype": jnp.bfloat16}]
+
+
+def random_init(n):
+    return {"scale_init": n.initializers.normal(), "bias_init": n.initializers.normal()}
+
+
+@pytest.mark.parametrize("options", [*DTYPES, {"momentum": 0.5, "axis": 1}, {"use_fast_variance": False}], ids=str)
+@pytest.mark.parametrize(
+    "use_running_average, use_bias, use_scale",
+    [(True, True, True), (False, True, True), (False, False, True), (False, True, False)],
+)
+def test_batch_norm(same, draw, options, use_running_average, use_bias, use_scale):
+    x = draw(4, 3, 3) + 1
+
+    def make(n, rngs):
+        return n.BatchNorm(
+            3,
+            use_running_average=use_running_average,
+            use_bias=use_bias,
+            use_scale=use_scale,
+            rngs=rngs,
+            **random_init(n),
+            **options,
+        )
+
+    same(make, lambda n, m: m(x))
+
+
+def test_batch_norm_twice_with_a_mask_and_a_setting_of_the_call(same, draw):
+    x, mask = draw(4, 5, 3), draw(4, 5, 1) > 0
+
+    def call(n, m):
+        return m(x, mask=mask), m(2 * x, use_running_average=False), m(x, use_running_average=True)
+
+    same(lambda n, rngs: n.BatchNorm(3, momentum=0.7, rngs=rngs), call)
+
+
+@pytest.mark.parametrize("options", [*DTYPES, {"use_bias": False}, {"use_scale": False}, {"epsilon": 0.1}], ids=str)
+@pytest.mark.parametrize("masked", [True, False])
+def test_layer_norm(same, draw, options, masked):
+    x, mask = draw(4, 5, 6), draw(4, 5, 6) > -0.5 if masked else None
+    same(lambda n, rngs: n.LayerNorm(6, rngs=rngs, **random_init(n), **options), lambda n, m: m(x, mask=mask))
+
+
+def test_layer_norm_over_other_axes(same, draw):
+    x = draw(4, 5, 6)
+    same(lambda n, rngs: n.LayerNorm(6, reduction_axes=(1, 2), rngs=rngs), lambda n, m: m(x))
+
+
+@pytest.mark.parametrize("options", [*DTYPES, {"use_scale": False}], ids=str)
+def test_rms_norm(same, draw, options):
+    x, mask = draw(4, 5, 6), draw(4, 5, 6) > -0.5
+
+    def make(n, rngs):
+        return n.RMSNorm(6, scale_init=n.initializers.normal(), rngs=rngs, **options)
+
+    same(make, lambda n, m: (m(x), m(x, mask)))
+
+
+@pytest.mark.parametrize("options", [{"num_groups": 3}, {"num_groups": None, "group_size": 3}], ids=str)
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_group_norm(same, draw, options, dtypes):
+    x = draw(4, 5, 6)
+    same(lambda n, rngs: n.GroupNorm(6, rngs=rngs, **random_init(n), **options, **dtypes), lambda n, m: m(x))
+
+
+@pytest.mark.parametrize("options", [*DTYPES, {"use_fast_variance": False}], ids=str)
+def test_instance_norm(same, draw, options):
+    x = draw(4, 5, 6)
+    same(lambda n, rngs: n.InstanceNorm(6, rngs=rngs, **random_init(n), **options), lambda n, m: m(x))
+
+
+@pytest.mark.parametrize("kind", ["Linear", "Conv"])
+@pytest.mark.parametrize("options", [{}, {"n_steps": 3}, {"dtype": jnp.bfloat16}, {"update_stats": False}], ids=str)
+def test_spectral_norm(same, draw, kind, options):
+    x = draw(4, 5, 3)
+
+    def make(n, rngs):
+        inner = n.Linear(3, 4, rngs=rngs) if kind == "Linear" else n.Conv(3, 4, 3, rngs=rngs)
+        return n.SpectralNorm(inner, rngs=rngs, **options)
+
+    same(make, lambda n, m: (m(x), m(x), m(x, update_stats=False)))
+
+
+@pytest.mark.parametrize("options", [{}, {"use_scale": False}, {"feature_axes": None}, {"feature_axes": 0}], ids=str)
+def test_weight_norm(same, draw, options):
+    x = draw(4, 5, 3)
+
+    def make(n, rngs):
+        return n.WeightNorm(n.Linear(3, 4, rngs=rngs), rngs=rngs, **options)
+
+    same(make, lambda n, m: m(x))
+
+
+def test_train_and_eval_switch_batch_norm(draw):
+    layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    layer.eval()
+    layer(draw(4, 3))
+    assert jnp.all(layer.mean[...] == 0)
+    layer.train()
+    layer(draw(4, 3))
+    assert jnp.any(layer.mean[...] != 0)
+    assert nnx.view(layer, use_running_average=True).use_running_average is True
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (
+            lambda d: nnx.BatchNorm(3, rngs=nnx.Rngs(0))(d(2, 5)),
+            "BatchNorm: `inputs` has the wrong number of features: expected 3 along axis 1, got 5 in float32[2,5].",
+        ),
+        (
+            lambda d: nnx.LayerNorm(3, rngs=nnx.Rngs(0))(d(2, 5)),
+            "LayerNorm: the inputs have the wrong number of features: expected 3 (the size of `scale`) along axes "
+            "(1,), got float32[2,5].",
+        ),
+        (
+            lambda d: nnx.LayerNorm(5, rngs=nnx.Rngs(0))(d(2, 5), mask=d(3, 5) > 0),
+            "LayerNorm: `mask` has the wrong shape: expected one that broadcasts to (2, 5) (the shape of the "
+            "inputs), got bool[3,5].",
+        ),
+        (
+            lambda d: nnx.GroupNorm(6, 4, rngs=nnx.Rngs(0)),
+            "GroupNorm: Number of groups (4) does not divide the number of channels (6).",
+        ),
+        (
+            lambda d: nnx.GroupNorm(6, 3, 2, rngs=nnx.Rngs(0)),
+            "GroupNorm: Either `num_groups` or `group_size` should be specified. If `group_size` is to be "
+            "specified, pass `num_groups=None` as argument to override the default `num_groups` value of 32.",
+        ),
+        (
+            lambda d: nnx.SpectralNorm(nnx.Conv(3, 4, 3, rngs=nnx.Rngs(0)), error_on_non_matrix=True, rngs=nnx.Rngs(0))(
+                d(2, 5, 3)
+            ),
+            "SpectralNorm: Layer instance parameter is 3D but error_on_non_matrix is True: kernel is float32[3,3,4].",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said(draw, call, words):
+    with pytest.raises(LayerInputError) as caught:
+        call(draw)
+    assert str(caught.value) == words
+
+
+def test_an_unsaid_setting_is_said(draw):
+    layer = nnx.BatchNorm(3, use_running_average=None, rngs=nnx.Rngs(0))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="No `use_running_average` argument was provided to BatchNorm"):
+        layer(draw(2, 3))
