@@ -25,6 +25,9 @@ import jax
 
 CONTROL = "control"
 GROUPS = 5
+# Measuring goes on until the base agrees with itself this well, but not longer than this many times the time given.
+AGREED = 0.02
+PATIENCE = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,17 +87,17 @@ def interleaved(
     turn: float = 0.004,
     min_rounds: int = 10,
     wait: bool = True,
-    warm: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Times:
     """Times functions of no arguments in turns. The first one is the base of all ratios.
 
     Args:
         contenders: The functions, by name.
-        seconds: How long to go on, all contenders together.
+        seconds: How long to go on, all contenders together; longer where the control is not near 1 by then.
         turn: How long one turn of one contender lasts, at least one call.
         min_rounds: How many rounds there are at least.
         wait: Whether a call ends when its arrays are ready (run time), or when it returns (cost of calling).
-        warm: Whether every turn starts with a call that does not count: the turn before had the caches.
+        clock: What time is. `time.thread_time` leaves out what other programs take, for work that is Python alone.
     """
     base = next(iter(contenders))
     everybody = {**contenders, CONTROL: contenders[base]}
@@ -102,18 +105,25 @@ def interleaved(
     calls[CONTROL] = calls[base]
     names = list(everybody)
     best_of_turn: dict[str, list[float]] = {name: [] for name in names}
-    end = time.perf_counter() + seconds
+    start = time.perf_counter()
     done = 0
+
+    def settled() -> bool:
+        taken = time.perf_counter() - start
+        if done < min_rounds or taken < seconds:
+            return False
+        return taken > PATIENCE * seconds or abs(min(best_of_turn[CONTROL]) / min(best_of_turn[base]) - 1) < AGREED
+
     gc.collect()
     gc.disable()
     try:
-        while done < min_rounds or time.perf_counter() < end:
+        while not settled():
             shift = done % len(names)
             for name in names[shift:] + names[:shift]:
                 fn = everybody[name]
-                if warm:
+                if calls[name] > 1:  # the turn before had the caches
                     jax.block_until_ready(fn())
-                best_of_turn[name].append(min(_time(fn, wait) for _ in range(calls[name])))
+                best_of_turn[name].append(min(_time(fn, wait, clock) for _ in range(calls[name])))
             gc.collect()
             done += 1
     finally:
@@ -127,15 +137,15 @@ def interleaved(
 def _calls_per_turn(fn: Callable[[], Any], turn: float) -> int:
     for _ in range(2):
         jax.block_until_ready(fn())
-    return max(1, min(500, int(turn / min(_time(fn, wait=True) for _ in range(3)))))
+    return max(1, min(500, int(turn / min(_time(fn, True, time.perf_counter) for _ in range(3)))))
 
 
-def _time(fn: Callable[[], Any], wait: bool) -> float:
-    start = time.perf_counter()
+def _time(fn: Callable[[], Any], wait: bool, clock: Callable[[], float]) -> float:
+    start = clock()
     result = fn()
     if wait:
         jax.block_until_ready(result)
-    taken = time.perf_counter() - start
+    taken = clock() - start
     if not wait:
         jax.block_until_ready(result)
     return taken

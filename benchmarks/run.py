@@ -1,7 +1,6 @@
 """Every benchmark, one table. Each runs in a process of its own; the exit status says if all bounds hold.
 
-python benchmarks/run.py              all of them
-python benchmarks/run.py eager ...    some of them
+Without arguments all of them run; otherwise those named, as in `python benchmarks/run.py eager tracing`.
 """
 
 from __future__ import annotations

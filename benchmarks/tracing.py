@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,42 +14,40 @@ from transformer import Size, loss_of, make, model
 
 
 def measure() -> list[Row]:
-    size = Size()
-    params, x = make(size)
+    return [
+        compare("f", plain, blocks=12),
+        compare("f with a jit inside", inner_jit, blocks=12),
+        compare("value_and_grad(f), grads=True", gradient, blocks=6, grads=True),
+    ]
+
+
+def compare(what: str, fresh: Callable[..., Any], *, blocks: int, grads: bool = False) -> Row:
+    """Traces the function that `fresh` makes of a model, a new one every time."""
+    size = Size(blocks=blocks)
+    args = make(size)
     forward = model(size.heads)
-    loss = loss_of(forward)
+    times = interleaved(
+        {
+            "plain": lambda: jax.jit(fresh(forward)).trace(*args) and None,
+            "capture": lambda: jax.jit(sonde.capture(fresh(forward), grads=grads)).trace(*args) and None,
+        },
+        seconds=7,
+        clock=time.thread_time,
+    )
+    return times.row("capture", f"tracing capture({what}) against tracing it", 1.35)
 
-    def tracing(make_fresh: Callable[[], Callable[..., Any]]) -> Callable[[], None]:
-        def run() -> None:
-            jax.jit(make_fresh()).trace(params, x)
 
-        return run
+def plain(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda params, x: forward(params, x)
 
-    def plain() -> Callable[..., Any]:
-        return lambda params, x: forward(params, x)
 
-    def inner_jit() -> Callable[..., Any]:
-        jitted = jax.jit(lambda params, x: forward(params, x))
-        return lambda params, x: jitted(params, x) + 1
+def inner_jit(forward: Callable[..., Any]) -> Callable[..., Any]:
+    jitted = jax.jit(plain(forward))
+    return lambda params, x: jitted(params, x) + 1
 
-    def gradient() -> Callable[..., Any]:
-        return jax.value_and_grad(lambda params, x: loss(params, x))
 
-    rows = []
-    for what, fresh, grads in (
-        ("f", plain, False),
-        ("f with a jit inside", inner_jit, False),
-        ("value_and_grad(f), grads=True", gradient, True),
-    ):
-        times = interleaved(
-            {
-                "plain": tracing(fresh),
-                "capture": tracing(lambda fresh=fresh, grads=grads: sonde.capture(fresh(), grads=grads)),
-            },
-            seconds=7,
-        )
-        rows.append(times.row("capture", f"tracing capture({what}) against tracing it", 1.35))
-    return rows
+def gradient(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.value_and_grad(loss_of(forward))
 
 
 if __name__ == "__main__":
