@@ -4,8 +4,8 @@ Taking Modules apart costs far more than calling a compiled function, so it is d
 sorted into *roots* (Modules and Variables, wherever they stand in the arguments) and *plain* arguments (arrays and
 containers of arrays, which JAX flattens faster than anybody).
 
-A `Plan` belongs to certain roots: it lists their Variables, so that a call only has to read their values into a list. It
-holds while the structure epoch has not moved; if it has, the plan asks each node whether it was changed since. It
+A `Plan` belongs to certain roots: it lists their Variables, so that a call only has to read their values into a list.
+It holds while the structure epoch has not moved; if it has, the plan asks each node whether it was changed since. It
 keeps nodes by weak references and is dropped with the first root that dies, so it keeps no model alive.
 
 A `Program` belongs to a structure: models of equal structure share it, and with it the traces and the compiled code.

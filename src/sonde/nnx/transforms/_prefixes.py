@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
+from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx._walk import REFERENCE, Path, count_leaves, flatten_once, show_path
 from sonde.nnx.filters import Filter, PathIn, to_predicate
 from sonde.nnx.pytree import Pytree
@@ -259,7 +259,51 @@ def leaf_values(prefix: Any, definition: Any, leaves: Sequence[Any], *, who: str
         elif value is not _UNSET and values[i] != value:
             raise ValueError(
                 f"Inconsistent aliasing detected: nnx.{who} was given a {type(leaves[i]).__name__} twice, with "
-                f"different {what}:\n\n  - {show_path(first_paths[i])}: {values[i]}\n  - {show_path(path)}: {value}\n\nA shared "
-                f"Variable is one value; give it one of them."
+                f"different {what}:\n\n  - {show_path(first_paths[i])}: {values[i]}\n  - {show_path(path)}: {value}\n\n"
+                f"A shared Variable is one value; give it one of them."
             )
     return [None if value is _UNSET else value for value in values]
+
+
+def same_form(structure: Any, found: Any, name: str) -> str | None:
+    """How an object that was walked differs from the argument of that name; None if it does not.
+
+    Metadata of Variables and the order of keys in dicts do not count.
+    """
+    keys, children = children_of(structure.definition)
+    before = children[list(keys).index(name)]
+    (after,) = children_of(found.definition)[1]
+    first: dict[int, int] = {}
+
+    def differ(a: Any, b: Any, path: Path) -> str | None:
+        place = show_path(path)
+        if a[0] == REFERENCE or b[0] == REFERENCE:
+            if a[0] != b[0] or first.get(a[1], a[1]) != b[1]:
+                return f"{place} is shared with something else, or no longer"
+            return None
+        if a[0] != b[0] or (a[0] not in (ARRAY, OTHER) and a[1] is not b[1]):
+            return f"{place} was {_kind_name(a)} and is {_kind_name(b)}"
+        if a[0] == OTHER and a[1] is not b[1] and a[1] != b[1]:
+            return f"{place} was {a[1]!r} and is {b[1]!r}"
+        if a[0] in (NODE, VARIABLE) and a[2] is not None:
+            first[a[2]] = b[2]
+        if a[0] not in (NODE, CONTAINER):
+            return None
+        (keys_a, children_a), (keys_b, children_b) = children_of(a), children_of(b)
+        if tuple(keys_a) != tuple(keys_b):
+            return f"{place} had the entries {_shown(keys_a)} and has {_shown(keys_b)}"
+        if a[0] == NODE and a[4] != b[4]:
+            names = [n for n, x, y in zip(a[3].static, a[4], b[4]) if x is not y and x != y]
+            return f"the static attributes {', '.join(map(str, names))} of {place} changed"
+        for key, x, y in zip(keys_a, children_a, children_b):
+            if difference := differ(x, y, (*path, key)):
+                return difference
+        return None
+
+    return differ(before, after, (name,))
+
+
+def _kind_name(d: Any) -> str:
+    if d[0] in (NODE, CONTAINER, VARIABLE):
+        return f"a {d[1].__name__}"
+    return "an array" if d[0] == ARRAY else repr(d[1])

@@ -1,0 +1,80 @@
+"""`nnx.eval_shape` and `nnx.make_jaxpr`: what a function would compute, without computing it. Nothing is changed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from sonde.nnx.transforms._lifting import Fixed, Left, Taken, output, take
+from sonde.nnx.transforms._options import MISSING, as_indices, mode, named_like
+
+
+def _pure(f: Callable[..., Any], taken: Taken) -> Callable[[list[Any]], Left]:
+    def pure(values: list[Any]) -> Left:
+        entered = taken.enter(values)
+        return entered.leave(f(*entered.args, **entered.kwargs), changed=())
+
+    pure.__name__ = getattr(f, "__name__", "f")
+    return pure
+
+
+def eval_shape(
+    f: Callable[..., Any],
+    *args: Any,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The output of a function with `jax.ShapeDtypeStruct` in the place of arrays.
+
+    Args:
+        f: the function, such as the class of a model.
+        *args: its arguments; shapes in the place of arrays will do.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+        **kwargs: its keyword arguments.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> nnx.eval_shape(lambda: nnx.Param(jnp.zeros((10**6, 10**6)))).shape
+        (1000000, 1000000)
+    """
+    taken = take("eval_shape", mode("eval_shape", graph, graph_updates), args, kwargs)
+    return output(jax.eval_shape(_pure(f, taken), taken.values))[0]
+
+
+def make_jaxpr(
+    f: Callable[..., Any] = MISSING,
+    *,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    static_argnums: int | Sequence[int] = (),
+) -> Any:
+    """`jax.make_jaxpr` for functions of Modules and Variables: the inputs are the leaves of the arguments.
+
+    Args:
+        f: the function; leave it out to use `make_jaxpr` as a decorator with options.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+        static_argnums: positions of arguments that are not traced.
+
+    Example:
+        >>> from sonde import nnx
+        >>> nnx.make_jaxpr(lambda w, x: w[...] * x)(nnx.Param(2.0), 3.0)
+        { lambda ; a:f32[] b:f32[]. let c:f32[] = mul a b in (c,) }
+    """
+    graph = mode("make_jaxpr", graph, graph_updates)
+    if f is MISSING:
+        return functools.partial(make_jaxpr, graph=graph, static_argnums=static_argnums)
+
+    @named_like(f)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        fixed = as_indices(static_argnums, len(args))
+        taken = take("make_jaxpr", graph, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+        return jax.make_jaxpr(_pure(f, taken))(taken.values)
+
+    return make

@@ -1,0 +1,197 @@
+"""`nnx.while_loop` and `nnx.fori_loop`.
+
+What goes round a loop keeps its form: a Variable that goes in comes out as the same Variable, with the value of the
+last iteration. Only Variables that the body changes are carried from one iteration to the next; to know which ones, the
+body is traced once before the loop is made, and the loop reuses that trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from sonde.nnx._walk import build, show_path, walk
+from sonde.nnx.transforms._lifting import Call, Entered, Taken, raw, take, write
+from sonde.nnx.transforms._options import mode
+from sonde.nnx.transforms._prefixes import same_form
+from sonde.nnx.variable import Variable
+
+T = TypeVar("T")
+
+
+def while_loop(
+    cond_fun: Callable[[T], Any],
+    body_fun: Callable[[T], T],
+    init_val: T,
+    *,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> T:
+    """`jax.lax.while_loop` for values with Modules and Variables in them.
+
+    Args:
+        cond_fun: whether to go on, from the current value. What it does to Variables is forgotten.
+        body_fun: the next value; it has the same form as the one before, with the same Variables.
+        init_val: the first value. Its Variables are changed.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+
+    Returns:
+        The last value: new Modules around the Variables of `init_val`.
+
+    Raises:
+        ValueError: the body returns something of another form, or other Variables; or `graph` is False and a Variable
+            is met twice.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> count = nnx.Variable(jnp.array(0))
+        >>> def body(count):
+        ...     count[...] += 1
+        ...     return count
+        >>> nnx.while_loop(lambda count: count[...] < 3, body, count) is count
+        True
+        >>> int(count)
+        3
+    """
+    taken = take("while_loop", mode("while_loop", graph, graph_updates), (init_val,), names=("init_val",))
+    loop = Carried(taken, lambda entered: body_fun(entered.args[0]))
+
+    def go_on(carry: list[Any]) -> Any:
+        out = cond_fun(taken.enter(loop.values(carry)).args[0])
+        return raw(out)
+
+    return loop.finish(jax.lax.while_loop(go_on, loop.body, loop.first))
+
+
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, T], T],
+    init_val: T,
+    *,
+    unroll: int | bool | None = None,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> T:
+    """`jax.lax.fori_loop` for values with Modules and Variables in them.
+
+    Args:
+        lower: the first index.
+        upper: the index after the last.
+        body_fun: the next value, from the index and the current value; it has the same form, with the same Variables.
+        init_val: the first value. Its Variables are changed.
+        unroll: see `jax.lax.fori_loop`.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+
+    Returns:
+        The last value: new Modules around the Variables of `init_val`.
+
+    Raises:
+        ValueError: see `nnx.while_loop`.
+    """
+    taken = take("fori_loop", mode("fori_loop", graph, graph_updates), (init_val,), names=("init_val",))
+    lower, upper = raw(lower), raw(upper)
+    loop = Carried(taken, lambda entered, i: body_fun(i, entered.args[0]), lower)
+    return loop.finish(jax.lax.fori_loop(lower, upper, lambda i, carry: loop.body(carry, i), loop.first, unroll=unroll))
+
+
+class Carried:
+    """A value that goes round a loop, as a flat list of what changes.
+
+    Attributes:
+        first: what the loop starts with: values of Variables that the body changes, and of all other leaves.
+    """
+
+    def __init__(self, taken: Taken, body: Callable[..., Any], *more: Any):
+        self._taken = taken
+        self._step = self._traced(body)
+        new, changed = jax.eval_shape(self._step, taken.values, *more)
+        del new
+        kinds = taken.structure.kinds
+        self._moving = [i for i, kind in enumerate(kinds) if kind is None or i in changed.indices]
+        self.first = [taken.values[i] for i in self._moving]
+
+    def _traced(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        taken = self._taken
+
+        def step(values: Sequence[Any], *more: Any) -> tuple[list[Any], Indices]:
+            entered = taken.enter(values)
+            out = body(entered, *more)
+            leaves = returned(entered, out, taken, range(len(values)), "init_val")
+            return [raw(x) for x in leaves], Indices(tuple(entered.changed()))
+
+        return jax.jit(step, inline=True)  # for its cache of traces: the user's function runs once
+
+    def values(self, carry: Sequence[Any]) -> list[Any]:
+        """The values of all leaves."""
+        values = list(self._taken.values)
+        for i, value in zip(self._moving, carry):
+            values[i] = value
+        return values
+
+    def body(self, carry: list[Any], *more: Any) -> list[Any]:
+        """One iteration."""
+        new, _ = self._step(self.values(carry), *more)
+        return [new[i] for i in self._moving]
+
+    def finish(self, carry: list[Any]) -> Any:
+        """Writes to the caller's Variables and returns the last value, which is made of them."""
+        leaves = list(self._taken.leaves)
+        changed = [(i, x) for i, x in zip(self._moving, carry) if isinstance(leaves[i], Variable)]
+        write([leaves[i] for i, _ in changed], [x for _, x in changed], [None] * len(changed))
+        for i, value in zip(self._moving, carry):
+            if not isinstance(leaves[i], Variable):
+                leaves[i] = value
+        return build(self._taken.structure.definition, leaves).values[0]
+
+
+@jax.tree_util.register_static
+class Indices:
+    """Numbers that leave a trace as part of the structure of its output."""
+
+    __slots__ = ("indices",)
+
+    def __init__(self, indices: tuple[int, ...]):
+        self.indices = indices
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Indices) and self.indices == other.indices
+
+    def __hash__(self) -> int:
+        return hash(self.indices)
+
+
+def returned(entered: Entered, out: Any, taken: Taken, places: Sequence[int], name: str) -> list[Any]:
+    """The leaves of what an iteration returned.
+
+    Args:
+        entered: what the iteration was given.
+        out: what it returned.
+        taken: the arguments of the transform.
+        places: which leaves of the arguments are carried.
+        name: the argument that is carried.
+
+    Raises:
+        ValueError: it has another form than what went in, or other Variables.
+    """
+    found = walk(Call((name,), (out,)), graph=taken.graph, who=taken.who, numbers=True)
+    difference = same_form(taken.structure, found, name)
+    if difference:
+        raise ValueError(
+            f"nnx.{taken.who}: the value that goes round must keep its form, and the body returns another one: "
+            f"{difference}. Static attributes, keys and classes may not change in a loop."
+        )
+    for i, leaf in zip(places, found.leaves):
+        before = entered.leaves[i]
+        if isinstance(before, Variable) and leaf is not before:
+            raise ValueError(
+                f"nnx.{taken.who}: Variable identity must be preserved across iterations, and the body returns another "
+                f"{type(before).__name__} at {show_path(taken.structure.paths[i])} than it was given. Change the value "
+                f"of the Variable in place, `variable[...] = value`, and return the same Variable."
+            )
+    return found.leaves

@@ -1,0 +1,91 @@
+"""`nnx.shard_map`: a function over shards of arrays, Variables and Modules."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Set
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import PartitionSpec as P
+
+from sonde.nnx.transforms._lifting import Left, take
+from sonde.nnx.transforms._options import MISSING, mode, named_like, positional, refuse_bound_method
+from sonde.nnx.transforms._prefixes import leaf_values
+from sonde.nnx.transforms._results import Lists
+
+
+def shard_map(
+    f: Callable[..., Any] = MISSING,
+    *,
+    mesh: Mesh | AbstractMesh,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Set[Any] = frozenset(),
+    check_vma: bool = True,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`jax.shard_map` for functions of Modules and Variables.
+
+    Args:
+        f: the function; leave it out to use `shard_map` as a decorator with options.
+        mesh: the devices.
+        in_specs: for each argument, how it is sharded: a PartitionSpec, `StateSharding` for the Variables of a Module,
+            containers of these, or None for "not sharded". A Variable comes back sharded as it went in.
+        out_specs: the same for the output.
+        axis_names: the axes of the mesh that the function handles; all if empty.
+        check_vma: see `jax.shard_map`.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: None or False.
+
+    Raises:
+        ValueError: the specs do not fit the arguments, or `graph` is False and a Variable is met twice.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jax.sharding import PartitionSpec as P
+        >>> from sonde import nnx
+        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> double = nnx.shard_map(lambda w, x: w * x, mesh=mesh, in_specs=(P(), P("data")), out_specs=P("data"))
+        >>> double(nnx.Param(jnp.array(2.0)), jnp.arange(3.0))
+        Array([0., 2., 4.], dtype=float32)
+    """
+    graph = mode("shard_map", graph, graph_updates)
+    if f is MISSING:
+        return functools.partial(
+            shard_map,
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=axis_names,
+            check_vma=check_vma,
+            graph=graph,
+        )
+    refuse_bound_method("shard_map", f)
+
+    @named_like(f)
+    def sharded(*args: Any, **kwargs: Any) -> Any:
+        taken = take("shard_map", graph, positional(f, args, kwargs))
+        given = leaf_values(in_specs, taken.structure.definition, taken.leaves, who="shard_map", what="in_specs")
+        specs = [P() if spec is None else spec for spec in given]
+        lists = Lists("shard_map", "out_specs", out_specs, specs)
+
+        def pure(*values: Any) -> Left:
+            entered = taken.enter(values)
+            return lists.leave(entered, f(*entered.args))
+
+        pure.__name__ = getattr(f, "__name__", "shard_map")
+        out_kinds = tuple(P() if spec is None else spec for spec in lists.kinds)
+        run = jax.shard_map(
+            pure,
+            mesh=mesh,
+            in_specs=tuple(specs),
+            out_specs=(out_kinds, P()),
+            axis_names=axis_names,
+            check_vma=check_vma,
+        )
+        return taken.settle(run(*taken.values))
+
+    return sharded
