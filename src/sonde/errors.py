@@ -1,13 +1,13 @@
 """Every exception that Sonde raises on purpose.
 
-    SondeError
-    ├── CaptureError          a site is in a place that cannot be captured
-    ├── NoSuchSiteError       a pattern matches no site               (also a LookupError)
-    ├── EditError             an edit does not fit the site           (also a ValueError)
-    ├── LayerInputError       what a layer was given does not fit it  (also a ValueError and TypeError)
-    ├── ScopeError            scopes were left in another order than they were entered
-    ├── SiteNameError         a name that cannot name a site          (also a TypeError or ValueError)
-    └── TraceContextError     an object is changed from another trace level than the one it was made at
+SondeError
+├── CaptureError          a site is in a place that cannot be captured
+├── NoSuchSiteError       a pattern matches no site               (also a LookupError)
+├── EditError             an edit does not fit the site           (also a ValueError)
+├── LayerInputError       what a layer was given does not fit it  (also a ValueError and TypeError)
+├── ScopeError            scopes were left in another order than they were entered
+├── SiteNameError         a name that cannot name a site          (also a TypeError or ValueError)
+└── TraceContextError     an object is changed from another trace level than the one it was made at
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import weakref
@@ -86,6 +87,11 @@ def _capture_now(f: Callable, patterns: tuple[Pattern, ...], options: dict[str, 
     return result, make_records(handler.items, handler.met, reduce=options["reduce"])
 
 
+# What layers above want to know of a run before it begins: the function, its arguments, and what was requested of the
+# layer. Each returns a context manager around the run, which gives what jitted functions depend on (`Looking.extra`).
+LAYERS: list[Callable[[Callable, Any, Any, Any], contextlib.AbstractContextManager[Hashable]]] = []
+
+
 def run_with(
     make: Callable[[int], Any],
     f: Callable,
@@ -94,7 +100,7 @@ def run_with(
     *,
     grads: bool = False,
     edits: bool = False,
-    extra: Hashable = None,
+    request: Any = None,
 ) -> tuple[Any, Any]:
     """Runs `f` with a handler at its sites.
 
@@ -105,20 +111,23 @@ def run_with(
         kwargs: Its keyword arguments.
         grads: Whether gradients must be marked.
         edits: Whether the handler replaces values.
-        extra: What jitted functions are to be traced again for; see `Looking.extra`.
+        request: For the layers above; see `LAYERS`.
 
     Returns:
         The result of `f` and the handler, finished.
     """
     outer = looking()
-    state = Looking(grads, edits, extra=extra)
+    depth = 1
     if outer is not None:
-        extra = outer.extra if extra is None else extra
-        state = Looking(grads or outer.grads, edits or outer.edits, outer.depth + 1, extra)
-    handler: Handler = make(state.depth)
+        grads, edits, depth = grads or outer.grads, edits or outer.edits, outer.depth + 1
+    handler: Handler = make(depth)
     trace = SiteTrace(_jax.current_trace(), handler)
     try:
-        with _jax.eager_shortcut(SiteTrace, has_sites), _jax.set_current_trace(trace), look(state):
+        with contextlib.ExitStack() as stack:
+            extra = tuple([stack.enter_context(layer(f, args, kwargs, request)) for layer in LAYERS])
+            stack.enter_context(_jax.eager_shortcut(SiteTrace, has_sites))
+            stack.enter_context(_jax.set_current_trace(trace))
+            stack.enter_context(look(Looking(grads, edits, depth, extra)))
             result = f(*args, **kwargs)
     finally:
         trace.invalidate()

@@ -91,10 +91,10 @@ def perturbed(f: Callable) -> Callable:
 class Adding(Handler):
     """Adds given arrays to the values at sites."""
 
-    def __init__(self, deltas: Mapping[str, Any], *, depth: int = 1) -> None:
+    def __init__(self, deltas: Mapping[Any, Any], *, depth: int = 1) -> None:
         super().__init__(None, (), depth=depth)
         self.deltas = dict(deltas)
-        self._sliced: list[str] = []
+        self._sliced: list[Any] = []
 
     def finish(self) -> None:
         """Raises NoSuchSiteError for a path that was not met."""
@@ -102,18 +102,23 @@ class Adding(Handler):
             if path not in self.met.paths:
                 raise no_such_site(path, self.met.paths)
 
+    def key_of(self, site: Site, path: str) -> Any:
+        """What the deltas of a site are found by."""
+        del site
+        return path
+
     def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
         """The deltas that have this loop's axis in front, which then give each iteration its slice."""
         self._sliced = []
         slices = []
         for found in sites_inside(body):
-            path = self.here(found.names) + found.site.path
-            if path not in self.deltas or path in self._sliced or not found.view.is_value:
+            key = self.key_of(found.site, self.here(found.names) + found.site.path)
+            if key not in self.deltas or key in self._sliced or not found.view.is_value:
                 continue
-            leaves = jax.tree.leaves(self.deltas[path])
+            leaves = jax.tree.leaves(self.deltas[key])
             inner = [found.loops + t.ndim for t in found.types if jnp.issubdtype(t.dtype, jnp.inexact)]
             if leaves and all(jnp.ndim(x) > n and jnp.shape(x)[0] == length for x, n in zip(leaves, inner)):
-                self._sliced.append(path)
+                self._sliced.append(key)
                 slices.append([jnp.flip(x, 0) if reverse else x for x in leaves])
         return [x for leaves in slices for x in leaves]
 
@@ -122,18 +127,19 @@ class Adding(Handler):
         new = super().child(base, steps, prefix)
         new.deltas = dict(self.deltas)
         rest = list(steps)
-        for path in self._sliced if steps else ():
-            leaves, tree = jax.tree.flatten(self.deltas[path])
-            new.deltas[path] = jax.tree.unflatten(tree, rest[: len(leaves)])
+        for key in self._sliced if steps else ():
+            leaves, tree = jax.tree.flatten(self.deltas[key])
+            new.deltas[key] = jax.tree.unflatten(tree, rest[: len(leaves)])
             rest = rest[len(leaves) :]
         new._sliced = []
         return new
 
     def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:
         """The values with the deltas added."""
-        if not view.is_value or path not in self.deltas:
+        key = self.key_of(site, path)
+        if not view.is_value or key not in self.deltas:
             return arrays
-        parts, tree = jax.tree.flatten(self.deltas[path], is_leaf=lambda x: x is None)
+        parts, tree = jax.tree.flatten(self.deltas[key], is_leaf=lambda x: x is None)
         if tree != site.tree:
             raise EditError(f"perturbation of {path!r} ({site.source}): expected the structure {site.tree}, got {tree}")
         parts = [x for x, is_array in zip(parts, site.arrays) if is_array]

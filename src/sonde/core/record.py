@@ -384,6 +384,12 @@ def _call_spec(call: Call, reduce: Reduce | None) -> tuple[CallSpec, list[Any]]:
     return CallSpec(item.site, _arrays_spec(item), tuple(extras), tuple(grads), item.types), arrays
 
 
+def record_of(call: Call) -> Record:
+    """A record of one call alone."""
+    spec, arrays = _call_spec(call, None)
+    return Record(call.item.path, (spec,), arrays)
+
+
 def _arrays_spec(item: Item) -> ArraysSpec:
     return ArraysSpec(item.view.replace(gates=()), tuple(map(_rank, item.leaves)), item.tree)
 

@@ -12,6 +12,9 @@ from sonde.nnx import states as statelib
 from sonde.nnx import traversals
 from sonde.nnx import variable as variablelib
 from sonde.nnx._kinds import has_data, is_data, register_data_type
+
+# --- captures (nnx/capture.py) ---
+from sonde.nnx.capture import capture, capture_grads
 from sonde.nnx.containers import Dict, List, Sequential
 from sonde.nnx.eager_sharding import logical_axis_rules, use_eager_sharding, using_eager_sharding
 from sonde.nnx.filters import All, Any, Everything, Not, Nothing, OfType, PathContains, PathIn, WithTag, to_predicate
@@ -37,7 +40,6 @@ from sonde.nnx.graph import (
 from sonde.nnx.graph_mode import set_graph_mode, set_graph_updates
 from sonde.nnx.iteration import find_duplicates, iter_children, iter_graph
 
-# --- capture (nnx/capture*.py) ---
 # --- layers (nnx/layers/) ---
 from sonde.nnx.layers import initializers
 from sonde.nnx.layers.activations import PReLU
@@ -88,12 +90,18 @@ from sonde.nnx.training.train_state import TrainState
 
 # --- transforms (nnx/transforms/) ---
 from sonde.nnx.transforms._prefixes import Carry, DiffState, StateAxes, StateSharding
+from sonde.nnx.transforms.abstract import eval_shape, make_jaxpr
 from sonde.nnx.transforms.axis_metadata import transform_metadata
 from sonde.nnx.transforms.branches import cond, switch
+from sonde.nnx.transforms.checked import checkify
 from sonde.nnx.transforms.compiled import cached_partial, jit, jit_partial
+from sonde.nnx.transforms.custom_rules import custom_vjp
 from sonde.nnx.transforms.derivatives import grad, jvp, value_and_grad, vjp
+from sonde.nnx.transforms.loops import fori_loop, while_loop
 from sonde.nnx.transforms.mapped import pmap, vmap
 from sonde.nnx.transforms.rematerialised import checkpoint, remat
+from sonde.nnx.transforms.scanned import scan
+from sonde.nnx.transforms.sharded import shard_map
 from sonde.nnx.trees import from_tree, prefix, to_tree
 from sonde.nnx.variable import BatchStat, Cache, Intermediate, Param, Perturbation, Variable
 from sonde.nnx.variable_names import register_variable_name, variable_name_from_type, variable_type_from_name
@@ -140,10 +148,12 @@ __all__ = [
     "BatchStat",
     "Bidirectional",
     "Cache",
+    "Carry",
     "Conv",
     "ConvTranspose",
     "Data",
     "Dict",
+    "DiffState",
     "Dropout",
     "Einsum",
     "Embed",
@@ -195,6 +205,8 @@ __all__ = [
     "SimpleCell",
     "SpectralNorm",
     "State",
+    "StateAxes",
+    "StateSharding",
     "Static",
     "TrainState",
     "Variable",
@@ -206,22 +218,31 @@ __all__ = [
     "as_pure",
     "avg_pool",
     "backup_keys",
+    "cached_partial",
     "call",
+    "capture",
+    "capture_grads",
     "celu",
     "check_pytree",
+    "checkify",
+    "checkpoint",
     "clone",
     "combine_masks",
+    "cond",
+    "custom_vjp",
     "data",
     "dataclass",
     "diff",
     "display",
     "dot_product_attention",
     "elu",
+    "eval_shape",
     "filter_state",
     "filterlib",
     "find_duplicates",
     "flatten",
     "flip_sequences",
+    "fori_loop",
     "fork_rngs",
     "from_flat_state",
     "from_tree",
@@ -229,6 +250,7 @@ __all__ = [
     "get_named_sharding",
     "get_partition_spec",
     "glu",
+    "grad",
     "graphdef",
     "graphlib",
     "hard_sigmoid",
@@ -243,6 +265,9 @@ __all__ = [
     "iter_graph",
     "iter_module_children",
     "iter_modules",
+    "jit",
+    "jit_partial",
+    "jvp",
     "leaky_relu",
     "log_sigmoid",
     "log_softmax",
@@ -250,6 +275,7 @@ __all__ = [
     "logsumexp",
     "make_attention_mask",
     "make_causal_mask",
+    "make_jaxpr",
     "map",
     "map_state",
     "max_pool",
@@ -258,6 +284,7 @@ __all__ = [
     "metrics",
     "min_pool",
     "one_hot",
+    "pmap",
     "pool",
     "pop",
     "prefix",
@@ -267,15 +294,18 @@ __all__ = [
     "register_variable_name",
     "relu",
     "relu6",
+    "remat",
     "replace_by_pure_dict",
     "reseed",
     "restore_int_paths",
     "restore_rngs",
     "rnglib",
+    "scan",
     "selu",
     "set_graph_mode",
     "set_graph_updates",
     "set_metadata",
+    "shard_map",
     "sigmoid",
     "silu",
     "soft_sign",
@@ -290,18 +320,21 @@ __all__ = [
     "statelib",
     "static",
     "swish",
+    "switch",
     "tabulate",
     "tanh",
     "to_flat_state",
     "to_predicate",
     "to_pure_dict",
     "to_tree",
+    "transform_metadata",
     "traversals",
     "unflatten",
     "unpack",
     "update",
     "use_eager_sharding",
     "using_eager_sharding",
+    "value_and_grad",
     "variable_name_from_type",
     "variable_type_from_name",
     "variablelib",
@@ -309,6 +342,9 @@ __all__ = [
     "vars_as",
     "view",
     "view_info",
+    "vjp",
+    "vmap",
+    "while_loop",
     "with_attributes",
     "with_metadata",
     "with_partitioning",

@@ -87,7 +87,8 @@ class Module(Pytree, metaclass=ModuleMeta):
             ValueError: the attribute exists and is no Variable of that type.
         """
         variable_type = _variable_type(variable_type)
-        recorded = _sites.sow(self, variable_type, name, value, reduce_fn, init_fn)
+        combine = None if reduce_fn is _append else reduce_fn
+        recorded = _sites.sow(self, variable_type, name, value, combine, init_fn)
         if recorded is not None:
             return recorded
         if hasattr(self, name):

@@ -422,19 +422,34 @@ def check_pytree(pytree: Any) -> None:
             raise _static_holds_data(pytree, name, value, found, explicit=False, was_static=False)
 
 
-def _flatten(node: Pytree) -> tuple[tuple[Any, ...], tuple[Layout, tuple[Any, ...]]]:
-    layout, data, static = node._structure()
-    return data, (layout, static)
+# Layout, static values, and while a capture runs where the object stands in the model (see sonde.nnx._paths).
+Structure = tuple[Layout, tuple[Any, ...], Any]
 
 
-def _flatten_with_keys(node: Pytree) -> tuple[list[tuple[Any, Any]], tuple[Layout, tuple[Any, ...]]]:
+class Places:
+    """How an object's place gets into its structure and out again; `sonde.nnx._paths` says, when captures are used."""
+
+    tag_of: Callable[[Any], Any] = staticmethod(lambda node: None)
+    put_back: Callable[[Any, Any], None] = staticmethod(lambda node, tag: None)
+
+
+def _flatten(node: Pytree) -> tuple[tuple[Any, ...], Structure]:
     layout, data, static = node._structure()
-    return list(zip(layout.data_keys, data)), (layout, static)
+    return data, (layout, static, Places.tag_of(node))
+
+
+def _flatten_with_keys(node: Pytree) -> tuple[list[tuple[Any, Any]], Structure]:
+    layout, data, static = node._structure()
+    return list(zip(layout.data_keys, data)), (layout, static, Places.tag_of(node))
 
 
 def _register(cls: type[Pytree]) -> None:
-    def unflatten(structure: tuple[Layout, tuple[Any, ...]], data: Any) -> Pytree:
-        return cls._assemble(structure[0], data, structure[1])
+    def unflatten(structure: Structure, data: Any) -> Pytree:
+        layout, static, tag = structure
+        new = cls._assemble(layout, data, static)
+        if tag is not None:
+            Places.put_back(new, tag)
+        return new
 
     jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, unflatten, _flatten)
 

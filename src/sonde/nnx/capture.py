@@ -1,0 +1,300 @@
+"""`nnx.capture`: what Modules sow, and the outputs of their methods, as States."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from sonde import _jax
+from sonde.core.capture import LAYERS, check_callable, run_with
+from sonde.core.choices import merge_choices
+from sonde.core.collect import Collect
+from sonde.core.item import expand
+from sonde.core.pairing import Call, pair
+from sonde.core.perturbing import Adding
+from sonde.core.record import record_of
+from sonde.core.site import Site, View
+from sonde.nnx._paths import Path, Request, known_places
+from sonde.nnx._sites import Sown
+from sonde.nnx.module import Module
+from sonde.nnx.states import State, from_flat_state, to_flat_state
+from sonde.nnx.variable import Intermediate, Perturbation, Variable
+
+LAYERS.append(known_places)
+
+Key = tuple[Path, str]
+Values = dict[type, dict[Key, Any]]
+
+
+def capture(
+    fn: Any,
+    *var_types: type[Variable[Any]],
+    init: Mapping[Any, Any] | None = None,
+    method_outputs: type[Variable[Any]] | None = None,
+) -> Callable[..., Any]:
+    """A function that runs `fn` and also returns what its Modules have sown.
+
+    Nothing is stored in the Modules. Values arrive from inside every transform, of ours and of JAX: from a loop with
+    one row per iteration, under `vmap` with the mapped axis first.
+
+    Args:
+        fn: A function whose first Module argument is the model, a Module, or a bound method of one. If it is a type of
+            Variable, a decorator is returned.
+        *var_types: The types of Variable to return, exactly; a subclass is another type.
+        init: Values to begin with, as an earlier capture returned them: what `perturb` adds, what `sow` goes on from.
+        method_outputs: Records the output of every public method, and `__call__`, as that type under the method's name.
+
+    Returns:
+        A function that returns the result and one State per type; the result alone if there are no types.
+
+    Raises:
+        TypeError: `fn` is not callable, a type is no type of Variable, or there is no Module to look at.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> class Double(nnx.Module):
+        ...     def __call__(self, x):
+        ...         self.sow(nnx.Intermediate, "twice", x * 2)
+        ...         return x * 2 + 1
+        >>> y, seen = nnx.capture(Double(), nnx.Intermediate)(jnp.float32(3.0))
+        >>> print(y, seen["twice"].get_value()[0])
+        7.0 6.0
+    """
+    if isinstance(fn, type) and issubclass(fn, Variable):
+        return lambda actual: capture(actual, fn, *var_types, init=init, method_outputs=method_outputs)
+    _check_types(var_types, method_outputs)
+    types = var_types or ((method_outputs,) if method_outputs else ())
+    check_callable(fn, "nnx.capture")
+    begin = _given_values(init)
+
+    @functools.wraps(fn if hasattr(fn, "__name__") else type(fn).__call__)
+    def captured(*args: Any, **kwargs: Any) -> Any:
+        root = _root(fn, args, kwargs)
+        result, calls, depth = _run(fn, args, kwargs, root, types, begin, method_outputs)
+        states = _states(calls, depth, types, begin, _perturbed_to_zeros)
+        return (result, *(states[t] for t in types)) if types else result
+
+    captured.__wrapped__ = fn  # pyright: ignore[reportAttributeAccessIssue]
+    return captured
+
+
+def capture_grads(
+    fn: Any,
+    *var_types: type[Variable[Any]],
+    method_outputs: type[Variable[Any]] | None = None,
+) -> Callable[..., Any]:
+    """A function that runs a training step and also returns values and gradients inside the model, in one pass.
+
+    Any `nnx.grad`, `nnx.value_and_grad` or JAX's own that runs inside `fn` yields the gradient at each place that the
+    program goes on from: what `Module.perturb` returned, and the outputs of methods. What `Module.sow` recorded has a
+    value and no gradient, because the program does not go on from it.
+
+    Args:
+        fn: The step: a function whose first Module argument is the model, a Module, or a bound method.
+        *var_types: The types of Variable to look at; Intermediate and Perturbation by default.
+        method_outputs: Looks at the output of every public method, and `__call__`, as that type.
+
+    Returns:
+        A function that returns the result of `fn`, a State of values and a State of gradients.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> class Square(nnx.Module):
+        ...     def __init__(self):
+        ...         self.w = nnx.Param(jnp.float32(3.0))
+        ...     def __call__(self, x):
+        ...         return self.perturb("h", x * self.w) ** 2
+        >>> step = lambda model, x: nnx.grad(lambda m: m(x))(model)
+        >>> grads, values, inner = nnx.capture_grads(step)(Square(), jnp.float32(2.0))
+        >>> print(values["h"].get_value()[0], inner["h"].get_value()[0])
+        6.0 12.0
+    """
+    _check_types(var_types, method_outputs)
+    check_callable(fn, "nnx.capture_grads")
+    types = var_types or tuple(dict.fromkeys(t for t in (Intermediate, Perturbation, method_outputs) if t))
+
+    @functools.wraps(fn if hasattr(fn, "__name__") else type(fn).__call__)
+    def captured(*args: Any, **kwargs: Any) -> Any:
+        root = _root(fn, args, kwargs)
+        result, calls, depth = _run(fn, args, kwargs, root, types, {}, method_outputs, grads=True)
+        values = _states(calls, depth, types, {}, lambda record, tag: record.value)
+        grads = _states(calls, depth, types, {}, lambda record, tag: record.grads[0] if record.grads else None)
+        return result, State.merge(*values.values()), State.merge(*grads.values())
+
+    captured.__wrapped__ = fn  # pyright: ignore[reportAttributeAccessIssue]
+    return captured
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Before the run
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _check_types(var_types: tuple[Any, ...], method_outputs: Any) -> None:
+    for t in (*var_types, *([method_outputs] if method_outputs is not None else [])):
+        if not (isinstance(t, type) and issubclass(t, Variable)):
+            raise TypeError(f"nnx.capture takes types of Variable, such as nnx.Intermediate; got {t!r}")
+
+
+def _root(fn: Any, args: Any, kwargs: Any) -> Module:
+    """The Module that paths count from."""
+    for f in (fn, inspect.unwrap(fn)):
+        if isinstance(f, Module):
+            return f
+        if isinstance(getattr(f, "__self__", None), Module):
+            return f.__self__
+        if isinstance(f, functools.partial):
+            args = (*f.args, *args)
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, Module):
+            return x
+    raise TypeError(
+        f"nnx.capture of {getattr(fn, '__qualname__', fn)!r} found no Module to look at: pass the model as an argument, "
+        f"or capture the Module or a bound method of it; got {', '.join(type(x).__name__ for x in args) or 'no arguments'}"
+    )
+
+
+def _given_values(init: Mapping[Any, Any] | None) -> Values:
+    """The values of a State by type, path of the Module, and name."""
+    given: Values = {}
+    for path, leaf in to_flat_state(init) if init else ():
+        if isinstance(leaf, Variable):
+            given.setdefault(type(leaf), {})[path[:-1], path[-1]] = leaf.get_value()
+    return given
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The run
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Recording(Collect):
+    """Records what was sown as one of some types."""
+
+    def __init__(self, types: frozenset[type], *, grads: bool, depth: int) -> None:
+        super().__init__((), grads=grads, depth=depth)
+        self.key = (self.key, types)
+        self.types = types
+
+    def wants(self, site: Site, path: str, view: View) -> bool:
+        """Whether the site is one of a Module, of one of the types, in the model that is looked at."""
+        tag = site.tag
+        if not isinstance(tag, Sown) or tag.type not in self.types or tag.place[self.depth - 1] is None:
+            return False
+        return super().wants(site, path, view)
+
+
+class _Adding(Adding):
+    """Adds given values where Modules perturb."""
+
+    def key_of(self, site: Site, path: str) -> Any:
+        """Type, place of the Module and name."""
+        tag = site.tag
+        if not isinstance(tag, Sown) or not tag.perturbs:
+            return None
+        return tag.type, tag.place[self.depth - 1], tag.name
+
+    def finish(self) -> None:
+        """Values that nothing asked for are no error: a State may hold more than one function needs."""
+
+
+def _run(
+    fn: Any,
+    args: Any,
+    kwargs: Any,
+    root: Module,
+    types: tuple[type, ...],
+    given: Values,
+    outputs: type | None,
+    *,
+    grads: bool = False,
+) -> tuple[Any, list[Call], int]:
+    """The result, what was recorded, and how many captures are nested."""
+    deltas = {(t, *key): value for t, values in given.items() for key, value in values.items()}
+    inner = fn
+    if deltas:
+
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            request = Request(root, frozenset(), frozenset(given))
+            return run_with(lambda depth: _Adding(deltas, depth=depth), fn, args, kwargs, edits=True, request=request)[
+                0
+            ]
+
+    if not types:
+        return inner(*args, **kwargs), [], 0
+    wanted = frozenset(types)
+    result, handler = run_with(
+        lambda depth: _Recording(wanted, grads=grads, depth=depth),
+        inner,
+        args,
+        kwargs,
+        grads=grads,
+        request=Request(root, wanted, frozenset(), outputs),
+    )
+    return result, pair(merge_choices(expand(handler.items)), handler.met), handler.depth
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# After the run
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _perturbed_to_zeros(record: Any, tag: Sown) -> Any:
+    value = record.value
+    return jax.tree.map(jax.numpy.zeros_like, value) if tag.perturbs else value
+
+
+def _states(
+    calls: list[Call], depth: int, types: tuple[type, ...], given: Values, value_of: Callable[[Any, Sown], Any]
+) -> dict[type, State[Any, Any]]:
+    """One State per type, from what was recorded in program order."""
+    found: Values = {t: {} for t in types}
+    for call in calls:
+        tag, record = call.item.site.tag, record_of(call)
+        if not call.item.view.is_value or _is_not_taken(record.taken[0]):
+            continue
+        value = value_of(record, tag)
+        key = (tag.place[depth - 1], tag.name)
+        begin = given.get(tag.type, {})
+        values = found[tag.type]
+        if tag.perturbs and value_of is _perturbed_to_zeros:
+            values.setdefault(key, begin.get(key, value))
+        elif tag.perturbs or tag.reduce_fn is None:
+            values[key] = (*values.get(key, begin.get(key, ())), value)
+        else:
+            start = values[key] if key in values else begin[key] if key in begin else tag.init_fn()
+            n_loops = sum(axis.is_loop for axis in record.axes[0])
+            values[key] = functools.reduce(tag.reduce_fn, _iterations(value, n_loops), start)
+    return {t: _nested(t, values) for t, values in found.items()}
+
+
+def _is_not_taken(taken: Any) -> bool:
+    return taken is not None and not isinstance(taken, _jax.Tracer) and not np.any(taken)
+
+
+def _iterations(value: Any, n_loops: int) -> Iterator[Any]:
+    """The value of each iteration, in the order in which they ran."""
+    arrays = jax.tree.leaves(value)
+    if not n_loops or not arrays:
+        yield value
+        return
+    for index in np.ndindex(arrays[0].shape[:n_loops]):
+        yield jax.tree.map(lambda x, index=index: x[index], value)
+
+
+def _nested(variable_type: type, values: Mapping[Key, Any]) -> State[Any, Any]:
+    """A State of Variables.
+
+    A Module that sows under the name of one of its children keeps both: its own value has an empty name below the
+    child's.
+    """
+    flat = {(*path, name): value for (path, name), value in values.items() if value is not None}
+    inner = {path[:i] for path in flat for i in range(len(path))}
+    return from_flat_state([((*p, "") if p in inner else p, variable_type(v)) for p, v in flat.items()])
