@@ -1,4 +1,4 @@
-"""Differential tests: the same layer in Flax and here, from the same seed, must start, compute, learn and end the same."""
+"""Differential tests: a layer of Flax and the same layer here must start, compute, learn and end the same."""
 
 from __future__ import annotations
 
@@ -70,8 +70,11 @@ def same():
             close(plain(a), plain(b), rtol=limit)
         assert_same_state(ours[3], theirs[3], rtol=limit)
         assert list(ours[4]) == list(theirs[4])
+        # Against the largest gradient of the layer: some are zero but for rounding.
+        largest = max((np.abs(grad).max(initial=0.0) for grad in theirs[4].values()), default=0.0)
+        limit = max(limit, 2e-6)
         for path, grad in theirs[4].items():
-            close(ours[4][path], grad, rtol=max(limit, 5e-6))
+            np.testing.assert_allclose(ours[4][path], grad, rtol=limit, atol=limit * largest, err_msg=str(path))
         return outputs[0]
 
     return check
@@ -86,7 +89,7 @@ def _gradients(where, model, call) -> dict:
         output = call(where, where.merge(graph, params, inner))
         return sum((x.astype(jnp.float32) ** 2).sum() for x in jax.tree.leaves(output))
 
-    return {path: plain(x) for path, x in where.to_flat_state(jax.grad(loss)(params))}
+    return {path: plain(x) for path, x in where.to_flat_state(jax.jit(jax.grad(loss))(params))}
 
 
 @pytest.fixture

@@ -1,0 +1,185 @@
+"""Multi-head attention against Flax, and what can be seen of it."""
+
+from __future__ import annotations
+
+import flax.nnx as fnnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sonde
+from sonde import nnx
+from sonde.errors import LayerInputError
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"qkv_features": 16, "out_features": 6},
+        {"num_kv_heads": 2, "normalize_qk": True},
+        {"dtype": jnp.bfloat16},
+        {"param_dtype": jnp.bfloat16, "use_bias": False},
+        {"dropout_rate": 0.4, "deterministic": False},
+        {"dropout_rate": 0.4, "deterministic": False, "broadcast_dropout": False, "num_kv_heads": 2},
+        {"dropout_rate": 0.4, "deterministic": True},
+    ],
+    ids=str,
+)
+def test_self_attention(same, draw, options):
+    x = draw(2, 5, 8)
+    mask = (draw(2, 1, 5, 5) > 0).at[..., 0].set(True)
+
+    def make(n, rngs):
+        init = n.initializers.normal(1.0)
+        return n.MultiHeadAttention(4, 8, decode=False, bias_init=init, rngs=rngs, **options)
+
+    same(make, lambda n, m: (m(x), m(x, mask=mask)))
+
+
+def test_causal_attention(same, draw):
+    x = draw(2, 5, 8)
+    same(lambda n, rngs: n.MultiHeadAttention(4, 8, decode=False, rngs=rngs), lambda n, m: m(x, is_causal=True))
+
+
+def test_cross_attention(same, draw):
+    q, k, v = draw(2, 5, 8), draw(2, 7, 6), draw(2, 7, 6)
+
+    def make(n, rngs):
+        return n.MultiHeadAttention(4, 8, in_kv_features=6, decode=False, rngs=rngs)
+
+    same(make, lambda n, m: (m(q, k), m(q, k, v)))
+
+
+def test_streams_of_the_call(same, draw):
+    x = draw(2, 5, 8)
+
+    def make(n, rngs):
+        return n.MultiHeadAttention(4, 8, dropout_rate=0.4, keep_rngs=False, rngs=rngs)
+
+    def call(n, m):
+        return m(x, rngs=n.Rngs(dropout=3), deterministic=False, decode=False)
+
+    same(make, call)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2}, {"dropout_rate": 0.4, "deterministic": True}], ids=str)
+def test_decoding(same, draw, options):
+    x = draw(2, 6, 8)
+
+    def call(n, m):
+        m.init_cache((2, 6, 8))
+        return [m(x[:, i : i + 1]) for i in range(4)]
+
+    same(lambda n, rngs: n.MultiHeadAttention(4, 8, decode=True, rngs=rngs, **options), call, gradients=False)
+
+
+def test_decoding_gives_what_causal_attention_gives(draw):
+    layer = nnx.MultiHeadAttention(4, 8, decode=False, rngs=nnx.Rngs(0))
+    x = draw(2, 6, 8)
+    whole = layer(x, is_causal=True)
+    decoder = nnx.view(layer, decode=True, batch_size=2, max_length=6)
+    for i in range(6):
+        np.testing.assert_allclose(decoder(x[:, i : i + 1]), whole[:, i : i + 1], rtol=1e-5, atol=1e-6)
+    assert layer.cached_key is None
+
+
+def test_dot_product_attention_is_flax_s(draw):
+    q, k, v = draw(2, 5, 4, 8), draw(2, 7, 4, 8), draw(2, 7, 4, 8)
+    bias, mask = draw(2, 1, 5, 7), (draw(2, 4, 5, 7) > 0).at[..., 0].set(True)
+    for options in (
+        {},
+        {"dropout_rate": 0.5, "dropout_rng": jax.random.key(1)},
+        {"dropout_rate": 0.5, "deterministic": True},
+    ):
+        ours = nnx.dot_product_attention(q, k, v, bias, mask, **options)
+        theirs = fnnx.dot_product_attention(q, k, v, bias, mask, **options)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+    assert nnx.dot_product_attention(q, k, draw(2, 7, 4, 3)).shape == (2, 5, 4, 3)
+
+
+def test_another_attention_function_is_used(draw):
+    def first_value(query, key, value, **options):
+        assert options["deterministic"] and options["mask"] is None
+        return jnp.broadcast_to(value[:, :1], query.shape)
+
+    layer = nnx.MultiHeadAttention(4, 8, attention_fn=first_value, decode=False, rngs=nnx.Rngs(0))
+    x = draw(2, 5, 8)
+    np.testing.assert_allclose(layer(x), jnp.broadcast_to(layer.out(layer.value(x[:, :1])), (2, 5, 8)), rtol=1e-6)
+
+
+def test_weights_are_seen_without_touching_the_layer(draw):
+    layer = nnx.MultiHeadAttention(4, 8, decode=False, rngs=nnx.Rngs(0))
+    x = draw(2, 5, 8)
+    y, seen = sonde.capture(lambda x: layer(x, is_causal=True))(x)
+    np.testing.assert_allclose(y, layer(x, is_causal=True), rtol=1e-6, atol=1e-6)
+    weights = next(record.value for path, record in seen.items() if path.split("/")[-1] == "weights")
+    assert weights.shape == (2, 4, 5, 5)
+    assert jnp.all(jnp.triu(weights, 1) == 0)
+    np.testing.assert_allclose(weights.sum(-1), 1.0, rtol=1e-6)
+
+
+def test_weights_are_sown_when_asked(draw):
+    x = draw(2, 5, 8)
+    ours, theirs = (n.MultiHeadAttention(4, 8, decode=False, rngs=n.Rngs(0)) for n in (nnx, fnnx))
+    with pytest.warns(DeprecationWarning, match="outside of 'nnx.capture"):
+        ours(x, sow_weights=True)
+    with pytest.warns(DeprecationWarning):
+        theirs(x, sow_weights=True)
+    np.testing.assert_allclose(
+        ours.attention_weights.get_value()[0], theirs.attention_weights.get_value()[0], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (
+            lambda d: nnx.MultiHeadAttention(3, 4, rngs=nnx.Rngs(0)),
+            "MultiHeadAttention: Memory dimension (4) must be divisible by 'num_heads' heads (3).",
+        ),
+        (
+            lambda d: nnx.MultiHeadAttention(4, 8, num_kv_heads=3, rngs=nnx.Rngs(0)),
+            "MultiHeadAttention: num_heads (4) must be divisible by num_kv_heads (3).",
+        ),
+        (
+            lambda d: nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0))(d(2, 3, 5)),
+            "MultiHeadAttention: `inputs_q` has the wrong number of features: expected 4 along axis -1, got 5 in "
+            "float32[2,3,5].",
+        ),
+        (
+            lambda d: nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0))(d(2, 3, 4), mask=d(3, 1, 3, 3)),
+            "MultiHeadAttention: `mask` has the wrong shape: expected one that broadcasts to (2, 2, 3, 3) (batch..., "
+            "heads, queries, keys), got float32[3,1,3,3].",
+        ),
+        (
+            lambda d: nnx.MultiHeadAttention(2, 4, decode=True, rngs=nnx.Rngs(0))(d(2, 1, 4)),
+            "MultiHeadAttention: Autoregressive cache not initialized, call ``init_cache`` first.",
+        ),
+        (
+            lambda d: nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0))(d(2, 3, 4), None, d(2, 3, 4)),
+            "MultiHeadAttention: `inputs_k` cannot be None if `inputs_v` is not None. To have both `inputs_k` and "
+            "`inputs_v` be the same value, pass in the value to `inputs_k` and leave `inputs_v` as None.",
+        ),
+        (
+            lambda d: nnx.MultiHeadAttention(
+                2, 4, decode=False, dropout_rate=0.5, deterministic=False, keep_rngs=False, rngs=nnx.Rngs(0)
+            )(d(2, 3, 4)),
+            "MultiHeadAttention: 'rngs' must be provided to __call__ method if MultiHeadAttention instance is "
+            "defined with keep_rngs=False.",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said(draw, call, words):
+    with pytest.raises(LayerInputError) as caught:
+        call(draw)
+    assert str(caught.value) == words
+
+
+def test_an_unsaid_setting_is_said(draw):
+    with pytest.raises(ValueError, match="No `decode` argument was provided to MultiHeadAttention"):
+        nnx.MultiHeadAttention(2, 4, rngs=nnx.Rngs(0))(draw(2, 3, 4))
+    layer = nnx.MultiHeadAttention(2, 4, decode=False, dropout_rate=0.5, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="No `deterministic` argument was provided to MultiHeadAttention"):
+        layer(draw(2, 3, 4))

@@ -1,0 +1,214 @@
+"""Recurrent cells and layers against Flax."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sonde
+from sonde import nnx
+from sonde.errors import LayerInputError
+
+CELLS = {"LSTMCell": 2, "OptimizedLSTMCell": 2, "GRUCell": 1, "SimpleCell": 1}
+
+
+def carry_of(draw, cell):
+    parts = tuple(draw(2, 4) for _ in range(CELLS[cell]))
+    return parts if len(parts) > 1 else parts[0]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_a_step(same, draw, cell, dtype):
+    carry, x = carry_of(draw, cell), draw(2, 3)
+
+    def make(n, rngs):
+        return getattr(n, cell)(3, 4, dtype=dtype, bias_init=n.initializers.normal(), rngs=rngs)
+
+    same(make, lambda n, m: m(carry, x))
+
+
+def test_options_of_cells(same, draw):
+    h, x = draw(2, 4), draw(2, 3)
+    same(lambda n, rngs: n.SimpleCell(3, 4, residual=True, activation_fn=n.relu, rngs=rngs), lambda n, m: m(h, x))
+    same(lambda n, rngs: n.GRUCell(3, 4, gate_fn=n.hard_sigmoid, rngs=rngs), lambda n, m: m(h, x))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_first_memory(same, cell):
+    def call(n, m):
+        normal = n.initializers.normal()
+        return m.initialize_carry((2, 5, 3), n.Rngs(4)), m.initialize_carry((2, 3), n.Rngs(4), normal)
+
+    same(lambda n, rngs: getattr(n, cell)(3, 4, rngs=rngs), call, gradients=False)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_parameters_in_half_precision(draw, cell):
+    layer = getattr(nnx, cell)(3, 4, param_dtype=jnp.bfloat16, dtype=None, rngs=nnx.Rngs(0))
+    carry = layer.initialize_carry((2, 3), nnx.Rngs(0))
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves((carry, nnx.state(layer))))
+    assert layer(carry, draw(2, 3, dtype=jnp.bfloat16))[1].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"time_major": True},
+        {"reverse": True},
+        {"reverse": True, "keep_order": True, "seq_lengths": jnp.array([2, 5])},
+        {"seq_lengths": jnp.array([2, 5])},
+    ],
+    ids=lambda o: " ".join(o),
+)
+def test_rnn(same, draw, options):
+    x = draw(6, 2, 3) if "time_major" in options else draw(2, 6, 3)
+    same(
+        lambda n, rngs: n.RNN(n.OptimizedLSTMCell(3, 4, rngs=rngs)),
+        lambda n, m: (m(x, return_carry=True, **options), m(x, **options)),
+    )
+
+
+def test_rnn_from_a_given_memory(same, draw):
+    x, h = draw(2, 6, 3), draw(2, 4)
+    same(lambda n, rngs: n.RNN(n.GRUCell(3, 4, rngs=rngs), unroll=2), lambda n, m: m(x, initial_carry=h))
+
+
+@pytest.mark.parametrize("with_lengths", [True, False])
+def test_bidirectional(same, draw, with_lengths):
+    x, lengths = draw(2, 6, 3), jnp.array([2, 5]) if with_lengths else None
+
+    def make(n, rngs):
+        return n.Bidirectional(n.RNN(n.GRUCell(3, 4, rngs=rngs)), n.RNN(n.LSTMCell(3, 4, rngs=rngs)))
+
+    same(make, lambda n, m: m(x, return_carry=True, seq_lengths=lengths))
+
+
+class DroppingCell(nnx.SimpleCell):
+    """Counts its steps, and drops from its inputs."""
+
+    def __init__(self, *args, rngs, **kwargs):
+        super().__init__(*args, rngs=rngs, **kwargs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.steps = nnx.BatchStat(jnp.array(0))
+
+    def __call__(self, carry, x):
+        self.steps[...] += 1
+        return super().__call__(carry, self.dropout(x))
+
+
+def test_what_a_step_changes_goes_on_to_the_next(draw):
+    x, h = draw(2, 6, 3), draw(2, 4)
+    by_hand, looped = (DroppingCell(3, 4, rngs=nnx.Rngs(0)) for _ in range(2))
+    outputs, carry = [], h
+    for t in range(6):
+        carry, y = by_hand(carry, x[:, t])
+        outputs.append(y)
+    last, y = nnx.RNN(looped)(x, initial_carry=h, return_carry=True)
+    np.testing.assert_allclose(y, jnp.stack(outputs, axis=1), rtol=1e-6)
+    np.testing.assert_allclose(last, carry, rtol=1e-6)
+    assert looped.steps.get_value() == 6
+    assert looped.dropout.rngs.count.get_value() == by_hand.dropout.rngs.count.get_value()
+
+
+def test_streams_can_be_the_same_at_every_step(draw):
+    x, h = jnp.ones((2, 6, 3)), draw(2, 4)
+    cell = DroppingCell(3, 4, rngs=nnx.Rngs(0))
+    mask = nnx.clone(cell).dropout(jnp.ones((2, 3)))
+    _, seen = sonde.capture(lambda: nnx.RNN(Watched(cell), broadcast_rngs=nnx.RngState)(x, initial_carry=h))()
+    dropped = next(record.value for path, record in seen.items() if path.endswith("dropped"))
+    np.testing.assert_array_equal(dropped, jnp.broadcast_to(mask, (6, 2, 3)))
+
+
+class Watched(nnx.RNNCellBase):
+    def __init__(self, cell):
+        self.cell = cell
+
+    @property
+    def num_feature_axes(self):
+        return 1
+
+    def __call__(self, carry, x):
+        return carry, sonde.sow(self.cell.dropout(x), "dropped")
+
+
+def test_a_slice_of_the_parameters_for_every_step(draw):
+    x, h = draw(2, 6, 3), draw(2, 4)
+    cell = nnx.SimpleCell(3, 4, rngs=nnx.Rngs(0))
+    kernels = draw(6, 3, 4)
+    cell.dense_i.kernel.set_value(kernels)
+    axes = {nnx.PathContains("dense_i"): 0, ...: nnx.Carry}
+    cell.dense_i.bias.set_value(jnp.zeros((6, 4)))
+    y = nnx.RNN(cell, state_axes=axes)(x, initial_carry=h)
+    carry = h
+    for t in range(6):
+        carry = jnp.tanh(x[:, t] @ kernels[t] + carry @ cell.dense_h.kernel[...])
+        np.testing.assert_allclose(y[:, t], carry, rtol=1e-5, atol=1e-6)
+
+
+def test_gates_are_seen_at_every_step(draw):
+    layer = nnx.RNN(nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0)))
+    x = draw(2, 6, 3)
+    y, seen = sonde.capture(layer)(x)
+    np.testing.assert_allclose(y, layer(x), rtol=1e-6)
+    gates = {path.split("/")[-1]: record.value.shape for path, record in seen.items()}
+    for name in ("input_gate", "forget_gate", "cell_gate", "output_gate"):
+        assert gates[name] == (6, 2, 4)
+
+
+def test_old_ways_warn():
+    with pytest.warns(UserWarning, match="keep_rngs argument is deprecated"):
+        cell = nnx.GRUCell(3, 4, keep_rngs=True, rngs=nnx.Rngs(0))
+    assert cell.initialize_carry((2, 3)).shape == (2, 4)
+    with pytest.warns(UserWarning, match="carry_init is provided in __init__"):
+        cell = nnx.GRUCell(3, 4, carry_init=nnx.initializers.ones, rngs=nnx.Rngs(0))
+    assert jnp.all(cell.initialize_carry((2, 3), nnx.Rngs(0)) == 1)
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (
+            lambda d: nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0))((d(2, 4), d(2, 4)), d(2, 5)),
+            "Linear at ii: `inputs` has the wrong number of input features: expected 3 along axis -1, got 5 in "
+            "float32[2,5].",
+        ),
+        (
+            lambda d: nnx.GRUCell(3, 4, rngs=nnx.Rngs(0))(d(2, 5), d(2, 3)),
+            "GRUCell: `carry` has the wrong shape: expected (2, 4) beside inputs float32[2,3], got float32[2,5].",
+        ),
+        (
+            lambda d: nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0))(d(2, 4), d(2, 3)),
+            "LSTMCell: `carry` must have 2 part(s), got 1.",
+        ),
+        (
+            lambda d: nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)).initialize_carry((2, 3)),
+            "GRUCell: RNGs must be provided to initialize the cell carry.",
+        ),
+        (
+            lambda d: nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)))(d(3)),
+            "RNN: `inputs` must have a time axis and 1 feature axes, got float32[3].",
+        ),
+        (
+            lambda d: nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)))(d(2, 6, 3), seq_lengths=jnp.ones(3, jnp.int32)),
+            "RNN: `seq_lengths` must have one length per sequence, shape (2,), got int32[3].",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said(draw, call, words):
+    with pytest.raises(LayerInputError) as caught:
+        call(draw)
+    assert str(caught.value) == words
+
+
+def test_an_unfinished_cell_says_what_is_missing(draw):
+    class Cell(nnx.RNNCellBase):
+        pass
+
+    with pytest.raises(TypeError, match="Cell must define num_feature_axes to be a cell"):
+        nnx.RNN(Cell())(draw(2, 6, 3))
+    with pytest.raises(TypeError, match="rngs must be a Rngs, RngStream, bool or None"):
+        nnx.RNN(Cell(), rngs=3)  # type: ignore[arg-type]
