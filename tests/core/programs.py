@@ -13,12 +13,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
@@ -719,147 +719,116 @@ class Place:
     forward: bool = False  # forward mode goes through: no custom_vjp
     shard: bool = True  # no shard_map inside another
     branch: bool = False  # names must differ between branches: no functions, no repeated names
-    mapped: bool = False  # a vmap is around: both branches of a cond run, and do not share a value
 
     def inside(self, **changes: Any) -> Place:
         return dataclasses.replace(self, depth=self.depth - 1, **changes)
 
 
-class Names:
-    """Fresh names, and now and then one that was used before."""
+class Drawing:
+    """Draws the parts of a program, with fresh names and now and then one that was used before."""
 
-    def __init__(self, draw: Any) -> None:
-        self.draw = draw
-        self.n = 0
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.n_names = 0
 
-    def next(self, place: Place) -> str:
-        if self.n and not place.branch and self.draw(st.integers(0, 5)) == 5:
+    def integer(self, low: int, high: int) -> int:
+        return self.random.randint(low, high)
+
+    def one_in(self, n: int) -> bool:
+        return self.random.randint(1, n) == n
+
+    def of(self, *choices: Any) -> Any:
+        return self.random.choice(choices)
+
+    def name(self, place: Place) -> str:
+        if self.n_names and not place.branch and self.one_in(6):
             return "again"
-        self.n += 1
-        return f"s{self.n}"
+        self.n_names += 1
+        return f"s{self.n_names}"
 
+    def program(self, max_depth: int) -> Program:
+        functions: tuple[Body, ...] = ()
+        for i in range(self.integer(0, 2)):
+            functions = (*functions, self.body(Place(1, n_functions=i, shard=False)))
+        differentiable = not self.one_in(6)
+        body = self.body(Place(self.of(*range(1, max_depth + 1), max_depth), len(functions), reverse=differentiable))
+        if self.n_names == 0:
+            body = (*body, Sow("s0"))
+        return Program(functions, body, differentiable)
 
-@st.composite
-def programs(draw: Any, max_depth: int = 3) -> Program:
-    names = Names(draw)
-    functions: tuple[Body, ...] = ()
-    for i in range(draw(st.integers(0, 2))):
-        functions = (*functions, draw_body(draw, names, Place(1, n_functions=i, shard=False, mapped=True)))
-    differentiable = draw(st.integers(0, 4)) < 4
-    depth = draw(st.integers(1, max_depth))
-    body = draw_body(draw, names, Place(depth, len(functions), reverse=differentiable))
-    if names.n == 0:
-        body = (*body, Sow("s0"))
-    return Program(functions, body, differentiable)
+    def body(self, place: Place) -> Body:
+        return tuple(self.node(place) for _ in range(self.integer(1, 2)))
 
-
-def draw_body(draw: Any, names: Names, place: Place) -> Body:
-    n = draw(st.integers(1, 3 if place.depth > 1 else 2))
-    return tuple(draw_node(draw, names, place) for _ in range(n))
-
-
-def draw_node(draw: Any, names: Names, place: Place) -> Node:
-    # The simplest kinds first: that is where shrinking goes.
-    kinds: list[Callable[[Any, Names, Place], Node]] = [draw_sow, draw_sow, draw_plain]
-    if place.n_functions and not place.branch and not place.forward:
-        kinds.append(draw_call)
-    if place.depth > 0:
-        kinds += [
-            draw_jit,
-            draw_scope,
-            draw_vmap,
-            draw_loop,
-            draw_loop,
-            draw_cond,
-            draw_remat,
-            draw_custom_jvp,
-            draw_jvp,
-        ]
-        kinds += [draw_grad, draw_while]
+    def node(self, place: Place) -> Node:
+        if place.depth == 0 or self.one_in(3):
+            plain = [self.sow, self.sow, self.plain]
+            if place.n_functions and not place.branch and not place.forward:
+                plain.append(self.call)
+            return self.of(*plain)(place)
+        kinds = [self.jit, self.scope, self.vmap, self.loop, self.loop, self.cond, self.remat, self.custom_jvp]
+        kinds += [self.jvp, self.grad, self.while_loop]
         if not place.forward:
-            kinds.append(draw_custom_vjp)
+            kinds.append(self.custom_vjp)
         if place.shard:
-            kinds.append(draw_shard)
-    return draw(st.sampled_from(kinds))(draw, names, place)
+            kinds.append(self.shard)
+        return self.of(*kinds)(place)
 
+    def sow(self, place: Place) -> Node:
+        return Sow(self.name(place), self.of("array", "unused", "scalar", "tree"))
 
-def draw_sow(draw: Any, names: Names, place: Place) -> Node:
-    return Sow(names.next(place), draw(st.sampled_from(["array", "unused", "scalar", "tree"])))
+    def plain(self, place: Place) -> Node:
+        return self.of(Op(0), Op(1), Op(2), Outer())
 
+    def call(self, place: Place) -> Node:
+        return Call(self.integer(0, place.n_functions - 1), self.integer(1, 2))
 
-def draw_plain(draw: Any, names: Names, place: Place) -> Node:
-    which = draw(st.integers(0, 3))
-    return Outer() if which == 3 else Op(which)
+    def jit(self, place: Place) -> Node:
+        return Jit(self.body(place.inside()), self.of(False, True))
 
+    def scope(self, place: Place) -> Node:
+        return Scope(self.of("a", "b"), self.body(place.inside()))
 
-def draw_call(draw: Any, names: Names, place: Place) -> Node:
-    return Call(draw(st.integers(0, place.n_functions - 1)), draw(st.integers(1, 2)))
+    def vmap(self, place: Place) -> Node:
+        return Vmap(self.body(place.inside()), self.integer(0, 1), self.integer(0, 1))
 
+    def loop(self, place: Place) -> Node:
+        kind: LoopKind = self.of("scan", "scan_without_xs", "map", "fori")
+        reverse = kind.startswith("scan") and self.of(False, True)
+        return Loop(self.body(place.inside()), self.integer(1, 3), kind, reverse)
 
-def draw_jit(draw: Any, names: Names, place: Place) -> Node:
-    return Jit(draw_body(draw, names, place.inside()), draw(st.booleans()))
+    def while_loop(self, place: Place) -> Node:
+        site = self.name(place) if self.one_in(2) else None
+        return While(self.body(place.inside()), site, self.of(False, True), stop=place.reverse)
 
+    def cond(self, place: Place) -> Node:
+        shared: Node | None = None
+        if self.one_in(2):
+            shared = self.sow(place.inside(branch=True))
+            if place.n_functions and not place.forward and self.one_in(2):
+                shared = self.call(place)
+        branches = []
+        for _ in range(self.integer(2, 3)):
+            body = self.body(place.inside(branch=True))
+            branches.append((shared, *body) if shared is not None and self.one_in(2) else body)
+        return Cond(tuple(branches))
 
-def draw_scope(draw: Any, names: Names, place: Place) -> Node:
-    return Scope(draw(st.sampled_from("ab")), draw_body(draw, names, place.inside()))
+    def remat(self, place: Place) -> Node:
+        return Remat(self.body(place.inside()), self.of(*POLICIES), self.of(False, True))
 
+    def custom_jvp(self, place: Place) -> Node:
+        through = self.of(False, True)
+        return CustomJvp(self.body(place.inside(forward=place.forward or through)), through)
 
-def draw_vmap(draw: Any, names: Names, place: Place) -> Node:
-    in_axis, out_axis = draw(st.integers(0, 1)), draw(st.integers(0, 1))
-    return Vmap(draw_body(draw, names, place.inside(mapped=True)), in_axis, out_axis)
+    def custom_vjp(self, place: Place) -> Node:
+        return CustomVjp(self.body(place.inside(reverse=True)), self.of(False, True))
 
+    def grad(self, place: Place) -> Node:
+        return Grad(self.body(place.inside(reverse=True)), self.of("grad", "value_and_grad", "vjp", "vjp_twice"))
 
-def draw_loop(draw: Any, names: Names, place: Place) -> Node:
-    kind: LoopKind = draw(st.sampled_from(["scan", "scan_without_xs", "map", "fori"]))
-    reverse = kind.startswith("scan") and draw(st.booleans())
-    return Loop(draw_body(draw, names, place.inside()), draw(st.integers(1, 3)), kind, reverse)
+    def jvp(self, place: Place) -> Node:
+        linearize = self.of(False, True)
+        return Jvp(self.body(place.inside(forward=True, reverse=place.reverse or linearize)), linearize)
 
-
-def draw_while(draw: Any, names: Names, place: Place) -> Node:
-    body = draw_body(draw, names, place.inside())
-    site = names.next(place) if draw(st.booleans()) else None
-    return While(body, site, draw(st.booleans()), stop=place.reverse)
-
-
-def draw_cond(draw: Any, names: Names, place: Place) -> Node:
-    n = draw(st.integers(2, 3))
-    shared: Node | None = None
-    if not place.mapped and draw(st.booleans()):
-        shared = draw_sow(draw, names, place.inside(branch=True))
-        if place.n_functions and not place.forward and draw(st.booleans()):
-            shared = draw_call(draw, names, place)
-    branches = []
-    for _ in range(n):
-        body = draw_body(draw, names, place.inside(branch=True))
-        branches.append((shared, *body) if shared is not None and draw(st.booleans()) else body)
-    return Cond(tuple(branches))
-
-
-def draw_remat(draw: Any, names: Names, place: Place) -> Node:
-    policy = draw(st.sampled_from(list(POLICIES)))
-    return Remat(draw_body(draw, names, place.inside()), policy, draw(st.booleans()))
-
-
-def draw_custom_jvp(draw: Any, names: Names, place: Place) -> Node:
-    through = draw(st.booleans())
-    return CustomJvp(draw_body(draw, names, place.inside(forward=place.forward or through)), through)
-
-
-def draw_custom_vjp(draw: Any, names: Names, place: Place) -> Node:
-    return CustomVjp(draw_body(draw, names, place.inside(reverse=True)), draw(st.booleans()))
-
-
-def draw_grad(draw: Any, names: Names, place: Place) -> Node:
-    kind = draw(st.sampled_from(["grad", "value_and_grad", "vjp", "vjp_twice"]))
-    return Grad(draw_body(draw, names, place.inside(reverse=True)), kind)
-
-
-def draw_jvp(draw: Any, names: Names, place: Place) -> Node:
-    linearize = draw(st.booleans())
-    return Jvp(draw_body(draw, names, place.inside(forward=True, reverse=place.reverse or linearize)), linearize)
-
-
-def draw_shard(draw: Any, names: Names, place: Place) -> Node:
-    body = draw_body(draw, names, place.inside(shard=False))
-    site = names.next(place) if draw(st.booleans()) else None
-    return Shard(body, draw(st.booleans()), site)
+    def shard(self, place: Place) -> Node:
+        site = self.name(place) if self.one_in(2) else None
+        return Shard(self.body(place.inside(shard=False)), self.of(False, True), site)

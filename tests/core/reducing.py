@@ -1,0 +1,84 @@
+"""Making a failing program small: parts are taken out as long as it still fails in the same way."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.core.programs import Body, Call, Node, Program, Sow
+
+# Fields of nodes that have a simpler value than the one they may hold.
+SIMPLER = {"reverse": False, "fori": False, "inline": False, "psum": False, "linearize": False, "through": False}
+SIMPLER |= {"test_site": None, "replicated_site": None, "length": 1, "times": 1}
+
+
+def smaller_nodes(node: Node) -> Iterator[Body]:
+    """Bodies to put in the place of a node."""
+    fields: dict[str, Any] = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}  # pyright: ignore
+    with_other = lambda **changes: (dataclasses.replace(node, **changes),)  # pyright: ignore
+    if "body" in fields:
+        yield fields["body"]
+        for body in smaller_bodies(fields["body"]):
+            yield with_other(body=body)
+    for i, branch in enumerate(fields.get("branches", ())):
+        others = fields["branches"][:i], fields["branches"][i + 1 :]
+        yield branch
+        if len(fields["branches"]) > 2:
+            yield with_other(branches=(*others[0], *others[1]))
+        for body in smaller_bodies(branch):
+            yield with_other(branches=(*others[0], body, *others[1]))
+    for name, simple in SIMPLER.items():
+        if name in fields and fields[name] != simple:
+            yield with_other(**{name: simple})
+    if isinstance(node, Sow) and node.kind != "array":
+        yield with_other(kind="array")
+
+
+def smaller_bodies(body: Body) -> Iterator[Body]:
+    for i, node in enumerate(body):
+        yield (*body[:i], *body[i + 1 :])
+        for new in smaller_nodes(node):
+            yield (*body[:i], *new, *body[i + 1 :])
+
+
+def smaller_programs(program: Program) -> Iterator[Program]:
+    for body in smaller_bodies(program.body):
+        yield dataclasses.replace(program, body=body)
+    for i, function in enumerate(program.functions):
+        for body in smaller_bodies(function):
+            yield dataclasses.replace(program, functions=(*program.functions[:i], body, *program.functions[i + 1 :]))
+    if program.functions and not calls(program.body):
+        yield dataclasses.replace(program, functions=())
+
+
+def calls(body: Body) -> bool:
+    return Call.__name__ in repr(body)
+
+
+def signature(check: Callable[[Program], None], program: Program) -> str | None:
+    """How a program fails, without the numbers and names that change from one program to a smaller one."""
+    try:
+        check(program)
+    except Exception as error:  # whatever goes wrong is what is looked for
+        text = re.sub(r"\bs\d+\b|again|\b[ab]/|[-\d.e+]+|\s+", "", str(error))
+        return f"{type(error).__name__}: {text[:30]}"
+    return None
+
+
+def reduced(check: Callable[[Program], None], program: Program, *, tries: int = 400) -> Program:
+    """A program that fails as `program` does and has no part that could be left out."""
+    failure = signature(check, program)
+    assert failure is not None, "only a program that fails can be made smaller"
+    smaller = True
+    while smaller:
+        smaller = False
+        for candidate in smaller_programs(program):
+            tries -= 1
+            if tries < 0:
+                return program
+            if signature(check, candidate) == failure:
+                program, smaller = candidate, True
+                break
+    return program
