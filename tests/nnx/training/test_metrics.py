@@ -1,0 +1,175 @@
+"""Metrics, moving averages and the train state against Flax."""
+
+from __future__ import annotations
+
+import flax.nnx as fnnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from sonde import nnx
+
+RNG = np.random.default_rng(0)
+VALUES = [jnp.asarray(RNG.normal(size=shape) + 5, jnp.float32) for shape in [(4,), (3, 2), (1,)]]
+MASKS = [jnp.asarray(RNG.normal(size=v.shape) > -0.5) for v in VALUES]
+
+
+def same(ours, theirs, *, rtol=1e-6):
+    ours, theirs = jax.tree.leaves(ours), jax.tree.leaves(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=rtol)
+
+
+def state(where, metric):
+    return {path: x.get_value() for path, x in where.to_flat_state(where.state(metric))}
+
+
+def run(where, make, updates):
+    """All values a metric takes: at first, after every update, and after a reset."""
+    metric = make(where)
+    seen = [metric.compute()]
+    for update in updates:
+        metric.update(**update)
+        seen.append(metric.compute())
+    gathered = state(where, metric)
+    metric.reset()
+    return [jax.tree.leaves(s) for s in [*seen, metric.compute()]], gathered
+
+
+@pytest.mark.parametrize(
+    "make, updates",
+    [
+        (lambda n: n.metrics.Average(), [{"values": v} for v in VALUES]),
+        (lambda n: n.metrics.Average("loss"), [{"loss": 3.0}, {"loss": jnp.arange(4), "other": 1}]),
+        (lambda n: n.metrics.Average(), [{"values": v, "mask": m} for v, m in zip(VALUES, MASKS)]),
+        (lambda n: n.metrics.Welford(), [{"values": v} for v in VALUES]),
+        (lambda n: n.metrics.Welford("x"), [{"x": 3.0}, {"x": jnp.ones((2, 3))}]),
+        (
+            lambda n: n.metrics.Accuracy(),
+            [{"logits": jax.nn.one_hot(jnp.array([0, 1, 2]), 3), "labels": jnp.array([0, 1, 1])}] * 2,
+        ),
+        (
+            lambda n: n.metrics.Accuracy(threshold=0.5),
+            [{"logits": jnp.array([0.1, 0.9, 0.7]), "labels": jnp.array([0, 1, 0]), "mask": jnp.array([1, 1, 0])}],
+        ),
+        (
+            lambda n: n.MultiMetric(accuracy=n.metrics.Accuracy(), loss=n.metrics.Average()),
+            [{"logits": jnp.eye(3), "labels": jnp.array([0, 1, 1]), "values": VALUES[0]}],
+        ),
+    ],
+)
+def test_metrics_equal_flax(make, updates):
+    ours, theirs = run(nnx, make, updates), run(fnnx, make, updates)
+    same(ours[0], theirs[0], rtol=3e-6)
+    assert list(ours[1]) == list(theirs[1])
+    same(ours[1], theirs[1], rtol=3e-6)
+
+
+def test_welford_is_exact_for_a_small_spread():
+    metric = nnx.metrics.Welford()
+    for batch in np.split(np.float32(1e4) + np.arange(8, dtype=np.float32), 4):
+        metric.update(values=batch)
+    np.testing.assert_allclose(metric.compute().standard_deviation, np.arange(8).std(), rtol=1e-6)
+
+
+def test_a_metric_in_a_jitted_step():
+    metric = nnx.metrics.Average("loss")
+    graph, start = metric.split()
+
+    @jax.jit
+    def step(state, x):
+        metric = nnx.merge(graph, state)
+        metric.update(loss=x)
+        return nnx.state(metric)
+
+    for x in VALUES:
+        start = step(start, x)
+    nnx.update(metric, start)
+    np.testing.assert_allclose(metric.compute(), np.concatenate([v.ravel() for v in VALUES]).mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "call, error, words",
+    [
+        (lambda: nnx.metrics.Average().update(x=1), TypeError, "Expected keyword argument 'values' in Average.update"),
+        (lambda: nnx.metrics.Welford().update(), TypeError, "Expected keyword argument 'values' in Welford.update"),
+        (
+            lambda: nnx.metrics.Average().update(values=jnp.ones(2), mask=jnp.ones(3)),
+            TypeError,
+            r"Average.update: `mask` must have the shape of the values, \(2,\), got bool\[3\]",
+        ),
+        (lambda: nnx.metrics.Accuracy(threshold=1), TypeError, "Expected threshold to be a float, got <class 'int'>"),
+        (
+            lambda: nnx.metrics.Accuracy().update(logits=jnp.ones((2, 3)), labels=jnp.ones((2, 3), int)),
+            ValueError,
+            r"For multi-class classification, expected logits.ndim==labels.ndim\+1, got 2 and 2",
+        ),
+        (
+            lambda: nnx.metrics.Accuracy(threshold=0.5).update(logits=jnp.ones((2, 3)), labels=jnp.ones(2, int)),
+            ValueError,
+            "For binary classification, expected logits.ndim==labels.ndim, got 2 and 1",
+        ),
+        (
+            lambda: nnx.metrics.Accuracy().update(logits=jnp.ones((2, 3)), labels=jnp.ones(2)),
+            ValueError,
+            "Expected labels.dtype==jnp.int32, got float32",
+        ),
+        (
+            lambda: nnx.MultiMetric(update=nnx.metrics.Average()),
+            ValueError,
+            r"MultiMetric cannot have metrics named \['update'\]",
+        ),
+        (nnx.Metric, NotImplementedError, "Must override `__init__"),
+    ],
+)
+def test_what_does_not_fit_is_said(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_moving_averages_equal_flax():
+    seen = []
+    for where in (nnx, fnnx):
+        model = where.Linear(3, 4, rngs=where.Rngs(0))
+        ema = where.EMA(model, decay=0.9, only=where.Param)
+        averaged = ema.apply_to(model)
+        for _ in range(3):
+            model.kernel[...] += 1
+            ema.update(model)
+        assert averaged is not model
+        seen.append((state(where, ema), state(where, averaged), averaged(jnp.ones((2, 3)))))
+    same(*seen)
+    assert list(seen[0][0]) == list(seen[1][0])
+
+
+def test_an_average_of_something_else_is_said():
+    ema = nnx.EMA(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), decay=0.9)
+    with pytest.raises(ValueError, match=r"EMA\.update was given no Variable at bias, which it averages"):
+        ema.update(nnx.Linear(3, 4, use_bias=False, rngs=nnx.Rngs(0)))
+
+
+def test_train_state_equals_flax():
+    seen = []
+    x = jnp.ones((2, 3))
+    for where in (nnx, fnnx):
+        graph, params = where.split(where.Linear(3, 4, rngs=where.Rngs(0)))
+
+        class State(where.TrainState):
+            extra: jax.Array
+
+        train = State.create(graph, params=params, tx=optax.adam(0.1), extra=jnp.float32(2.0))
+
+        @jax.jit
+        def step(train):
+            loss = lambda params: (train.apply(params)(x)[0] ** 2).sum() * train.extra
+            return train.apply_gradients(jax.grad(loss)(train.params))
+
+        for _ in range(3):
+            train = step(train)
+        assert train.step == 3
+        seen.append((train.apply("params")(x)[0], jax.tree.leaves(train.opt_state), train.replace(step=7).step))
+    same([seen[0][0], seen[0][1]], [seen[1][0], seen[1][1]], rtol=3e-6)
+    assert seen[0][2] == 7
