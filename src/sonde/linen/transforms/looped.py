@@ -141,7 +141,7 @@ def _scan(
     streams = split_streams(lifting.rngs, splits, n)
     inputs = Mixed(in_axes, xs)
     stacked = tuple(_move(0, axis, meta.remove_axis(g, axis, metadata_params)) for axis, g in zip(by.axes_in, stacked))
-    sliced = (stacked, tuple(g for g, split in zip(streams, splits) if split), inputs.mapped)
+    sliced = (stacked, tuple(g for g, split in zip(streams, splits) if split), inputs.in_front())
 
     def step(shared: Any, carry: Any, sliced: Any, *, mutable: Filter = True) -> Any:
         (carried, value), (stacked, split, mapped) = carry, sliced
@@ -250,8 +250,7 @@ class Mixed:
     """A tree of which some leaves are looped over, and others are the same in every iteration.
 
     Attributes:
-        mapped: The leaves that are looped over. Built from inputs, with the loop's axis in front; built from the outputs
-            of an iteration, as they are.
+        mapped: The leaves that are looped over.
         constant: The leaves that are not.
     """
 
@@ -260,6 +259,11 @@ class Mixed:
         leaves, self._tree = jax.tree.flatten(tree)
         self.mapped = [leaf for axis, leaf in zip(self._axes, leaves) if axis is not broadcast]
         self.constant = [leaf for axis, leaf in zip(self._axes, leaves) if axis is broadcast]
+
+    def in_front(self) -> list[Any]:
+        """The leaves that are looped over, with the loop's axis in front."""
+        axes = [axis for axis in self._axes if axis is not broadcast]
+        return [jnp.moveaxis(x, axis, 0) for x, axis in zip(self.mapped, axes)]
 
     def with_mapped(self, mapped: Sequence[Any], constant: Sequence[Any] | None = None) -> Any:
         """The tree with other leaves."""
