@@ -144,7 +144,7 @@ class scope:
             return  # the capture in which the scope was entered is over, and has closed it
         if _jax.is_innermost(self._opened):
             manager.__exit__(kind, error, traceback)
-        elif kind is None:
+        elif kind is None or kind is GeneratorExit:
             raise ScopeError(
                 f"scope {str(self._name)!r} is left, but {'/'.join(map(str, _jax.name_stack()))!r} is open; scopes "
                 "must be left in the reverse order of entering them, also across generators and asyncio tasks"

@@ -39,6 +39,8 @@ class Handler:
     records_only = False
     # Whether children inside loops are given the number of the iteration, as the first of their steps.
     counts_iterations = False
+    # Whether gradients are wanted.
+    grads = False
     # How many of the last iterations of a while loop are kept.
     last = 1
     # How what was kept of earlier iterations of a while loop and what a new one recorded become one: a function of the
@@ -127,10 +129,10 @@ class Handler:
             token = outs[-1] if view.gives_token(site) else None
         elif view.gives_token(site):
             token = self.token(site)
-        if not view.is_value:
-            self.record(arrays, site, path, view, token=rest[0], gate=None)
-            return arrays
         gate = rest[-1] if view.gates else None
+        if not view.is_value:
+            self.record(arrays, site, path, view, token=rest[0], gate=gate)
+            return arrays
         if view.role == "look":
             self.record(arrays, site, path, view, token=rest[1] if site.grads else None, gate=gate)
             return []
@@ -151,7 +153,7 @@ class Handler:
         if view.is_value:
             self.met.paths[path] = None
             self.met.sites.add(site)
-        else:
+        elif self.grads:
             self.met.backward.add(view.order)
         return path
 

@@ -7,7 +7,7 @@ so that JAX's dead-code passes keep it although nobody uses its output. Its oper
 
     value     *arrays [anchor] [gate]          -> *arrays [token]
     look      *arrays anchor [token] [gate]    ->
-    gradient  *cotangents token                -> *cotangents
+    gradient  *cotangents token [gate]         -> *cotangents
 
 `marker_p` is the linear part: differentiating a site puts a marker on the tangent, and transposing the marker is a site
 on the cotangent. That is how gradients are seen in the pass that computes them. A marker has no effect.
@@ -217,10 +217,10 @@ def _batched(primitive: Any) -> Any:
             out_dims = [0] * n
         # Token and anchor are numbers that belong to the whole loop or call; the gate is there for every element.
         rest = [_unbatched(x, d) for x, d in zip(args[n:], dims[n:])]
-        if view.is_value and view.gates:
+        if view.gates:
             gate = _front(args[-1], dims[-1])
             rest[-1] = gate if dims[-1] is not None else _repeated(gate, axis_data.size)
-        if any(d is not None for d in out_dims) or (view.is_value and view.gates):
+        if any(d is not None for d in out_dims) or view.gates:
             leaves = None if all(d is not None for d in out_dims) else tuple(d is not None for d in out_dims)
             view = view.replace(axes=(Axis("vmap", axis_data.size, leaves=leaves), *view.axes))
         outs = primitive.bind(*arrays, *rest, site=site, view=view)

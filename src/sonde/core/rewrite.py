@@ -104,14 +104,12 @@ def _by_running(jaxpr: Any, handler: Handler, prefix: str, steps: Sequence[Any])
         args, slices = flat[: len(types)], flat[len(types) :]
         child = handler.child(base=base, steps=slices, prefix=prefix)
         outs = run_under(child, _jax.eval_jaxpr, jaxpr, *args)
-        seen[:] = [child, len(outs), flat_specs(child.items)]
-        arrays = flat_arrays(child.items)
-        child.items = []
-        return [*outs, *arrays]
+        seen[:] = [len(outs), flat_specs(child.items), child.span, child.met]  # and no tracers
+        return [*outs, *flat_arrays(child.items)]
 
     new, consts = _jax.trace_to_jaxpr(run, [*[TOKEN_TYPE] * takes_base, *types, *steps])
-    child, n_outs, specs = seen
-    return Rewritten(new, consts, n_outs, specs, takes_base, child.span, child.met)
+    n_outs, specs, span, met = seen
+    return Rewritten(new, consts, n_outs, specs, takes_base, span, met)
 
 
 def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:

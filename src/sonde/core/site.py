@@ -174,7 +174,7 @@ class View:
     def n_operands(self, site: Site) -> int:
         """How many operands of the site primitive are not arrays of the site."""
         if not self.is_value:
-            return 1
+            return 1 + bool(self.gates)
         return self.anchored + bool(self.gates) + (self.role == "look" and site.grads)
 
     def gives_token(self, site: Site) -> bool:

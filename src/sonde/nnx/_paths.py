@@ -273,7 +273,13 @@ def _put_back(module: Any, tag: PlaceTag) -> None:
     set_place(module, tag.place)
 
 
+def _put_back_all(root: Any, tag: PlaceTag) -> None:
+    for path, node in walk(root, graph=True, who="capture").nodes:
+        set_place(node, tuple(None if above is None else above + path for above in tag.place))
+
+
 Places.tag_of = staticmethod(tag_of)
+Places.put_back_all = staticmethod(_put_back_all)
 Places.put_back = staticmethod(_put_back)
 
 

@@ -18,6 +18,7 @@ from sonde.nnx._walk import ARRAY, Walk, build, collect, count_leaves, flatten_o
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.metadata import structural_hash
+from sonde.nnx.pytree import Places
 from sonde.nnx.states import FlatState, State, group_flat, merge_state, select_flat, split_flat
 from sonde.nnx.variable import Variable, _set_value, copied
 
@@ -30,12 +31,14 @@ class GraphDef(Generic[A]):
     Attributes:
         definition: the nested tuples that `sonde.nnx._walk` describes.
         num_leaves: how many leaves the states must have together.
+        place: while a capture runs, where the model stands (see `sonde.nnx._paths`); otherwise None.
     """
 
-    __slots__ = ("__weakref__", "_hash", "_prototypes", "_references", "definition", "num_leaves")
+    __slots__ = ("__weakref__", "_hash", "_prototypes", "_references", "definition", "num_leaves", "place")
 
-    def __init__(self, definition: Any):
+    def __init__(self, definition: Any, place: Any = None):
         self.definition = definition
+        self.place = place
         self.num_leaves = count_leaves(definition)
         self._hash: int | None = None
         self._prototypes: dict[int, dict[Any, Any]] = {}
@@ -52,7 +55,9 @@ class GraphDef(Generic[A]):
         return self._references
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, GraphDef) and self.definition == other.definition)
+        if self is other:
+            return True
+        return isinstance(other, GraphDef) and self.definition == other.definition and self.place == other.place
 
     def __hash__(self) -> int:
         if self._hash is None:
@@ -162,8 +167,8 @@ def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     """
     found = walk(node, graph=resolve(graph), who="split")
     if not filters:
-        return GraphDef(found.definition), _nested(found)
-    return (GraphDef(found.definition), *_states(split_flat(found.flat(), filters)))
+        return GraphDef(found.definition, _place(node)), _nested(found)
+    return (GraphDef(found.definition, _place(node)), *_states(split_flat(found.flat(), filters)))
 
 
 def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
@@ -192,7 +197,7 @@ variables = state
 
 def graphdef(node: Any, /, *, graph: bool | None = None) -> GraphDef[Any]:
     """The structure of a model: the first part of what `split` returns."""
-    return GraphDef(walk(node, graph=resolve(graph), who="graphdef").definition)
+    return GraphDef(walk(node, graph=resolve(graph), who="graphdef").definition, _place(node))
 
 
 def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
@@ -219,8 +224,13 @@ def flatten(
     """
     found = walk(node, graph=resolve(graph), who="flatten", seen=ref_index)
     if with_paths:
-        return GraphDef(found.definition), FlatState.from_sorted_keys_values(tuple(found.paths), found.leaves)
-    return GraphDef(found.definition), found.leaves
+        flat = FlatState.from_sorted_keys_values(tuple(found.paths), found.leaves)
+        return GraphDef(found.definition, _place(node)), flat
+    return GraphDef(found.definition, _place(node)), found.leaves
+
+
+def _place(node: Any) -> Any:
+    return Places.tag_of(node) if kind_of(node) == NODE else None
 
 
 # -------------------------------------------------------------------------------------------- putting together
@@ -253,7 +263,7 @@ def unflatten(
         leaves = collect(graphdef.definition, state)
     if copy_variables:
         leaves = copied(leaves or ())
-    return build(
+    built = build(
         graphdef.definition,
         leaves,
         state=state,
@@ -262,6 +272,9 @@ def unflatten(
         prototypes=graphdef._prototypes,
         remember=index_ref is not None or graphdef._has_references(),
     )
+    if graphdef.place is not None:
+        Places.put_back_all(built, graphdef.place)
+    return built
 
 
 def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recreate_variables: bool = True) -> Any:

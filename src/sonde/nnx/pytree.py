@@ -431,6 +431,7 @@ class Places:
 
     tag_of: Callable[[Any], Any] = staticmethod(lambda node: None)
     put_back: Callable[[Any, Any], None] = staticmethod(lambda node, tag: None)
+    put_back_all: Callable[[Any, Any], None] = staticmethod(lambda node, tag: None)
 
 
 def _flatten(node: Pytree) -> tuple[tuple[Any, ...], Structure]:

@@ -156,8 +156,6 @@ class _Gate(Handler):
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the gate."""
-        if not view.is_value:
-            return site_p.bind(*args, site=site, view=view)
         operand, rest = self.operand, args
         if view.gates:
             operand, rest = jnp.logical_and(args[-1], operand), args[:-1]

@@ -8,6 +8,7 @@ values and counts are selected per element: one that has finished keeps what it 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from sonde import _jax
+from sonde.core.collect import spread
 from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
 from sonde.core.rewrite import rewrite
 from sonde.core.site import Axis
@@ -55,8 +57,8 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     active, seen = run_test(init)
     start = (
         list(init),
-        [keep.empty(t) for t in body.types],
-        seen,
+        keep.empty(body.types),
+        keep_test.first(seen),
         jnp.zeros((), jnp.int32),
         active.astype(jnp.int32) * 0,
         active,
@@ -80,19 +82,25 @@ class _Keep:
     """What a loop carries along for the recorded items, and how an iteration changes it."""
 
     def __init__(self, specs: Sequence[ItemSpec], active_shape: tuple[int, ...], last: int, fold: Any) -> None:
-        self.specs = specs
         self.fold = fold
         self.active_shape = active_shape
         self.last = last
-        self.axes = [self._active_axis(spec, i) for spec in specs for i in range(spec.size)]
+        self.old_specs = specs
+        self.specs = [self._with_active_axes(spec) for spec in specs]
+        self.axes = [self._active_axis(spec, i) for spec in self.specs for i in range(spec.size)]
 
-    def empty(self, type_: Any) -> Any:
+    def empty(self, types: Sequence[Any]) -> list[Any]:
         """What is carried before the first iteration."""
-        zeros = _jax.zeros_of_type(type_)
-        return zeros if self.last == 1 else jnp.stack([zeros] * self.last)
+        zeros = self._grown([_jax.zeros_of_type(t) for t in types])
+        return zeros if self.last == 1 else [jnp.stack([x] * self.last) for x in zeros]
+
+    def first(self, new: Sequence[Any]) -> list[Any]:
+        """What is carried after something that always runs once."""
+        return self._grown(new)
 
     def update(self, active: Any, index: Any, new: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
         """What is carried after an iteration that computed `new`."""
+        new = self._grown(new)
         if self.fold is not None:
             new = self._folded(new, kept, index)
         if self.last == 1:
@@ -110,21 +118,42 @@ class _Keep:
             item.leaves = self.fold(before.leaves, item.leaves, index)
         return flat_arrays(items)
 
+    def _active_axes(self, spec: ItemSpec) -> range:
+        """Which axes of an item are those of the predicate; none if it does not vary over them."""
+        n, axes = len(self.active_shape), spec.view.axes
+        loops = sum(a.is_loop for a in axes)
+        sizes = tuple(a.size for a in axes)
+        starts = (k for k in range(loops, len(axes) - n + 1) if sizes[k : k + n] == self.active_shape)
+        start = next(starts, None) if n else None
+        return range(0) if start is None else range(start, start + n)
+
+    def _with_active_axes(self, spec: ItemSpec) -> ItemSpec:
+        """An item all of whose arrays vary over the predicate: an element that never ran has zeros in each."""
+        active = self._active_axes(spec)
+        axes = [dataclasses.replace(a, leaves=None) if i in active else a for i, a in enumerate(spec.view.axes)]
+        return dataclasses.replace(spec, view=spec.view.replace(axes=tuple(axes)))
+
+    def _grown(self, arrays: Sequence[Any]) -> list[Any]:
+        """Arrays as the loop computes them, made to vary over the predicate."""
+        items = build_items(self.old_specs, arrays)
+        for item, spec in zip(items, self.old_specs):
+            active = self._active_axes(spec)
+            if active and spec.tree is None:
+                run = spec.view.axes[active.start : active.stop]
+                before = spec.view.axes[: active.start]
+                item.leaves = [
+                    spread(x, run, i, skip=sum(a.on_leaf(i) for a in before)) for i, x in enumerate(item.leaves)
+                ]
+        return flat_arrays(items)
+
     def _active_axis(self, spec: ItemSpec, index: int) -> int | None:
-        """Where an array of an item has the axes of the predicate; None if it does not vary over them."""
-        n = len(self.active_shape)
-        loops = [a for a in spec.view.axes if a.is_loop]
-        mapped = [a for a in spec.view.axes if not a.is_loop]
-        sizes = tuple(a.size for a in mapped)
-        start = next((k for k in range(len(sizes) - n + 1) if sizes[k : k + n] == self.active_shape), None)
-        if not n or start is None:
+        """Where an array of an item has the axes of the predicate."""
+        active = self._active_axes(spec)
+        if not active or (index >= spec.n_leaves and spec.extras[index - spec.n_leaves] == "token"):
             return None
-        if index >= spec.n_leaves:  # a flag or a count has as many of the first axes as it has axes at all
-            return None if spec.extras[index - spec.n_leaves] == "token" else len(loops) + start
-        if spec.tree is None and not all(a.on_leaf(index) for a in mapped[start : start + n]):
-            return None
-        before = start if spec.tree is not None else sum(a.on_leaf(index) for a in mapped[:start])
-        return len(loops) + before
+        if index >= spec.n_leaves or spec.tree is not None:
+            return active.start
+        return sum(a.on_leaf(index) for a in spec.view.axes[: active.start])
 
     @staticmethod
     def _select(active: Any, new: Any, old: Any, axis: int | None) -> Any:
