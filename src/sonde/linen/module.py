@@ -260,13 +260,18 @@ class Module:
         scope.reserve(name, collection, what=what, owner=type(self).__name__)
         return scope
 
+    def _read_scope(self) -> Scope:
+        scope = self.bound_scope("read variables")
+        sites.flush(scope.run)  # what was sown inside transforms that are over
+        return scope
+
     def has_variable(self, col: str, name: str) -> bool:
         """Whether a variable exists."""
-        return self.bound_scope("have variables").has(col, name)
+        return self._read_scope().has(col, name)
 
     def get_variable(self, col: str, name: str, default: Any = None) -> Any:
         """The value of a variable, or `default` if there is none."""
-        return self.bound_scope("read variables").get(col, name, default)
+        return self._read_scope().get(col, name, default)
 
     def put_variable(self, col: str, name: str, value: Any) -> None:
         """Sets a variable."""
@@ -275,7 +280,7 @@ class Module:
     @property
     def variables(self) -> dict[str, Any]:
         """All variables of this module and its submodules."""
-        return self.bound_scope("have variables").collections()
+        return self._read_scope().collections()
 
     @property
     def path(self) -> Path:
