@@ -31,7 +31,7 @@ from sonde.core.sow import sow
 from sonde.errors import LayerInputError
 from sonde.ops.checks import describe, expect_broadcastable, expect_shape
 from sonde.ops.dropout import keep_mask
-from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype, widest
 from sonde.ops.masks import combine_masks
 
 Einsum = Callable[..., jax.Array]
@@ -261,7 +261,7 @@ def _fused_attention_in_sight(
     is_causal: bool,
 ) -> jax.Array:
     """The recipe of `jax.nn.dot_product_attention` with sites."""
-    wide = jnp.promote_types(query.dtype, jnp.float32)
+    wide = widest(query, jnp.float32)
     query = _split_heads(query, query.shape[-2] // key.shape[-2], axis=-2)
     scores = jnp.einsum("...qhgd,...khd->...hgqk", query, key, preferred_element_type=wide)
     scores = _merge_heads(scores, axis=-4) * jnp.asarray(1.0 / math.sqrt(query.shape[-1]), wide)
@@ -379,7 +379,7 @@ def _rank_like(x: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def _like(x: jax.Array, other: jax.Array) -> jax.Array:
-    return x.astype(jnp.result_type(x, other))
+    return x.astype(widest(x, other))
 
 
 def _with_causal(mask: jax.Array | None, is_causal: bool, shape: tuple[int, ...]) -> jax.Array | None:

@@ -76,6 +76,12 @@ def promote_dtype(args: T, /, *, dtype: Dtype | None = None, inexact: bool = Tru
     return tuple(None if x is None else _cast(x, dtype) for x in args)  # type: ignore[return-value]
 
 
+def widest(*values: Any) -> Dtype:
+    """The dtype that holds all values or dtypes, for widening that is meant: strict promotion does not forbid it."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*values)
+
+
 def promote_all(promote: PromoteDtype | None, args: Iterable[Any], dtype: Dtype | None) -> tuple[Any, ...]:
     """Apply a layer's `promote_dtype` option to its arrays; None leaves them as they are."""
     args = tuple(args)

@@ -28,7 +28,7 @@ from sonde.core.context import looking
 from sonde.core.sow import sow
 from sonde.errors import LayerInputError
 from sonde.ops.checks import describe, expect_broadcastable, expect_size
-from sonde.ops.dtypes import Dtype, PromoteDtype, canonicalize_dtype, promote_all, promote_dtype
+from sonde.ops.dtypes import Dtype, PromoteDtype, canonicalize_dtype, promote_all, promote_dtype, widest
 
 Axes = int | Sequence[int]
 
@@ -80,7 +80,7 @@ def moments(
     if dtype is None:
         dtype = jnp.result_type(x)
     if force_float32_reductions:
-        dtype = jnp.promote_types(dtype, jnp.float32)
+        dtype = widest(dtype, jnp.float32)
     x = jnp.asarray(x, dtype)
     axes = canonicalize_axes(axes, x.ndim)
 
@@ -135,7 +135,7 @@ def normalize(
     """
     out_dtype = canonicalize_dtype(x, scale, bias, dtype=dtype)
     arrays = [a for a in (x, mean, var, scale, bias) if a is not None]
-    compute = jnp.result_type(*arrays)
+    compute = widest(*arrays)
     reduction_axes = canonicalize_axes(reduction_axes, x.ndim)
     feature_axes = canonicalize_axes(feature_axes, x.ndim)
 
@@ -489,6 +489,6 @@ def _abs_squared(x: jax.Array) -> jax.Array:
 
 
 def _running(old: jax.Array, new: Any, momentum: float) -> jax.Array:
-    dtype = jnp.result_type(old, new)
+    dtype = widest(old, new)
     keep, take = jnp.asarray(momentum, dtype), jnp.asarray(1 - momentum, dtype)
     return lax.stop_gradient(keep * jnp.asarray(old, dtype) + take * jnp.asarray(new, dtype))

@@ -8,7 +8,7 @@ from jax import lax
 
 from sonde.errors import LayerInputError
 from sonde.ops.checks import describe
-from sonde.ops.dtypes import Dtype, canonicalize_dtype
+from sonde.ops.dtypes import Dtype, canonicalize_dtype, widest
 from sonde.ops.norm import Axes, canonicalize_axes
 
 
@@ -54,7 +54,7 @@ def weight_norm(
     out_dtype = canonicalize_dtype(value, scale, dtype=dtype)
     y = l2_normalize(value, tuple(i for i in range(value.ndim) if i not in features), epsilon=epsilon)
     if scale is not None:
-        compute = jnp.result_type(y, scale)
+        compute = widest(y, scale)
         shape = tuple(n if i in features else 1 for i, n in enumerate(value.shape))
         y = jnp.asarray(y, compute) * jnp.asarray(jnp.reshape(scale, shape), compute)
     return jnp.asarray(y, out_dtype)
@@ -99,7 +99,7 @@ def spectral_norm(
     sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
     divisor = jnp.where(sigma != 0, sigma, jnp.ones_like(sigma))
     out_dtype = canonicalize_dtype(value, dtype=dtype)
-    y = jnp.asarray(matrix, jnp.result_type(matrix, divisor)) / divisor
+    y = jnp.asarray(matrix, widest(matrix, divisor)) / divisor
     return jnp.asarray(jnp.reshape(y, value.shape), out_dtype), u, sigma
 
 
