@@ -527,5 +527,18 @@ def type_of(value: Any) -> Any:
 
 
 def has_ended(value: Any) -> bool:
-    """Whether a value is a tracer of a trace that is over."""
-    return isinstance(value, Tracer) and not value._trace.is_valid()
+    """Whether a value is a tracer of a trace that is over: one that is not among those around the current one.
+
+    JAX marks most traces as over, but not those of jitted functions. Where it does not say what is around a trace, the
+    answer is no.
+    """
+    if not isinstance(value, Tracer):
+        return False
+    if not value._trace.is_valid():
+        return True
+    around: Any = current_trace()
+    while around is not None and around is not eval_trace:
+        if around is value._trace or getattr(around, "tangent_trace", None) is value._trace:
+            return False
+        around = getattr(around, "parent_trace", None) or getattr(around, "parent", None)
+    return around is eval_trace
