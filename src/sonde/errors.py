@@ -95,7 +95,7 @@ class CallUnbindOnUnboundModuleError(LinenError):
 
 
 class DescriptorAttributeError(LinenError):
-    """A property of a module fails with an AttributeError of its own, which Python would report as a missing property."""
+    """A property of a module fails with an AttributeError of its own, which would look as if it were missing."""
 
 
 class IncorrectPostInitOverrideError(LinenError):

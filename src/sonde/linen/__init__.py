@@ -1,8 +1,8 @@
 """Neural networks as functions of their variables, with the names of `flax.linen`.
 
-`from sonde import linen as nn` stands where `from flax import linen as nn` stood: the same names, arguments, results, parameter
-trees and initial values. What is new: a value that a module sows inside any transform, of Linen's or of JAX's, arrives without
-`variable_axes`. Left out: the fp8 layers, `nn.partitioning` and `nn.experimental`.
+`from sonde import linen as nn` stands where `from flax import linen as nn` stood: the same names, arguments, results,
+parameter trees and initial values. What is new: a value that a module sows inside any transform, of Linen's or of
+JAX's, arrives without `variable_axes`. Left out: the fp8 layers, `nn.partitioning` and `nn.experimental`.
 """
 
 from sonde.linen import dtypes, frozen_dict, initializers, logical, meta

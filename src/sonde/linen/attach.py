@@ -1,9 +1,9 @@
 """How a module gets its parent, its name and its scope, and how modules are copied.
 
 A module that is created while a method of another one runs has that one as its parent. In a compact method it gets its
-name and scope at once. In `setup` it waits until it is assigned to an attribute and is named after it. A module that was
-created outside and given as a field is adopted when the module it was given to is set up: a copy is made, named after the
-field; one object given in two places stays one submodule.
+name and scope at once. In `setup` it waits until it is assigned to an attribute and is named after it. A module that
+was created outside and given as a field is adopted when the module it was given to is set up: a copy is made, named
+after the field; one object given in two places stays one submodule.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def attach(module: Module) -> None:
         above: State = parent._state
         if above.attached and not (above.in_setup or above.in_compact):
             raise AssignSubModuleError(
-                f"submodule {type(module).__name__} is made in {describe(parent)} outside of setup and of a compact method; "
+                f"submodule {type(module).__name__} is made in {describe(parent)} outside of setup and of a "
+                "compact method; "
                 "make it in setup, or mark the method with @nn.compact"
             )
         if module.name is None:
@@ -126,7 +127,7 @@ def describe(module: Module) -> str:
 
 
 def frozen_containers(value: Any, fn: Callable[[Any, str], Any], suffix: str = "") -> Any:
-    """Applies `fn` to the leaves of nested lists, tuples and dicts, with their keys as a name suffix, and freezes these.
+    """Applies `fn` to the leaves of nested lists, tuples and dicts, with their keys as a suffix, and freezes these.
 
     Attributes of a module must not change from outside after `setup`, so lists become tuples and dicts FrozenDicts.
     """

@@ -94,7 +94,7 @@ def may_overlap(a: Filter, b: Filter) -> bool:
         return any(may_overlap(f, b) for f in a.filters)
     if isinstance(b, (Both, Either)):
         return may_overlap(b, a)
-    if isinstance(a, bool) or isinstance(a, DenyList):
+    if isinstance(a, (bool, DenyList)):
         return not is_empty(a) and (may_overlap(b, a) if not isinstance(b, (bool, DenyList)) else not is_empty(b))
     return any(matches(b, name) for name in ([a] if isinstance(a, str) else a))
 

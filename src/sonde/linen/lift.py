@@ -1,9 +1,9 @@
 """The one mechanism behind all lifted transforms: a module's scope in, pure arguments out, and back.
 
-`Lifting` packs the variables and random streams of some scopes into groups of dicts that a JAX transform can map, carry or
-close over. `Lifting.call`, run inside the transform on such groups, opens new scopes on them, runs the function, and returns
-the variables that changed, again in groups. `Lifting.publish` puts these into the scopes that were packed. A transform is
-then what it does to the groups, and nothing else.
+`Lifting` packs the variables and random streams of some scopes into groups of dicts that a JAX transform can map,
+carry or close over. `Lifting.call`, run inside the transform on such groups, opens new scopes on them, runs the
+function, and returns the variables that changed, again in groups. `Lifting.publish` puts these into the scopes that
+were packed. A transform is then what it does to the groups, and nothing else.
 
 `Bridge` is the same one level up: it finds the scopes of a module and of all modules that it holds or is called with,
 and makes copies of these modules on the scopes inside.
@@ -104,7 +104,7 @@ class Lifting:
         return [scope.counts.snapshot() for scope in self.packed]
 
     def restore_counts(self, counts: Sequence[Any]) -> None:
-        """Makes the next keys those that came after `counts`: a body that JAX traces twice must ask for the same keys."""
+        """Makes the next keys those that came after `counts`: a body that is traced again must get the same keys."""
         for scope, snapshot in zip(self.packed, counts):
             scope.counts.restore(snapshot)
 
@@ -273,7 +273,8 @@ def _check_output(output: Any, module: Module, fn: Callable[..., Any]) -> None:
     for leaf in jax.tree.leaves(output, is_leaf=_is_bound):
         if _is_bound(leaf):
             raise TransformedMethodReturnValueError(
-                f"{getattr(fn, '__name__', 'a function')} of {attach.describe(module)} runs under a lifted transform and returns a "
+                f"{getattr(fn, '__name__', 'a function')} of {attach.describe(module)} runs under a lifted "
+                "transform and returns a "
                 f"{type(leaf).__name__}: modules and variables cannot leave a transform, return values"
             )
 
@@ -341,6 +342,7 @@ def no_keywords(kwargs: dict[str, Any], label: str, module: Module) -> None:
     """Raises if a call under a transform that has no place for keyword arguments has some."""
     if kwargs:
         raise TypeError(
-            f"nn.{label} of {attach.describe(module)} is called with keyword arguments {sorted(kwargs)}: it cannot tell how to "
+            f"nn.{label} of {attach.describe(module)} is called with keyword arguments {sorted(kwargs)}: it "
+            "cannot tell how to "
             "treat them; pass them by position"
         )

@@ -134,7 +134,8 @@ class Partitioned(AxisMetadata[A]):
         found = names.pop(index)
         if found != expected:
             raise ValueError(
-                f"the transform maps axis {index}, which metadata_params call {expected!r}, but the variable's axes are "
+                f"the transform maps axis {index}, which metadata_params call {expected!r}, but the variable's "
+                "axes are "
                 f"{self.names}: pass the name that the variable was made with"
             )
         return self.replace(names=tuple(names))
@@ -142,7 +143,8 @@ class Partitioned(AxisMetadata[A]):
     def _name_of_new_axis(self, params: Mapping[Any, Any]) -> str | None:
         if PARTITION_NAME not in params:
             raise PartitioningUnspecifiedError(
-                f"a transform maps a variable partitioned as {self.names} over a new axis and is not told what the axis "
+                f"a transform maps a variable partitioned as {self.names} over a new axis and is not told what "
+                "the axis "
                 "is called: pass metadata_params={nn.PARTITION_NAME: 'name of the mesh axis, or None'}"
             )
         return params[PARTITION_NAME]

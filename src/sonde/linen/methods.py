@@ -1,8 +1,8 @@
 """How the methods of a module run.
 
 Every method that a module class defines is wrapped once, when the class is made; what a subclass inherits is wrapped
-already. The wrapper runs `setup` if that has not happened, makes the module the parent of what the method creates, gives
-the call a name in profiles, lets interceptors have their say, and offers the output to `capture_intermediates`.
+already. The wrapper runs `setup` if that has not happened, makes the module the parent of what the method creates,
+gives the call a name in profiles, lets interceptors have their say, and offers the output to `capture_intermediates`.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class InterceptorContext:
 def intercept_methods(interceptor: Callable[..., Any]) -> Iterator[None]:
     """Lets a function stand around every method call inside the block.
 
-    The interceptor is called as `interceptor(next_fun, args, kwargs, context)` and returns what the call shall return; the
-    one that was entered first is outermost.
+    The interceptor is called as `interceptor(next_fun, args, kwargs, context)` and returns what the call shall
+    return; the one that was entered first is outermost.
 
     Example:
         >>> from sonde import linen as nn
@@ -143,7 +143,8 @@ def _profile_name(module: Module, method: str) -> str | None:
 
 def _unbound(module: Module, method: str) -> CallCompactUnboundModuleError:
     return CallCompactUnboundModuleError(
-        f"compact method {type(module).__name__}.{method} is called on a module without variables; call it inside another "
+        f"compact method {type(module).__name__}.{method} is called on a module without variables; call it "
+        "inside another "
         "module, or through init, apply or bind"
     )
 
@@ -215,14 +216,13 @@ def _run_interceptors(
 ) -> Any:
     bound = functools.partial(fun, self)
     described = InterceptorContext(self, name, bound)
-    run: Callable[..., Any] = bound
+
+    def around(interceptor: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: interceptor(inner, args, kwargs, described)
+
+    run = bound
     for interceptor in reversed(context.interceptors):
-
-        def run(
-            *a: Any, _next: Callable[..., Any] = run, _interceptor: Callable[..., Any] = interceptor, **k: Any
-        ) -> Any:
-            return _interceptor(_next, a, k, described)
-
+        run = around(interceptor, run)
     return run(*args, **kwargs)
 
 

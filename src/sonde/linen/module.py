@@ -61,8 +61,8 @@ class _CalledOnClass:
 class Module:
     """The class that all modules derive from. Subclasses are dataclasses without saying so.
 
-    Submodules and variables are made in `setup`, or where they are used, in a method marked `@nn.compact`. A module holds
-    no variables: `init` makes them, `apply` runs the module on them.
+    Submodules and variables are made in `setup`, or where they are used, in a method marked `@nn.compact`. A module
+    holds no variables: `init` makes them, `apply` runs the module on them.
 
     Attributes:
         parent: The module (or scope) that this one is part of. Set by itself; None for a module that stands alone.
@@ -97,7 +97,8 @@ class Module:
         reserved = {"parent", "name"} & set(inspect.get_annotations(cls))
         if reserved:
             raise ReservedModuleAttributeError(
-                f"module class {cls.__name__} defines the field {', '.join(sorted(reserved))}: every module has fields called "
+                f"module class {cls.__name__} defines the field {', '.join(sorted(reserved))}: every module "
+                "has fields called "
                 "'parent' and 'name' already; choose another name"
             )
         own_hash = vars(cls).get("__hash__", Module.__hash__)
@@ -130,12 +131,14 @@ class Module:
         is_field = name in type(self).__dataclass_fields__ and type(self).__dataclass_fields__[name].init
         if not state.in_setup:
             raise SetAttributeFrozenModuleError(
-                f"cannot set {name}={_short(value)} on {attach.describe(self)}: a module is frozen outside of its setup method; "
+                f"cannot set {name}={_short(value)} on {attach.describe(self)}: a module is frozen outside of "
+                "its setup method; "
                 "use clone(...) for a module with another field, or a variable for state"
             )
         if is_field:
             raise SetAttributeInModuleSetupError(
-                f"setup of {attach.describe(self)} sets {name!r}, which is a field of the module; fields are set by the "
+                f"setup of {attach.describe(self)} sets {name!r}, which is a field of the module; fields are "
+                "set by the "
                 "constructor, use another attribute"
             )
         object.__setattr__(self, name, attach.adopt(self, name, value))
@@ -202,7 +205,8 @@ class Module:
         if self.scope is None:
             kind = CallSetupUnboundModuleError if what == "run setup" else ValueError
             raise kind(
-                f"{type(self).__name__} cannot {what}: it is not bound to variables; do it inside init or apply, or on what "
+                f"{type(self).__name__} cannot {what}: it is not bound to variables; do it inside init or "
+                "apply, or on what "
                 "bind returns"
             )
         return self.scope
@@ -254,7 +258,8 @@ class Module:
         scope = self.bound_scope(f"make the {what} {name!r}")
         if not (self._state.in_setup or self._state.in_compact):
             raise ValueError(
-                f"{what} {name!r} of {attach.describe(self)} is made outside of setup and of a compact method; make it in "
+                f"{what} {name!r} of {attach.describe(self)} is made outside of setup and of a compact method; "
+                "make it in "
                 "setup, or mark the method with @nn.compact"
             )
         scope.reserve(name, collection, what=what, owner=type(self).__name__)
@@ -319,8 +324,8 @@ class Module:
     ) -> bool:
         """Puts a value into a collection, from where whoever made that collection mutable gets it.
 
-        Nothing happens when the collection is not mutable. The value arrives from inside any transform, of Linen's or of
-        JAX's: see `sonde.linen.sites` for what it looks like there.
+        Nothing happens when the collection is not mutable. The value arrives from inside any transform, of Linen's or
+        of JAX's: see `sonde.linen.sites` for what it looks like there.
 
         Args:
             col: The collection, usually `"intermediates"`.
@@ -517,6 +522,7 @@ def merge_param(name: str, a: T | None, b: T | None) -> T:
     if (a is None) == (b is None):
         found = "neither" if a is None else "both"
         raise ValueError(
-            f"parameter {name!r} must be given either to the constructor or to the call: {found} was given, namely {a!r} and {b!r}"
+            f"parameter {name!r} must be given either to the constructor or to the call: {found} was given, "
+            f"namely {a!r} and {b!r}"
         )
     return a if b is None else b  # pyright: ignore[reportReturnType]

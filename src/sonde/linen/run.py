@@ -64,7 +64,8 @@ def check_variables(variables: Any, *, where: str) -> Mapping[str, Any]:
     params = variables.get("params", {})
     if set(params) == {"params"} and isinstance(params["params"], Mapping):
         raise ApplyScopeInvalidVariablesStructureError(
-            f"the variables given to {where} have one 'params' too many: {{'params': {{'params': ...}}}}; pass variables "
+            f"the variables given to {where} have one 'params' too many: {{'params': {{'params': ...}}}}; pass "
+            "variables "
             "as init returns them, or {'params': params} with the inner dict"
         )
     return variables
@@ -93,7 +94,8 @@ def function_of(module: Module, method: Any, *, where: str) -> Callable[..., Any
         return lambda bound, *args, **kwargs: getattr(bound, name)(*args, **kwargs)
     if not callable(method):
         raise ApplyModuleInvalidMethodError(
-            f"cannot call {where} with method={method!r}: a function that takes the module first, or the name of a method "
+            f"cannot call {where} with method={method!r}: a function that takes the module first, or the name "
+            "of a method "
             f"of {type(module).__name__}, is needed"
         )
     return getattr(method, "__func__", method)
@@ -235,8 +237,8 @@ def lazy_init(
 ) -> Any:
     """Runs an init on inputs of which only shapes need be given.
 
-    The arrays that are given are used; every `jax.ShapeDtypeStruct` is an input whose value must not matter. That it does
-    not is found by mapping over it: an output that is the same for all its values comes out unmapped.
+    The arrays that are given are used; every `jax.ShapeDtypeStruct` is an input whose value must not matter. That it
+    does not is found by mapping over it: an output that is the same for all its values comes out unmapped.
 
     Raises:
         LazyInitError: a variable depends on an input that was given as a shape.
@@ -263,7 +265,8 @@ def lazy_init(
                 raise
             shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in unknown)
             raise LazyInitError(
-                f"{where} makes a variable whose initial value depends on the values of its inputs, and these were given as "
+                f"{where} makes a variable whose initial value depends on the values of its inputs, and these "
+                "were given as "
                 f"shapes only ({shapes}); pass arrays, or make the initializer use the shapes alone"
             ) from error
     # Nothing that is computed from the zeros is needed, so under jit none of it is computed.

@@ -1,9 +1,9 @@
 """Where the variables of a running module live.
 
 A `Run` is one execution of a module function: one `init` or `apply`, or the body of one lifted transform. It owns the
-variables (a nested dict per collection), says which collections may change, and knows the trace it runs under. A `Scope`
-is a place in a run: the variables and random streams of one module. Scopes are cheap and made anew whenever a module is;
-what must outlive them (variables, counts of random keys) belongs to the run.
+variables (a nested dict per collection), says which collections may change, and knows the trace it runs under. A
+`Scope` is a place in a run: the variables and random streams of one module. Scopes are cheap and made anew whenever a
+module is; what must outlive them (variables, counts of random keys) belongs to the run.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def check_no_dead_tracers(tree: Any, collection: str, path: Path) -> None:
             names = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in key_path]
             raise JaxTransformError(
                 f"variable {path_text((*path, *names))} in collection {collection!r} was set inside a JAX transform "
-                "(jax.jit, jax.lax.scan, ...) to a value that does not exist outside of it; use the transform of the same "
+                "(jax.jit, jax.lax.scan, ...) to a value that does not exist outside of it; use the transform "
+                "of the same "
                 "name in sonde.linen, or create the variable before the transform"
             )
 
@@ -195,7 +196,8 @@ class Scope:
         """Raises if the run is over."""
         if not self.run.live:
             raise InvalidScopeError(
-                f"module {self.path_text} is used after the init, apply or transformed function it belongs to has returned; "
+                f"module {self.path_text} is used after the init, apply or transformed function it belongs to "
+                "has returned; "
                 "modules and variables cannot be kept from one call to the next"
             )
 
@@ -297,7 +299,8 @@ class Scope:
         self.check_live()
         if not self.is_mutable(collection):
             raise ModifyScopeVariableError(
-                f"cannot set variable {name!r} of module {self.path_text}: collection {collection!r} is immutable; pass "
+                f"cannot set variable {name!r} of module {self.path_text}: collection {collection!r} is "
+                "immutable; pass "
                 f"mutable={[collection]!r} to apply"
             )
         self._writable(collection)[name] = value
@@ -325,11 +328,13 @@ class Scope:
             if not self.is_mutable(collection) or init_fn is None:
                 if not self.collection(collection):
                     raise ScopeCollectionNotFound(
-                        f"module {self.path_text} needs variable {name!r} of collection {collection!r}, and the collection "
+                        f"module {self.path_text} needs variable {name!r} of collection {collection!r}, and "
+                        "the collection "
                         f"has nothing for it; pass variables that were made by init, or mutable={[collection]!r}"
                     )
                 raise ScopeVariableNotFoundError(
-                    f"module {self.path_text} needs variable {name!r}, which collection {collection!r} does not have; it "
+                    f"module {self.path_text} needs variable {name!r}, which collection {collection!r} does "
+                    "not have; it "
                     f"has {sorted(map(str, self.collection(collection)))}"
                 )
             self.put(collection, name, init_fn(*args, **kwargs))
@@ -353,7 +358,8 @@ class Scope:
         else:
             if not self.collection("params"):
                 raise ScopeCollectionNotFound(
-                    f"module {self.path_text} needs parameter {name!r}, and collection 'params' has nothing for it; pass "
+                    f"module {self.path_text} needs parameter {name!r}, and collection 'params' has nothing "
+                    "for it; pass "
                     "variables that were made by init of the same module"
                 )
             raise ScopeParamNotFoundError(
@@ -435,5 +441,5 @@ class Variable(Generic[T]):
 
 
 def open_collections(variables: Mapping[str, Any], mutable: Filter) -> dict[str, Any]:
-    """The variables given by the user; collections that may change are copied, so that the user's dicts stay as they are."""
+    """The variables given by the user; collections that may change are copied: the user's dicts stay as they are."""
     return {name: unfreeze(tree) if matches(mutable, name) else tree for name, tree in variables.items()}

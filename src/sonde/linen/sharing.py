@@ -13,7 +13,8 @@ def share_scope(module: Module, other: Module, /) -> None:
 
     Args:
         module: The one module, usually `self`.
-        other: The other one. If it was created by `module`, it takes over the scope of `module`; otherwise the other way
+        other: The other one. If it was created by `module`, it takes over the scope of `module`; otherwise the other
+        way
             round.
 
     Raises:
@@ -34,7 +35,8 @@ def share_scope(module: Module, other: Module, /) -> None:
     for each in (module, other):
         if each.scope is None:
             raise CallShareScopeOnUnboundModuleError(
-                f"nn.share_scope is given {type(each).__name__}, which is not bound to variables; call it in setup, or in a "
+                f"nn.share_scope is given {type(each).__name__}, which is not bound to variables; call it in "
+                "setup, or in a "
                 "compact method"
             )
     mine, theirs = module.scope, other.scope

@@ -1,11 +1,11 @@
 """Values that leave a module by the side: `sow`, `perturb` and `capture_intermediates`.
 
-A value that is sown at the level where the run's variables live goes straight into its collection, as any variable does.
-From inside a JAX transform (`jax.vmap`, `jax.lax.scan`, `jax.jit`, ...), or from inside a lifted transform that has no
-place for the collection, it could not: it does not exist outside. There it is marked as a site of the engine, with a tag
-that says where it belongs, and the run collects what comes out of the transform. It looks there as the engine's records
-do: loops put an axis of iterations in front, `vmap` one of elements; of a `while_loop` the last value is kept; of a
-branch that was not taken there are zeros.
+A value that is sown at the level where the run's variables live goes straight into its collection, as any variable
+does. From inside a JAX transform (`jax.vmap`, `jax.lax.scan`, `jax.jit`, ...), or from inside a lifted transform that
+has no place for the collection, it could not: it does not exist outside. There it is marked as a site of the engine,
+with a tag that says where it belongs, and the run collects what comes out of the transform. It looks there as the
+engine's records do: loops put an axis of iterations in front, `vmap` one of elements; of a `while_loop` the last
+value is kept; of a branch that was not taken there are zeros.
 
 A `reduce_fn` other than the default sees the iterations of a loop one by one, in order, and mapped elements together.
 
@@ -261,7 +261,8 @@ def sow(
         _mark(scope, name, value, None)
     elif home.gather is None:
         raise JaxTransformError(
-            f"module {scope.path_text}, which is bound by bind, sows {name!r} inside a JAX transform, from where the value cannot "
+            f"module {scope.path_text}, which is bound by bind, sows {name!r} inside a JAX transform, from "
+            "where the value cannot "
             f"get into collection {collection!r}; use apply(..., mutable={[collection]!r}) inside the transform"
         )
     else:
@@ -296,7 +297,8 @@ def perturb(module: Module, name: str, value: Any, collection: str) -> Any:
             scope.put(collection, name, jax.tree.map(jnp.zeros_like, value))
         elif scope.has_collection(collection):
             raise ScopeVariableNotFoundError(
-                f"module {scope.path_text} perturbs {name!r}, which collection {collection!r} does not have, although the "
+                f"module {scope.path_text} perturbs {name!r}, which collection {collection!r} does not have, "
+                "although the "
                 "collection was given; make it anew with init"
             )
         else:

@@ -1,6 +1,7 @@
 """A table of the modules of a model: `nn.tabulate`, and their paths: `Module.module_paths`.
 
-The model is run on shapes alone, under an interceptor that writes down every call of `__call__` (or of the method asked for).
+The model is run on shapes alone, under an interceptor that writes down every call of `__call__` (or of the method
+asked for).
 """
 
 from __future__ import annotations

@@ -109,8 +109,17 @@ def dot_product_attention(
         query: `(batch..., queries, heads, depth)`.
         key: `(batch..., keys, heads, depth)`.
         value: `(batch..., keys, heads, value depth)`.
-        bias, mask, broadcast_dropout, dropout_rng, dropout_rate, deterministic, dtype, precision, module,
-        force_fp32_for_softmax, einsum_dot_general: As in `dot_product_attention_weights`.
+        bias: Added to the scores, of shape `(batch..., heads, queries, keys)`.
+        mask: What may be looked at, of the same shape.
+        broadcast_dropout: Whether dropout is the same for all batch elements and heads.
+        dropout_rng: The random key for dropout.
+        dropout_rate: The probability of being dropped.
+        deterministic: Whether to drop nothing.
+        dtype: What to compute in; None finds it from the inputs.
+        precision: Of the products.
+        module: A module that sows the weights as `attention_weights`.
+        force_fp32_for_softmax: Whether softmax runs in float32.
+        einsum_dot_general: A replacement for `jax.lax.dot_general`.
         qk_attn_weights_einsum: A replacement for `jax.numpy.einsum` in the product of queries and keys.
         attn_weights_value_einsum: The same for weights and values; both or none must be given.
 
@@ -222,11 +231,12 @@ class MultiHeadDotProductAttention(Module):
             dropout_rng: The random key for dropout; one of stream `dropout` if None.
             sow_weights: Whether to sow the weights as `attention_weights` into `intermediates`.
         """
-        inputs_k, inputs_v = self._keys_and_values(inputs_q, inputs_k, inputs_v, inputs_kv)
+        of_keys, of_values = self._keys_and_values(inputs_q, inputs_k, inputs_v, inputs_kv)
         features = self.qkv_features or inputs_q.shape[-1]
         if features % self.num_heads:
             raise ValueError(
-                f"{describe(self)}: the features of queries and keys, {features}, must be divisible by the number of heads, "
+                f"{describe(self)}: the features of queries and keys, {features}, must be divisible by the "
+                "number of heads, "
                 f"{self.num_heads}"
             )
         project = functools.partial(
@@ -239,8 +249,8 @@ class MultiHeadDotProductAttention(Module):
             **self._shared_options(),
         )
         query = project(name="query")(inputs_q)
-        key = project(name="key")(inputs_k)
-        value = project(name="value")(inputs_v)
+        key = project(name="key")(of_keys)
+        value = project(name="value")(of_values)
         if self.normalize_qk:
             norm = functools.partial(LayerNorm, use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype)
             query, key = norm(name="query_ln")(query), norm(name="key_ln")(key)

@@ -1,4 +1,4 @@
-"""Layers made of other layers and functions: `Sequential`, `BatchApply`, and `PReLU`, the activation with a parameter."""
+"""Layers made of other layers and functions, `Sequential` and `BatchApply`, and `PReLU`, a learnt activation."""
 
 from __future__ import annotations
 

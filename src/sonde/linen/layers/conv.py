@@ -21,7 +21,8 @@ from sonde.ops.initializers import default_bias_init, default_kernel_init
 def _kernel_size(module: Any) -> tuple[int, ...]:
     if isinstance(module.kernel_size, int):
         raise TypeError(
-            f"{describe(module)}: expected kernel_size to be a tuple or list of integers, one for each spatial axis, such as "
+            f"{describe(module)}: expected kernel_size to be a tuple or list of integers, one for each spatial "
+            "axis, such as "
             f"({module.kernel_size}, {module.kernel_size}), but got {module.kernel_size}"
         )
     return tuple(module.kernel_size)
@@ -87,7 +88,8 @@ class Conv(_Conv):
         n_in = jnp.shape(inputs)[-1]
         if n_in % self.feature_group_count:
             raise ValueError(
-                f"{describe(self)}: feature_group_count={self.feature_group_count} does not divide the {n_in} input features"
+                f"{describe(self)}: feature_group_count={self.feature_group_count} does not divide the {n_in} "
+                "input features"
             )
         shape = (*size, n_in // self.feature_group_count, self.features)
         kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
@@ -119,7 +121,8 @@ class ConvLocal(_Conv):
         """Convolves the inputs."""
         if self.feature_group_count != 1:
             raise NotImplementedError(
-                f"{describe(self)}: feature_group_count={self.feature_group_count}, but without shared weights features cannot be "
+                f"{describe(self)}: feature_group_count={self.feature_group_count}, but without shared weights "
+                "features cannot be "
                 "divided into groups; use Conv"
             )
         window: dict[str, Any] = {

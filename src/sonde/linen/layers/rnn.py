@@ -66,13 +66,15 @@ class RNN(Module):
             initial_carry: What to start with; made by the cell if None.
             init_key: The random key for that.
             seq_lengths: The length of each sequence; the carry returned is the one at its end.
-            return_carry, time_major, reverse, keep_order: In place of the fields of these names.
+            return_carry: In place of the field of this name.
+            time_major: In place of the field of this name.
+            reverse: In place of the field of this name.
+            keep_order: In place of the field of this name.
 
         Returns:
             The outputs, or a pair of the last carry and the outputs.
         """
-        chosen = lambda given, field: field if given is None else given  # noqa: E731
-        time_major = chosen(time_major, self.time_major)
+        time_major = _chosen(time_major, self.time_major)
         n_features = self.cell.num_feature_axes
         if initial_carry is None:
             time_axis = 0 if time_major else inputs.ndim - n_features - 1
@@ -104,10 +106,14 @@ class RNN(Module):
             num_feature_axes=n_features,
             seq_lengths=seq_lengths,
             time_major=time_major,
-            reverse=chosen(reverse, self.reverse),
-            keep_order=chosen(keep_order, self.keep_order),
+            reverse=_chosen(reverse, self.reverse),
+            keep_order=_chosen(keep_order, self.keep_order),
         )
-        return (carry, outputs) if chosen(return_carry, self.return_carry) else outputs
+        return (carry, outputs) if _chosen(return_carry, self.return_carry) else outputs
+
+
+def _chosen(given: bool | None, field: bool) -> bool:
+    return field if given is None else given
 
 
 def _concatenate(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -143,7 +149,7 @@ class Bidirectional(Module):
         reverse: bool | None = None,
         keep_order: bool | None = None,
     ) -> Any:
-        """Runs both; arguments as of `RNN`, with a pair for `initial_carry`. `reverse` and `keep_order` have no effect."""
+        """Runs both; arguments as of `RNN`, with pairs of carries. `reverse` and `keep_order` have no effect."""
         del reverse, keep_order
         time_major = self.time_major if time_major is None else time_major
         return_carry = self.return_carry if return_carry is None else return_carry

@@ -51,5 +51,5 @@ class Dropout(Module):
         # Nothing is left to chance when everything is dropped, and no key is needed.
         if self.rate == 1.0:
             return jnp.zeros_like(inputs)
-        rng = self.make_rng(self.rng_collection) if rng is None else rng
-        return ops.dropout(jnp.asarray(inputs), rng, rate=self.rate, broadcast_dims=self.broadcast_dims)
+        key: Any = self.make_rng(self.rng_collection) if rng is None else rng
+        return ops.dropout(jnp.asarray(inputs), key, rate=self.rate, broadcast_dims=self.broadcast_dims)

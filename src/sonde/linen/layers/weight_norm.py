@@ -1,7 +1,7 @@
 """Normalisation of another layer's weights: `SpectralNorm` and `WeightNorm`.
 
-The layer sees its parameters normalised (`nn.map_variables`); what is kept are the parameters as they are. What belongs to
-the normalisation is named after the parameter: `Dense_0/kernel/scale`.
+The layer sees its parameters normalised (`nn.map_variables`); what is kept are the parameters as they are. What
+belongs to the normalisation is named after the parameter: `Dense_0/kernel/scale`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class SpectralNorm(Module):
             return weight
         if weight.ndim > 2 and self.error_on_non_matrix:
             raise ValueError(
-                f"{describe(self)}: weight {_name(self.layer_instance, path)!r} has {weight.ndim} axes, but error_on_non_matrix "
+                f"{describe(self)}: weight {_name(self.layer_instance, path)!r} has {weight.ndim} axes, but "
+                "error_on_non_matrix "
                 "is True"
             )
         name = _name(self.layer_instance, path)

@@ -1,8 +1,8 @@
 """`nn.jit` and `nn.fold_rngs`.
 
-A jitted method is compiled once for all modules that are equal in class and fields, in whatever `apply` they are called.
-For that its random keys must not depend on where and how often it was called before: every call is given streams of its
-own, made from the next key of each stream (`fold_rngs` is that part alone).
+A jitted method is compiled once for all modules that are equal in class and fields, in whatever `apply` they are
+called. For that its random keys must not depend on where and how often it was called before: every call is given
+streams of its own, made from the next key of each stream (`fold_rngs` is that part alone).
 """
 
 from __future__ import annotations

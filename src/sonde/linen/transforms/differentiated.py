@@ -9,7 +9,7 @@ import jax
 
 from sonde.linen.attach import describe
 from sonde.linen.filters import Filter
-from sonde.linen.lift import Bridge, Groups, Lifting, lift
+from sonde.linen.lift import Bridge, Lifting, lift
 from sonde.linen.module import Module
 
 
@@ -21,7 +21,8 @@ def _alone(groups: tuple[dict[str, Any], ...], many: bool) -> Any:
 def _packed_alone(lifting: Lifting, label: str, module: Module, many: bool = False) -> None:
     if len(lifting.packed) != 1 and not many:
         raise ValueError(
-            f"nn.{label} of {describe(module)} holds modules that belong to other places of the model, and there is no way to "
+            f"nn.{label} of {describe(module)} holds modules that belong to other places of the model, and "
+            "there is no way to "
             "say which derivative belongs to which; differentiate with respect to a module that owns all its submodules"
         )
 
@@ -133,9 +134,9 @@ def grad(
     variables: Filter = True,
     rngs: Filter = True,
 ) -> Any:
-    """The gradients of a scalar function of a module with respect to all arguments; with `has_aux` also the second output.
+    """The gradients of a scalar function of a module with respect to all arguments.
 
-    Arguments as of `nn.value_and_grad`.
+    Arguments as of `nn.value_and_grad`; with `has_aux` the second output of the function comes after the gradients.
     """
     output, gradients = value_and_grad(
         fn, mdl, *primals, has_aux=has_aux, reduce_axes=reduce_axes, variables=variables, rngs=rngs
@@ -227,7 +228,7 @@ def custom_vjp(
         forward = bridge.body(forward_fn)
         chosen, others = lifting.variables
 
-        def call(body: Any, chosen: Groups, args: tuple[Any, ...]) -> Any:
+        def call(body: Any, chosen: Any, args: tuple[Any, ...]) -> Any:
             return lifting.call(body, (chosen, others), lifting.rngs, *args, **kwargs)
 
         def plain(chosen: Any, *args: Any) -> Any:

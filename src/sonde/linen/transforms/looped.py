@@ -1,8 +1,8 @@
 """`nn.scan`, `nn.remat_scan` and `nn.while_loop`.
 
 `nn.scan` runs the body twice in Python. The first time outside of the loop and without computing, to make the variables
-that all iterations share (and to check that they do not depend on the iteration), the second time as the loop's body. Random
-keys in the loop are those of the second run; a body that JAX traces once more gets the same ones.
+that all iterations share (and to check that they do not depend on the iteration), the second time as the loop's body.
+Random keys in the loop are those of the second run; a body that JAX traces once more gets the same ones.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ def _first_run(
             if "out_axes" not in str(error):
                 raise
             raise ValueError(
-                f"{where}: a variable of variable_broadcast={shared!r}, or an output that is broadcast, has a data dependency "
+                f"{where}: a variable of variable_broadcast={shared!r}, or an output that is broadcast, has a "
+                "data dependency "
                 "on the scan body: it depends on the carry or on the iteration, but is shared by all iterations; use "
                 "variable_carry or variable_axes for it"
             ) from error
@@ -226,7 +227,8 @@ def _carried_on(before: Any, after: Any, where: str) -> Any:
         made = set(_names(new)) - set(_names(old))
         if made:
             raise ValueError(
-                f"{where}: variables {sorted(made)} of a carried collection are made inside the loop; what is carried must exist "
+                f"{where}: variables {sorted(made)} of a carried collection are made inside the loop; what is "
+                "carried must exist "
                 "before the first iteration: make them before, or use variable_axes"
             )
     return result

@@ -1,4 +1,4 @@
-"""`nn.map_variables` and `nn.add_metadata_axis`: a module that sees its variables in another form than they are kept in."""
+"""`nn.map_variables` and `nn.add_metadata_axis`: a module sees its variables in another form than they are kept in."""
 
 from __future__ import annotations
 
