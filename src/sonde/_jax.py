@@ -7,8 +7,6 @@ file alone. Nothing here knows what a site is.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -133,7 +131,7 @@ def register_kept_when_rematerialised(primitive: Primitive, plain: Primitive, n_
 
     An effectful equation would otherwise make its operands residuals, which defeats rematerialisation, and would run
     twice. Of the operands and outputs of an equation, the first `n_values(eqn)` are what `plain` passes on; other
-    outputs are saved from the forward pass.
+    outputs are saved from the forward pass and become further operands of `plain`.
     """
 
     def rule(saveable: Any, unknown_in: Sequence[bool], instantiated_in: Sequence[bool], eqn: Any) -> Any:
@@ -142,9 +140,10 @@ def register_kept_when_rematerialised(primitive: Primitive, plain: Primitive, n_
         residuals = [x for x, i in zip(eqn.invars, instantiated_in) if type(x) is Var and not i]
         if any(unknown_in):
             return None, eqn, [True] * n_out, [True] * n_out, residuals
-        values, outs = eqn.invars[:n], eqn.outvars[:n]
-        staged = eqn.replace(primitive=plain, params={}, effects=no_effects, invars=values, outvars=outs)
-        return eqn, staged, [False] * n_out, [True] * n + [False] * (n_out - n), residuals
+        saved = [v for v in eqn.outvars[n:] if type(v) is Var]
+        values, outs = [*eqn.invars[:n], *eqn.outvars[n:]], eqn.outvars[:n]
+        staged = eqn.replace(primitive=plain, effects=no_effects, invars=values, outvars=outs)
+        return eqn, staged, [False] * n_out, [True] * n + [False] * (n_out - n), [*residuals, *saved]
 
     _pe.partial_eval_jaxpr_custom_rules[primitive] = rule
 
@@ -378,6 +377,17 @@ def n_primal_outputs_of_forward_rule(outs: Sequence[Any], out_trees: Callable[[]
     return len(outs) - (residual_tree.num_leaves - sum(f is not None for f in forwarded))
 
 
+def with_zero_cotangents(result: Any, operands: Sequence[Any]) -> Any:
+    """What a custom_vjp backward rule returned, with zeros in front for more operands."""
+    zeros = [ad.Zero(typeof(x).to_tangent_aval()) for x in operands]
+    if not zeros:
+        return result
+    if _ONE_JAXPR_CLASS:  # the rule also returns what it logged
+        cotangents, logged = result
+        return [*zeros, *cotangents], logged
+    return [*zeros, *result]
+
+
 def bind_shard_map(primitive: Primitive, trace: Trace, fun: Callable, args: Sequence[Any], **params: Any) -> list[Any]:
     """Binds a shard_map of `fun` on `trace`."""
     params["subfuns"] = (fun,)
@@ -397,6 +407,12 @@ def flat_tree(values: Sequence[Any], aux: Any) -> Any:
 def varying_axes(value: Any) -> frozenset[str]:
     """The mesh axes over which a value inside a shard_map varies."""
     return _varying_axes_of_type(typeof(value))
+
+
+def varying_like(value: Any, other: Any) -> Any:
+    """A value that varies over the mesh axes of another, too."""
+    missing = tuple(varying_axes(other) - varying_axes(value))
+    return lax.pcast(value, missing, to="varying") if missing else value
 
 
 def _varying_axes_of_type(aval: Any) -> frozenset[str]:
@@ -450,45 +466,44 @@ def jit_options(fn: Any) -> tuple[Callable, dict[str, Any]] | None:
     }
 
 
-_shortcut_users = 0
-_shortcut_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def eager_shortcut(trace_type: type[Trace], needs_trace: Callable[[Any], bool]) -> Iterator[None]:
-    """While it is open, jitted calls that do not need the current trace run on JAX's fast path instead.
+class EagerShortcut:
+    """While it is entered, jitted calls that do not need the current trace run on JAX's fast path instead.
 
     `jnp` functions are jitted; under a custom trace each of them would be bound as an equation and leave JAX's C++
     dispatch. This changes speed only: everything works without it, and it is in place only while somebody looks.
+    One object serves all threads.
     """
-    global _shortcut_users
-    plain = getattr(_pjit, "_run_python_pjit", None)
-    if plain is None:  # a JAX that is built otherwise: slower, not wrong
-        yield
-        return
-    with _shortcut_lock:
-        _shortcut_users += 1
-        if _shortcut_users == 1:
-            _pjit._run_python_pjit = _with_shortcut(plain, trace_type, needs_trace)
-    try:
-        yield
-    finally:
-        with _shortcut_lock:
-            _shortcut_users -= 1
-            if _shortcut_users == 0:
-                _pjit._run_python_pjit = _pjit._run_python_pjit.__wrapped__  # pyright: ignore
 
+    def __init__(self, trace_type: Any, needs_trace: Callable[[Any], bool]) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._plain = plain = getattr(_pjit, "_run_python_pjit", None)
 
-def _with_shortcut(plain: Callable, trace_type: Any, needs_trace: Callable[[Any], bool]) -> Callable:
-    @functools.wraps(plain)
-    def run(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
-        trace: Any = _core.trace_ctx.trace
-        if type(trace) is trace_type and trace.parent is eval_trace and not needs_trace(p.params["jaxpr"]):
-            with set_current_trace(eval_trace):
-                return plain(p, args_flat, fun, args, kwargs)
-        return plain(p, args_flat, fun, args, kwargs)
+        def run(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+            assert plain is not None
+            trace: Any = _core.trace_ctx.trace
+            if type(trace) is trace_type and trace.parent is eval_trace and not needs_trace(p.params["jaxpr"]):
+                with set_current_trace(eval_trace):
+                    return plain(p, args_flat, fun, args, kwargs)
+            return plain(p, args_flat, fun, args, kwargs)
 
-    return run
+        self._run = run
+
+    def __enter__(self) -> None:
+        if self._plain is None:  # a JAX that is built otherwise: slower, not wrong
+            return
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                _pjit._run_python_pjit = self._run
+
+    def __exit__(self, *_: object) -> None:
+        if self._plain is None:
+            return
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                _pjit._run_python_pjit = self._plain
 
 
 # ---------------------------------------------------------------------------------------------------------------------

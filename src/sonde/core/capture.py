@@ -92,6 +92,9 @@ def _capture_now(f: Callable, patterns: tuple[Pattern, ...], options: dict[str, 
 LAYERS: list[Callable[[Callable, Any, Any, Any], contextlib.AbstractContextManager[Hashable]]] = []
 
 
+_shortcut = _jax.EagerShortcut(SiteTrace, has_sites)
+
+
 def run_with(
     make: Callable[[int], Any],
     f: Callable,
@@ -125,10 +128,8 @@ def run_with(
     try:
         with contextlib.ExitStack() as stack:
             extra = tuple([stack.enter_context(layer(f, args, kwargs, request)) for layer in LAYERS])
-            stack.enter_context(_jax.eager_shortcut(SiteTrace, has_sites))
-            stack.enter_context(_jax.set_current_trace(trace))
-            stack.enter_context(look(Looking(grads, edits, depth, extra)))
-            result = f(*args, **kwargs)
+            with _shortcut, _jax.set_current_trace(trace), look(Looking(grads, edits, depth, extra)):
+                result = f(*args, **kwargs)
     finally:
         trace.invalidate()
     handler.finish()

@@ -11,10 +11,9 @@ functions without sites, such as those of `jax.numpy`, know nothing of scopes at
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from types import TracebackType
 from typing import Any
 
@@ -50,11 +49,22 @@ def looking() -> Looking | None:
     return _context.value
 
 
-@contextlib.contextmanager
-def look(value: Looking | None) -> Iterator[None]:
+class look:
     """Sets what is looked for, or that nothing is, until the block ends. Scopes left open inside are closed."""
-    with _context(value), _jax.same_names_after():
-        yield
+
+    __slots__ = ("_context", "_names")
+
+    def __init__(self, value: Looking | None) -> None:
+        self._context = _context(value)
+        self._names = _jax.same_names_after()
+
+    def __enter__(self) -> None:
+        self._context.__enter__()
+        self._names.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._names.__exit__(*error)
+        self._context.__exit__(*error)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

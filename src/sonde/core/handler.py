@@ -58,11 +58,7 @@ class Handler:
         self._base: Any = 1
         self._next_offset = 1
         self._sites_here: set[Site] = set()
-
-    @property
-    def passes_on(self) -> bool:
-        """Whether an enclosing handler wants to see the sites too."""
-        return self.depth > 1
+        self.passes_on = depth > 1  # whether an enclosing handler wants to see the sites too
 
     # -- for the rules -------------------------------------------------------------------------------------------------
 
@@ -80,6 +76,24 @@ class Handler:
         new.prefix = self.here() if prefix is None else prefix
         new._names_before = len(_jax.name_stack())
         new._base, new._next_offset = base, 1
+        return new
+
+    def quietly(self) -> Self:
+        """A handler that does the same and does not pass sites on."""
+        new = self.child()
+        new.passes_on = False
+        new.key = None if self.key is None else (self.key, "quietly")
+        return new
+
+    def carried(self) -> list[Any]:
+        """What is being traced and goes with the handler: functions that are traced later must be given it anew."""
+        return [] if isinstance(self._base, int) else [self._base]
+
+    def carrying(self, values: Sequence[Any]) -> Self:
+        """A handler with these values in the place of those that `carried` returned."""
+        new = copy.copy(self)
+        if values:
+            (new._base,) = values
         return new
 
     def here(self, names: tuple[Any, ...] | None = None) -> str:

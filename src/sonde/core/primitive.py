@@ -12,7 +12,8 @@ so that JAX's dead-code passes keep it although nobody uses its output. Its oper
 `marker_p` is the linear part: differentiating a site puts a marker on the tangent, and transposing the marker is a site
 on the cotangent. That is how gradients are seen in the pass that computes them. A marker has no effect.
 
-`plain_p` is the identity that stands in for a site where a value is computed a second time (rematerialisation).
+`plain_p` stands in for a site where a value is computed a second time (rematerialisation). It passes the values on and,
+when it is differentiated itself, marks their tangents.
 
 The token is an int32 that tells calls apart: a function that is compiled once and called twice has one `Site`, two
 values and, perhaps, one gradient. The number travels from the value to its gradient as a residual, so a gradient is
@@ -110,12 +111,14 @@ marker_p.def_impl(_drop_token)
 marker_p.def_abstract_eval(_drop_token)
 mlir.register_lowering(marker_p, lambda ctx, *args, **_: list(args[:-1]))
 
-plain_p.def_impl(lambda *args: list(args))
-plain_p.def_abstract_eval(lambda *args: list(args))
-mlir.register_lowering(plain_p, lambda ctx, *args: list(args))
-ad.primitive_jvps[plain_p] = lambda primals, tangents: (plain_p.bind(*primals), list(tangents))
-ad.primitive_transposes[plain_p] = lambda cotangents, *_: list(cotangents)
-batching.primitive_batchers[plain_p] = lambda args, dims: (plain_p.bind(*args), list(dims))
+
+def _values_only(*args: Any, site: Site, view: View) -> list[Any]:
+    return list(args[: len(args) - view.gives_token(site)])
+
+
+plain_p.def_impl(_values_only)
+plain_p.def_abstract_eval(_values_only)
+mlir.register_lowering(plain_p, lambda ctx, *args, site, view: _values_only(*args, site=site, view=view))
 
 
 def _n_values(eqn: Any) -> int:
@@ -139,15 +142,26 @@ def _site_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
     if view.role == "look":
         return outs, []
     if site.grads:
-        token = outs[-1]
-        nonzero = tuple(i for i, t in enumerate(tangents_out) if not _jax.is_zero_tangent(t))
-        if nonzero:
-            gradient = _gradient_view(view, nonzero)
-            marked = marker_p.bind(*[tangents_out[i] for i in nonzero], token, site=site, view=gradient)
-            for i, tangent in zip(nonzero, marked):
-                tangents_out[i] = tangent
-        tangents_out.append(ad.Zero(TOKEN_TYPE.to_tangent_aval()))
+        tangents_out = [*_marked(tangents_out, outs[-1], site, view), ad.Zero(TOKEN_TYPE.to_tangent_aval())]
     return outs, tangents_out
+
+
+def _plain_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
+    outs = plain_p.bind(*primals, site=site, view=view.replace(order=view.order + 1))
+    if not view.gives_token(site):
+        return outs, list(tangents)
+    return outs, _marked(tangents[:-1], primals[-1], site, view)
+
+
+def _marked(tangents: Any, token: Any, site: Site, view: View) -> list[Any]:
+    """The tangents of a site's values, with a marker on those that are not zero."""
+    tangents = list(tangents)
+    nonzero = tuple(i for i, t in enumerate(tangents) if not _jax.is_zero_tangent(t))
+    if nonzero:
+        marked = marker_p.bind(*[tangents[i] for i in nonzero], token, site=site, view=_gradient_view(view, nonzero))
+        for i, tangent in zip(nonzero, marked):
+            tangents[i] = tangent
+    return tangents
 
 
 def _gradient_view(view: View, parts: tuple[int, ...]) -> View:
@@ -179,7 +193,13 @@ def _marker_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> An
     return [*site_p.bind(*cotangents, args[-1], site=site, view=view), None]
 
 
+def _plain_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
+    return [*cotangents, *[None] * view.gives_token(site)]
+
+
 ad.primitive_jvps[site_p] = _site_jvp
+ad.primitive_jvps[plain_p] = _plain_jvp
+ad.primitive_transposes[plain_p] = _plain_transpose
 ad.primitive_transposes[site_p] = _site_transpose
 ad.primitive_jvps[marker_p] = _marker_jvp
 ad.primitive_transposes[marker_p] = _marker_transpose
@@ -191,6 +211,11 @@ ad.primitive_transposes[marker_p] = _marker_transpose
 
 def _front(array: Any, dim: Any) -> Any:
     return array if dim is None or dim == 0 else jnp.moveaxis(array, dim, 0)
+
+
+def _vmap_axis(size: int, dims: list[Any]) -> Axis:
+    varies = tuple(d is not None for d in dims)
+    return Axis("vmap", size, leaves=None if all(varies) else varies)
 
 
 def _repeated(array: Any, size: int) -> Any:
@@ -221,8 +246,7 @@ def _batched(primitive: Any) -> Any:
             gate = _front(args[-1], dims[-1])
             rest[-1] = gate if dims[-1] is not None else _repeated(gate, axis_data.size)
         if any(d is not None for d in out_dims) or view.gates:
-            leaves = None if all(d is not None for d in out_dims) else tuple(d is not None for d in out_dims)
-            view = view.replace(axes=(Axis("vmap", axis_data.size, leaves=leaves), *view.axes))
+            view = view.replace(axes=(_vmap_axis(axis_data.size, out_dims), *view.axes))
         outs = primitive.bind(*arrays, *rest, site=site, view=view)
         return outs, [*out_dims, None][: len(outs)]
 
@@ -231,3 +255,16 @@ def _batched(primitive: Any) -> Any:
 
 batching.fancy_primitive_batchers[site_p] = _batched(site_p)
 batching.fancy_primitive_batchers[marker_p] = _batched(marker_p)
+
+
+def _plain_batched(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
+    n = len(args) - view.gives_token(site)
+    arrays = [_front(x, d) for x, d in zip(args[:n], dims[:n])]
+    out_dims = [d if d is None else 0 for d in dims[:n]]
+    if any(d is not None for d in out_dims):
+        view = view.replace(axes=(_vmap_axis(axis_data.size, out_dims), *view.axes))
+    token = [_unbatched(args[n], dims[n])] if n < len(args) else []
+    return plain_p.bind(*arrays, *token, site=site, view=view), out_dims
+
+
+batching.fancy_primitive_batchers[plain_p] = _plain_batched

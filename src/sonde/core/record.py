@@ -330,18 +330,23 @@ def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | N
     """
     if items and all(isinstance(item, Bundle) for item in items):
         known = items[0].cache
-        key = ("records", *(id(item.specs) for item in items), frozenset(met.backward), reduce)
+        specs = [item.specs for item in items]
+        key = ("records", tuple(map(id, specs)), frozenset(met.backward), reduce)
         if key not in known:
-            known[key] = _places(items, met, reduce)
-        if known[key] is not None:
-            layout, positions = known[key]
-            arrays = flat_arrays(items)
-            return Records(layout, [arrays[i] for i in positions])
+            known[key] = (specs, _places(items, met, reduce))  # holding the specs: their ids stay theirs
+        places = known[key][1]
+        if places is not None:
+            layout, positions = places
+            arrays = flat_arrays(items) if len(items) > 1 else items[0].arrays
+            return Records(layout, arrays if positions is None else [arrays[i] for i in positions])
     return Records(*_arrange(expand(items), met, reduce))
 
 
-def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[Layout, list[int]] | None:
-    """The layout of records, and where in it the arrays of bundles go; None if that is not all there is to do."""
+def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[Layout, list[int] | None] | None:
+    """The layout of records, and which arrays of bundles go into it (None: all, as they are).
+
+    None if placing them is not all there is to do.
+    """
     slots = [_Slot(i, jnp.ndim(x)) for i, x in enumerate(flat_arrays(items))]
     specs = flat_specs(items)
     try:
@@ -350,7 +355,8 @@ def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[Layout, list[i
         return None
     if not all(isinstance(x, _Slot) for x in placed):  # zeros in place of a gradient
         return None
-    return layout, [slot.position for slot in placed]
+    positions = [slot.position for slot in placed]
+    return layout, None if positions == list(range(len(slots))) else positions
 
 
 def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[Layout, list[Any]]:

@@ -53,13 +53,17 @@ class SiteTrace(_jax.Trace):
             return self.at_site(tracers, params["site"], params["view"])
         if primitive is marker_p:
             return list(tracers[:-1]) if self.parent is _jax.eval_trace else self._bind(primitive, tracers, params)
-        if any(has_sites(jaxpr) for jaxpr in _jax.sub_jaxprs(params)):
+        if primitive is _jax.jit_p:
+            inside = has_sites(params["jaxpr"])
+        else:
+            inside = any(has_sites(jaxpr) for jaxpr in _jax.sub_jaxprs(params))
+        if inside:
             rule = RULES.get(primitive)
             if rule is None:
                 raise unsupported(primitive, params)
             with _jax.set_current_trace(self.parent):
                 return rule(self, tracers, params)
-        if self.parent is _jax.eval_trace and type(primitive) is _jax.Primitive:
+        if type(primitive) is _jax.Primitive:  # what `bind` would do, without doing again what it has done already
             return self.parent.process_primitive(primitive, tracers, params)
         return self._bind(primitive, tracers, params)
 

@@ -9,8 +9,9 @@ goes with every site inside: the flag is there per element, and elements that to
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -153,6 +154,16 @@ class _Gate(Handler):
         super().__init__(None, ())
         self.operand = operand
         self.gate = gate
+
+    def carried(self) -> list[Any]:
+        """The operand."""
+        return [self.operand]
+
+    def carrying(self, values: Sequence[Any]) -> Self:
+        """A handler with another operand."""
+        new = copy.copy(self)
+        (new.operand,) = values
+        return new
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the gate."""

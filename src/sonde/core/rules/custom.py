@@ -2,7 +2,8 @@
 
 The user's rule must survive when the captured function is differentiated from outside, so the call is bound again with
 functions that return what was recorded as further outputs. Rules may be traced after the capture has ended; they are
-told again that somebody looks. Where nothing around can differentiate, the function is simply run.
+told again that somebody looks, and what the handler carries is an operand of the call. Where nothing around can
+differentiate, the function is simply run.
 
 A differentiation inside the capture never comes here: it runs the rules itself, on top of this trace, and sites inside
 the forward rule and the backward rule are met like any others.
@@ -27,6 +28,8 @@ class _Recorded:
     def __init__(self, handler: Handler, what: str) -> None:
         self.handler = handler
         self.what = what
+        self.carried = handler.carried()
+        self.n = len(self.carried)
         self.state = looking()
         self.calls = handler.mark_calls()
         self.prefix = handler.here()
@@ -34,10 +37,11 @@ class _Recorded:
         self.specs: list[ItemSpec] = []
         self.types: list[Any] = []
 
-    def run(self, wrapped: Any, args: Sequence[Any]) -> tuple[list[Any], list[Item]]:
+    def run(self, wrapped: Any, carried: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], list[Item]]:
         """Runs a function, or one of its rules, under a child of the handler."""
         self.handler.return_to(self.calls)  # the function and its rules are the same calls, run in different ways
-        child = self.handler.child(base=self.handler.allot(1), prefix=self.prefix)
+        handler = self.handler.carrying(carried)
+        child = handler.child(base=handler.allot(1), prefix=self.prefix)
         with look(self.state):
             outs = run_under(child, _jax.call_again, wrapped, *args)
         self.handler.met.update(child.met)
@@ -93,7 +97,9 @@ def custom_jvp_rule(
     recorded = _Recorded(trace.handler, "custom_jvp")
 
     def new_jvp(*primals_and_tangents: Any) -> list[Any]:
-        outs, items = recorded.run(jvp, primals_and_tangents)
+        k, half = recorded.n, len(primals_and_tangents) // 2
+        primals, tangents = primals_and_tangents[:half], primals_and_tangents[half:]
+        outs, items = recorded.run(jvp, primals[:k], (*primals[k:], *tangents[k:]))
         n = len(outs) // 2
         if recorded.n_outs is None:
             recorded.settle(n, items)
@@ -102,7 +108,7 @@ def custom_jvp_rule(
         return [*outs[:n], *values, *outs[n:], *zeros]
 
     functions = [(_plain(recorded, fun), fun), (new_jvp, jvp)]
-    outs = _jax.bind_custom_derivative(primitive, args, functions, symbolic_zeros=symbolic_zeros)
+    outs = _jax.bind_custom_derivative(primitive, [*recorded.carried, *args], functions, symbolic_zeros=symbolic_zeros)
     return recorded.finish(outs)
 
 
@@ -123,24 +129,28 @@ def custom_vjp_rule(
             return fun.call_wrapped(*args)
     recorded = _Recorded(trace.handler, "custom_vjp")
 
-    def new_fwd(*primals: Any) -> list[Any]:
-        outs, items = recorded.run(fwd, primals)
+    def new_fwd(*primals_and_flags: Any) -> list[Any]:
+        k = 2 * recorded.n  # every operand is followed by whether it has a tangent
+        outs, items = recorded.run(fwd, primals_and_flags[:k:2], primals_and_flags[k:])
         if recorded.n_outs is None:
             recorded.settle(_jax.n_primal_outputs_of_forward_rule(outs, out_trees), items)
         return [*outs, *recorded.conform(items)]
 
     def new_bwd(*residuals_and_cotangents: Any) -> Any:
         n = len(recorded.types)  # nothing flows back into what was only looked at
-        return bwd.call_wrapped(*(residuals_and_cotangents[:-n] if n else residuals_and_cotangents))
+        given = residuals_and_cotangents[:-n] if n else residuals_and_cotangents
+        return _jax.with_zero_cotangents(bwd.call_wrapped(*given), recorded.carried)
 
     functions = [(_plain(recorded, fun), fun), (new_fwd, fwd), (new_bwd, bwd)]
-    outs = _jax.bind_custom_derivative(primitive, args, functions, out_trees=out_trees, symbolic_zeros=symbolic_zeros)
+    outs = _jax.bind_custom_derivative(
+        primitive, [*recorded.carried, *args], functions, out_trees=out_trees, symbolic_zeros=symbolic_zeros
+    )
     return recorded.finish(outs)
 
 
 def _plain(recorded: _Recorded, fun: Any) -> Callable[..., list[Any]]:
     def new_fun(*args: Any) -> list[Any]:
-        outs, items = recorded.run(fun, args)
+        outs, items = recorded.run(fun, args[: recorded.n], args[recorded.n :])
         recorded.settle(len(outs), items)
         return [*outs, *flat_arrays(items)]
 

@@ -34,12 +34,14 @@ def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> l
 
 def _compiled(new: Rewritten, params: dict[str, Any]) -> Any:
     """The rewritten function, for JAX to dispatch in C++; None if the jit has options that would be lost."""
-    if not _jax.jit_is_plain(params) or has_sites(new.jaxpr):
-        return None
-    if "compiled" not in new.cache:
-        fn = functools.partial(_jax.eval_jaxpr, new.jaxpr)
-        new.cache["compiled"] = jax.jit(fn, keep_unused=params["keep_unused"])
-    return new.cache["compiled"]
+    key = ("compiled", params["keep_unused"], params["donated_invars"], params["in_shardings"], params["out_shardings"])
+    known = new.cache
+    if key not in known:
+        known[key] = None
+        if _jax.jit_is_plain(params) and not has_sites(new.jaxpr):
+            fn = functools.partial(_jax.eval_jaxpr, new.jaxpr)
+            known[key] = jax.jit(fn, keep_unused=params["keep_unused"])
+    return known[key]
 
 
 RULES[_jax.jit_p] = jit_rule

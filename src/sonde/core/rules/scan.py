@@ -7,8 +7,9 @@ value, where it is known if the gradient is of this loop or was taken inside it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,16 @@ class _Anchor(Handler):
     def __init__(self, anchor: Any) -> None:
         super().__init__(None, ())
         self.anchor = anchor
+
+    def carried(self) -> list[Any]:
+        """The operand."""
+        return [self.anchor]
+
+    def carrying(self, values: Sequence[Any]) -> Self:
+        """A handler with another operand."""
+        new = copy.copy(self)
+        (new.anchor,) = values
+        return new
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the anchor."""

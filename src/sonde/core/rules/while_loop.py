@@ -35,12 +35,30 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     body = rewrite(params["body_jaxpr"], handler, [INDEX_TYPE] * handler.counts_iterations)
     test = rewrite(params["cond_jaxpr"], handler)
     body_in, test_in = body.inputs(handler), test.inputs(handler)
+    if not (body.specs or test.specs or handler.counts_iterations):
+        # Nothing has to come out: the loop stays the loop it is.
+        wider = {
+            **params,
+            "cond_jaxpr": test.jaxpr,
+            "body_jaxpr": body.jaxpr,
+            "cond_nconsts": n_test + len(test_in),
+            "body_nconsts": n_body + len(body_in),
+        }
+        return _jax.while_p.bind(*test_in, *test_consts, *body_in, *body_consts, *init, **wider)
+    # The test runs once before the loop and once in every iteration; a handler around must see its sites once.
+    quiet = handler.quietly()
+    first_test = rewrite(params["cond_jaxpr"], quiet)
+    first_test_in = first_test.inputs(quiet)
     active_shape = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.shape
     keep = _Keep(body.specs, active_shape, handler.last, handler.fold)
     keep_test = _Keep(test.specs, active_shape, 1, handler.fold)
 
     def run_test(carry: Sequence[Any]) -> tuple[Any, list[Any]]:
         active, *seen = _jax.eval_jaxpr(test.jaxpr, *test_in, *test_consts, *carry)
+        return active, seen
+
+    def run_first_test(carry: Sequence[Any]) -> tuple[Any, list[Any]]:
+        active, *seen = _jax.eval_jaxpr(first_test.jaxpr, *first_test_in, *test_consts, *carry)
         return active, seen
 
     def step(state: Any) -> Any:
@@ -54,11 +72,11 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         kept_test = keep_test.update(active, index, seen, kept_test)
         return carry, kept, kept_test, index + 1, count, still
 
-    active, seen = run_test(init)
+    active, seen = run_first_test(init)
     start = (
         list(init),
-        keep.empty(body.types),
-        keep_test.first(seen),
+        keep.empty(body.types, active),
+        keep_test.first(seen, active),
         jnp.zeros((), jnp.int32),
         active.astype(jnp.int32) * 0,
         active,
@@ -89,18 +107,18 @@ class _Keep:
         self.specs = [self._with_active_axes(spec) for spec in specs]
         self.axes = [self._active_axis(spec, i) for spec in self.specs for i in range(spec.size)]
 
-    def empty(self, types: Sequence[Any]) -> list[Any]:
+    def empty(self, types: Sequence[Any], active: Any) -> list[Any]:
         """What is carried before the first iteration."""
-        zeros = self._grown([_jax.zeros_of_type(t) for t in types])
+        zeros = self._grown([_jax.zeros_of_type(t) for t in types], active)
         return zeros if self.last == 1 else [jnp.stack([x] * self.last) for x in zeros]
 
-    def first(self, new: Sequence[Any]) -> list[Any]:
+    def first(self, new: Sequence[Any], active: Any) -> list[Any]:
         """What is carried after something that always runs once."""
-        return self._grown(new)
+        return self._grown(new, active)
 
     def update(self, active: Any, index: Any, new: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
         """What is carried after an iteration that computed `new`."""
-        new = self._grown(new)
+        new = self._grown(new, active)
         if self.fold is not None:
             new = self._folded(new, kept, index)
         if self.last == 1:
@@ -133,18 +151,18 @@ class _Keep:
         axes = [dataclasses.replace(a, leaves=None) if i in active else a for i, a in enumerate(spec.view.axes)]
         return dataclasses.replace(spec, view=spec.view.replace(axes=tuple(axes)))
 
-    def _grown(self, arrays: Sequence[Any]) -> list[Any]:
-        """Arrays as the loop computes them, made to vary over the predicate."""
+    def _grown(self, arrays: Sequence[Any], active: Any) -> list[Any]:
+        """Arrays as the loop computes them, made to vary over whatever the predicate varies over."""
         items = build_items(self.old_specs, arrays)
         for item, spec in zip(items, self.old_specs):
-            active = self._active_axes(spec)
-            if active and spec.tree is None:
-                run = spec.view.axes[active.start : active.stop]
-                before = spec.view.axes[: active.start]
+            axes = self._active_axes(spec)
+            if axes and spec.tree is None:
+                run = spec.view.axes[axes.start : axes.stop]
+                before = spec.view.axes[: axes.start]
                 item.leaves = [
                     spread(x, run, i, skip=sum(a.on_leaf(i) for a in before)) for i, x in enumerate(item.leaves)
                 ]
-        return flat_arrays(items)
+        return [_jax.varying_like(x, active) for x in flat_arrays(items)]
 
     def _active_axis(self, spec: ItemSpec, index: int) -> int | None:
         """Where an array of an item has the axes of the predicate."""
