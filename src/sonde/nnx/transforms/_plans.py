@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sonde._jax import trace_level
 from sonde.nnx._epoch import EPOCH
@@ -194,25 +194,37 @@ class Changes:
 class Program:
     """One `jax.jit` for all calls of one structure, and what its traces said about their results.
 
-    Traces are told apart by a number in their output, because one program may be traced several times (for other
-    shapes, or while a capture looks) with other results.
+    It returns the output alone, or a tuple of the output and a dict: empty, or with the number of the trace and the new
+    values of Variables. Traces are told apart by their numbers, because one program may be traced several times (for
+    other shapes, or while a capture looks) with other results.
 
     Attributes:
         run: the jitted function of the values of Variables that are kept, of those that are donated (if any), and of
             the plain arguments.
-        kept: the leaves whose values are passed first, in that order.
+        kept: the leaves whose values are passed first, in that order: Variables, then bare arrays.
+        n_variables: how many of them are Variables.
         donated: the leaves whose values are donated.
         traces: what each trace said.
     """
 
-    __slots__ = ("_lock", "donated", "kept", "run", "traces")
+    __slots__ = ("_lock", "donated", "kept", "n_variables", "run", "traces")
 
-    def __init__(self, kept: tuple[int, ...], donated: tuple[int, ...]):
-        self.kept = kept
-        self.donated = donated
+    def __init__(self, kept: Sequence[int], arrays: Sequence[int], donated: Sequence[int]):
+        self.kept = (*kept, *arrays)
+        self.n_variables = len(kept)
+        self.donated = tuple(donated)
         self.traces: list[Changes] = []
         self._lock = threading.Lock()
         self.run: Any = None
+
+    def output(self, result: Any) -> Any:
+        """The output in what `run` returned."""
+        if type(result) is not tuple:
+            return result
+        out, extra = result
+        for number, news in extra.items():
+            out, _ = self.traces[number].output(out, news)
+        return out
 
     def number(self, changes: Changes) -> int:
         """The number of a trace that said this."""
@@ -232,62 +244,93 @@ class Plan:
         variables: the Variables whose values are passed first.
         arrays: bare arrays that are passed after them, or None.
         donated: the Variables whose values are donated, or None.
+        loose: whether there are plain containers among the data of nodes, whose changes nobody announces.
         run: the program's jitted function.
     """
 
     __slots__ = (
-        "__weakref__", "_contents", "_level", "_metadata", "_nodes", "_targets",
-        "arrays", "donated", "epoch", "leaves", "program", "run", "variables",
+        "__weakref__", "_contents", "_level", "_metadata", "_numbers", "_records", "_shared", "_targets",
+        "arrays", "donated", "epoch", "leaves", "loose", "program", "run", "variables",
     )  # fmt: skip
 
     def __init__(self, found: Walk, program: Program):
         self.epoch = found.epoch
+        self._records = [_Record(node) for _, node in found.nodes]
+        self._contents = [(r, _contents(node)) for r, (_, node) in zip(self._records, found.nodes) if r.containers]
+        self.loose = bool(self._contents)
+        self._set(program, found.leaves, [getattr(x, "_metadata", None) for x in found.leaves])
+        met = sum(record.n_variables for record in self._records)
+        self._shared = self.loose or met > sum(x is not None for x in self._metadata)
+
+    def _set(self, program: Program, leaves: list[Any], metadata: list[Any]) -> None:
         self.program = program
         self.run = program.run
-        self.leaves = leaves = found.leaves
+        self.leaves = leaves
+        self._metadata = metadata
+        self._numbers = {id(x): i for i, x in enumerate(leaves)}
         kept = [leaves[i] for i in program.kept]
-        self.variables = [x for x in kept if isinstance(x, Variable)]
-        self.arrays = kept[len(self.variables) :] or None  # `Program.kept` has Variables first
+        self.variables = kept[: program.n_variables]
+        self.arrays = kept[program.n_variables :] or None
         self.donated = [leaves[i] for i in program.donated] or None
-        self._nodes = [weakref.ref(node) for _, node in found.nodes]
-        variables = [x for x in leaves if isinstance(x, Variable)]
-        self._metadata = [(x, x._metadata) for x in variables]
-        levels = {id(x._level): x._level for x in variables}
+        levels = {id(x._level): x._level for x in (*self.variables, *(self.donated or ()))}
         self._level = next(iter(levels.values())) if len(levels) == 1 else None
-        self._contents = [(ref, names, contents(node, names)) for ref, names, node in _with_loose(found)]
         self._targets: dict[int, tuple[list[Variable[Any]], Any]] = {}
 
-    def holds(self) -> bool:
-        """Whether a walk would find the same again."""
+    def match(self) -> Plan | None:
+        """What holds now: this plan, or one for other Variables in the same places, or None."""
         now = EPOCH.value
-        if now != self.epoch:
-            epoch = self.epoch
-            for ref in self._nodes:
-                node = ref()
-                if node is None or node._stamp > epoch:
-                    return False
-            for variable, metadata in self._metadata:
-                if variable._metadata is not metadata:
-                    return False
-        if self._contents and not self._same_contents():
-            return False
+        if now == self.epoch and not self._contents:
+            return self
+        epoch = self.epoch
+        swapped: dict[int, Variable[Any]] = {}
+        for record in self._records:
+            node = record.node()
+            if node is None or (node._stamp > epoch and not self._same(record, node, swapped)):
+                return None
+        for leaf, metadata in zip(self.leaves, self._metadata):
+            if metadata is not None and leaf._metadata is not metadata and leaf._metadata != metadata:
+                return None
+        for record, before in self._contents:
+            node = record.node()
+            if node is None or not _same_contents(_contents(node), before):
+                return None
+        if swapped:
+            return self._with(swapped, now)
         self.epoch = now
+        return self
+
+    def _same(self, record: _Record, node: Any, swapped: dict[int, Variable[Any]]) -> bool:
+        """Whether a node is as it was, except for Variables that were replaced by others of the same kind."""
+        layout, data, static = node._structure()
+        if layout is not record.layout or (static is not record.static and static != record.static):
+            return False
+        for x, before in zip(data, record.data):
+            if id(x) == before:
+                continue
+            i = self._numbers.get(before)
+            if i is None or self._shared or id(x) in self._numbers:
+                return False
+            old = self.leaves[i]
+            if not isinstance(old, Variable) or type(x) is not type(old) or x._metadata != self._metadata[i]:
+                return False
+            swapped[i] = x
         return True
 
-    @property
-    def loose(self) -> bool:
-        """Whether there are plain lists and dicts whose changes nobody announces."""
-        return bool(self._contents)
-
-    def _same_contents(self) -> bool:
-        for ref, names, before in self._contents:
-            node = ref()
-            if node is None:
-                return False
-            now = contents(node, names)
-            if len(now) != len(before) or any(_target(a) is not _target(b) for a, b in zip(now, before)):
-                return False
-        return True
+    def _with(self, swapped: dict[int, Variable[Any]], epoch: int) -> Plan | None:
+        """The plan for a model in which some Variables are others."""
+        if len({id(x) for x in swapped.values()}) < len(swapped):
+            return None  # one Variable now stands at two places
+        new = object.__new__(Plan)
+        new.epoch = epoch
+        new._contents, new.loose, new._shared = self._contents, self.loose, False
+        leaves, metadata = list(self.leaves), list(self._metadata)
+        renamed = {}
+        for i, x in swapped.items():
+            renamed[id(leaves[i])] = id(x)
+            leaves[i], metadata[i] = x, x._metadata
+        new._records = [record.renamed(renamed) for record in self._records]
+        new._set(self.program, leaves, metadata)
+        return new
 
     def lead(self) -> list[Any]:
         """The values of Variables and bare arrays, as the program takes them."""
@@ -302,13 +345,16 @@ class Plan:
         if self.arrays is not None:
             read += self.arrays
         if self.donated is None:
-            out, extra = self.run(read, *plain)
+            result = self.run(read, *plain)
         else:
-            out, extra = self.run(read, [v._raw_value for v in self.donated], *plain)
-        return self.finish(out, extra) if extra else out
+            result = self.run(read, [v._raw_value for v in self.donated], *plain)
+        return self.finish(result) if type(result) is tuple else result
 
-    def finish(self, out: Any, extra: dict[int, Any]) -> Any:
+    def finish(self, result: tuple[Any, dict[int, Any]]) -> Any:
         """Completes the output and writes the new values of Variables."""
+        out, extra = result
+        if not extra:
+            return out
         ((number, news),) = extra.items()
         targets = self._targets.get(number)
         if targets is None:
@@ -324,49 +370,63 @@ class Plan:
         return out
 
 
-def _with_loose(found: Walk) -> list[tuple[Any, tuple[Any, ...], Any]]:
-    """Nodes that hold plain containers among their data: a weak reference, the attributes, the node."""
-    if not found.loose:
-        return []
-    out = []
-    for _, node in found.nodes:
-        layout, data, _ = node._structure()
-        names = tuple(name for name, x in zip(layout.data, data) if x is not None and kind_of(x) == CONTAINER)
-        if names:
-            out.append((weakref.ref(node), names, node))
-    return out
+class _Record:
+    """How a node looked, without keeping it or other nodes alive.
+
+    Attributes:
+        node: a weak reference to it.
+        layout: which attributes it had.
+        data: the identities of its children. The plan keeps Variables and arrays alive, and nodes have records of
+            their own, so the identity says which object it is. Containers are compared by their content.
+        static: its static attributes.
+        containers: whether some of its children are plain containers.
+        n_variables: how many of its children are Variables.
+    """
+
+    __slots__ = ("containers", "data", "layout", "n_variables", "node", "static")
+
+    def __init__(self, node: Any):
+        self.node = weakref.ref(node)
+        self.layout, data, self.static = node._structure()
+        kinds = [KIND.get(type(x)) for x in data]
+        self.n_variables = kinds.count(VARIABLE)
+        self.containers = CONTAINER in kinds and any(k == CONTAINER and x is not None for k, x in zip(kinds, data))
+        self.data = tuple([None if k == CONTAINER and x is not None else id(x) for k, x in zip(kinds, data)])
+
+    def renamed(self, identities: dict[int, int]) -> _Record:
+        """The record with other children."""
+        if identities.keys().isdisjoint(self.data):
+            return self
+        new = object.__new__(_Record)
+        new.node, new.layout, new.static = self.node, self.layout, self.static
+        new.n_variables, new.containers = self.n_variables, self.containers
+        new.data = tuple(identities.get(x, x) for x in self.data)  # type: ignore[arg-type]
+        return new
 
 
-def contents(node: Pytree, names: Sequence[Any]) -> list[Any]:
-    """What the plain containers of a node hold, nested ones opened; nodes by weak reference."""
-    out: list[Any] = []
+def _contents(node: Pytree) -> tuple[list[Any], list[Any]]:
+    """What the plain containers of a node hold: their classes and keys, and their elements, nodes by weak reference."""
+    frames: list[Any] = []
+    elements: list[Any] = []
 
     def look(value: Any) -> None:
-        if value is not None and kind_of(value) == CONTAINER:
+        kind = kind_of(value)
+        if kind == CONTAINER and value is not None:
             keys, children, _ = flatten_once(value)
-            out.append(_Frame(type(value), keys))
+            frames.append((type(value), keys))
             for child in children:
                 look(child)
         else:
-            out.append(weakref.ref(value) if kind_of(value) == NODE else value)
+            elements.append(weakref.ref(value) if kind == NODE else value)
 
-    for name in names:
-        look(node._get_child(name))
-    return out
+    for value in node._structure()[1]:
+        if kind_of(value) == CONTAINER:
+            look(value)
+    return frames, elements
 
 
-class _Frame:
-    """A container without its content. Equal ones are the same object."""
-
-    _known: ClassVar[dict[Any, _Frame]] = {}
-    __slots__ = ()
-
-    def __new__(cls, kind: type, keys: tuple[Any, ...]) -> _Frame:
-        """The one frame of this kind."""
-        found = cls._known.get((kind, keys))
-        if found is None:
-            found = cls._known[kind, keys] = object.__new__(cls)
-        return found
+def _same_contents(now: tuple[list[Any], list[Any]], before: tuple[list[Any], list[Any]]) -> bool:
+    return now[0] == before[0] and all(_target(a) is _target(b) for a, b in zip(now[1], before[1]))
 
 
 def _target(x: Any) -> Any:

@@ -39,6 +39,8 @@ from sonde.nnx.transforms._prefixes import leaf_values
 from sonde.nnx.transforms._results import Lists
 from sonde.nnx.transforms.stages import Lowered, Traced
 
+#: How many structures of one set of objects are remembered: training, evaluating and a few more.
+KNOWN_STRUCTURES = 4
 _tracing = threading.local()
 
 
@@ -128,29 +130,39 @@ def jit(
 def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
     """The function that users call: a closure, because calling an instance costs a tenth of a whole call more.
 
-    It handles the call that was made before with the same objects, and leaves all others to the compiler.
+    It recognises the call that was made before with the same objects, and leaves all others to the compiler. Every line
+    of it is paid for by every call.
     """
-    kinds, epoch, memory = KIND, EPOCH, compiler.memory
+    kinds, epoch, memory, general = KIND, EPOCH, compiler.memory, compiler.call
 
     @named_like(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
-        last = memory.last
         values = (*args, *kwargs.values()) if kwargs else args
-        if last is not None and last.plan.epoch == epoch.value and looking() is None:
-            plan = last.plan
-            if len(args) == last.n_args and (tuple(kwargs) == last.keywords if kwargs else not last.keywords):
-                for i, root in last.roots:
-                    if values[i] is not root():
-                        break
-                else:
-                    plain = [values[i] for i in last.plain]
-                    for x in plain:
-                        if kinds.get(type(x)) != ARRAY and holds_objects(x):
-                            break
-                    else:
-                        if not last.static or _same_static(values, last.static):
-                            return plan.run_with(plain)
-        return compiler.call(values, len(args), tuple(kwargs))
+        last = memory.last
+        if (
+            last is None
+            or last.plan.epoch != epoch.value
+            or looking() is not None
+            or len(values) != last.n_values
+            or (tuple(kwargs) != last.keywords if kwargs else last.keywords)
+        ):
+            return general(values, len(args), tuple(kwargs))
+        for i, root in last.roots:
+            if root() is not values[i]:
+                return general(values, len(args), tuple(kwargs))
+        if last.n_front:
+            plain = values[last.n_front :]
+        elif last.static and not last.same_static(values):
+            return general(values, len(args), tuple(kwargs))
+        else:
+            plain = [values[i] for i in last.plain]
+        for x in plain:
+            if kinds.get(type(x)) != ARRAY and holds_objects(x):
+                return general(values, len(args), tuple(kwargs))
+        if last.run is None:
+            return last.plan.run_with(plain)
+        result = last.run([v._raw_value for v in last.variables], *plain)
+        return last.plan.finish(result) if type(result) is tuple else result
 
     call.lower = compiler.lower  # type: ignore[attr-defined]
     call.trace = compiler.trace  # type: ignore[attr-defined]
@@ -158,70 +170,96 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
     return call
 
 
-def _same_static(values: Sequence[Any], static: Sequence[tuple[int, Any]]) -> bool:
-    for i, value in static:
-        x = values[i]
-        if x is not value and (type(x) is not type(value) or x != value):
-            return False
-    return True
-
-
 class _Last:
-    """The last call, in a form that is quick to compare with."""
+    """The last call, in a form that is quick to compare with.
 
-    __slots__ = ("keywords", "n_args", "plain", "plan", "roots", "static")
+    Attributes:
+        plan: its plan.
+        n_values: the number of its arguments.
+        keywords: the names of those that were given by keyword.
+        n_front: how many objects there are, if they are the first arguments and all others are plain, else 0.
+        roots: positions of, and weak references to, the arguments that are objects.
+        plain: the positions of plain arguments.
+        static: positions and values of static arguments.
+        run: the jitted function, if values of Variables and plain arguments are all that it takes.
+        variables: the Variables.
+    """
 
-    def __init__(self, plan: Plan, n_args: int, keywords: tuple[str, ...], roots: Any, static: Any, plain: Any):
+    __slots__ = ("keywords", "n_front", "n_values", "plain", "plan", "roots", "run", "static", "variables")
+
+    def __init__(self, plan: Plan, keywords: tuple[str, ...], at: dict[int, Any], plain: list[int], static: Any):
         self.plan = plan
-        self.n_args = n_args
+        self.run = plan.run if plan.arrays is None and plan.donated is None else None
+        self.variables = plan.variables
+        self.n_values = len(at) + len(plain) + len(static)
         self.keywords = keywords
-        self.roots = roots
-        self.static = static
+        self.roots = [(i, weakref.ref(root)) for i, root in at.items()]
+        self.n_front = len(at) if [*at, *plain] == list(range(self.n_values)) else 0
         self.plain = plain
+        self.static = static
+
+    def same_static(self, values: Sequence[Any]) -> bool:
+        """Whether the static arguments are equal to those of the last call."""
+        for i, value in self.static:
+            x = values[i]
+            if x is not value and (type(x) is not type(value) or x != value):
+                return False
+        return True
 
 
 class _Memory:
     """What a jitted function remembers: plans by the identity of their roots, and the last call.
 
     Attributes:
-        plans: by skeleton and identities.
+        plans: by skeleton and identities: weak references to the roots, and plans for structures that they had lately.
         last: the last call; None if it cannot be recognised quickly.
     """
 
     __slots__ = ("__weakref__", "last", "plans")
 
     def __init__(self) -> None:
-        self.plans: dict[Any, tuple[Plan, list[Any]]] = {}
+        self.plans: dict[Any, tuple[list[Any], list[Plan]]] = {}
         self.last: _Last | None = None
 
     def find(self, key: Any, roots: Sequence[Any]) -> Plan | None:
-        """The plan for these roots, if it still holds."""
+        """The plan for these roots as they are now, if it is known."""
         entry = self.plans.get(key)
         if entry is None:
             return None
-        plan, refs = entry
-        if all(ref() is root for ref, root in zip(refs, roots)) and plan.holds():
-            return plan
+        refs, plans = entry
+        if not all(ref() is root for ref, root in zip(refs, roots)):
+            return None
+        for i, plan in enumerate(plans):
+            found = plan.match()
+            if found is not None:
+                if i or found is not plan:  # the plan used last comes first; one that it replaces is of no more use
+                    entry[1][:] = [found, *plans[:i], *plans[i + 1 :]]
+                return found
         return None
 
-    def keep(self, key: Any, roots: Sequence[Any], plan: Plan) -> bool:
-        """Keeps a plan as long as all its roots live; False if that cannot be known of them."""
+    def keep(self, key: Any, roots: Sequence[Any], plan: Plan) -> None:
+        """Keeps a plan as long as all its roots live; not at all, if that cannot be known of them."""
+        entry = self.plans.get(key)
+        if entry is not None and all(ref() is root for ref, root in zip(entry[0], roots)):
+            entry[1][:] = [plan, *entry[1][: KNOWN_STRUCTURES - 1]]
+            return
         me = weakref.ref(self)
 
         def forget(_: Any) -> None:
             memory = me()
-            if memory is not None:
-                memory.plans.pop(key, None)
-                last = memory.last
-                if last is not None and last.plan is plan:
-                    memory.last = None
+            if memory is None:
+                return
+            memory.plans.pop(key, None)
+            last = memory.last
+            if last is not None and any(root() is None for _, root in last.roots):
+                memory.last = None
 
         try:
-            refs = [weakref.ref(root, forget) for root in roots]
+            self.plans[key] = ([weakref.ref(root, forget) for root in roots], [plan])
         except TypeError:
-            return False
-        self.plans[key] = (plan, refs)
-        return True
+            return
+        if len(self.plans) > PROGRAMS:  # static arguments that never come again
+            self.plans.pop(next(iter(self.plans)), None)
 
 
 class _Compiler:
@@ -257,7 +295,7 @@ class _Compiler:
             finally:
                 _tracing.originals = before
         out = plan.run_with(arguments.plain)
-        self._remember(plan, arguments, n_args, keywords, order)
+        self._remember(plan, arguments, keywords, order)
         return out
 
     def _plan(self, values: Sequence[Any], n_args: int, keywords: tuple[str, ...]) -> Any:
@@ -281,17 +319,15 @@ class _Compiler:
             self.memory.keep(key, arguments.roots, plan)
         return plan, arguments, found.nodes if watched else None, order
 
-    def _remember(
-        self, plan: Plan, arguments: Sorted, n_args: int, keywords: tuple[str, ...], order: list[int]
-    ) -> None:
+    def _remember(self, plan: Plan, arguments: Sorted, keywords: tuple[str, ...], order: list[int]) -> None:
         parts = arguments.skeleton[2]
         entry = self.memory.plans.get((arguments.skeleton, tuple(map(id, arguments.roots))))
-        if entry is None or entry[0] is not plan or plan.loose or any(type(part) is tuple for part in parts):
+        if entry is None or entry[1][0] is not plan or plan.loose or any(type(part) is tuple for part in parts):
             return
-        at = {kind: [i for i, part in zip(order, parts) if part == kind] for kind in (ROOT, PLAIN)}
         static = [(i, part.value) for i, part in zip(order, parts) if isinstance(part, Fixed)]
-        roots = [(i, weakref.ref(root)) for i, root in zip(at[ROOT], arguments.roots)]
-        self.memory.last = _Last(plan, n_args, keywords, roots, static, at[PLAIN])
+        plain = [i for i, part in zip(order, parts) if part == PLAIN]
+        at = dict(zip([i for i, part in zip(order, parts) if part == ROOT], arguments.roots))
+        self.memory.last = _Last(plan, keywords, at, plain, static)
 
     def _program(self, structure: Structure, arguments: Sorted, leaves: Sequence[Any]) -> Program:
         gone = {name for name, place in zip(arguments.names, arguments.places) if place in self._donated}
@@ -299,7 +335,7 @@ class _Compiler:
         donated = tuple(i for i in variables if structure.paths[i][0] in gone)
         kept = [i for i in variables if i not in set(donated)]
         arrays = [i for i, kind in enumerate(structure.kinds) if kind is None]
-        program = Program((*kept, *arrays), donated)
+        program = Program(kept, arrays, donated)
         n_lead = 2 if donated else 1
         lists, shardings = self._shardings(structure, arguments, program, leaves)
         give_away = [n_lead + i for i, place in enumerate(arguments.plain_places) if place in self._donated]
@@ -347,8 +383,8 @@ class _Compiler:
                 changes = Changes(outcome.changed, outcome.metadata, outcome.definition.definition, None)
                 return arrays[:n], {program.number(changes): arrays[n:]}
             changed = tuple(sorted({*entered.changed(), *program.donated}))
-            if not changed:
-                return out, {}
+            if not changed:  # most often: nothing to unpack. A tuple is told apart from those below
+                return (out, {}) if type(out) is tuple else out
             changes = Changes(changed, entered.new_metadata(changed), None, None)
             return out, {program.number(changes): [entered.leaves[i]._raw_value for i in changed]}
 
@@ -373,10 +409,7 @@ class _Compiler:
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The shapes of the output for these arguments; nothing is changed."""
         plan, arrays = self._arrays(args, kwargs)
-        out, extra = plan.run.eval_shape(*arrays)
-        for number, news in extra.items():
-            out, _ = plan.program.traces[number].output(out, news)
-        return out
+        return plan.program.output(plan.run.eval_shape(*arrays))
 
 
 def _places(

@@ -3,7 +3,8 @@
 Gradients have the form of the arguments: the gradient with respect to a Module is a Module of the same class. With a
 filter (`wrt=`, or a `DiffState` among `argnums`) only some Variables are differentiated, and in the place of every
 object there is a State with their gradients; the other Variables (random keys, batch statistics) may then be of any
-type.
+type. An argument in which a Variable is shared gets States too: they hold its gradient, the sum over all uses, once,
+where a Module would show it to `jax.tree` at every place.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def grad(
 
     Returns:
         A function with the same arguments that returns the gradient, or a pair of gradient and auxiliary output. With
-        a sequence of `argnums`, the gradient is a tuple.
+        a sequence of `argnums`, the gradient is a tuple. The gradient with respect to a Module is a Module; it is a
+        State if a filter is given, or if the Module holds a Variable at several places.
 
     Raises:
         TypeError: something is to be differentiated that has no gradient, such as a random key; use `wrt`.
@@ -230,12 +232,13 @@ def _pair(who: str, out: Any) -> tuple[Any, Any]:
 
 def _gradients(taken: Taken, wanted: list[_Wanted], grads: dict[int, Any]) -> list[Any]:
     """Gradients in the form of the arguments."""
-    made = [grads.get(i) for i in range(len(taken.leaves))]
-    whole = taken.rebuild(made)
+    whole = taken.rebuild([grads.get(i) for i in range(len(taken.leaves))])
+    met = [(path[0], i) for path, _, _, i in places(taken.structure.definition)]
+    sharing = {name for name, i in met if met.count((name, i)) > 1} if len(met) > len(taken.leaves) else set()
     out = []
     for one in wanted:
         argument = whole[one.argnum]
-        if one.predicate is None:
+        if one.predicate is None and taken.structure.names[one.argnum] not in sharing:
             out.append(argument)
             continue
         seen: set[int] = set()

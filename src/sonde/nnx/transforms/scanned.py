@@ -2,8 +2,8 @@
 
 Every leaf of the arguments is one of: *scanned* (an axis is given; the function sees a slice), *broadcast* (None), or
 *carried* (`nnx.Carry`). A Variable that is scanned comes back scanned, with the new slices stacked. A broadcast
-Variable that the function changes is carried too, so that each iteration sees what the one before did. What the function
-changes is found by tracing it once before the loop is made; the loop reuses that trace.
+Variable that the function changes is carried too, so that each iteration sees what the one before did. What the
+function changes is found by tracing it once before the loop is made; the loop reuses that trace.
 """
 
 from __future__ import annotations

@@ -46,5 +46,5 @@ class Compiled(_Stage):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function; Variables are changed as by the jitted function."""
         plan, arrays = self._arrays(args, kwargs)
-        out, extra = self._stage(*arrays)
-        return plan.finish(out, extra) if extra else out
+        result = self._stage(*arrays)
+        return plan.finish(result) if type(result) is tuple else result
