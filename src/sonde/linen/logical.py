@@ -84,8 +84,8 @@ def logical_to_mesh_axes(array_dim_names: Sequence[Any] | None, rules: Rules | N
 
     Example:
         >>> rules = (("batch", "X"), ("features", "X"), ("heads", "Y"))
-        >>> logical_to_mesh_axes(("batch", "length", "heads", "features"), rules)
-        PartitionSpec('X', None, 'Y', None)
+        >>> tuple(logical_to_mesh_axes(("batch", "length", "heads", "features"), rules))
+        ('X', None, 'Y', None)
     """
     assigned = _assign(array_dim_names, rules)
     return None if assigned is None else PartitionSpec(*(None if a is NO_RULE else a for a in assigned))

@@ -97,8 +97,8 @@ class Partitioned(AxisMetadata[A]):
         mesh: The mesh; None means the one that is set when the value is read.
 
     Example:
-        >>> Partitioned(1.0, names=("data", None)).get_partition_spec()
-        PartitionSpec('data', None)
+        >>> tuple(Partitioned(1.0, names=("data", None)).get_partition_spec())
+        ('data', None)
     """
 
     value: A

@@ -27,12 +27,11 @@ from jax import lax
 
 from sonde import _jax
 from sonde.core import mark
+from sonde.core.capture import run_with
 from sonde.core.collect import Collect, spread
 from sonde.core.context import Looking, ScopeName, look, looking
-from sonde.core.inside import has_sites
 from sonde.core.item import Item, expand
 from sonde.core.site import Axis, Site, View
-from sonde.core.trace import SiteTrace
 from sonde.errors import JaxTransformError, ScopeVariableNotFoundError
 from sonde.linen.context import context
 from sonde.linen.filters import may_overlap
@@ -81,18 +80,15 @@ class Gather(Collect):
 
     Args:
         level: The number of the run.
-        state: What somebody who captures the program looks for, None if nobody does.
+        depth: How many captures, this one included, are nested around.
     """
 
-    def __init__(self, level: int, state: Looking | None) -> None:
-        super().__init__((), depth=1 if state is None else state.depth + 1)
+    def __init__(self, level: int, depth: int) -> None:
+        super().__init__((), depth=depth)
         self.key = ("linen", level, self.key)
         self.level = level
-
-    @property
-    def passes_on(self) -> bool:
-        """Whether a run around, or somebody who captures the program, wants to see the sites too."""
-        return self.level > 1 or self.depth > 1
+        # Not only to somebody who captures the program, but to a run around, too.
+        self.passes_on = level > 1 or depth > 1
 
     def wants(self, site: Site, path: str, view: View) -> bool:
         """Whether a value is one of this run."""
@@ -114,19 +110,25 @@ def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
     if not may_overlap(run.mutable, True):
         run.trace = _jax.current_trace()
         return fn()
-    context.level += 1
-    run.level = context.level
-    run.gather = Gather(run.level, looking())
-    trace = SiteTrace(_jax.current_trace(), run.gather)
-    try:
-        with _jax.eager_shortcut(SiteTrace, has_sites), _jax.set_current_trace(trace):
-            run.trace = trace
+    outer = looking()
+    run.level = context.level + 1
+
+    def make(depth: int) -> Gather:
+        run.gather = Gather(run.level, depth)
+        return run.gather
+
+    def body() -> T:
+        with look(outer):
+            run.trace = _jax.current_trace()
             output = fn()
             flush(run)
             return output
+
+    context.level += 1
+    try:
+        return run_with(make, body, (), {})[0]
     finally:
         context.level -= 1
-        trace.invalidate()
 
 
 class _ModuleName(ScopeName):
