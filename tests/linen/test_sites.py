@@ -316,6 +316,46 @@ def test_sonde_capture_sees_sown_values_under_the_path_of_the_module():
     np.testing.assert_allclose(changed["intermediates"]["layer"]["h"][0], records["layer/h"].value)
 
 
+def test_sonde_capture_sees_gradients_at_perturbed_values():
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return (self.perturb("hidden", x * 3) ** 2).sum()
+
+    class Outer(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return Model(name="model")(x)
+
+    _, records = sonde.capture(jax.grad(lambda x: Outer().apply({}, x)), grads=True)(X)
+    np.testing.assert_allclose(records["model/hidden"].grad, 6 * X, rtol=1e-6)
+
+
+def test_loops_in_loops_and_runs_in_runs():
+    class Inner(nn.Module):
+        def __call__(self, x, _=None):
+            def step(c, _):
+                self.sow("intermediates", "c", c)
+                return c + 1, None
+
+            return lax.scan(step, x, None, length=2)[0], None
+
+    for axes in ({}, {"intermediates": 0}):
+        looped = nn.scan(Inner, variable_axes=axes, length=3)()
+        (value,) = intermediates(looped, X, None)["c"]
+        np.testing.assert_allclose(value, X + jnp.arange(6.0).reshape(3, 2, 1, 1))
+
+    def body(self, x):
+        inside = looped.apply({}, x, None, mutable=["intermediates"])[1]
+        self.sow("intermediates", "outside", x)
+        lax.map(lambda row: self.sow("intermediates", "row", row), x)
+        return inside
+
+    inside, changed = sowing(body).apply({}, X, mutable=["intermediates"])
+    assert jax.tree.map(jnp.shape, inside["intermediates"]) == {"c": ((3, 2, 3, 4),)}
+    assert jax.tree.map(jnp.shape, changed["intermediates"]) == {"outside": ((3, 4),), "row": ((3, 4),)}
+
+
 def test_threads_do_not_mix():
     model = sowing(lambda self, x: lax.scan(lambda c, _: (squares(self, c), None), x, None, length=2)[0])
     errors = []

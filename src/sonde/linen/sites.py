@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sonde import _jax
+from sonde import _jax, core
 from sonde.core import mark
 from sonde.core.capture import run_with
 from sonde.core.collect import Collect, spread
@@ -304,5 +304,13 @@ def perturb(module: Module, name: str, value: Any, collection: str) -> Any:
                 "collection was given; make it anew with init"
             )
         else:
-            return value
-    return jax.tree.map(jnp.add, value, scope.get(collection, name))
+            return _perturbed(scope, name, value)
+    return _perturbed(scope, name, jax.tree.map(jnp.add, value, scope.get(collection, name)))
+
+
+def _perturbed(scope: Scope, name: str, value: Any) -> Any:
+    """The value, as a site at which somebody who captures the program sees the gradient, too."""
+    if context.silent or looking() is None:
+        return value
+    with under_path(scope):
+        return core.perturb(value, name)
