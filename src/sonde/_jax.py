@@ -191,6 +191,11 @@ def trace_to_jaxpr(fn: Callable[..., list[Any]], avals: Sequence[Any]) -> tuple[
     return close_jaxpr(_pe.convert_constvars_jaxpr(open_jaxpr(closed))), consts
 
 
+def trace_to_closed_jaxpr(fn: Callable[..., list[Any]], avals: Sequence[Any]) -> Any:
+    """Traces `fn`, which takes and returns flat values, to a jaxpr that holds its constants itself."""
+    return jax.make_jaxpr(fn)(*avals)
+
+
 def replace_jaxpr(
     jaxpr: Any, *, extra_invars: Sequence[Any], eqns: Sequence[Any], outvars: Sequence[Any], effects: Any
 ) -> Any:

@@ -131,9 +131,7 @@ class _Places:
                     filled += [_jax.zeros_of_type(t) for t in place]
             return filled
 
-        jaxpr, consts = _jax.trace_to_jaxpr(run, types)
-        assert not consts
-        return jaxpr
+        return _jax.trace_to_closed_jaxpr(run, types)
 
 
 def _rest(spec: ItemSpec) -> tuple[Any, ...]:
@@ -181,9 +179,7 @@ def _gated(branch: Any, gate: Gate) -> Any:
         operand, operands = flat[gate.branch], flat[gate.branches :]
         return run_under(_Gate(operand, gate), _jax.eval_jaxpr, branch, *operands)
 
-    jaxpr, consts = _jax.trace_to_jaxpr(run, [*[GATE_TYPE] * gate.branches, *types])
-    assert not consts
-    return jaxpr
+    return _jax.trace_to_closed_jaxpr(run, [*[GATE_TYPE] * gate.branches, *types])
 
 
 def _gating_batcher(plain: Any) -> Any:

@@ -105,8 +105,7 @@ def _anchored(body: Any) -> Any:
         def run(*flat: Any) -> list[Any]:
             return run_under(_Anchor(flat[-1]), _jax.eval_jaxpr, body, *flat[:-1])
 
-        known[looking()], consts = _jax.trace_to_jaxpr(run, [*types, INDEX_TYPE])
-        assert not consts
+        known[looking()] = _jax.trace_to_closed_jaxpr(run, [*types, INDEX_TYPE])
     return known[looking()]
 
 

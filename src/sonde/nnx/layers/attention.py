@@ -26,6 +26,8 @@ from sonde.ops.checks import expect_size
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
 from sonde.ops.initializers import default_bias_init, default_kernel_init
 
+Shape = tuple[int, ...]
+
 
 def dot_product_attention(
     query: jax.Array,
@@ -415,7 +417,7 @@ class MultiHeadAttention(Module):
         self,
         deterministic: bool | None = None,
         decode: bool | None = None,
-        batch_size: int | tuple[int, ...] | None = None,
+        batch_size: int | Shape | None = None,
         max_length: int | None = None,
     ) -> None:
         """What `nnx.view` may set.
