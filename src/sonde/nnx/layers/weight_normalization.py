@@ -166,7 +166,7 @@ class WeightNorm(Module):
             for path, kernel in _params(layer_instance, variable_filter):
                 # Flax draws no key here; only where one is needed can it be seen that a key is drawn.
                 key = None if scale_init in (ones, zeros) else rngs.params()
-                scales[path] = scale_init(key, self._scale_shape(kernel), param_dtype)
+                scales[path] = Param(scale_init(key, self._scale_shape(kernel), param_dtype))
         self.scales = data(scales)
 
     def _scale_shape(self, kernel: Variable[Any]) -> tuple[int, ...]:
@@ -190,7 +190,7 @@ class WeightNorm(Module):
         for path, kernel in _params(self.layer_instance, self.variable_filter):
             value = ops.weight_norm(
                 kernel[...],
-                self.scales[path] if self.use_scale else None,
+                self.scales[path][...] if self.use_scale else None,
                 feature_axes=self.feature_axes,
                 epsilon=self.epsilon,
                 dtype=self.dtype,
