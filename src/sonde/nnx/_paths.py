@@ -201,9 +201,11 @@ def place_of(module: Any) -> Place:
     if any(path is not None for path in place) or not running.methods:
         return place
     caller = running.methods[-1][0]
-    if caller is module:
-        return place
-    return tuple(None if path is None else (*path, type(module).__name__) for path in place_of(caller))
+    if caller is not module:
+        above = place_of(caller)
+        place = tuple(None if path is None else (*path, type(module).__name__) for path in above)
+        set_place(module, place)
+    return place
 
 
 def carry(original: Any, copy: Any) -> None:
@@ -235,7 +237,7 @@ class PlaceTag:
             return True
         if other is not None and not isinstance(other, PlaceTag):
             return False
-        return sys._getframe(1).f_code.co_name in _ASK_FOR_SHAPE
+        return sys._getframe(1).f_code.co_qualname.partition(".")[0] in _ASK_FOR_SHAPE
 
     def __hash__(self) -> int:
         return 0
