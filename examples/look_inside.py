@@ -1,7 +1,7 @@
 """Train a small network, look inside one training step, and say what is wrong with it.
 
-The network has six layers, and one of them is badly initialised: most of its units never fire. One pass over one training
-step gives, for every layer, statistics of the values going forward and of the gradients coming back.
+The network has six layers, and one of them is badly initialised: most of its units never fire. One pass over one
+training step gives, for every layer, statistics of the values going forward and of the gradients coming back.
 
 Run it with `make demo`, or `python examples/look_inside.py`.
 """

@@ -155,9 +155,10 @@ def _root(fn: Any, args: Any, kwargs: Any) -> Module:
     for x in (*args, *kwargs.values()):
         if isinstance(x, Module):
             return x
+    name, given = getattr(fn, "__qualname__", fn), ", ".join(type(x).__name__ for x in args) or "no arguments"
     raise TypeError(
-        f"nnx.capture of {getattr(fn, '__qualname__', fn)!r} found no Module to look at: pass the model as an argument, "
-        f"or capture the Module or a bound method of it; got {', '.join(type(x).__name__ for x in args) or 'no arguments'}"
+        f"nnx.capture of {name!r} found no Module to look at: pass the model as an argument, or capture the Module or a "
+        f"bound method of it; got {given}"
     )
 
 

@@ -317,7 +317,7 @@ def test_leaks_nothing():
         nnx.capture(lambda m, x: lax.scan(lambda x, layer: (layer(x), None), x, m)[0], nnx.Intermediate)(Block(WS), X)
 
 
-# -------------------------------------------------------------------------------------------------- method outputs
+# ---------------------------------------------------------------------------------- method outputs
 
 
 def test_method_outputs_of_inherited_and_overriding_methods():
@@ -371,7 +371,7 @@ def test_a_method_that_calls_itself():
     assert flat(seen)["down"] == (0, 1, 2, 3)
 
 
-# -------------------------------------------------------------------------------------------------- perturb
+# ---------------------------------------------------------------------------------- perturb
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_values_and_gradients_of_a_training_step_in_one_call():
     close(flat(inner)["__call__"][0], jnp.ones(4))
 
 
-# -------------------------------------------------------------------------------------------------- the engine on Modules
+# ---------------------------------------------------------------------------------- the engine on Modules
 
 
 def test_engine_paths_are_module_paths():
@@ -440,7 +440,7 @@ def test_engine_paths_are_module_paths():
     close(out, jnp.zeros(4))
 
 
-# -------------------------------------------------------------------------------------------------- errors
+# ---------------------------------------------------------------------------------- errors
 
 
 def test_errors():

@@ -1,0 +1,31 @@
+"""Private JAX goes through one door. (The arrows between the layers are checked by import-linter, in `make check`.)"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import sonde
+
+ROOT = Path(sonde.__file__).parent
+PRIVATE = ("jax._src", "jax.extend", "jax.interpreters")
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_private_jax_only_in_one_file(path):
+    found = [name for name in imported(path) if name.startswith(PRIVATE)]
+    assert path.name == "_jax.py" or not found
+
+
+def test_the_one_door_is_used():
+    assert any(name.startswith("jax._src") for name in imported(ROOT / "_jax.py"))
