@@ -27,8 +27,6 @@ def embed(
 ) -> jax.Array:
     """Look up rows.
 
-    Only the rows that are looked up are cast to `dtype`, not the whole table.
-
     Args:
         indices: integers, any shape.
         table: `(rows, features)`.
@@ -50,16 +48,21 @@ def embed(
     """
     indices = jnp.asarray(indices)
     expect_integers(indices, argument="inputs")
+
+    def cast(x: jax.Array) -> jax.Array:
+        return x if promote_dtype is None else promote_dtype((x,), dtype=dtype, inexact=False)[0]
+
+    # Whichever is smaller is cast: the table, or the rows that are looked up.
+    table_first = indices.size >= table.shape[0]
+    if table_first:
+        table = cast(table)
     if table.shape[0] == 1:
         rows = jnp.broadcast_to(jnp.reshape(table, (1,) * indices.ndim + (-1,)), (*indices.shape, table.shape[-1]))
     elif out_sharding is not None:
         rows = table.at[indices].get(mode="fill", fill_value=jnp.nan, out_sharding=out_sharding)
     else:
         rows = jnp.take(table, indices, axis=0)
-    if promote_dtype is None:
-        return rows
-    (rows,) = promote_dtype((rows,), dtype=dtype, inexact=False)
-    return rows
+    return rows if table_first else cast(rows)
 
 
 def attend(

@@ -20,6 +20,7 @@ LAYERS = {
     "LinearGeneral": (lambda n, r: n.LinearGeneral((16, 32), (4, 8), axis=(1, 2), rngs=r), X),
     "Einsum": (lambda n, r: n.Einsum("ntd,dhk->nthk", (32, 4, 8), (4, 8), rngs=r), X),
     "Embed": (lambda n, r: n.Embed(100, 32, dtype=jnp.bfloat16, rngs=r), TOKENS),
+    "Embed a few": (lambda n, r: n.Embed(1000, 32, dtype=jnp.bfloat16, rngs=r), TOKENS),
     "Conv": (lambda n, r: n.Conv(8, 16, (3, 3), rngs=r), IMAGES),
     "Conv circular": (lambda n, r: n.Conv(8, 16, (3, 3), padding="CIRCULAR", rngs=r), IMAGES),
     "Conv causal": (lambda n, r: n.Conv(32, 16, 3, padding="CAUSAL", rngs=r), X),
