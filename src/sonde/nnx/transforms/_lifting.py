@@ -34,7 +34,7 @@ import jax
 from sonde.core.context import looking
 from sonde.nnx import _epoch, _sites
 from sonde.nnx._kinds import NODE, VARIABLE, kind_of
-from sonde.nnx._walk import Path, build, show_path, walk
+from sonde.nnx._walk import Path, Walk, build, show_path, walk
 from sonde.nnx.graph import GraphDef
 from sonde.nnx.variable import Variable, _set_metadata, _set_value
 
@@ -78,6 +78,26 @@ class Fixed:
 
     def __repr__(self) -> str:
         return f"Fixed({self.value!r})"
+
+
+def walked(names: tuple[str, ...], values: Sequence[Any], *, who: str, graph: bool) -> Walk:
+    """What a walk finds in named values.
+
+    The functions inside `walk` call each other, so they wait for a garbage collection, and until then hold what they
+    walked and what they found. A model must not live on for that: they are left with empty things.
+    """
+    call = Call(names, values)
+    try:
+        found = walk(call, graph=graph, who=who, numbers=True)
+    finally:
+        call.values = ()
+    kept = Walk()
+    kept.epoch, kept.definition, kept.paths = found.epoch, found.definition, found.paths
+    for name in ("leaves", "nodes", "loose"):
+        met = getattr(found, name)
+        setattr(kept, name, met.copy())
+        met.clear()
+    return kept
 
 
 class Structure:
@@ -347,7 +367,7 @@ def take(
     if kwargs:
         names += tuple(f"kwargs[{name!r}]" for name in keywords)
         args = (*args, *(kwargs[name] for name in keywords))
-    found = walk(Call(names, args), graph=graph, who=who, numbers=True)
+    found = walked(names, args, who=who, graph=graph)
     return Taken(who, graph, found, Structure(found, names, len(args) - len(keywords), keywords))
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from sonde._jax import trace_level
@@ -142,21 +142,21 @@ def along(prefix: Any, skeleton: Any) -> tuple[list[Any], list[Any]]:
 
 def assemble(skeleton: Any, roots: Sequence[Any], plain: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments and keyword arguments from sorted ones."""
-    next_root, next_plain = iter(roots).__next__, iter(plain).__next__
-
-    def make(part: Any) -> Any:
-        if part == ROOT:
-            return next_root()
-        if part == PLAIN:
-            return next_plain()
-        if isinstance(part, Fixed):
-            return part.value
-        cls, keys, rebuild, parts = part
-        return unflatten_once(cls, keys, rebuild, [make(p) for p in parts])
-
     n, keywords, parts = skeleton
-    values = [make(part) for part in parts]
+    root, other = iter(roots), iter(plain)
+    values = [_put_together(part, root, other) for part in parts]
     return tuple(values[:n]), dict(zip(keywords, values[n:]))
+
+
+def _put_together(part: Any, roots: Iterator[Any], plain: Iterator[Any]) -> Any:
+    if part == ROOT:
+        return next(roots)
+    if part == PLAIN:
+        return next(plain)
+    if isinstance(part, Fixed):
+        return part.value
+    cls, keys, rebuild, parts = part
+    return unflatten_once(cls, keys, rebuild, [_put_together(p, roots, plain) for p in parts])
 
 
 class Changes:
@@ -274,7 +274,7 @@ class Plan:
         self.donated = [leaves[i] for i in program.donated] or None
         levels = {id(x._level): x._level for x in (*self.variables, *(self.donated or ()))}
         self._level = next(iter(levels.values())) if len(levels) == 1 else None
-        self._targets: dict[int, tuple[list[Variable[Any]], Any]] = {}
+        self._targets: dict[int, list[Variable[Any]]] = {}
 
     def match(self) -> Plan | None:
         """What holds now: this plan, or one for other Variables in the same places, or None."""
@@ -353,20 +353,23 @@ class Plan:
     def finish(self, result: tuple[Any, dict[int, Any]]) -> Any:
         """Completes the output and writes the new values of Variables."""
         out, extra = result
-        if not extra:
-            return out
-        ((number, news),) = extra.items()
-        targets = self._targets.get(number)
-        if targets is None:
-            changes = self.program.traces[number]
-            targets = self._targets[number] = ([self.leaves[i] for i in changes.changed], changes)
-        variables, changes = targets
+        for number, news in extra.items():
+            variables = self._targets.get(number)
+            if variables is not None and self._level is trace_level():
+                any(map(_set_value, variables, news))  # a loop in C: setting gives None, so it goes on to the end
+            else:
+                out = self._finish_first(number, out, news)
+        return out
+
+    def _finish_first(self, number: int, out: Any, news: Any) -> Any:
+        """The same for results that take more than setting values, and for the first results of a trace."""
+        changes = self.program.traces[number]
+        variables = [self.leaves[i] for i in changes.changed]
         if not changes.plain:
             out, news = changes.output(out, news)
-        if self._level is trace_level() and changes.metadata is None:
-            any(map(_set_value, variables, news))  # a loop in C: setting gives None, so it goes on to the end
-        else:
-            write(variables, news, changes.metadata or [None] * len(variables))
+        elif changes.metadata is None:
+            self._targets[number] = variables
+        write(variables, news, changes.metadata or [None] * len(variables))
         return out
 
 
@@ -408,20 +411,16 @@ def _contents(node: Pytree) -> tuple[list[Any], list[Any]]:
     """What the plain containers of a node hold: their classes and keys, and their elements, nodes by weak reference."""
     frames: list[Any] = []
     elements: list[Any] = []
-
-    def look(value: Any) -> None:
+    todo = [value for value in node._structure()[1] if kind_of(value) == CONTAINER]
+    while todo:
+        value = todo.pop()
         kind = kind_of(value)
         if kind == CONTAINER and value is not None:
             keys, children, _ = flatten_once(value)
             frames.append((type(value), keys))
-            for child in children:
-                look(child)
+            todo += children
         else:
             elements.append(weakref.ref(value) if kind == NODE else value)
-
-    for value in node._structure()[1]:
-        if kind_of(value) == CONTAINER:
-            look(value)
     return frames, elements
 
 

@@ -19,8 +19,7 @@ from sonde.core.context import looking
 from sonde.nnx import _sites
 from sonde.nnx._epoch import EPOCH
 from sonde.nnx._kinds import ARRAY, KIND
-from sonde.nnx._walk import walk
-from sonde.nnx.transforms._lifting import Call, Fixed, Structure, enter, is_object
+from sonde.nnx.transforms._lifting import Fixed, Structure, enter, is_object, walked
 from sonde.nnx.transforms._options import MISSING, mode, named_like, refuse_bound_method
 from sonde.nnx.transforms._plans import (
     PLAIN,
@@ -308,7 +307,7 @@ class _Compiler:
         if not watched and (plan := self.memory.find(key, arguments.roots)) is not None:
             return plan, arguments, None, order
         names = tuple(arguments.names)
-        found = walk(Call(names, arguments.roots), graph=self._graph, who="jit", numbers=True)
+        found = walked(names, arguments.roots, who="jit", graph=self._graph)
         structure = Structure(found, names, len(names), ())
         labels = _sites.labels([node for _, node in found.nodes]) if watched else None
         program = self._programs.get(
