@@ -1,0 +1,73 @@
+"""Importing: `import sonde` loads JAX, NumPy and itself, and works where nothing optional is installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# Everything that Sonde can use and must do without. Of these, optax and rich come with an ordinary installation.
+OPTIONAL = ("equinox", "flax", "haiku", "matplotlib", "optax", "orbax", "rich", "safetensors", "treescope")
+
+BLOCK = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {OPTIONAL!r}:
+            raise ModuleNotFoundError(f"{{name}} is blocked", name=name)
+sys.meta_path.insert(0, Block())
+"""
+
+CAPTURE = """
+import jax, jax.numpy as jnp, sonde
+f = jax.jit(lambda x: sonde.sow(jnp.sin(x), "h").sum())
+_, records = sonde.capture(jax.grad(f), grads=True)(jnp.zeros(3))
+assert records["h"].grad.tolist() == [1, 1, 1]
+assert repr(records) == "Records(\\n  Record('h', values=float32[3], grads=float32[3]),\\n)"
+assert len(sonde.sites(f)(jnp.zeros(3))) == 1
+assert sonde.first_nonfinite(f)(jnp.zeros(3)) is None
+"""
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level packages that a fresh process has after a statement."""
+    return set(json.loads(run(f"import sys, json\n{statement}\nprint(json.dumps([*sys.modules]))")))
+
+
+def packages(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names)
+
+
+def test_import_loads_jax_and_little_else() -> None:
+    with_sonde, with_jax = loaded_by("import sonde"), loaded_by("import jax, jax.numpy, numpy")
+    assert packages(with_sonde) - packages(with_jax) == {"sonde"}
+    assert not packages(with_sonde) & set(OPTIONAL)
+    heavy = {"sonde.linen", "sonde.nnx", "sonde.ops", "sonde.tools"}
+    assert not with_sonde & heavy
+
+
+def test_every_submodule_of_core_is_loaded_at_once() -> None:
+    """Nothing is imported in the middle of somebody's first capture, except what shows records to people."""
+    code = f"import sys, sonde\nbefore = set(sys.modules)\n{CAPTURE}\nprint(*(set(sys.modules) - before))"
+    later = {name for name in run(code).split() if name.startswith("sonde")}
+    assert later <= {"sonde.core.display", "sonde.tools", "sonde.tools.nonfinite"}
+
+
+def test_engine_works_without_anything_optional() -> None:
+    run(BLOCK + CAPTURE)
+
+
+@pytest.mark.parametrize("face", ["nnx", "linen"])
+def test_faces_do_not_need_flax(face: str) -> None:
+    needed = ("optax", "rich")  # of the core installation
+    block = BLOCK.replace(repr(OPTIONAL), repr(tuple(name for name in OPTIONAL if name not in needed)))
+    assert "optax" not in block
+    run(f"{block}\nfrom sonde import {face}\nassert {face}.Module")
