@@ -122,8 +122,8 @@ CASES = {
     "scan nested axes": lambda n, k: n.scan(
         lambda c, x: (c + x["a"] * x["b"], c), in_axes=(n.Carry, {"a": 0, "b": None}), **k
     )(0.0, {"a": X, "b": 2.0}),
-    "scan three outputs": lambda n, k: n.scan(lambda c, x: (c, x, x * 2), out_axes=(n.Carry, 0, 0), **k)(0.0, X),
-    "scan creates": lambda n, k: n.scan(lambda c, x: (c, models(n)[0](x)), **k)(0.0, X),
+    "scan three outputs": lambda n, k: n.scan(lambda c, x: (c, x, x * 2), out_axes=(n.Carry, 0, 0), **k)(X[0], X),
+    "scan creates": lambda n, k: n.scan(lambda c, x: (c, models(n)[0](x)), **k)(X[0], X),
     "scan returns input": lambda n, k: run(
         n, lambda m: n.scan(lambda m, x: (x, m), in_axes=(None, 0), out_axes=(0, 0), **k)(m, X)
     ),

@@ -307,7 +307,7 @@ class Plan:
         for x, before in zip(data, record.data):
             if id(x) == before:
                 continue
-            i = self._numbers.get(before)
+            i = None if before is None else self._numbers.get(before)
             if i is None or self._shared or id(x) in self._numbers:
                 return False
             old = self.leaves[i]
@@ -339,7 +339,7 @@ class Plan:
             read += self.arrays
         return [read] if self.donated is None else [read, [v._raw_value for v in self.donated]]
 
-    def run_with(self, plain: list[Any]) -> Any:
+    def run_with(self, plain: Sequence[Any]) -> Any:
         """Calls the program and completes its results."""
         read = [v._raw_value for v in self.variables]
         if self.arrays is not None:

@@ -53,7 +53,7 @@ def jit(
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
     keep_unused: bool = False,
-    device: jax.Device | None = None,
+    device: Any = None,
     backend: str | None = None,
     inline: bool = False,
     graph: bool | None = None,
@@ -356,7 +356,7 @@ class _Compiler:
         lead = [[given[i] for i in program.kept]]
         if program.donated:
             lead.append([given[i] for i in program.donated])
-        options = {"out_shardings": (tuple(lists.kinds), None)}
+        options: dict[str, Any] = {"out_shardings": (tuple(lists.kinds), None)}
         if self._in_shardings is not None:
             options["in_shardings"] = (*lead, *plain)
         return lists, options
