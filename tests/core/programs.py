@@ -14,7 +14,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,17 +41,27 @@ SiteKind = Literal["array", "unused", "scalar", "tree"]
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+class Front(NamedTuple):
+    """How many axes stand before the mapped ones."""
+
+    loops: int
+    mesh: int
+
+
+NO_AXES = Front(0, 0)
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["value", "taken", "count", "grads"],
-    meta_fields=["path", "kind", "loops", "mesh", "mapped", "taken_loops", "count_loops"],
+    meta_fields=["path", "kind", "front", "mapped", "taken_front", "count_front"],
 )
 @dataclasses.dataclass(frozen=True)
 class Rec:
     """One value, by hand: arrays and how many axes of each kind stand in front of them.
 
     `grads` holds, innermost differentiation first, what corresponds to the floating-point arrays of `value`. Flags and
-    counts may stand outside of some of the loops that the value is in, so their loops are counted apart.
+    counts may come from outside of some of the loops that the value is in, so their axes are counted apart.
     """
 
     value: list[Any]
@@ -60,11 +70,10 @@ class Rec:
     taken: Any = None
     count: Any = None
     grads: tuple[list[Any], ...] = ()
-    loops: int = 0
-    mesh: int = 0
+    front: Front = NO_AXES
     mapped: int = 0
-    taken_loops: int = 0
-    count_loops: int = 0
+    taken_front: Front = NO_AXES
+    count_front: Front = NO_AXES
 
     @property
     def floats(self) -> list[Any]:
@@ -73,21 +82,25 @@ class Rec:
 
     @property
     def n_front(self) -> int:
-        return self.loops + self.mesh + self.mapped
+        return self.front.loops + self.front.mesh + self.mapped
 
-    def in_loop(self) -> Rec:
-        return dataclasses.replace(
-            self, loops=self.loops + 1, taken_loops=self.taken_loops + 1, count_loops=self.count_loops + 1
-        )
+    def inside(self, *, loops: int = 0, mesh: int = 0, mapped: int = 0) -> Rec:
+        """The same with more axes in front."""
+        fronts = {
+            name: Front(front.loops + loops, front.mesh + mesh)
+            for name in ("front", "taken_front", "count_front")
+            for front in [getattr(self, name)]
+        }
+        return dataclasses.replace(self, mapped=self.mapped + mapped, **fronts)
 
     def out_axes(self, *, over_mesh: bool) -> Rec:
         """Where a new mapped axis goes, in the form that `jax.vmap(out_axes=...)` takes."""
-        at = 0 if over_mesh else self.mesh
-        axes: Any = jax.tree.map(lambda _: self.loops + at, self)
+        at = lambda front: front.loops if over_mesh else front.loops + front.mesh
+        axes: Any = jax.tree.map(lambda _: at(self.front), self)
         return dataclasses.replace(
             axes,
-            taken=None if self.taken is None else self.taken_loops + at,
-            count=None if self.count is None else self.count_loops + at,
+            taken=None if self.taken is None else at(self.taken_front),
+            count=None if self.count is None else at(self.count_front),
         )
 
 
@@ -303,9 +316,7 @@ def map_by_hand(body: Body, xs: Any, in_axis: int, perts: Perts, env: Env, *, ov
     pert_axes = None if perts is None else [[a for _ in p] for p, a in zip(perts, [r.value[0] for r in axes])]
     mapped = jax.vmap(lambda x, p: by_hand(body, x, p, env), in_axes=(in_axis, pert_axes), out_axes=(0, axes))
     y, recs = mapped(xs, perts)
-    if over_mesh:
-        return y, [dataclasses.replace(rec, mesh=rec.mesh + 1) for rec in recs]
-    return y, [dataclasses.replace(rec, mapped=rec.mapped + 1) for rec in recs]
+    return y, [rec.inside(mesh=over_mesh, mapped=not over_mesh) for rec in recs]
 
 
 LoopKind = Literal["scan", "scan_without_xs", "map", "fori"]
@@ -351,7 +362,7 @@ class Loop(Node):
             carry, new = by_hand(self.body, start, mine, inner)
             ys.append(carry if self.kind == "map" else jnp.sin(carry))
             recs.append(new)
-        stacked = [rec.in_loop() for rec in jax.tree.map(lambda *rows: jnp.stack(rows), *recs)]
+        stacked = [rec.inside(loops=1) for rec in jax.tree.map(lambda *rows: jnp.stack(rows), *recs)]
         ys = ys[::-1] if backwards else ys
         if self.kind == "fori":
             return carry, stacked
@@ -405,7 +416,7 @@ class While(Node):
             return i + 1, carry, recs
 
         count, y, recs = lax.while_loop(lambda s: s[0] < n, step, (jnp.int32(0), x, empty))
-        recs = [rec if rec.count is not None else dataclasses.replace(rec, count=count) for rec in recs]
+        recs = [r if r.count is not None else dataclasses.replace(r, count=count, count_front=NO_AXES) for r in recs]
         if self.test_site is not None and not self.fori:
             recs = [Rec([y * 2], env.prefix + self.test_site, "array", count=count), *recs]
         return way_around + y, recs
@@ -443,7 +454,7 @@ class Cond(Node):
                 for key, empty in places.items():
                     rec = met.get(key, zeros_like(empty))
                     if rec.taken is None and key not in everywhere:
-                        rec = dataclasses.replace(rec, taken=jnp.array(key in met))
+                        rec = dataclasses.replace(rec, taken=jnp.array(key in met), taken_front=NO_AXES)
                     padded.append(rec)
                 return y, padded
 
@@ -457,7 +468,7 @@ def with_keys(recs: Sequence[Rec]) -> Iterator[tuple[Any, Rec]]:
     seen: dict[Any, int] = {}
     for rec in recs:
         shapes = tuple(x.shape for x in rec.value)
-        kind = (rec.path, rec.kind, shapes, rec.loops, rec.mesh, rec.mapped, rec.taken is None, rec.count is None)
+        kind = (rec.path, rec.kind, shapes, rec.front, rec.mapped, rec.taken is None, rec.count is None)
         number = seen.get(kind, 0)
         seen[kind] = number + 1
         yield (kind, number), rec

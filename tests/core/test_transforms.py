@@ -152,6 +152,19 @@ def test_while_loop_keeps_more_iterations_on_request():
     equal(record.counts, (1,))
 
 
+def test_sites_in_the_test_of_a_while_loop():
+    f = lambda x: lax.while_loop(lambda c: sow(c, "test") < 3, lambda c: sow(c + 1, "body"), x)
+    scanned = lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0]
+    for looked in (capture(f), capture(jax.jit(f)), capture(jax.checkpoint(f))):
+        result, records = looked(0.0)
+        assert list(records) == ["test", "body"]  # program order
+        equal((result, records["test"].values, records["body"].values), (3.0, (3.0,), (3.0,)))
+        equal((records["test"].counts, records["body"].counts), ((3,), (3,)))
+    equal(capture(scanned)(0.0)[1]["test"].values, (jnp.array([3.0]),))
+    nested = capture(lambda x: capture(f)(x)[0])
+    equal(nested(0.0)[1]["test"].values, (3.0,))
+
+
 def test_fori_loop_with_bounds_known_when_it_runs_is_a_while_loop():
     f = jax.jit(lambda n, x: lax.fori_loop(0, n, lambda i, c: sow(c * 2, "c"), x))
     record = capture(f)(3, 1.0)[1]["c"]
@@ -408,6 +421,24 @@ def test_jacrev_jacfwd_and_hessian():
     equal(records["h"].grads, (jnp.cos(2 * X)[None],))  # one row per output, as in jacrev
 
 
+def test_second_order_gradients_through_remat():
+    plain = lambda x: jnp.sin(sow(x * 2, "h"))
+    for f in (plain, jax.checkpoint(plain)):
+        record = capture(jax.grad(lambda x: jax.grad(f)(x) + f(x)), grads=True)(0.3)[1]["h"]
+        first, second = (record.gradients(order) for order in (1, 2))
+        equal((record.values, first), ((0.6, 0.6), (jnp.cos(0.6), jnp.cos(0.6))))
+        equal(second[0], -2 * jnp.sin(0.6))
+
+
+def test_a_numpy_constant_in_a_jitted_function_in_loops_and_branches():
+    w = np.array([1.0, 2.0, 3.0], np.float32)
+    f = jax.jit(lambda x: jnp.sin(sow(x * w, "h")))
+    scanned = lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0].sum()
+    equal(capture(jax.grad(scanned), grads=True)(X)[1]["h"].grad, jnp.cos(X * w)[None])
+    branched = lambda x: lax.cond(x.sum() > 0, f, lambda x: x, x)
+    equal(capture(jax.vmap(branched))(jnp.stack([X, -X]))[1]["h"].value, jnp.stack([X * w, jnp.zeros(3)]))
+
+
 def test_second_order_gradients_are_told_apart():
     cube = lambda x: sow(x * 2, "h") ** 3
     second = jax.grad(lambda x: jax.grad(cube)(x))  # (2x)^3: 24 x^2, 48 x
@@ -489,6 +520,28 @@ def test_the_users_rule_survives_in_loops_and_branches():
         mapped = lambda x: jax.vmap(f)(x).sum()
         gradient, records = jax.grad(jax.jit(capture(mapped)), has_aux=True)(X)
         equal((gradient, records["h"].value), (jnp.full(3, 100.0), X * 2))
+
+
+def test_a_residual_that_is_an_input():
+    """JAX passes such a residual by the position of the input: a rewritten call must not move it."""
+
+    @jax.custom_vjp
+    def f(x):
+        return sow(x * 2, "h")
+
+    f.defvjp(lambda x: (f(x), x), lambda x, ct: (jnp.cos(x) * ct,))
+    losses = [
+        lambda x: f(x),
+        lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0],
+        lambda x: lax.cond(x.sum() > 0, f, lambda x: x, x),
+        lambda x: jax.checkpoint(f)(x),
+        lambda x: jax.vmap(f)(x),
+    ]
+    for loss in losses:
+        for grads in (False, True):
+            gradient, records = capture(jax.grad(lambda x: loss(x).sum()), grads=grads)(X)
+            equal(gradient, jnp.cos(X))
+            equal(jnp.squeeze(records["h"].value), X * 2)
 
 
 def test_sites_in_the_rules_themselves():
