@@ -383,14 +383,14 @@ def n_primal_outputs_of_forward_rule(outs: Sequence[Any], out_trees: Callable[[]
 
 
 def with_zero_cotangents(result: Any, operands: Sequence[Any]) -> Any:
-    """What a custom_vjp backward rule returned, with zeros in front for more operands."""
+    """What a custom_vjp backward rule returned, with zeros at the end for more operands."""
     zeros = [ad.Zero(typeof(x).to_tangent_aval()) for x in operands]
     if not zeros:
         return result
     if _ONE_JAXPR_CLASS:  # the rule also returns what it logged
         cotangents, logged = result
-        return [*zeros, *cotangents], logged
-    return [*zeros, *result]
+        return [*cotangents, *zeros], logged
+    return [*result, *zeros]
 
 
 def bind_shard_map(primitive: Primitive, trace: Trace, fun: Callable, args: Sequence[Any], **params: Any) -> list[Any]:
@@ -416,7 +416,12 @@ def varying_axes(value: Any) -> frozenset[str]:
 
 def varying_like(value: Any, other: Any) -> Any:
     """A value that varies over the mesh axes of another, too."""
-    missing = tuple(varying_axes(other) - varying_axes(value))
+    return varying_over(value, varying_axes(other))
+
+
+def varying_over(value: Any, axes: frozenset[str]) -> Any:
+    """A value that varies over these mesh axes, too."""
+    missing = tuple(axes - varying_axes(value))
     return lax.pcast(value, missing, to="varying") if missing else value
 
 

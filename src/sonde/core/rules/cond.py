@@ -40,7 +40,7 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
         new.append(rewrite(branch, handler))
         marks.append(handler.mark_calls())
     handler.join_calls(marks)
-    places = _Places(new)
+    places = _Places(new, _jax.varying_axes(index))
     base = handler.allot(max(b.span for b in new))
     consts = [x for b in new for x in b.consts]
     front = [base, *consts] if places.takes_base else consts
@@ -58,8 +58,9 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
 class _Places:
     """Where the items of several branches go in the outputs that they all have."""
 
-    def __init__(self, new: list[Rewritten]) -> None:
+    def __init__(self, new: list[Rewritten], varying: frozenset[str]) -> None:
         self.new = new
+        self.varying = varying
         self.n_outs = new[0].n_outs
         self.takes_base = any(b.takes_base for b in new)
         places: dict[Any, tuple[ItemSpec, list[Any]]] = {}
@@ -104,7 +105,7 @@ class _Places:
     def branches(self, old: Sequence[Any]) -> tuple[Any, ...]:
         """The new branches, which take the base token, everybody's constants, and the old operands."""
         simple = not any(b.consts for b in self.new) and len({b.takes_base for b in self.new}) == 1
-        if simple and all(list(starts) == self.keys for starts in self.starts):
+        if simple and not self.varying and all(list(starts) == self.keys for starts in self.starts):
             return tuple(b.jaxpr for b in self.new)
         operands = [v.aval for v in _jax.open_jaxpr(old[0]).invars]
         const_types = [_jax.typeof(c) for b in self.new for c in b.consts]
@@ -124,11 +125,14 @@ class _Places:
             consts, operands = flat[:n_consts][mine], flat[n_consts:]
             outs = _jax.eval_jaxpr(branch.jaxpr, *consts, *(base if branch.takes_base else ()), *operands)
             extra, filled = outs[self.n_outs :], outs[: self.n_outs]
-            for key, place in zip(self.keys, self.types):
+            for key, place, spec in zip(self.keys, self.types, self.specs):
                 if key in starts:
-                    filled += extra[starts[key] : starts[key] + len(place)]
+                    arrays = extra[starts[key] : starts[key] + len(place)]
                 else:
-                    filled += [_jax.zeros_of_type(t) for t in place]
+                    arrays = [_jax.zeros_of_type(t) for t in place]
+                # Whether a site was met varies over the mesh where the choice of the branch does.
+                n = spec.n_leaves + ("token" not in spec.extras) * len(spec.extras)
+                filled += [_jax.varying_over(x, self.varying) if i < n else x for i, x in enumerate(arrays)]
             return filled
 
         return _jax.trace_to_closed_jaxpr(run, types)

@@ -37,7 +37,15 @@ class _Recorded:
         self.specs: list[ItemSpec] = []
         self.types: list[Any] = []
 
-    def run(self, wrapped: Any, carried: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], list[Item]]:
+    def divide(self, operands: Sequence[Any], each: int = 1) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The operands of the user's function, and what the handler carries.
+
+        The latter come last: JAX knows the others by position.
+        """
+        n = len(operands) - each * self.n
+        return operands[:n], operands[n:]
+
+    def run(self, wrapped: Any, args: Sequence[Any], carried: Sequence[Any]) -> tuple[list[Any], list[Item]]:
         """Runs a function, or one of its rules, under a child of the handler."""
         self.handler.return_to(self.calls)  # the function and its rules are the same calls, run in different ways
         handler = self.handler.carrying(carried)
@@ -97,9 +105,10 @@ def custom_jvp_rule(
     recorded = _Recorded(trace.handler, "custom_jvp")
 
     def new_jvp(*primals_and_tangents: Any) -> list[Any]:
-        k, half = recorded.n, len(primals_and_tangents) // 2
-        primals, tangents = primals_and_tangents[:half], primals_and_tangents[half:]
-        outs, items = recorded.run(jvp, primals[:k], (*primals[k:], *tangents[k:]))
+        half = len(primals_and_tangents) // 2
+        primals, carried = recorded.divide(primals_and_tangents[:half])
+        tangents, _ = recorded.divide(primals_and_tangents[half:])
+        outs, items = recorded.run(jvp, (*primals, *tangents), carried)
         n = len(outs) // 2
         if recorded.n_outs is None:
             recorded.settle(n, items)
@@ -108,7 +117,7 @@ def custom_jvp_rule(
         return [*outs[:n], *values, *outs[n:], *zeros]
 
     functions = [(_plain(recorded, fun), fun), (new_jvp, jvp)]
-    outs = _jax.bind_custom_derivative(primitive, [*recorded.carried, *args], functions, symbolic_zeros=symbolic_zeros)
+    outs = _jax.bind_custom_derivative(primitive, [*args, *recorded.carried], functions, symbolic_zeros=symbolic_zeros)
     return recorded.finish(outs)
 
 
@@ -130,8 +139,8 @@ def custom_vjp_rule(
     recorded = _Recorded(trace.handler, "custom_vjp")
 
     def new_fwd(*primals_and_flags: Any) -> list[Any]:
-        k = 2 * recorded.n  # every operand is followed by whether it has a tangent
-        outs, items = recorded.run(fwd, primals_and_flags[:k:2], primals_and_flags[k:])
+        primals, carried = recorded.divide(primals_and_flags, each=2)  # every operand, and whether it has a tangent
+        outs, items = recorded.run(fwd, primals, carried[::2])
         if recorded.n_outs is None:
             recorded.settle(_jax.n_primal_outputs_of_forward_rule(outs, out_trees), items)
         return [*outs, *recorded.conform(items)]
@@ -143,14 +152,14 @@ def custom_vjp_rule(
 
     functions = [(_plain(recorded, fun), fun), (new_fwd, fwd), (new_bwd, bwd)]
     outs = _jax.bind_custom_derivative(
-        primitive, [*recorded.carried, *args], functions, out_trees=out_trees, symbolic_zeros=symbolic_zeros
+        primitive, [*args, *recorded.carried], functions, out_trees=out_trees, symbolic_zeros=symbolic_zeros
     )
     return recorded.finish(outs)
 
 
 def _plain(recorded: _Recorded, fun: Any) -> Callable[..., list[Any]]:
     def new_fun(*args: Any) -> list[Any]:
-        outs, items = recorded.run(fun, args[: recorded.n], args[recorded.n :])
+        outs, items = recorded.run(fun, *recorded.divide(args))
         recorded.settle(len(outs), items)
         return [*outs, *flat_arrays(items)]
 

@@ -162,7 +162,10 @@ class _Keep:
                 item.leaves = [
                     spread(x, run, i, skip=sum(a.on_leaf(i) for a in before)) for i, x in enumerate(item.leaves)
                 ]
-        return [_jax.varying_like(x, active) for x in flat_arrays(items)]
+        for item in items:
+            item.leaves = [_jax.varying_like(x, active) for x in item.leaves]
+            item.extras = {k: x if k == "token" else _jax.varying_like(x, active) for k, x in item.extras.items()}
+        return flat_arrays(items)
 
     def _active_axis(self, spec: ItemSpec, index: int) -> int | None:
         """Where an array of an item has the axes of the predicate."""
