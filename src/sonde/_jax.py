@@ -354,6 +354,29 @@ def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[
     _pe.partial_eval_jaxpr_custom_rules[scan_p] = new_partial_eval_in_remat
 
 
+def prepare_while_loops_for_remat(
+    prepare: Callable[[dict[str, Any]], dict[str, Any] | None],
+    recomputed: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any] | None],
+) -> None:
+    """Has a say in how while loops are rematerialised.
+
+    `prepare` is shown the parameters of every while loop, and `recomputed` those of its forward part and of the loop
+    that is computed again; where they return parameters, the loop gets those.
+    """
+    rule: Any = _pe.partial_eval_jaxpr_custom_rules[while_p]
+
+    def new_rule(saveable: Any, unknown_in: Any, instantiated_in: Any, eqn: Any) -> Any:
+        params = prepare(eqn.params)
+        eqn = eqn if params is None else eqn.replace(params=params)
+        known, staged, *rest = rule(saveable, unknown_in, instantiated_in, eqn)
+        if known is not None and staged is not None:
+            params = recomputed(known.params, staged.params)
+            staged = staged if params is None else staged.replace(params=params, effects=no_effects)
+        return known, staged, *rest
+
+    _pe.partial_eval_jaxpr_custom_rules[while_p] = new_rule
+
+
 def bind_custom_derivative(
     primitive: Primitive, args: Sequence[Any], functions: Sequence[tuple[Callable, Any]], **params
 ):

@@ -148,7 +148,7 @@ class Handler:
             self.record(arrays, site, path, view, token=rest[0], gate=gate)
             return arrays
         if view.role == "look":
-            self.record(arrays, site, path, view, token=rest[1] if site.grads else None, gate=gate)
+            self.record(arrays, site, path, view, token=rest[view.anchored] if site.grads else None, gate=gate)
             return []
         if view.role == "site":
             self.record(arrays, site, path, view, token=token, gate=gate)
@@ -193,6 +193,30 @@ class Handler:
 
     def record(self, arrays: list[Any], site: Site, path: str, view: View, *, token: Any, gate: Any) -> None:
         """Remembers the arrays, if wanted."""
+
+
+class Rebinding(Handler):
+    """Binds every site again in another form, for the handlers around, with an operand that is the same for all."""
+
+    def __init__(self, operand: Any = None) -> None:
+        super().__init__(None, ())
+        self.operand = operand
+
+    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
+        """The handler inside. Tokens are given out by the handlers around."""
+        del base
+        return super().child(1, steps, prefix)
+
+    def carried(self) -> list[Any]:
+        """The operand."""
+        return [] if self.operand is None else [self.operand]
+
+    def carrying(self, values: Sequence[Any]) -> Self:
+        """A handler with another operand."""
+        new = copy.copy(self)
+        if values:
+            (new.operand,) = values
+        return new
 
 
 @dataclasses.dataclass(slots=True)

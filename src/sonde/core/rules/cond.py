@@ -9,16 +9,15 @@ goes with every site inside: the flag is there per element, and elements that to
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
 from sonde._jax import batching
-from sonde.core.handler import Handler
+from sonde.core.handler import Rebinding
 from sonde.core.inside import has_sites
 from sonde.core.item import ItemSpec, build_items
 from sonde.core.primitive import TOKEN_TYPE, site_p
@@ -149,23 +148,12 @@ RULES[_jax.cond_p] = cond_rule
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class _Gate(Handler):
+class _Gate(Rebinding):
     """Gives every site of a branch one more operand: whether the branch is taken."""
 
     def __init__(self, operand: Any, gate: Gate) -> None:
-        super().__init__(None, ())
-        self.operand = operand
+        super().__init__(operand)
         self.gate = gate
-
-    def carried(self) -> list[Any]:
-        """The operand."""
-        return [self.operand]
-
-    def carrying(self, values: Sequence[Any]) -> Self:
-        """A handler with another operand."""
-        new = copy.copy(self)
-        (new.operand,) = values
-        return new
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the gate."""

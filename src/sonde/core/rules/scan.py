@@ -7,9 +7,8 @@ value, where it is known if the gradient is of this loop or was taken inside it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.context import looking
-from sonde.core.handler import Handler
+from sonde.core.handler import Rebinding
 from sonde.core.inside import JaxprCache, has_sites, sites_inside
 from sonde.core.primitive import TOKEN_TYPE as INDEX_TYPE
 from sonde.core.primitive import n_arrays, site_p
@@ -59,22 +58,8 @@ RULES[_jax.scan_p] = scan_rule
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class _Anchor(Handler):
+class _Anchor(Rebinding):
     """Gives every site of a loop body one more operand: the number of the iteration."""
-
-    def __init__(self, anchor: Any) -> None:
-        super().__init__(None, ())
-        self.anchor = anchor
-
-    def carried(self) -> list[Any]:
-        """The operand."""
-        return [self.anchor]
-
-    def carrying(self, values: Sequence[Any]) -> Self:
-        """A handler with another operand."""
-        new = copy.copy(self)
-        (new.anchor,) = values
-        return new
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the anchor."""
@@ -84,10 +69,10 @@ class _Anchor(Handler):
         arrays, gate = args[:n], args[n:]
         state = looking()
         if state is not None and state.edits:  # the new values may be others in every iteration
-            return site_p.bind(*arrays, self.anchor, *gate, site=site, view=view.replace(anchored=True))
+            return site_p.bind(*arrays, self.operand, *gate, site=site, view=view.replace(anchored=True))
         outs = site_p.bind(*args, site=site, view=view.replace(role="mark"))
         token = outs[n:]
-        site_p.bind(*arrays, self.anchor, *token, *gate, site=site, view=view.replace(role="look", anchored=True))
+        site_p.bind(*arrays, self.operand, *token, *gate, site=site, view=view.replace(role="look", anchored=True))
         return outs
 
 

@@ -9,7 +9,8 @@ values and counts are selected per element: one that has finished keeps what it 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,10 +20,13 @@ from jax import lax
 
 from sonde import _jax
 from sonde.core.collect import spread
+from sonde.core.handler import Rebinding
+from sonde.core.inside import gives_tokens, has_sites
 from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
+from sonde.core.primitive import TOKEN, n_arrays, site_p
 from sonde.core.rewrite import rewrite
-from sonde.core.site import Axis
-from sonde.core.trace import RULES, SiteTrace
+from sonde.core.site import Axis, Site, View
+from sonde.core.trace import RULES, SiteTrace, run_under
 
 INDEX_TYPE = _jax.typeof(np.zeros((), np.int32))
 
@@ -189,7 +193,9 @@ class _Keep:
             axis = Axis("while", self.last, loop=object())
             items = build_items([spec.inside(axis) for spec in self.specs], ordered)
         for item in items:
-            item.extras.setdefault("count", count)
+            taken = item.extras.get("taken")
+            mine = count if taken is None or jnp.shape(taken) != jnp.shape(count) else count * taken
+            item.extras.setdefault("count", mine)
         return items
 
     def _in_order(self, ring: Any, count: Any, axis: int | None) -> Any:
@@ -207,3 +213,56 @@ class _Keep:
 
 
 RULES[_jax.while_p] = while_rule
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Under remat JAX cannot save anything from inside a while loop, not even a token. It cannot differentiate the loop
+# backwards either, so its sites are only looked at.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _LookOnly(Rebinding):
+    """Divides every site into the value, which goes on as it is, and a look at it."""
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Binds the look."""
+        if not view.gives_token(site):
+            return site_p.bind(*args, site=site, view=view)
+        n, token = n_arrays(args, site, view), np.zeros((), TOKEN)
+        if view.role == "site":
+            before, gate = args[: n + view.anchored], args[n + view.anchored :]
+            site_p.bind(*before, token, *gate, site=site, view=view.replace(role="look"))
+        return [*args[:n], token]
+
+
+class _NoSites(Rebinding):
+    """Leaves sites out."""
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """The values, and a token that nobody will use."""
+        values = [] if view.role == "look" else list(args[: n_arrays(args, site, view)])
+        return [*values, np.zeros((), TOKEN)] if view.gives_token(site) else values
+
+
+def _rewritten(params: dict[str, Any], handler: Rebinding, wants: Callable[[Any], bool]) -> dict[str, Any] | None:
+    new = {}
+    for name in ("cond_jaxpr", "body_jaxpr"):
+        jaxpr = params[name]
+        if wants(jaxpr):
+            types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
+            run = functools.partial(run_under, handler, _jax.eval_jaxpr, jaxpr)
+            new[name] = _jax.trace_to_closed_jaxpr(run, types)
+    return {**params, **new} if new else None
+
+
+def _without_tokens(params: dict[str, Any]) -> dict[str, Any] | None:
+    return _rewritten(params, _LookOnly(), lambda jaxpr: has_sites(jaxpr) and gives_tokens(jaxpr))
+
+
+def _met_already(forward: dict[str, Any], again: dict[str, Any]) -> dict[str, Any] | None:
+    if not any(has_sites(forward[name]) for name in ("cond_jaxpr", "body_jaxpr")):
+        return None
+    return _rewritten(again, _NoSites(), has_sites)
+
+
+_jax.prepare_while_loops_for_remat(_without_tokens, _met_already)
