@@ -257,12 +257,6 @@ def same_names_after() -> Any:
     return _source_info.set_name_stack(_source_info.current_name_stack())
 
 
-def user_line(eqn_or_none: Any = None) -> str:
-    """Where in the user's code the current primitive is bound, as `file:line (function)`."""
-    info = _source_info.current() if eqn_or_none is None else eqn_or_none.source_info
-    return _source_info.summarize(info)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Parameters of higher-order primitives
 # ---------------------------------------------------------------------------------------------------------------------

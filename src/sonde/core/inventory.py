@@ -123,18 +123,19 @@ def sites(f: Callable, *patterns: Pattern, grads: bool = False) -> Callable[...,
         ('h', (5, 3), (5,), 60)
     """
     check_callable(f, "sites")
-    captured = capture(f, *patterns, grads=grads)
+    capture(f, *patterns, grads=grads)  # for its checks
 
     def listed(*args: Any, **kwargs: Any) -> Sites:
-        leaves, tree = jax.tree.flatten((args, kwargs))
+        # A model is a pytree and may change its state when it is called: the copy inside may, the model must not.
+        leaves, tree = jax.tree.flatten((f, args, kwargs))
         traced = [i for i, x in enumerate(leaves) if hasattr(x, "shape") and hasattr(x, "dtype")]
 
         def records(*arrays: Any) -> Records:
             whole = list(leaves)
             for i, x in zip(traced, arrays):
                 whole[i] = x
-            args, kwargs = jax.tree.unflatten(tree, whole)
-            return captured(*args, **kwargs)[1]
+            fn, args, kwargs = jax.tree.unflatten(tree, whole)
+            return capture(fn, *patterns, grads=grads)(*args, **kwargs)[1]
 
         return Sites(list(_infos(jax.eval_shape(records, *[leaves[i] for i in traced]))))
 

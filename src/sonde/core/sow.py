@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from sonde import _jax
 from sonde.core.context import check_task, looking
@@ -17,6 +18,7 @@ from sonde.core.trace import SiteTrace
 
 T = TypeVar("T")
 _ONE_ARRAY = (True,)
+_NUMBERS = (bool, int, float, complex)
 
 PERTURBED = "perturb"
 
@@ -82,6 +84,8 @@ def mark(value: T, name: str, *, tag: Hashable = None, depth: int = 1) -> T:
     if state is None:
         return value
     frame = sys._getframe(depth)
+    if state.edits:  # a number can only be replaced if it is an array
+        value = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, _NUMBERS) else x, value)
     if isinstance(value, jax.Array):
         leaves, tree, arrays, statics = [value], LEAF, _ONE_ARRAY, ()
     else:

@@ -108,6 +108,6 @@ def unsupported(primitive: Any, params: dict[str, Any]) -> CaptureError:
     """The error for a site in a primitive that no rule gets it out of."""
     site = next(s for j in _jax.sub_jaxprs(params) if (s := first_site(j)) is not None)
     return CaptureError(
-        f"site {site.path!r} ({site.source}) cannot be captured: it is inside a {primitive.name!r} (bound at "
-        f"{_jax.user_line()}), which Sonde has no rule for; sow the value before or after it"
+        f"site {site.path!r} ({site.source}) cannot be captured: it is inside a {primitive.name!r}, which "
+        "Sonde has no rule for; sow the value before or after it"
     )
