@@ -328,9 +328,10 @@ def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | N
         met: What the handler has met.
         reduce: The reduce function, for zeros that stand for a gradient.
     """
-    if items and all(isinstance(item, Bundle) for item in items):
-        known = items[0].cache
-        specs = [item.specs for item in items]
+    bundles = [item for item in items if isinstance(item, Bundle)]
+    if bundles and len(bundles) == len(items):
+        known = bundles[0].cache
+        specs = [bundle.specs for bundle in bundles]
         key = ("records", tuple(map(id, specs)), frozenset(met.backward), reduce)
         if key not in known:
             known[key] = (specs, _places(items, met, reduce))  # holding the specs: their ids stay theirs

@@ -157,8 +157,8 @@ def _root(fn: Any, args: Any, kwargs: Any) -> Module:
             return x
     name, given = getattr(fn, "__qualname__", fn), ", ".join(type(x).__name__ for x in args) or "no arguments"
     raise TypeError(
-        f"nnx.capture of {name!r} found no Module to look at: pass the model as an argument, or capture the Module or a "
-        f"bound method of it; got {given}"
+        f"nnx.capture of {name!r} found no Module to look at: pass the model as an argument, or capture the Module or "
+        f"a bound method of it; got {given}"
     )
 
 
@@ -258,7 +258,8 @@ def _states(
     """One State per type, from what was recorded in program order."""
     found: Values = {t: {} for t in types}
     for call in calls:
-        tag, record = call.item.site.tag, record_of(call)
+        tag: Any = call.item.site.tag  # a `Sown`: nothing else was recorded
+        record = record_of(call)
         if not call.item.view.is_value or _is_not_taken(record.taken[0]):
             continue
         value = value_of(record, tag)
