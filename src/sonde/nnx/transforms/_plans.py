@@ -199,23 +199,28 @@ class Program:
     other shapes, or while a capture looks) with other results.
 
     Attributes:
-        run: the jitted function of the values of Variables that are kept, of those that are donated (if any), and of
-            the plain arguments.
-        kept: the leaves whose values are passed first, in that order: Variables, then bare arrays.
-        n_variables: how many of them are Variables.
-        donated: the leaves whose values are donated.
+        run: the jitted function of some lists (bare arrays, values of Variables that are kept, values of those that are
+            donated; the empty ones are left out) and of the plain arguments.
+        arrays: the leaves that are bare arrays.
+        kept: the Variables whose values stay.
+        donated: the Variables whose values are donated.
         traces: what each trace said.
     """
 
-    __slots__ = ("_lock", "donated", "kept", "n_variables", "run", "traces")
+    __slots__ = ("_lock", "arrays", "donated", "kept", "run", "traces")
 
-    def __init__(self, kept: Sequence[int], arrays: Sequence[int], donated: Sequence[int]):
-        self.kept = (*kept, *arrays)
-        self.n_variables = len(kept)
+    def __init__(self, arrays: Sequence[int], kept: Sequence[int], donated: Sequence[int]):
+        self.arrays = tuple(arrays)
+        self.kept = tuple(kept)
         self.donated = tuple(donated)
         self.traces: list[Changes] = []
         self._lock = threading.Lock()
         self.run: Any = None
+
+    def lists(self, leaves: Sequence[Any]) -> list[list[Any]]:
+        """Something for each leaf, as the lists that `run` takes."""
+        given = [[leaves[i] for i in numbers] for numbers in (self.arrays, self.kept, self.donated)]
+        return [one for one in given if one] or [[]]
 
     def output(self, result: Any) -> Any:
         """The output in what `run` returned."""
@@ -241,10 +246,8 @@ class Plan:
         epoch: the structure epoch up to which the plan is known to hold.
         program: what to call.
         leaves: all Variables and bare arrays of the roots, in the order of the walk.
-        variables: the Variables whose values are passed first.
-        arrays: bare arrays that are passed after them, or None.
-        donated: the Variables whose values are donated, or None.
-        loose: whether there are plain containers among the data of nodes, whose changes nobody announces.
+        variables: the Variables, if the program takes one list of values and these are all that is in it, else None.
+        loose: whether there are lists or dicts among the data of nodes, whose changes nobody announces.
         run: the program's jitted function.
     """
 
@@ -257,10 +260,10 @@ class Plan:
         self.epoch = found.epoch
         self._records = [_Record(node) for _, node in found.nodes]
         self._contents = [(r, _contents(node)) for r, (_, node) in zip(self._records, found.nodes) if r.containers]
-        self.loose = bool(self._contents)
+        self.loose = bool(found.loose)
         self._set(program, found.leaves, [getattr(x, "_metadata", None) for x in found.leaves])
         met = sum(record.n_variables for record in self._records)
-        self._shared = self.loose or met > sum(x is not None for x in self._metadata)
+        self._shared = bool(self._contents) or met > sum(x is not None for x in self._metadata)
 
     def _set(self, program: Program, leaves: list[Any], metadata: list[Any]) -> None:
         self.program = program
@@ -268,18 +271,16 @@ class Plan:
         self.leaves = leaves
         self._metadata = metadata
         self._numbers = {id(x): i for i, x in enumerate(leaves)}
-        kept = [leaves[i] for i in program.kept]
-        self.variables = kept[: program.n_variables]
-        self.arrays = kept[program.n_variables :] or None
-        self.donated = [leaves[i] for i in program.donated] or None
-        levels = {id(x._level): x._level for x in (*self.variables, *(self.donated or ()))}
+        self._lists = program.lists(leaves)
+        self.variables = self._lists[0] if len(self._lists) == 1 and not program.arrays else None
+        levels = {id(x._level): x._level for x in leaves if isinstance(x, Variable)}
         self._level = next(iter(levels.values())) if len(levels) == 1 else None
         self._targets: dict[int, list[Variable[Any]]] = {}
 
     def match(self) -> Plan | None:
         """What holds now: this plan, or one for other Variables in the same places, or None."""
         now = EPOCH.value
-        if now == self.epoch and not self._contents:
+        if now == self.epoch and not self.loose:
             return self
         epoch = self.epoch
         swapped: dict[int, Variable[Any]] = {}
@@ -332,22 +333,14 @@ class Plan:
         new._set(self.program, leaves, metadata)
         return new
 
-    def lead(self) -> list[Any]:
-        """The values of Variables and bare arrays, as the program takes them."""
-        read = [v._raw_value for v in self.variables]
-        if self.arrays is not None:
-            read += self.arrays
-        return [read] if self.donated is None else [read, [v._raw_value for v in self.donated]]
+    def read(self) -> list[list[Any]]:
+        """The values of leaves, as the program takes them."""
+        first = 1 if self.program.arrays else 0
+        return [*self._lists[:first], *([v._raw_value for v in one] for one in self._lists[first:])]
 
     def run_with(self, plain: Sequence[Any]) -> Any:
         """Calls the program and completes its results."""
-        read = [v._raw_value for v in self.variables]
-        if self.arrays is not None:
-            read += self.arrays
-        if self.donated is None:
-            result = self.run(read, *plain)
-        else:
-            result = self.run(read, [v._raw_value for v in self.donated], *plain)
+        result = self.run(*self.read(), *plain)
         return self.finish(result) if type(result) is tuple else result
 
     def finish(self, result: tuple[Any, dict[int, Any]]) -> Any:

@@ -158,7 +158,7 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
         for x in plain:
             if kinds.get(type(x)) != ARRAY and holds_objects(x):
                 return general(values, len(args), tuple(kwargs))
-        if last.run is None:
+        if last.variables is None:
             return last.plan.run_with(plain)
         result = last.run([v._raw_value for v in last.variables], *plain)
         return last.plan.finish(result) if type(result) is tuple else result
@@ -180,15 +180,15 @@ class _Last:
         roots: positions of, and weak references to, the arguments that are objects.
         plain: the positions of plain arguments.
         static: positions and values of static arguments.
-        run: the jitted function, if values of Variables and plain arguments are all that it takes.
-        variables: the Variables.
+        run: the jitted function.
+        variables: the Variables, if it takes a list of their values and the plain arguments, and nothing else.
     """
 
     __slots__ = ("keywords", "n_front", "n_values", "plain", "plan", "roots", "run", "static", "variables")
 
     def __init__(self, plan: Plan, keywords: tuple[str, ...], at: dict[int, Any], plain: list[int], static: Any):
         self.plan = plan
-        self.run = plan.run if plan.arrays is None and plan.donated is None else None
+        self.run = plan.run
         self.variables = plan.variables
         self.n_values = len(at) + len(plain) + len(static)
         self.keywords = keywords
@@ -330,17 +330,17 @@ class _Compiler:
 
     def _program(self, structure: Structure, arguments: Sorted, leaves: Sequence[Any]) -> Program:
         gone = {name for name, place in zip(arguments.names, arguments.places) if place in self._donated}
-        variables = [i for i, kind in enumerate(structure.kinds) if kind is not None]
-        donated = tuple(i for i in variables if structure.paths[i][0] in gone)
-        kept = [i for i in variables if i not in set(donated)]
-        arrays = [i for i, kind in enumerate(structure.kinds) if kind is None]
-        program = Program(kept, arrays, donated)
-        n_lead = 2 if donated else 1
+        numbers = range(len(structure.kinds))
+        arrays = [i for i in numbers if structure.kinds[i] is None]  # they get no new values: never donated
+        kept = [i for i in numbers if structure.kinds[i] is not None and structure.paths[i][0] not in gone]
+        donated = [i for i in numbers if structure.kinds[i] is not None and structure.paths[i][0] in gone]
+        program = Program(arrays, kept, donated)
+        n_lead = len(program.lists(numbers))
         lists, shardings = self._shardings(structure, arguments, program, leaves)
         give_away = [n_lead + i for i, place in enumerate(arguments.plain_places) if place in self._donated]
         program.run = jax.jit(
             self._traced(program, structure, arguments.skeleton, lists),
-            donate_argnums=tuple([1, *give_away] if donated else give_away),
+            donate_argnums=tuple([n_lead - 1, *give_away] if donated else give_away),
             **shardings,
             **self._options,
         )
@@ -353,21 +353,19 @@ class _Compiler:
         roots, plain = along(self._in_shardings, arguments.skeleton)
         given = leaf_values(tuple(roots), structure.definition, leaves, who="jit", what="in_shardings")
         lists = Lists("jit", "out_shardings", self._out_shardings, given)
-        lead = [[given[i] for i in program.kept]]
-        if program.donated:
-            lead.append([given[i] for i in program.donated])
         options: dict[str, Any] = {"out_shardings": (tuple(lists.kinds), None)}
         if self._in_shardings is not None:
-            options["in_shardings"] = (*lead, *plain)
+            options["in_shardings"] = (*program.lists(given), *plain)
         return lists, options
 
     def _traced(self, program: Program, structure: Structure, skeleton: Any, lists: Lists | None) -> Any:
         fun, graph = self._fun, self._graph
-        order = [*program.kept, *program.donated]
+        order = [*program.arrays, *program.kept, *program.donated]
+        n_lead = len(program.lists(range(len(order))))
 
-        def traced(read: list[Any], *rest: Any) -> Any:
-            plain = rest[1:] if program.donated else rest
-            values = dict(zip(order, [*read, *rest[0]] if program.donated else read))
+        def traced(*given: Any) -> Any:
+            plain = given[n_lead:]
+            values = dict(zip(order, [value for one in given[:n_lead] for value in one]))
             originals = getattr(_tracing, "originals", None)
             leaves = [values[i] for i in range(len(order))]
             entered = enter(structure, leaves, who="jit", graph=graph, originals=originals)
@@ -394,7 +392,7 @@ class _Compiler:
 
     def _arrays(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, list[Any]]:
         plan, arguments, _, _ = self._plan((*args, *kwargs.values()), len(args), tuple(kwargs))
-        return plan, [*plan.lead(), *arguments.plain]
+        return plan, [*plan.read(), *arguments.plain]
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Lowers the function for these arguments, as `jax.jit(...).lower`."""
