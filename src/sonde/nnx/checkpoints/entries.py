@@ -1,0 +1,106 @@
+"""What a model has to store: one entry per Variable or bare array, with its path, and one part per array inside.
+
+Nearly every Variable holds one array. One that holds a pytree has a part for each of its leaves, named by the keys that
+lead there; one that holds None has none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from sonde.nnx import graph as graphs
+from sonde.nnx.filters import Filter
+from sonde.nnx.states import State, from_flat_state, to_flat_state
+from sonde.nnx.variable import Variable
+
+Name = tuple[str, ...]
+Rename = Callable[[str], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A leaf of a model's state.
+
+    Attributes:
+        path: where it is in the state; numbers are numbers.
+        name: what a checkpoint calls it.
+        leaf: the Variable, or the bare array.
+    """
+
+    path: tuple[Any, ...]
+    name: Name
+    leaf: Any
+
+    @property
+    def in_variable(self) -> bool:
+        """Whether there is a Variable around the value."""
+        return isinstance(self.leaf, Variable)
+
+    @property
+    def value(self) -> Any:
+        """The value, past all hooks."""
+        return self.leaf.get_raw_value() if isinstance(self.leaf, Variable) else self.leaf
+
+    def parts(self) -> Iterator[tuple[Name, Any]]:
+        """The arrays inside, each with the keys that lead to it from the entry."""
+        for keys, array in jax.tree_util.tree_leaves_with_path(self.value):
+            yield tuple(map(_key_name, keys)), array
+
+    def holding(self, arrays: list[Any]) -> Any:
+        """A leaf like this one with other arrays, in the order of `parts`."""
+        value = jax.tree.unflatten(jax.tree.structure(self.value), arrays)
+        return self.leaf.replace(value) if isinstance(self.leaf, Variable) else value
+
+
+def _key_name(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
+
+
+def entries_of(node: Any, only: Filter = ..., rename: Rename | None = None) -> list[Entry]:
+    """The entries of a model, a State, or a pytree of them.
+
+    Args:
+        node: what has a state.
+        only: which Variables; all by default.
+        rename: from `path/of/the/variable` in the model to what a checkpoint calls it.
+
+    Raises:
+        TypeError: there is nothing to store.
+        ValueError: two entries would have the same name.
+    """
+    state = graphs.state(node)
+    if not isinstance(state, State):
+        raise TypeError(f"A checkpoint holds Modules, States, or pytrees of them; got a {type(node).__name__}.")
+    found = []
+    by_name: dict[Name, Entry] = {}
+    for path, leaf in to_flat_state(graphs.state(state, only)):
+        plain = tuple(map(str, path))
+        entry = Entry(path, plain if rename is None else _renamed(plain, rename), leaf)
+        if entry.name in by_name:
+            raise ValueError(
+                f"rename gives {show(by_name[entry.name].path)} and {show(path)} the same name, {show(entry.name)}."
+            )
+        by_name[entry.name] = entry
+        found.append(entry)
+    return found
+
+
+def _renamed(name: Name, rename: Rename) -> Name:
+    new = rename("/".join(name))
+    if not isinstance(new, str) or not all(new.split("/")):
+        raise ValueError(f"rename must return a name such as 'layer/kernel'; it gave {new!r} for {show(name)}.")
+    return tuple(new.split("/"))
+
+
+def as_state(leaves: dict[tuple[Any, ...], Any]) -> State[Any, Any]:
+    """Leaves by path as a State."""
+    return from_flat_state(leaves.items())
+
+
+def show(path: tuple[Any, ...]) -> str:
+    """A path as people read it."""
+    return "/".join(map(str, path))

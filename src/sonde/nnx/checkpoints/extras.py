@@ -1,0 +1,30 @@
+"""Packages that not everybody has: imported when they are needed, with a message that says how to get them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def load(module: str, *, extra: str, purpose: str) -> Any:
+    """An optional module.
+
+    Args:
+        module: what to import.
+        extra: the extra of this distribution that brings it.
+        purpose: what it is needed for, as in "To ..., install ...".
+
+    Raises:
+        ModuleNotFoundError: the package is not installed. If it is and something that it needs is missing, that error
+            comes through as it is.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
+            raise
+        raise ModuleNotFoundError(
+            f"{purpose} needs the package {module.partition('.')[0]!r}, which is not installed. Install it with "
+            f"`pip install 'sonde[{extra}]'`.",
+            name=error.name,
+        ) from error

@@ -1,0 +1,130 @@
+"""Whether a checkpoint fits a model: everything that does not is named in one message."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from sonde.nnx.checkpoints.entries import Entry, Name, show
+
+SHOWN = 8  # of each kind of problem; a wrong model has hundreds
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A part of an entry that the checkpoint has.
+
+    Attributes:
+        entry: the entry of the model.
+        keys: which of its parts.
+        wanted: the model's array, or what stands for it.
+        stored: the name of the array in the checkpoint.
+    """
+
+    entry: Entry
+    keys: Name
+    wanted: Any
+    stored: Name
+
+
+def is_key(x: Any) -> bool:
+    """Whether something is an array of random keys, or stands for one."""
+    return hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def kind_of(x: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype as a checkpoint has them: of the numbers inside, for random keys."""
+    if is_key(x):
+        x = jax.eval_shape(jax.random.key_data, x)
+    if not hasattr(x, "dtype"):
+        x = np.asarray(x)
+    return tuple(x.shape), np.dtype(x.dtype)
+
+
+def match(
+    entries: list[Entry],
+    others: list[Entry],
+    stored: Mapping[Name, jax.ShapeDtypeStruct],
+    *,
+    where: str,
+    missing_ok: bool,
+    extra_ok: bool,
+    cast: bool,
+) -> list[Match]:
+    """Finds every part of the entries among what is stored.
+
+    Args:
+        entries: what is to be restored.
+        others: the rest of the model, which the checkpoint may have too.
+        stored: what the checkpoint has.
+        where: the checkpoint, for messages.
+        missing_ok: leave out what the checkpoint does not have; otherwise that is an error.
+        extra_ok: ignore what the model does not have; otherwise that is an error.
+        cast: accept other dtypes.
+
+    Raises:
+        ValueError: something does not fit. Names all paths.
+    """
+    matches: list[Match] = []
+    missing: list[str] = []
+    shapes: list[str] = []
+    dtypes: list[str] = []
+    for entry in entries:
+        for keys, wanted in entry.parts():
+            name = _find(entry, keys, stored)
+            if name is None:
+                missing.append(show((*entry.name, *keys)))
+                if missing_ok and isinstance(wanted, jax.ShapeDtypeStruct):
+                    missing[-1] += " (which has no value of its own to keep)"
+                    missing_ok = False
+                continue
+            (shape, dtype), (have, has) = kind_of(wanted), (tuple(stored[name].shape), np.dtype(stored[name].dtype))
+            if shape != have:
+                shapes.append(f"{show((*entry.name, *keys))}: the checkpoint has {have}, the model {shape}")
+            elif dtype != has and not cast:
+                dtypes.append(f"{show((*entry.name, *keys))}: the checkpoint has {has}, the model {dtype}")
+            matches.append(Match(entry, keys, wanted, name))
+    known = {m.stored for m in matches}
+    known |= {name for e in others for keys, _ in e.parts() if (name := _find(e, keys, stored)) is not None}
+    extra = [show(name) for name in stored if name not in known]
+    problems = [
+        *([] if missing_ok else _listed("not in the checkpoint", missing)),
+        *([] if extra_ok else _listed("not in the model", extra)),
+        *_listed("of another shape", shapes),
+        *_listed("of another dtype", dtypes),
+    ]
+    if problems:
+        raise ValueError(
+            f"The checkpoint {where} does not fit the model. Nothing was restored.\n"
+            + "\n".join(problems)
+            + _advice(missing and not missing_ok, extra and not extra_ok, dtypes)
+        )
+    return matches
+
+
+def _find(entry: Entry, keys: Name, stored: Collection[Name]) -> Name | None:
+    """The stored name of a part: with the Variable as a level of its own, as states have it, or without."""
+    for middle in (("value",), ()) if entry.in_variable else ((),):
+        if (name := (*entry.name, *middle, *keys)) in stored:
+            return name
+    return None
+
+
+def _listed(what: str, items: list[str]) -> list[str]:
+    if not items:
+        return []
+    more = [f"    and {len(items) - SHOWN} more"] if len(items) > SHOWN else []
+    return [f"  {what} ({len(items)}):", *(f"    {item}" for item in items[:SHOWN]), *more]
+
+
+def _advice(missing: object, extra: object, dtypes: object) -> str:
+    ways = [
+        *(["missing='keep' keeps the model's own values"] if missing else []),
+        *(["extra='ignore' leaves the rest of the checkpoint alone"] if extra else []),
+        *(["cast=True converts"] if dtypes else []),
+    ]
+    return f"\nTo go on all the same: {'; '.join(ways)}." if ways else ""

@@ -1,0 +1,129 @@
+"""Directories of orbax, in the layout of Flax: nested names, and `value` as the last one for a Variable.
+
+Sharp edges:
+
+* The arrays are read through orbax's handler of plain pytrees, because the standard one cannot leave anything out. What
+  it reads is the same.
+* orbax turns numbers in paths into strings, and keeps lists that are inside of a value as lists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from sonde.nnx import traversals
+from sonde.nnx.checkpoints import extras
+from sonde.nnx.checkpoints.entries import Entry, Name
+from sonde.nnx.checkpoints.fitting import is_key
+from sonde.nnx.checkpoints.placing import sharding_of
+
+
+def _orbax() -> Any:
+    return extras.load("orbax.checkpoint", extra="checkpoints", purpose="A checkpoint directory")
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else os.path.abspath(path)
+
+
+def write(path: str, entries: list[Entry], *, pure: bool, overwrite: bool) -> None:
+    """Writes a directory and waits until it is complete.
+
+    Raises:
+        FileExistsError: there is something at the path already.
+    """
+    ocp = _orbax()
+    if not overwrite and "://" not in path and os.path.exists(path):
+        raise FileExistsError(f"There is something at {path} already. Pass overwrite=True to replace it.")
+    tree: dict[Name, Any] = {}
+    for entry in entries:
+        tree[(*entry.name, "value") if entry.in_variable and not pure else entry.name] = entry.value
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(_absolute(path), traversals.unflatten_mapping(tree), force=overwrite)
+
+
+@contextlib.contextmanager
+def _reader(ocp: Any) -> Iterator[Any]:
+    checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    try:
+        yield checkpointer
+    finally:
+        checkpointer.close()
+
+
+def _tree(path: str, checkpointer: Any) -> Any:
+    """The nested dicts and lists of a checkpoint, with descriptions in the place of arrays."""
+    if "://" not in path and not os.path.exists(os.path.join(path, "_METADATA")):
+        raise FileNotFoundError(_not_a_checkpoint(Path(path)))
+    return checkpointer.metadata(_absolute(path)).item_metadata.tree
+
+
+def _not_a_checkpoint(path: Path) -> str:
+    if not path.exists():
+        return f"There is no checkpoint at {path}."
+    inside = sorted(p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/_METADATA"))
+    if not inside:
+        return f"{path} is not a checkpoint of orbax: it has no file _METADATA. What is it?"
+    hint = f"; it contains {len(inside)} of them, the last one is {inside[-1]}"
+    return f"{path} is not a checkpoint of orbax itself{hint}."
+
+
+def _leaves(tree: Any) -> Iterator[tuple[Name, Any]]:
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        yield _name(keys), leaf
+
+
+def describe(path: str) -> dict[Name, jax.ShapeDtypeStruct]:
+    """Names, shapes and dtypes of what a checkpoint has; random keys as the numbers inside."""
+    with _reader(_orbax()) as checkpointer:
+        tree = _tree(path, checkpointer)
+    return {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in _leaves(tree)}
+
+
+def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
+    """Reads arrays.
+
+    Args:
+        path: the directory.
+        wanted: names, each with an array, or something that stands for it, that says where the array must be.
+    """
+    ocp = _orbax()
+
+    def how(keys: Any, leaf: Any) -> Any:
+        target = wanted.get(_name(keys))
+        sharding = sharding_of(target)
+        if sharding is not None:
+            return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=tuple(leaf.shape))
+        if is_key(target):
+            return ocp.ArrayRestoreArgs(sharding=jax.sharding.SingleDeviceSharding(jax.local_devices()[0]))
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+
+    with _reader(ocp) as checkpointer:
+        tree = _pruned(_tree(path, checkpointer), wanted)
+        args = jax.tree_util.tree_map_with_path(how, tree)
+        request = ocp.args.PyTreeRestore(item=tree, restore_args=args, partial_restore=True)
+        found = checkpointer.restore(_absolute(path), args=request)
+    return {name: leaf for name, leaf in _leaves(found) if name in wanted}
+
+
+def _name(keys: Any) -> Name:
+    return tuple(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
+
+
+def _pruned(tree: Any, wanted: Mapping[Name, Any]) -> Any:
+    """The branches of a tree that lead to wanted names. A list must stay whole, for orbax counts its items."""
+    needed = {name[:i] for name in wanted for i in range(len(name) + 1)}
+
+    def visit(node: Any, at: Name) -> Any:
+        if isinstance(node, dict):
+            return {k: visit(v, (*at, str(k))) for k, v in node.items() if (*at, str(k)) in needed}
+        return node
+
+    return visit(tree, ())

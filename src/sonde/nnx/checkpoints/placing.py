@@ -1,0 +1,65 @@
+"""Arrays from a checkpoint take the place, the dtype and the kind of the model's own.
+
+An array that was never bound to a device stays unbound, so that a restored model can still be mixed with arrays on any
+device. One that is sharded is read shard by shard where the format can.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from sonde.nnx.checkpoints.fitting import is_key
+
+
+def sharding_of(wanted: Any) -> Sharding | None:
+    """Where an array must be; None for wherever JAX puts new arrays, and for what is not an array of JAX."""
+    if isinstance(wanted, jax.ShapeDtypeStruct):
+        return wanted.sharding
+    return wanted.sharding if isinstance(wanted, jax.Array) and wanted.committed else None
+
+
+def _generator(keys: Any) -> Any:
+    """The random generator of keys, or of what stands for them: only a trace can ask the latter."""
+    found: list[Any] = []
+    jax.eval_shape(lambda k: found.append(jax.random.key_impl(k)), keys)
+    return found[0]
+
+
+def like(value: Any, wanted: Any, *, path: str) -> Any:
+    """What was read, as the model has it.
+
+    Args:
+        value: a NumPy array, an array of JAX (already in its place), a number, or random keys.
+        wanted: the model's own.
+        path: for messages.
+
+    Raises:
+        ValueError: the keys belong to another random generator than the model's.
+    """
+    sharding = sharding_of(wanted)
+    if is_key(wanted):
+        impl = _generator(wanted)
+        if is_key(value):
+            if jax.random.key_impl(value) != impl:
+                raise ValueError(
+                    f"{path} holds keys of the random generator {jax.random.key_impl(value)} in the checkpoint, and of "
+                    f"{impl} in the model. Make the model with keys of the same kind: "
+                    f"nnx.Rngs(jax.random.key(0, impl={str(jax.random.key_impl(value))!r}))."
+                )
+            value = jax.random.key_data(value)
+        keys = jax.random.wrap_key_data(jnp.asarray(np.asarray(value)), impl=impl)
+        return keys if sharding is None else jax.device_put(keys, sharding)
+    if is_key(value):
+        value = jax.random.key_data(value)
+    if isinstance(wanted, np.ndarray):
+        return np.asarray(value, wanted.dtype)
+    if not hasattr(wanted, "dtype"):
+        return type(wanted)(np.asarray(value).item())
+    if sharding is None:
+        return jnp.asarray(np.asarray(value), wanted.dtype)
+    return jax.device_put(value, sharding).astype(wanted.dtype)

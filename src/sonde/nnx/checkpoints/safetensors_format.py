@@ -1,0 +1,116 @@
+"""Files of safetensors: bare arrays under names such as `layers.0.kernel`, as other libraries exchange them.
+
+Sharp edges:
+
+* Random keys are stored as the numbers inside; the model that they are restored into says of which generator they are.
+* The format has no place for the eight-bit floats and four-bit integers of JAX that NumPy does not have: an error.
+* Only one process can write a file, and it needs all of each array.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.nnx.checkpoints import extras
+from sonde.nnx.checkpoints.entries import Entry, Name, show
+from sonde.nnx.checkpoints.fitting import is_key
+from sonde.nnx.checkpoints.placing import sharding_of
+
+_DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+}
+
+
+def _safetensors(module: str = "safetensors") -> Any:
+    return extras.load(module, extra="safetensors", purpose="A .safetensors file")
+
+
+def dotted(name: str) -> str:
+    """A name in which a dot is a level of its own: the file cannot tell them apart."""
+    return name.replace(".", "/")
+
+
+def write(path: str, entries: list[Entry], *, overwrite: bool) -> None:
+    """Writes a file.
+
+    Raises:
+        FileExistsError: there is something at the path already.
+        ValueError: the format has no place for an array.
+    """
+    save_file = _safetensors("safetensors.numpy").save_file
+    if not overwrite and os.path.exists(path):
+        raise FileExistsError(f"There is something at {path} already. Pass overwrite=True to replace it.")
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for entry in entries:
+        for keys, value in entry.parts():
+            array = np.require(jax.random.key_data(value) if is_key(value) else value, requirements="C")
+            if array.dtype.name not in _DTYPES.values():
+                raise ValueError(f"A .safetensors file cannot hold {show(entry.path)}: its dtype is {array.dtype}.")
+            arrays[".".join((*entry.name, *keys))] = array
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    save_file(arrays, path)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    open_file = _safetensors().safe_open
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"There is no checkpoint at {path}.")
+    with open_file(path, framework="numpy") as file:
+        yield file
+
+
+def describe(path: str) -> dict[Name, jax.ShapeDtypeStruct]:
+    """Names, shapes and dtypes of what a file has; random keys as the numbers inside.
+
+    Raises:
+        ValueError: an array has a dtype that cannot be read.
+    """
+    found = {}
+    with _opened(path) as file:
+        for name in file.keys():  # noqa: SIM118 - it is no dict
+            array = file.get_slice(name)
+            if array.get_dtype() not in _DTYPES:
+                raise ValueError(f"{path} has {name} in the dtype {array.get_dtype()}, which cannot be read here.")
+            dtype = jnp.dtype(_DTYPES[array.get_dtype()])
+            found[tuple(name.split("."))] = jax.ShapeDtypeStruct(tuple(array.get_shape()), dtype)
+    return found
+
+
+def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
+    """Reads arrays; of a sharded one, every device reads its own part.
+
+    Args:
+        path: the file.
+        wanted: names, each with an array, or something that stands for it, that says where the array must be.
+    """
+    with _opened(path) as file:
+        return {name: _fetched(file, ".".join(name), target) for name, target in wanted.items()}
+
+
+def _fetched(file: Any, name: str, target: Any) -> Any:
+    sharding = sharding_of(target)
+    if sharding is None or is_key(target) or not np.size(target):
+        return file.get_tensor(name)
+    part = file.get_slice(name)
+    return jax.make_array_from_callback(tuple(part.get_shape()), sharding, lambda index: part[index or ...])
