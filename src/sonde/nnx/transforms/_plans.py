@@ -252,9 +252,21 @@ class Plan:
     """
 
     __slots__ = (
-        "__weakref__", "_contents", "_level", "_metadata", "_numbers", "_records", "_shared", "_targets",
-        "arrays", "donated", "epoch", "leaves", "loose", "program", "run", "variables",
-    )  # fmt: skip
+        "_contents",
+        "_level",
+        "_lists",
+        "_metadata",
+        "_numbers",
+        "_records",
+        "_shared",
+        "_targets",
+        "epoch",
+        "leaves",
+        "loose",
+        "program",
+        "run",
+        "variables",
+    )
 
     def __init__(self, found: Walk, program: Program):
         self.epoch = found.epoch
