@@ -194,8 +194,9 @@ class _Keep:
             items = build_items([spec.inside(axis) for spec in self.specs], ordered)
         for item in items:
             taken = item.extras.get("taken")
-            mine = count if taken is None or jnp.shape(taken) != jnp.shape(count) else count * taken
-            item.extras.setdefault("count", mine)
+            # In a branch that runs beside its siblings, elements that took another one have not run the loop.
+            gated = item.view.gates and jnp.shape(taken) == jnp.shape(count)
+            item.extras.setdefault("count", count * taken if gated else count)
         return items
 
     def _in_order(self, ring: Any, count: Any, axis: int | None) -> Any:
