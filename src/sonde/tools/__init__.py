@@ -1,5 +1,31 @@
-"""Tools for people who can see: one file, one tool, one verb. They work on functions and paths, on no module system."""
+"""Tools for people who can see: one file, one tool, one verb. They work on functions and paths, on no module system.
+
+first_nonfinite(f)                      which site made the first NaN or Inf
+summarize(f)                            statistics of every value and gradient
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from sonde.tools.nonfinite import NonFinite, first_nonfinite
 
-__all__ = ["NonFinite", "first_nonfinite"]
+if TYPE_CHECKING:
+    from sonde.tools.summary import Summary, summarize
+
+__all__ = ["NonFinite", "Summary", "first_nonfinite", "summarize"]
+
+# Loaded when first used: who looks for a NaN does not wait for the rest.
+_LATER = {
+    "Summary": "summary",
+    "summarize": "summary",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'sonde.tools' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"sonde.tools.{_LATER[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

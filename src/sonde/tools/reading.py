@@ -1,0 +1,89 @@
+"""Reading records one value at a time: what the tools that look at numbers share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from sonde import _jax
+from sonde.core.record import Records
+from sonde.core.site import Axis, Site
+from sonde.errors import CaptureError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """A value or gradient that a capture recorded.
+
+    Attributes:
+        path: The path of the site.
+        call: Which of the calls under that path, from 0.
+        gradient: Whether this is a gradient.
+        value: The value, or what a `reduce` function made of it.
+        axes: The axes in front: loops, outermost first, then mapped ones.
+        types: Shape and dtype of the site's arrays, without the axes of loops.
+        taken: Whether the branch with the site was taken; None where there was no other way.
+        count: How often the `while_loop` around the site ran; None where there is none.
+        site: The site.
+    """
+
+    path: str
+    call: int
+    gradient: bool
+    value: Any
+    axes: tuple[Axis, ...]
+    types: tuple[Any, ...]
+    taken: Any
+    count: Any
+    site: Site
+
+    @property
+    def loops(self) -> int:
+        """How many of the axes are loops."""
+        return sum(axis.is_loop for axis in self.axes)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the site's arrays inside the pytree that was sown; `""` if it was an array."""
+        whole = self.site.rebuild([_Part() for _ in self.types])
+        leaves = jax.tree_util.tree_flatten_with_path(whole)[0]
+        return tuple(
+            jax.tree_util.keystr(keys, simple=True, separator="/") for keys, x in leaves if isinstance(x, _Part)
+        )
+
+
+class _Part:
+    """Stands for an array."""
+
+
+def each_seen(records: Records) -> Iterator[Seen]:
+    """Every value of every record, each followed by its gradient if it has one."""
+    for path, record in records.items():
+        calls = [call for call, _ in record.calls()]
+        rest = zip(record.values, record.taken, record.counts)
+        grads = record.grads or (None,) * len(calls)
+        for number, (call, gradient) in enumerate(zip(calls, grads)):
+            axes, taken, count = call.value.view.axes, None, None
+            if call.value.view.is_value:
+                value, taken, count = next(rest)
+                yield Seen(path, number, False, value, axes, call.types, taken, count, call.site)
+                if call.grads and call.grads[0][1] is not None:
+                    axes = call.grads[0][1].view.axes
+            if gradient is not None:
+                yield Seen(path, number, True, gradient, axes, call.types, taken, count, call.site)
+
+
+def on_host(tree: Any, verb: str) -> Any:
+    """A pytree with NumPy arrays.
+
+    Raises:
+        CaptureError: It is being traced, so that there are no numbers.
+    """
+    if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves(tree)):
+        raise CaptureError(
+            f"{verb} must run on numbers, but its values are being traced: call it outside of jit, vmap and grad"
+        )
+    return jax.device_get(tree)

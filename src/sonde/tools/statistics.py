@@ -1,0 +1,180 @@
+"""Numbers that describe an array, computed where the array is.
+
+`moments` runs on the device, at a site; `described` puts the moments of several examples (what `vmap` makes of one
+site) together on the host. Mean, deviation, range and norm are of the finite elements, so that one NaN does not hide
+everything else; how many are not finite is a number of its own. Complex numbers count by their magnitude.
+
+The bins of the histogram are fixed: powers of two from 2^-20 to 2^20 on both sides of zero. Counts of different
+examples, iterations and steps can therefore be added.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_MOST = 20
+_POWERS = 2.0 ** np.arange(-_MOST, _MOST + 1)
+EDGES: np.ndarray = np.concatenate([[-np.inf], -_POWERS[::-1], _POWERS, [np.inf]])
+"""The edges of the histogram's bins; the bin in the middle holds zero and what is nearly zero."""
+
+_TAILED = ("alive", "histogram")  # moments that are no single number
+_NEEDED = {
+    "mean": ("finite", "mean", "scale"),
+    "std": ("finite", "mean", "deviation", "scale"),
+    "min": ("low",),
+    "max": ("high",),
+    "norm": ("norm", "scale"),
+    "zeros": ("zeros",),
+    "dead": ("alive",),
+    "nonfinite": ("finite",),
+    "histogram": ("histogram",),
+}
+NAMES: tuple[str, ...] = tuple(_NEEDED)
+"""The names of all statistics."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Statistics:
+    """What is known about the elements of an array; None for what was not asked for.
+
+    Attributes:
+        size: How many elements there are.
+        mean: The mean of the finite elements.
+        std: Their standard deviation.
+        min: The smallest of them.
+        max: The largest of them.
+        norm: The root of the sum of their squares.
+        zeros: How many elements are exactly zero.
+        units: How many units there are: the length of the last axis.
+        dead: How many units are zero in every example and position.
+        nonfinite: How many elements are NaN or infinite.
+        histogram: How many elements are in each of the bins between `EDGES`.
+    """
+
+    size: int
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
+    norm: float | None = None
+    zeros: int | None = None
+    units: int | None = None
+    dead: int | None = None
+    nonfinite: int | None = None
+    histogram: np.ndarray | None = None
+
+
+def moments(array: Any, names: Collection[str] = NAMES) -> dict[str, Any]:
+    """What `described` needs for these statistics of an array; for use as or in a `reduce` function.
+
+    Empty for arrays without numbers (random keys).
+    """
+    array = jnp.asarray(array)
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        return {}
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        array = jnp.abs(array)
+    wide = array.dtype == jnp.float64
+    x = array.astype(jnp.float64 if wide else jnp.float32)
+    needed = {moment for name in names for moment in _NEEDED[name]}
+    ok = jnp.isfinite(x)
+    kept = jnp.where(ok, x, 0)
+    finite = jnp.sum(ok, dtype=jnp.int32)
+    n = jnp.maximum(finite, 1).astype(x.dtype)
+    # Squares of large and of small numbers leave the range of the dtype: then everything is scaled by a power of two,
+    # which is exact. The host divides by it, in double precision.
+    peak = jnp.max(jnp.abs(kept), initial=0)
+    scale = jnp.where(peak > 2.0**40, 2.0**-80, jnp.where(peak < 2.0**-40, 2.0**80, 1.0)).astype(x.dtype)
+    scaled = kept * scale
+    mean = jnp.sum(scaled) / n
+    made = {
+        "finite": lambda: finite,
+        "size": lambda: jnp.asarray(x.size, jnp.int32),
+        "scale": lambda: scale,
+        "mean": lambda: mean,
+        "deviation": lambda: jnp.sqrt(jnp.sum(jnp.where(ok, scaled - mean, 0) ** 2)),
+        "norm": lambda: jnp.sqrt(jnp.sum(scaled**2)),
+        "low": lambda: jnp.min(jnp.where(ok, x, jnp.inf), initial=jnp.inf),
+        "high": lambda: jnp.max(jnp.where(ok, x, -jnp.inf), initial=-jnp.inf),
+        "zeros": lambda: jnp.sum(x == 0, dtype=jnp.int32),
+        "alive": lambda: jnp.any(x != 0, tuple(range(x.ndim - 1))) if x.ndim else jnp.zeros((0,), bool),
+        "histogram": lambda: _counts(kept, ok),
+    }
+    return {moment: made[moment]() for moment in sorted({*needed, "size"})}
+
+
+def _counts(x: Any, ok: Any) -> Any:
+    """How many of the elements that are `ok` fall into each bin."""
+    power = jnp.frexp(jnp.abs(x))[1] - 1
+    step = jnp.where(x == 0, 0, jnp.clip(power, -_MOST - 1, _MOST) + _MOST + 1)
+    index = len(EDGES) // 2 - 1 + jnp.sign(x).astype(jnp.int32) * step
+    return jnp.zeros(len(EDGES) - 1, jnp.int32).at[index].add(ok.astype(jnp.int32))
+
+
+def moments_of_parts(value: Any, names: Collection[str] = NAMES) -> list[dict[str, Any]]:
+    """The moments of every array in a pytree."""
+    return [moments(x, names) for x in jax.tree.leaves(value) if hasattr(x, "dtype")]
+
+
+def described(parts: Mapping[str, np.ndarray], taken: np.ndarray | None = None) -> Statistics:
+    """The statistics of arrays whose moments have mapped axes in front.
+
+    Args:
+        parts: The moments.
+        taken: Which of the examples count: with the first of the mapped axes. All, if None.
+    """
+    lead = np.shape(parts["size"])
+    mask = np.ones(lead, bool)
+    if taken is not None:
+        taken = np.asarray(taken)
+        mask &= taken.reshape(taken.shape + (1,) * (len(lead) - taken.ndim))
+
+    def several(moment: str) -> np.ndarray:
+        x = np.asarray(parts[moment])
+        x = np.broadcast_to(x, (*lead, *x.shape[-1:])) if moment in _TAILED else np.broadcast_to(x, lead)
+        return x[mask] if moment in _TAILED or x.dtype.kind != "f" else x[mask].astype(np.float64)
+
+    size = int(several("size").sum())
+    found: dict[str, Any] = {"size": size}
+    if "finite" in parts:
+        finite = several("finite").astype(np.float64)
+        total = finite.sum()
+        found["nonfinite"] = int(size - total)
+        if "mean" in parts:
+            means = several("mean") / several("scale")
+            mean = float((means * finite).sum() / total) if total else float("nan")
+            found["mean"] = mean
+            if "deviation" in parts:
+                around = ((several("deviation") / several("scale")) ** 2).sum() + (finite * (means - mean) ** 2).sum()
+                found["std"] = float(np.sqrt(around / total)) if total else float("nan")
+    if "low" in parts:
+        found["min"] = _or_nan(several("low").min(initial=np.inf))
+    if "high" in parts:
+        found["max"] = _or_nan(several("high").max(initial=-np.inf))
+    if "norm" in parts:
+        found["norm"] = float(np.sqrt(((several("norm") / several("scale")) ** 2).sum()))
+    if "zeros" in parts:
+        found["zeros"] = int(several("zeros").sum())
+    if "alive" in parts:
+        alive = several("alive").any(axis=0)
+        found["units"], found["dead"] = alive.size, int((~alive).sum())
+    if "histogram" in parts:
+        found["histogram"] = several("histogram").sum(axis=0)
+    return Statistics(**found)
+
+
+def _or_nan(x: Any) -> float:
+    return float(x) if np.isfinite(x) else float("nan")
+
+
+def check_names(names: Sequence[object], asked: str) -> None:
+    """Raises ValueError for a name that is no statistic; `asked` says by whom."""
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"{asked}: there is no statistic {name!r}; there are {', '.join(NAMES)}")

@@ -1,0 +1,213 @@
+"""A first look at a program: statistics of every value and gradient, in one pass.
+
+All numbers are made on the device, inside the step and inside loops (`statistics`); only they come to the host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.core.capture import capture, check_callable, like
+from sonde.core.path import Pattern
+from sonde.core.record import Records
+from sonde.tools.reading import Seen, each_seen, on_host
+from sonde.tools.statistics import EDGES, Statistics, described, moments_of_parts
+
+_COLUMNS = ("site", "iteration", "kind", "array", "mean", "std", "min", "max", "norm", "zeros", "dead", "bad")
+_SHOWN = 3  # rows of a loop at each end
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """The statistics of a value or gradient at one call and iteration.
+
+    Attributes:
+        path: The path of the site.
+        part: Which array of the pytree that was sown; `""` if it was an array.
+        call: Which of the calls under that path, from 0.
+        iteration: The number of the iteration of each loop around it, outermost first.
+        gradient: Whether this is a gradient.
+        shape: The shape of the array in one iteration, mapped axes included.
+        dtype: Its dtype.
+        source: The line of the user's code.
+        statistics: The numbers.
+    """
+
+    path: str
+    part: str
+    call: int
+    iteration: tuple[int, ...]
+    gradient: bool
+    shape: tuple[int, ...]
+    dtype: str
+    source: str
+    statistics: Statistics
+
+    @property
+    def name(self) -> str:
+        """The path, with the part, and the call and iteration where there are several."""
+        return f"{self.path}{self.part and '.' + self.part}" + (f"[{self.call}]" if self.call else "")
+
+
+class Summary(Sequence[Row]):
+    """The rows of `summarize`, in the order of the records: by path, value before gradient, then by iteration."""
+
+    edges: np.ndarray = EDGES
+    """The edges of the bins of every histogram."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = tuple(rows)
+
+    @property
+    def values(self) -> Summary:
+        """The rows of values only."""
+        return Summary([row for row in self if not row.gradient])
+
+    @property
+    def gradients(self) -> Summary:
+        """The rows of gradients only."""
+        return Summary([row for row in self if row.gradient])
+
+    def at(self, path: str) -> Summary:
+        """The rows of one path."""
+        return Summary([row for row in self if row.path == path])
+
+    @property
+    def data(self) -> list[dict[str, Any]]:
+        """Plain data, one flat dict per row, ready for JSON."""
+        found = []
+        for row in self:
+            flat = {f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.name != "statistics"}
+            numbers = {f.name: getattr(row.statistics, f.name) for f in dataclasses.fields(row.statistics)}
+            histogram = numbers["histogram"]
+            numbers["histogram"] = None if histogram is None else histogram.tolist()
+            found.append({**flat, "shape": list(row.shape), "iteration": list(row.iteration), **numbers})
+        return found
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
+    def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows)
+
+    def __repr__(self) -> str:
+        return "\n".join([f"{len(self)} rows", *("  " + "  ".join(_cells(row)) for row in _shortened(self))])
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        rows = [_cells(row) for row in _shortened(self)]
+        empty = {1: all(not row.iteration for row in self), 2: all(not row.gradient for row in self)}
+        kept = [i for i in range(len(_COLUMNS)) if not empty.get(i)]
+        table = Table(title=f"{len({row.path for row in self})} sites")
+        for i in kept:
+            table.add_column(_COLUMNS[i], overflow="fold", justify="left" if i < 4 else "right")
+        for cells in rows:
+            table.add_row(*[Text(cells[i]) for i in kept])  # not as markup: names may have brackets
+        return table
+
+
+def summarize(f: Callable, *patterns: Pattern, grads: bool = False) -> Callable[..., Summary]:
+    """A function that runs `f` and returns statistics of what passed its sites.
+
+    Args:
+        f: Any callable; jitted training steps are fine.
+        *patterns: Which sites, as in `sonde.capture`. All, if none are given.
+        grads: Whether to summarise gradients too, of what is differentiated inside `f`.
+
+    Returns:
+        A function with the arguments of `f` that returns a `Summary`: a row per site, call, and iteration of a loop
+        (the last iteration, for a `while_loop`). Branches that were not taken have no row. The result of `f` is
+        dropped.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site.
+        CaptureError: When called inside a transform, where there are no numbers yet.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sonde
+        >>> from sonde.tools import summarize
+        >>> def f(x):
+        ...     return sonde.sow(jax.nn.relu(x), "h").sum()
+        >>> (row,) = summarize(f)(jnp.array([[-1.0, 3.0], [-2.0, 4.0]]))
+        >>> row.path, row.statistics.mean, row.statistics.norm, row.statistics.dead
+        ('h', 1.75, 5.0, 1)
+    """
+    check_callable(f, "summarize")
+    captured = capture(f, *patterns, grads=grads, reduce=moments_of_parts)
+
+    def summarized(*args: Any, **kwargs: Any) -> Summary:
+        return Summary(list(rows_of(captured(*args, **kwargs)[1], "summarize")))
+
+    return like(summarized, f)
+
+
+def rows_of(records: Records, verb: str) -> Iterator[Row]:
+    """The rows of records whose values are moments; `verb` is who asks, for the message."""
+    for seen in each_seen(on_host(records, verb)):
+        for i, part in enumerate(seen.parts):
+            has_numbers = seen.value[i] and not (seen.gradient and not jnp.issubdtype(seen.types[i].dtype, jnp.inexact))
+            if has_numbers:
+                yield from _rows(seen, part, seen.types[i], seen.value[i])
+
+
+def _rows(seen: Seen, part: str, kind: Any, found: dict[str, np.ndarray]) -> Iterator[Row]:
+    loops = np.shape(found["size"])[: seen.loops]
+    taken = None if seen.taken is None else np.asarray(seen.taken)
+    count = None if seen.count is None else np.asarray(seen.count)
+    for index in np.ndindex(loops):
+        here = None if taken is None else taken[index[: taken.ndim]]
+        last = () if count is None else (int(np.max(count[index[: count.ndim]])) - 1,)
+        if (here is not None and not np.any(here)) or last == (-1,):
+            continue
+        one = {name: x[index] for name, x in found.items()}
+        yield Row(
+            seen.path,
+            part,
+            seen.call,
+            (*index, *last),
+            seen.gradient,
+            tuple(kind.shape),
+            str(kind.dtype),
+            seen.site.source,
+            described(one, here),
+        )
+
+
+def _shortened(rows: Sequence[Row]) -> Iterator[Row | None]:
+    """The rows; of long loops the first and the last few, with None between."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.path, row.part, row.call, row.gradient), []).append(row)
+    for group in groups.values():
+        if len(group) > 2 * _SHOWN + 1:
+            yield from [*group[:_SHOWN], None, *group[-_SHOWN:]]
+        else:
+            yield from group
+
+
+def _cells(row: Row | None) -> list[str]:
+    if row is None:
+        return ["", "...", *[""] * 10]
+    s = row.statistics
+    return [
+        row.name,
+        ",".join(map(str, row.iteration)),
+        "gradient" if row.gradient else "value",
+        f"{row.dtype}[{','.join(map(str, row.shape))}]",
+        *("-" if x is None else f"{x:.3g}" for x in (s.mean, s.std, s.min, s.max, s.norm)),
+        *("-" if x is None else str(x) for x in (s.zeros, s.dead, s.nonfinite)),
+    ]
