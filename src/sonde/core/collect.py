@@ -66,8 +66,8 @@ class Collect(Handler):
 
     def wants(self, site: Site, path: str, view: View) -> bool:
         """Whether a value, or the gradient of a value that was recorded, is to be recorded."""
-        if not view.is_value and (not self.grads or site in self.met.sites):
-            return self.grads and site in self.met.wanted
+        if not view.is_value and (not self.grads or self.met.has_met(site)):
+            return self.grads and self.met.wants_gradient(site)
         if self.patterns and not self.chosen(site, path):
             return False
         self.met.wanted.add(site)

@@ -32,7 +32,7 @@ class Handler:
         depth: How many handlers are nested around, itself included.
         prefix: The path at which the handler, a child of the one that the run began with, runs.
         items: What was recorded, in program order.
-        met: What is known about sites met so far; shared with all children.
+        met: What is known about the sites met so far; what a child has met is added when it is done.
     """
 
     # Whether a jaxpr may be rewritten by moving variables only, without running the handler on values.
@@ -229,6 +229,7 @@ class Met:
         wanted: The sites whose values were recorded, and whose gradients therefore are.
         used: The patterns that chose something.
         backward: The orders of differentiation whose backward pass was met.
+        around: What was met before, while something inside is run.
     """
 
     paths: dict[str, None] = dataclasses.field(default_factory=dict)
@@ -236,10 +237,23 @@ class Met:
     wanted: set[Site] = dataclasses.field(default_factory=set)
     used: set[Pattern] = dataclasses.field(default_factory=set)
     backward: set[int] = dataclasses.field(default_factory=set)
+    around: Met | None = None
 
     def child(self) -> Met:
-        """For the inside of something: it knows which sites were met before, and begins the rest anew."""
-        return Met(sites=set(self.sites), wanted=set(self.wanted))
+        """For the inside of something: it begins anew and knows what was met before."""
+        return Met(around=self)
+
+    def alone(self) -> Met:
+        """The same without what was met before."""
+        return dataclasses.replace(self, around=None)
+
+    def has_met(self, site: Site) -> bool:
+        """Whether the value of a site was met, here or before."""
+        return site in self.sites or (self.around is not None and self.around.has_met(site))
+
+    def wants_gradient(self, site: Site) -> bool:
+        """Whether the value of a site was recorded, here or before."""
+        return site in self.wanted or (self.around is not None and self.around.wants_gradient(site))
 
     def update(self, other: Met) -> None:
         """Takes over what was met inside."""

@@ -81,7 +81,7 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = ()) -> Rewritte
     """
     known = _cache.of(jaxpr) if handler.key is not None else {}
     prefix = handler.here()
-    wanted = tuple(site in handler.met.wanted for site in gradient_sites(jaxpr)) if handler.patterns else ()
+    wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
     key = (handler.key, prefix, wanted, looking(), tuple(map(str, steps)))
     new = known.get(key)
     if new is None:
@@ -104,7 +104,7 @@ def _by_running(jaxpr: Any, handler: Handler, prefix: str, steps: Sequence[Any])
         args, slices = flat[: len(types)], flat[len(types) :]
         child = handler.child(base=base, steps=slices, prefix=prefix)
         outs = run_under(child, _jax.eval_jaxpr, jaxpr, *args)
-        seen[:] = [len(outs), flat_specs(child.items), child.span, child.met]  # and no tracers
+        seen[:] = [len(outs), flat_specs(child.items), child.span, child.met.alone()]  # and no tracers
         return [*outs, *flat_arrays(child.items)]
 
     new, consts = _jax.trace_to_jaxpr(run, [*[TOKEN_TYPE] * takes_base, *types, *steps])
@@ -173,4 +173,4 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
         outvars=[*map(now, old.outvars), *flat_arrays(child.items)],
         effects=old.effects - {site_effect},
     )
-    return Rewritten(new, [], len(old.outvars), specs, takes_base, child.span, child.met)
+    return Rewritten(new, [], len(old.outvars), specs, takes_base, child.span, child.met.alone())

@@ -9,6 +9,7 @@ goes with every site inside: the flag is there per element, and elements that to
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,11 +71,8 @@ class _Places:
             for spec in branch.specs:
                 mine = types[position : position + spec.size]
                 key = self._free_key(spec, mine, starts)
-                if key in places:
-                    merged = ItemSpec((*places[key][0].sites, *spec.sites), *_rest(places[key][0]))
-                    places[key] = (merged, mine)
-                else:
-                    places[key] = (spec, mine)
+                first = places[key][0] if key in places else dataclasses.replace(spec, sites=())
+                places[key] = (dataclasses.replace(first, sites=(*first.sites, *spec.sites)), mine)
                 starts[key] = position
                 position += spec.size
             self.starts.append(starts)
@@ -86,16 +84,8 @@ class _Places:
     @staticmethod
     def _free_key(spec: ItemSpec, types: Sequence[Any], taken: dict[Any, int]) -> Any:
         shapes = tuple((t.shape, t.dtype) for t in types)
-        kind = (
-            spec.path,
-            spec.site.tag,
-            spec.view,
-            spec.site.tree,
-            spec.site.arrays,
-            spec.extras,
-            spec.tree,
-            shapes,
-        )
+        site = spec.site
+        kind = (spec.path, site.tag, spec.view, site.tree, site.arrays, spec.extras, spec.tree, shapes)
         number = 0
         while (kind, number) in taken:
             number += 1
@@ -135,10 +125,6 @@ class _Places:
             return filled
 
         return _jax.trace_to_closed_jaxpr(run, types)
-
-
-def _rest(spec: ItemSpec) -> tuple[Any, ...]:
-    return spec.path, spec.view, spec.n_leaves, spec.extras, spec.tree, spec.types
 
 
 RULES[_jax.cond_p] = cond_rule

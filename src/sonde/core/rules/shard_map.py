@@ -5,6 +5,7 @@ The array has one leading axis for every mesh axis that the value varies over. T
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from sonde import _jax
-from sonde.core.item import Item, ItemSpec, build_items, expand
+from sonde.core.item import Item, build_items, expand
 from sonde.core.site import Axis
 from sonde.core.trace import CUSTOM_RULES, SiteTrace, run_under
 
@@ -70,15 +71,7 @@ def _with_mesh_axes(item: Item, names: list[str], mesh: Any, checked: bool) -> t
         for n in used
     ]
     before, after = item.view.axes[:n_loops], item.view.axes[n_loops:]
-    spec = ItemSpec(
-        item.sites,
-        item.path,
-        item.view.replace(axes=(*before, *axes, *after)),
-        len(item.leaves),
-        item.spec.extras,
-        item.tree,
-        item.types,
-    )
+    spec = dataclasses.replace(item.spec, view=item.view.replace(axes=(*before, *axes, *after)))
     return spec.build(arrays), specs
 
 

@@ -195,7 +195,7 @@ class _Keep:
         for item in items:
             taken = item.extras.get("taken")
             # In a branch that runs beside its siblings, elements that took another one have not run the loop.
-            gated = item.view.gates and jnp.shape(taken) == jnp.shape(count)
+            gated = item.view.gates and taken is not None and taken.shape == count.shape
             item.extras.setdefault("count", count * taken if gated else count)
         return items
 
