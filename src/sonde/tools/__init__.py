@@ -2,6 +2,7 @@
 
 first_nonfinite(f)                      which site made the first NaN or Inf
 summarize(f)                            statistics of every value and gradient
+compare(f, g)                           where two programs differ first
 """
 
 import importlib
@@ -10,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 from sonde.tools.nonfinite import NonFinite, first_nonfinite
 
 if TYPE_CHECKING:
+    from sonde.tools.comparison import Comparison, Drift, compare
     from sonde.tools.summary import Summary, summarize
 
-__all__ = ["NonFinite", "Summary", "first_nonfinite", "summarize"]
+__all__ = ["Comparison", "Drift", "NonFinite", "Summary", "compare", "first_nonfinite", "summarize"]
 
 # Loaded when first used: who looks for a NaN does not wait for the rest.
 _LATER = {
+    "Comparison": "comparison",
+    "Drift": "comparison",
     "Summary": "summary",
+    "compare": "comparison",
     "summarize": "summary",
 }
 

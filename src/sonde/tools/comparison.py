@@ -1,0 +1,251 @@
+"""Where do two programs part? `compare` runs both and finds the first site at which they differ.
+
+Made for programs that should do the same: in another precision, ported, jitted. Sites are matched by path and call. All
+values of both programs are in memory at once; choose sites with patterns if that is too much.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.core.capture import check_callable, like, run_with
+from sonde.core.choices import merge_choices
+from sonde.core.collect import Collect
+from sonde.core.item import expand
+from sonde.core.path import Pattern
+from sonde.core.record import make_records
+from sonde.tools.reading import Seen, each_seen, on_host
+
+_Key = tuple[str, int, bool]  # path, call, gradient
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drift:
+    """How far two programs are apart at one site, call and iteration.
+
+    Attributes:
+        path: The path of the site.
+        part: Which array of the pytree that was sown; `""` if it was an array.
+        call: Which of the calls under that path, from 0.
+        iteration: The number of the iteration of each loop around it, outermost first.
+        gradient: Whether these are gradients.
+        size: How many elements there are.
+        beyond: How many of them differ by more than the tolerance.
+        max_abs: The largest difference of two finite elements.
+        max_rel: That difference, relative to the largest finite element of the second program.
+        note: What cannot be compared element by element, such as two shapes; `""` if there is no such thing.
+        source: The line of the first program.
+    """
+
+    path: str
+    part: str
+    call: int
+    iteration: tuple[int, ...]
+    gradient: bool
+    size: int
+    beyond: int
+    max_abs: float
+    max_rel: float
+    note: str
+    source: str
+
+    @property
+    def differs(self) -> bool:
+        """Whether the programs are apart by more than the tolerance."""
+        return self.beyond > 0 or bool(self.note)
+
+    @property
+    def place(self) -> str:
+        """The path, with part, call and iteration."""
+        part = self.part and "." + self.part
+        iteration = f", iteration {', '.join(map(str, self.iteration))}" if self.iteration else ""
+        return f"{self.path}{part}{' (gradient)' * self.gradient}, call {self.call}{iteration}"
+
+    def __str__(self) -> str:
+        if self.note:
+            return f"{self.place}: {self.note}"
+        return (
+            f"{self.place}: {self.beyond} of {self.size} elements differ, by up to {self.max_abs:.3g} "
+            f"({self.max_rel:.3g} of the largest)"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """What `compare` found.
+
+    Attributes:
+        drifts: One per site, call and iteration that both programs have, in the order of the first program: forward
+            before backward, and in a loop by iteration before by place in the body.
+        only_first: Path and call of the sites that only the first program has.
+        only_second: Path and call of the sites that only the second program has.
+    """
+
+    drifts: tuple[Drift, ...]
+    only_first: tuple[tuple[str, int], ...]
+    only_second: tuple[tuple[str, int], ...]
+
+    @property
+    def first(self) -> Drift | None:
+        """Where they differ first; None if nowhere."""
+        return next((d for d in self.drifts if d.differs), None)
+
+    def __str__(self) -> str:
+        first = "no difference" if self.first is None else f"first difference at {self.first} ({self.first.source})"
+        lines = [f"{first}; {len(self.drifts)} values compared"]
+        for which, found in (("first", self.only_first), ("second", self.only_second)):
+            if found:
+                lines.append(f"only in the {which}: " + ", ".join(f"{path}[{call}]" for path, call in found))
+        return "\n".join(lines)
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("site", "iteration", "kind", "beyond", "of", "max abs", "max rel", "", title=str(self))
+        for d in self.drifts:
+            name = f"{d.path}{d.part and '.' + d.part}[{d.call}]"
+            kind = "gradient" if d.gradient else "value"
+            cells = [name, ",".join(map(str, d.iteration)), kind, str(d.beyond), str(d.size)]
+            style = "red" if d.differs else ""
+            table.add_row(*[Text(c) for c in (*cells, f"{d.max_abs:.3g}", f"{d.max_rel:.3g}", d.note)], style=style)
+        return table
+
+
+def compare(
+    f: Callable, g: Callable, *patterns: Pattern, rtol: float = 1e-4, atol: float = 1e-6, grads: bool = False
+) -> Callable[..., Comparison]:
+    """A function that runs `f` and `g` with the same arguments and says where they differ.
+
+    Two elements differ if they are further apart than `atol + rtol * abs(second)`; NaN is equal to NaN. Numbers of
+    another precision are compared in the wider one: for bfloat16, take an `rtol` of some 0.02.
+
+    Args:
+        f: A callable.
+        g: Another, with the same arguments. Results may differ; they are dropped.
+        *patterns: Which sites, as in `sonde.capture`; each must match in both programs. All, if none are given.
+        rtol: The tolerance relative to the elements of `g`.
+        atol: The absolute tolerance.
+        grads: Whether to compare gradients too.
+
+    Returns:
+        A function with the arguments of `f` that returns a `Comparison`.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site of one of the programs.
+        CaptureError: When called inside a transform, where there are no numbers yet.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde.tools import compare
+        >>> def model(x, dtype=jnp.float32):
+        ...     x = sonde.sow(x.astype(dtype) * 2, "double")
+        ...     return sonde.sow(x + 1 / 3, "shifted")
+        >>> found = compare(lambda x: model(x, jnp.bfloat16), model)(jnp.ones(4))
+        >>> found.first.path, found.first.beyond
+        ('shifted', 4)
+    """
+    check_callable(f, "compare")
+    check_callable(g, "compare")
+
+    def compared(*args: Any, **kwargs: Any) -> Comparison:
+        ours, order = _run(f, patterns, grads, args, kwargs)
+        theirs, _ = _run(g, patterns, grads, args, kwargs)
+        rows = []
+        for key, seen in ours.items():
+            if key in theirs:
+                rows += [(order(seen, d.iteration), d) for d in _drifts(seen, theirs[key], rtol, atol)]
+        rows.sort(key=lambda row: row[0])
+        only = [tuple(dict.fromkeys(k[:2] for k in a if k not in b)) for a, b in ((ours, theirs), (theirs, ours))]
+        return Comparison(tuple(d for _, d in rows), *only)
+
+    return like(compared, f)
+
+
+def _run(f: Callable, patterns: Any, grads: bool, args: Any, kwargs: Any) -> tuple[dict[_Key, Seen], Callable]:
+    """What was seen, and a function of that and an iteration that sorts into program order."""
+
+    def make(depth: int) -> Collect:
+        return Collect(patterns, grads=grads, depth=depth)
+
+    _, handler = run_with(make, f, args, kwargs, grads=grads)
+    records = make_records(handler.items, handler.met)
+    place: dict[tuple[str, int], int] = {}
+    calls: dict[str, int] = {}
+    of_loop: dict[int, int] = {}
+    for position, item in enumerate(i for i in merge_choices(expand(handler.items)) if i.view.is_value):
+        number = calls[item.path] = calls.get(item.path, -1) + 1
+        place[item.path, number] = position
+        for axis in item.view.axes:
+            if axis.is_loop:
+                of_loop.setdefault(id(axis.loop), position)
+
+    def order(seen: Seen, iteration: tuple[int, ...]) -> Any:
+        position = place.get((seen.path, seen.call), -1)
+        loops = [of_loop.get(id(axis.loop), position) for axis in seen.axes if axis.is_loop]
+        whole = [*zip(loops, iteration), (position, 0)]
+        # The way back is the way there, turned round.
+        return (1, [(-a, -b) for a, b in whole]) if seen.gradient else (0, whole)
+
+    return {(s.path, s.call, s.gradient): s for s in each_seen(records)}, order
+
+
+def _drifts(a: Seen, b: Seen, rtol: float, atol: float) -> Iterator[Drift]:
+    ours, theirs = _arrays(a), _arrays(b)
+    if len(ours) != len(theirs):
+        yield _noted(a, f"{len(ours)} arrays against {len(theirs)}")
+        return
+    extras = on_host((a.taken, b.taken, a.count, b.count), "compare")
+    taken = [None if t is None else np.asarray(t) for t in extras[:2]]
+    counts = [None if c is None else np.asarray(c) for c in extras[2:]]
+    for part, x, y in zip(a.parts, ours, theirs):
+        if x.shape != y.shape:
+            yield _noted(a, f"shape {list(x.shape)} against {list(y.shape)}", part)
+            continue
+        beyond, apart, relative = on_host(_difference(x, y, rtol, atol, loops=a.loops), "compare")
+        for index in np.ndindex(x.shape[: a.loops]):
+            if all(t is not None and not np.any(t[index[: t.ndim]]) for t in taken):
+                continue
+            last = [() if c is None else (int(np.max(c[index[: c.ndim]])) - 1,) for c in counts]
+            note = "" if last[0] == last[1] else f"{_times(last[0])} of the loop against {_times(last[1])}"
+            size = int(np.prod(x.shape[a.loops :]))
+            numbers = int(beyond[index]), float(apart[index]), float(relative[index])
+            yield Drift(
+                a.path, part, a.call, (*index, *last[0]), a.gradient, size, *numbers, note, a.site.source
+            )  # fmt: skip
+
+
+def _times(last: tuple[int, ...]) -> str:
+    return f"{last[0] + 1} iterations" if last else "no iterations"
+
+
+def _noted(seen: Seen, note: str, part: str = "") -> Drift:
+    return Drift(seen.path, part, seen.call, (), seen.gradient, 0, 0, np.nan, np.nan, note, seen.site.source)
+
+
+def _arrays(seen: Seen) -> list[Any]:
+    leaves = [x for x in jax.tree.leaves(seen.value) if hasattr(x, "dtype")]
+    is_key = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
+    return [jax.random.key_data(x) if key else jnp.asarray(x) for x, key in zip(leaves, is_key)]
+
+
+@functools.partial(jax.jit, static_argnames="loops")
+def _difference(a: Any, b: Any, rtol: float, atol: float, loops: int) -> Sequence[Any]:
+    """Per iteration: how many elements differ, the largest difference, and that relative to the largest element."""
+    kind = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), jnp.float32)
+    unequal = a != b  # integers may be too large for floating point
+    a, b = a.astype(kind), b.astype(kind)
+    axes = tuple(range(loops, a.ndim))
+    finite = jnp.isfinite(a) & jnp.isfinite(b)
+    apart = jnp.where(finite & unequal, jnp.abs(a - b), 0)
+    same = jnp.where(finite, apart <= atol + rtol * jnp.abs(b), (a == b) | (jnp.isnan(a) & jnp.isnan(b)))
+    largest = jnp.max(jnp.where(finite, jnp.abs(b), 0), axes, initial=0)
+    most = jnp.max(apart, axes, initial=0)
+    return jnp.sum(~same, axes), most, most / jnp.where(largest > 0, largest, 1)
