@@ -194,8 +194,9 @@ class Changes:
 class Program:
     """One `jax.jit` for all calls of one structure, and what its traces said about their results.
 
-    It returns the output alone, or a tuple of the output and a dict: empty, or with the number of the trace and the new
-    values of Variables. Traces are told apart by their numbers, because one program may be traced several times (for
+    It returns the output alone if nothing changes, unless that is a tuple; else a tuple of the output, the new values
+    of Variables and, except for the first trace, the number of the trace as the key of a dict; or, when new values are
+    among the lists of the output, a tuple of the output and such a dict. One program may be traced several times (for
     other shapes, or while a capture looks) with other results.
 
     Attributes:
@@ -226,17 +227,23 @@ class Program:
         """The output in what `run` returned."""
         if type(result) is not tuple:
             return result
-        out, extra = result
-        for number, news in extra.items():
-            out, _ = self.traces[number].output(out, news)
-        return out
+        out, news, changes = self.unpack(result)
+        return changes.output(out, news)[0]
 
-    def number(self, changes: Changes) -> int:
-        """The number of a trace that said this."""
+    def result(self, out: Any, news: list[Any] | None, changes: Changes) -> Any:
+        """What a trace returns."""
         with self._lock:
             if changes not in self.traces:
                 self.traces.append(changes)
-            return self.traces.index(changes)
+            number = self.traces.index(changes)
+        if news is None:
+            return out, {number: ()}
+        return (out, news, {number: ()}) if number else (out, news)
+
+    def unpack(self, result: tuple[Any, ...]) -> tuple[Any, Any, Changes]:
+        """The output, the new values, and what they are."""
+        numbers = result[-1]
+        return result[0], result[1], self.traces[next(iter(numbers)) if type(numbers) is dict else 0]
 
 
 class Plan:
@@ -287,7 +294,7 @@ class Plan:
         self.variables = self._lists[0] if len(self._lists) == 1 and not program.arrays else None
         levels = {id(x._level): x._level for x in leaves if isinstance(x, Variable)}
         self._level = next(iter(levels.values())) if len(levels) == 1 else None
-        self._targets: dict[int, list[Variable[Any]]] = {}
+        self._targets: list[Variable[Any]] | None = None  # which the first trace changes, once that is known
 
     def match(self) -> Plan | None:
         """What holds now: this plan, or one for other Variables in the same places, or None."""
@@ -355,25 +362,22 @@ class Plan:
         result = self.run(*self.read(), *plain)
         return self.finish(result) if type(result) is tuple else result
 
-    def finish(self, result: tuple[Any, dict[int, Any]]) -> Any:
+    def finish(self, result: tuple[Any, ...]) -> Any:
         """Completes the output and writes the new values of Variables."""
-        out, extra = result
-        for number, news in extra.items():
-            variables = self._targets.get(number)
-            if variables is not None and self._level is trace_level():
-                any(map(_set_value, variables, news))  # a loop in C: setting gives None, so it goes on to the end
-            else:
-                out = self._finish_first(number, out, news)
-        return out
+        variables = self._targets
+        if variables is None or len(result) != 2 or self._level is not trace_level():
+            return self._finish_any(result)
+        any(map(_set_value, variables, result[1]))  # a loop in C: setting gives None, so it goes on to the end
+        return result[0]
 
-    def _finish_first(self, number: int, out: Any, news: Any) -> Any:
-        """The same for results that take more than setting values, and for the first results of a trace."""
-        changes = self.program.traces[number]
+    def _finish_any(self, result: tuple[Any, ...]) -> Any:
+        """The same for results that take more than setting values, and for the first results."""
+        out, news, changes = self.program.unpack(result)
         variables = [self.leaves[i] for i in changes.changed]
         if not changes.plain:
             out, news = changes.output(out, news)
-        elif changes.metadata is None:
-            self._targets[number] = variables
+        elif changes.metadata is None and changes is self.program.traces[0]:
+            self._targets = variables
         write(variables, news, changes.metadata or [None] * len(variables))
         return out
 

@@ -373,17 +373,17 @@ class _Compiler:
             out = fun(*args, **kwargs)
             if lists is not None:
                 arrays, outcome = lists.leave(entered, out, always=program.donated)
-                return arrays, {program.number(Changes(outcome.changed, outcome.metadata, None, outcome)): ()}
+                return program.result(arrays, None, Changes(outcome.changed, outcome.metadata, None, outcome))
             if any(map(is_object, jax.tree.leaves(out, is_leaf=is_object))):
                 (arrays,), outcome = entered.leave(out, always=program.donated)
                 n = len(outcome.places)
                 changes = Changes(outcome.changed, outcome.metadata, outcome.definition.definition, None)
-                return arrays[:n], {program.number(changes): arrays[n:]}
+                return program.result(arrays[:n], arrays[n:], changes)
             changed = tuple(sorted({*entered.changed(), *program.donated}))
-            if not changed:  # most often: nothing to unpack. A tuple is told apart from those below
-                return (out, {}) if type(out) is tuple else out
+            if not changed and type(out) is not tuple:
+                return out
             changes = Changes(changed, entered.new_metadata(changed), None, None)
-            return out, {program.number(changes): [entered.leaves[i]._raw_value for i in changed]}
+            return program.result(out, [entered.leaves[i]._raw_value for i in changed], changes)
 
         traced.__name__ = traced.__qualname__ = getattr(fun, "__name__", "jit")
         return traced
