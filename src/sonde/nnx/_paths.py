@@ -42,7 +42,7 @@ class Table:
         self._roots = [(prefix, weakref.ref(root)) for prefix, root in roots]
         self._known: dict[int, tuple[weakref.ref[Any], Path]] = {}
         self._originals: dict[int, Path] = {}
-        self._epoch = -1
+        self._epoch = self._searched = -1
         self.serial = 0
         self.look_again()
 
@@ -81,9 +81,11 @@ class Table:
         return None if entry is None or entry[0]() is not module else entry[1]
 
     def _find_below_copies(self, module: Any) -> tuple[weakref.ref[Any], Path] | None:
+        """Looks below the copies that were changed since the last time."""
+        since, self._searched = self._searched, EPOCH.value
         for ref, path in sorted(self._known.values(), key=lambda entry: len(entry[1])):
             copy = ref()
-            if copy is not None:
+            if copy is not None and copy._stamp > since:
                 for below, node in walk(copy, graph=True, who="capture").nodes:
                     if node is module:
                         self.put(module, path + below)
