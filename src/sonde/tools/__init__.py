@@ -3,6 +3,7 @@
 first_nonfinite(f)                      which site made the first NaN or Inf
 summarize(f)                            statistics of every value and gradient
 compare(f, g)                           where two programs differ first
+patch_sweep(f, clean, corrupt, ...)     which values carry what a metric measures
 """
 
 import importlib
@@ -12,16 +13,29 @@ from sonde.tools.nonfinite import NonFinite, first_nonfinite
 
 if TYPE_CHECKING:
     from sonde.tools.comparison import Comparison, Drift, compare
+    from sonde.tools.patching import Sweep, patch_sweep
     from sonde.tools.summary import Summary, summarize
 
-__all__ = ["Comparison", "Drift", "NonFinite", "Summary", "compare", "first_nonfinite", "summarize"]
+__all__ = [
+    "Comparison",
+    "Drift",
+    "NonFinite",
+    "Summary",
+    "Sweep",
+    "compare",
+    "first_nonfinite",
+    "patch_sweep",
+    "summarize",
+]
 
 # Loaded when first used: who looks for a NaN does not wait for the rest.
 _LATER = {
     "Comparison": "comparison",
     "Drift": "comparison",
     "Summary": "summary",
+    "Sweep": "patching",
     "compare": "comparison",
+    "patch_sweep": "patching",
     "summarize": "summary",
 }
 

@@ -1,0 +1,230 @@
+"""Activation patching: which values, at which positions, carry what a metric measures?
+
+Every point of the sweep is a run on the corrupt input in which one position of one site has its value of the run on
+the clean input. All points are one `vmap` over the number of the point, in one compiled call: a site compares that
+number with its own and selects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.core.capture import capture, check_callable
+from sonde.core.path import Pattern, check_pattern
+from sonde.errors import CaptureError
+from sonde.tools.placing import Place, placed
+from sonde.tools.pure import Rest, arrays_and_rest
+from sonde.tools.reading import Seen, each_seen
+
+_SHADES = " ░▒▓█"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sweep:
+    """What `patch_sweep` found.
+
+    Attributes:
+        scores: For every site, the metric with the clean value put there: an array with an axis per loop around the
+            site and one for positions. Calls of a site after the first have their number in the name, as in `h[1]`.
+        clean: The metric of the run on the clean input.
+        corrupt: The metric of the run on the corrupt input.
+    """
+
+    scores: dict[str, jax.Array]
+    clean: jax.Array
+    corrupt: jax.Array
+
+    @property
+    def restored(self) -> dict[str, np.ndarray]:
+        """The scores, as parts of what was lost: 0 is as bad as the corrupt run, 1 as good as the clean one."""
+        lost = float(self.clean) - float(self.corrupt)
+        return {name: (np.asarray(s, np.float64) - float(self.corrupt)) / lost for name, s in self.scores.items()}
+
+    def best(self, n: int = 5) -> list[tuple[str, tuple[int, ...], float]]:
+        """Where most is restored: name, index and restored part of the `n` best points."""
+        points = [(name, index, float(x)) for name, r in self.restored.items() for index, x in np.ndenumerate(r)]
+        return sorted(points, key=lambda point: -point[2])[:n]
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("site", "most", "at", "positions")
+        table.title = f"restored of {float(self.corrupt):.4g} (corrupt) to {float(self.clean):.4g} (clean)"
+        for name, restored in self.restored.items():
+            at = np.unravel_index(np.argmax(restored), restored.shape)
+            for row in restored.reshape(-1, restored.shape[-1]):
+                shades = [_SHADES[round(float(np.clip(np.nan_to_num(x), 0, 1)) * (len(_SHADES) - 1))] for x in row]
+                table.add_row(Text(name), f"{restored.max():.3f}", ",".join(map(str, at)), Text("".join(shades)))
+                name = ""
+        return table
+
+
+def patch_sweep(
+    f: Callable,
+    clean: Any,
+    corrupt: Any,
+    sites: Pattern | Sequence[Pattern],
+    metric: Callable[[Any], Any],
+    axis: int | None = -2,
+    *,
+    chunk: int | None = None,
+) -> Sweep:
+    """Runs `f` on the corrupt input once for every position of every site, with the clean value put there.
+
+    The sweep is one compiled call. It is compiled again for another function, metric or shape; the last few are
+    remembered by the identity of `f` and `metric`, so define them once.
+
+    Args:
+        f: Any callable. Models are not changed by the runs.
+        clean: The arguments of the clean run: a tuple, or the only argument.
+        corrupt: The arguments of the corrupt run, with the same shapes.
+        sites: Which sites: a pattern or several, as in `sonde.capture`.
+        metric: A function of the result of `f` that returns a number.
+        axis: The axis of the values along which positions are; a negative one counts from the end, another one without
+            the axes that `vmap` puts in front. None patches whole values. In loops, every iteration is a point.
+        chunk: How many points are run at a time, for less memory. All, if None.
+
+    Returns:
+        A `Sweep`.
+
+    Raises:
+        NoSuchSiteError: A pattern matches no site.
+        CaptureError: A site is in a `while_loop`, whose iterations are not recorded.
+        ValueError: A value has no such axis, or the metric is not a number.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde.tools import patch_sweep
+        >>> def f(x):
+        ...     return sonde.sow(x * 2, "h")[1]
+        >>> sweep = patch_sweep(f, jnp.ones((3, 4)), jnp.zeros((3, 4)), "h", jnp.sum)
+        >>> print(sweep.restored["h"])
+        [0. 1. 0.]
+    """
+    check_callable(f, "patch_sweep")
+    check_callable(metric, "patch_sweep")
+    several = (sites,) if isinstance(sites, str) or callable(sites) else tuple(sites)
+    patterns = tuple(map(check_pattern, several))
+    if not patterns:
+        raise ValueError("patch_sweep needs sites: a pattern or several, such as 'blocks/*/attn'")
+    runs = (f, *(x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)))
+    arrays, rest = arrays_and_rest(runs)
+    found, of_clean, of_corrupt = _sweep(patterns, metric, axis, chunk)(arrays, rest)
+    return Sweep({name: scores for (_, name), scores in sorted(found.items())}, of_clean, of_corrupt)
+
+
+@functools.lru_cache(maxsize=16)
+def _sweep(patterns: tuple[Pattern, ...], metric: Callable, axis: int | None, chunk: int | None) -> Callable:
+    """The compiled sweep, for all functions."""
+
+    def measured(result: Any) -> Any:
+        score = metric(result)
+        if jnp.shape(score) != ():
+            raise ValueError(f"patch_sweep: the metric must be a number, got an array of shape {jnp.shape(score)}")
+        return score
+
+    def sweep(arrays: list[Any], rest: Rest) -> Any:
+        f, clean, corrupt = rest.whole(arrays)
+        result, records = capture(f, *patterns)(*clean)
+        targets: dict[tuple[str, int], _Target] = {}
+        total = 0
+        for seen in each_seen(records):
+            target = _Target.of(seen, axis, total)
+            targets[seen.path, seen.call] = target
+            total += target.points
+
+        def run(point: Any) -> Any:
+            def rule(values: list[Any], place: Place) -> list[Any]:
+                target = targets.get((place.path, place.call))
+                return values if target is None else target.patched(values, place, point)
+
+            # A copy for every run: what a run changes in a model must not be there in the next.
+            f, _, corrupt = rest.whole(arrays)
+            return measured(placed(f, rule)(*corrupt))
+
+        points = jnp.arange(total)
+        scores = jax.vmap(run)(points) if chunk is None else jax.lax.map(run, points, batch_size=min(chunk, total))
+        f, _, corrupt = rest.whole(arrays)
+        found = {}
+        for number, ((path, call), target) in enumerate(targets.items()):
+            part = scores[target.start : target.start + target.points]
+            found[number, f"{path}[{call}]" if call else path] = part.reshape(*target.loops, target.positions)
+        return found, measured(result), measured(f(*corrupt))
+
+    return jax.jit(sweep, static_argnums=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """The points of a site.
+
+    Attributes:
+        seen: Its clean value.
+        start: The number of its first point.
+        loops: The lengths of the loops around it.
+        positions: How many positions there are.
+        axis: Along which axis.
+    """
+
+    seen: Seen
+    start: int
+    loops: tuple[int, ...]
+    positions: int
+    axis: int | None
+
+    @classmethod
+    def of(cls, seen: Seen, axis: int | None, start: int) -> _Target:
+        if seen.count is not None:
+            raise CaptureError(
+                f"patch_sweep cannot patch {seen.path!r} ({seen.site.source}): it is in a while_loop, of which only "
+                "the last iteration is recorded; use a scan, or a fori_loop with known bounds"
+            )
+        mapped = len(seen.axes) - seen.loops
+        lengths = set()
+        arrays = [x for x in jax.tree.leaves(seen.value) if hasattr(x, "dtype")]
+        for x in arrays:
+            own = x.shape[seen.loops + mapped :]
+            if axis is not None and not -len(own) <= axis < len(own):
+                raise ValueError(
+                    f"patch_sweep: {seen.path!r} ({seen.site.source}) has the shape {list(own)} and no axis {axis}"
+                )
+            lengths.add(1 if axis is None else own[axis])
+        if len(lengths) != 1:
+            raise ValueError(
+                f"patch_sweep: the arrays of {seen.path!r} ({seen.site.source}) must have one length along axis "
+                f"{axis}, got {sorted(lengths)}"
+            )
+        return cls(seen, start, arrays[0].shape[: seen.loops], lengths.pop(), axis)
+
+    @property
+    def points(self) -> int:
+        return int(np.prod(self.loops, dtype=np.int64)) * self.positions
+
+    def patched(self, values: list[Any], place: Place, point: Any) -> list[Any]:
+        """The values, with the clean one where the point says."""
+        first: Any = 0
+        for length, step in zip(self.loops, place.iteration):
+            first = first * length + step
+        here = point == self.start + first * self.positions + jnp.arange(self.positions)
+        if self.seen.taken is not None:  # what the clean run has not computed cannot be put anywhere
+            taken = self.seen.taken
+            for step in place.iteration[: jnp.ndim(taken)]:
+                taken = jax.lax.dynamic_index_in_dim(taken, step, keepdims=False)
+            here = here & jnp.any(taken)
+        arrays = [x for x in jax.tree.leaves(self.seen.value) if hasattr(x, "dtype")]
+        new = []
+        for i, (old, whole) in enumerate(zip(values, arrays)):
+            mask = here[0]
+            if self.axis is not None:
+                at = self.axis % (jnp.ndim(old) - place.mapped(i)) + place.mapped(i)
+                mask = here.reshape([-1 if d == at else 1 for d in range(jnp.ndim(old))])
+            new.append(jnp.where(mask, place.slice_of(whole, i), old))
+        return new

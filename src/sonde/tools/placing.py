@@ -1,0 +1,83 @@
+"""Edits that know where they are: the handler of the tools that put other values at sites.
+
+`sonde.edit` replaces the value at a site by one rule. Here the rule is also told which call and which iteration it is,
+so that the values of one run can be put into another one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sonde.core.capture import run_with
+from sonde.core.edit import Editing
+from sonde.core.site import Site, View
+
+
+class Place(NamedTuple):
+    """Where a value is met.
+
+    Attributes:
+        path: The path of the site.
+        call: Which of the calls under that path, from 0.
+        iteration: The number of the iteration of each loop around it, outermost first.
+        site: The site.
+        view: How the value is seen there.
+    """
+
+    path: str
+    call: int
+    iteration: tuple[Any, ...]
+    site: Site
+    view: View
+
+    def slice_of(self, array: Any, index: int) -> Any:
+        """What belongs here of an array of a record.
+
+        Args:
+            array: Loops and mapped axes in front.
+            index: Which of the site's arrays it is.
+        """
+        for step in self.iteration:
+            array = jax.lax.dynamic_index_in_dim(jnp.asarray(array), step, keepdims=False)
+        # A record has all mapped axes; the value itself lacks those that it does not vary over.
+        for position, axis in reversed(list(enumerate(self.view.axes))):
+            if not axis.on_leaf(index):
+                array = jax.lax.index_in_dim(array, 0, position, keepdims=False)
+        return array
+
+    def mapped(self, index: int) -> int:
+        """How many mapped axes an array of the value has in front."""
+        return sum(axis.on_leaf(index) for axis in self.view.axes)
+
+
+Rule = Callable[[list[Any], Place], list[Any]]
+
+
+class Placing(Editing):
+    """Replaces the arrays of every value by what a rule makes of them."""
+
+    def __init__(self, rule: Rule, *, depth: int = 1) -> None:
+        super().__init__({}, depth=depth)
+        self.counts_iterations = True
+        self.rule = rule
+
+    def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:
+        """The new arrays."""
+        if not view.is_value:
+            return arrays
+        call = self._calls.get(path, 0)
+        self._calls[path] = call + 1
+        return self.rule(arrays, Place(path, call, self.indices, site, view))
+
+
+def placed(f: Callable, rule: Rule) -> Callable:
+    """`f`, with the values at all its sites replaced by a rule."""
+
+    def with_rule(*args: Any, **kwargs: Any) -> Any:
+        return run_with(lambda depth: Placing(rule, depth=depth), f, args, kwargs, edits=True)[0]
+
+    return with_rule
