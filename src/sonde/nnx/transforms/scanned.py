@@ -60,8 +60,8 @@ def scan(
         >>> from sonde import nnx
         >>> import jax.numpy as jnp
         >>> layers = nnx.Dict(w=nnx.Param(jnp.array([2.0, 3.0])))
-        >>> nnx.scan(lambda x, layer: layer.w * x, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(1.0, layers)
-        Array(6., dtype=float32, weak_type=True)
+        >>> float(nnx.scan(lambda x, layer: layer.w * x, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(1.0, layers))
+        6.0
     """
     graph = mode("scan", graph, graph_updates)
     if f is MISSING:
