@@ -82,7 +82,7 @@ def test_loops_have_a_point_per_iteration(reverse):
 
 def test_mapped_axes_pytrees_and_whole_values():
     def f(x, n):
-        d = sow({"a": x * 2, "b": x.sum(0), "n": n}, "d")
+        d = sow({"a": x * 2, "b": x.sum(0), "n": n, "python": 7}, "d")
         return d["a"].sum() + (d["b"] * d["n"])[0]
 
     g = jax.vmap(f, in_axes=(0, None))

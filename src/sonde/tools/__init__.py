@@ -4,6 +4,7 @@ first_nonfinite(f)                      which site made the first NaN or Inf
 summarize(f)                            statistics of every value and gradient
 compare(f, g)                           where two programs differ first
 patch_sweep(f, clean, corrupt, ...)     which values carry what a metric measures
+attribute(f)                            how much each value contributes to the result
 """
 
 import importlib
@@ -12,16 +13,19 @@ from typing import TYPE_CHECKING, Any
 from sonde.tools.nonfinite import NonFinite, first_nonfinite
 
 if TYPE_CHECKING:
+    from sonde.tools.attribution import Attribution, attribute
     from sonde.tools.comparison import Comparison, Drift, compare
     from sonde.tools.patching import Sweep, patch_sweep
     from sonde.tools.summary import Summary, summarize
 
 __all__ = [
+    "Attribution",
     "Comparison",
     "Drift",
     "NonFinite",
     "Summary",
     "Sweep",
+    "attribute",
     "compare",
     "first_nonfinite",
     "patch_sweep",
@@ -30,10 +34,12 @@ __all__ = [
 
 # Loaded when first used: who looks for a NaN does not wait for the rest.
 _LATER = {
+    "Attribution": "attribution",
     "Comparison": "comparison",
     "Drift": "comparison",
     "Summary": "summary",
     "Sweep": "patching",
+    "attribute": "attribution",
     "compare": "comparison",
     "patch_sweep": "patching",
     "summarize": "summary",

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.capture import capture, check_callable
+from sonde.core.capture import check_callable
 from sonde.core.path import Pattern, check_pattern
 from sonde.errors import CaptureError
-from sonde.tools.placing import Place, placed
+from sonde.tools.placing import Place, placed, values_to_place
 from sonde.tools.pure import Rest, arrays_and_rest
 from sonde.tools.reading import Seen, each_seen
 
@@ -133,7 +133,7 @@ def _sweep(patterns: tuple[Pattern, ...], metric: Callable, axis: int | None, ch
 
     def sweep(arrays: list[Any], rest: Rest) -> Any:
         f, clean, corrupt = rest.whole(arrays)
-        result, records = capture(f, *patterns)(*clean)
+        result, records = values_to_place(f, *patterns)(*clean)
         targets: dict[tuple[str, int], _Target] = {}
         total = 0
         for seen in each_seen(records):

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sonde.core.capture import run_with
+from sonde.core.capture import capture, run_with
 from sonde.core.edit import Editing
+from sonde.core.path import Pattern
 from sonde.core.site import Site, View
 
 
@@ -81,3 +82,8 @@ def placed(f: Callable, rule: Rule) -> Callable:
         return run_with(lambda depth: Placing(rule, depth=depth), f, args, kwargs, edits=True)[0]
 
     return with_rule
+
+
+def values_to_place(f: Callable, *patterns: Pattern) -> Callable:
+    """`sonde.capture(f, *patterns)`, of the values that a rule will meet: there, Python numbers are arrays too."""
+    return capture(placed(f, lambda arrays, _: arrays), *patterns)

@@ -1,0 +1,213 @@
+"""How much does each value at a site contribute to a number? `attribute`, by two methods.
+
+`"gradient"` is gradient times value: one forward and one backward pass for all sites, and the first term of what
+removing a value would do. `"integrated"` follows the gradient on the straight way from a baseline to the value: it
+costs `steps` passes per site and adds up exactly to the change that it explains.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.core.capture import capture, check_callable, like
+from sonde.core.path import Pattern
+from sonde.errors import CaptureError
+from sonde.tools.placing import Place, placed, values_to_place
+from sonde.tools.pure import Rest, arrays_and_rest
+from sonde.tools.reading import each_seen
+
+Method = Literal["gradient", "integrated"]
+
+
+class Attribution(Mapping[str, tuple[Any, ...]]):
+    """Contributions by path: one pytree per call, shaped like the values of the record (loops in front)."""
+
+    def __init__(self, scores: Mapping[str, tuple[Any, ...]], output: Any) -> None:
+        self._scores = dict(scores)
+        self.output = output
+        """The number that is explained."""
+
+    def __getitem__(self, path: str) -> tuple[Any, ...]:
+        return self._scores[path]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scores)
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """The sum of the contributions under each path."""
+        return {path: sum(float(jnp.sum(x)) for x in jax.tree.leaves(found)) for path, found in self.items()}
+
+    def __repr__(self) -> str:
+        return f"Attribution({float(self.output):.6g}, {self.totals})"
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("site", "total", "most", "least", title=f"contributions to {float(self.output):.6g}")
+        for path, total in self.totals.items():
+            flat = np.concatenate([np.ravel(x) for x in jax.tree.leaves(self[path])] or [np.zeros(1)])
+            table.add_row(Text(path), f"{total:.4g}", f"{flat.max():.4g}", f"{flat.min():.4g}")
+        return table
+
+
+def attribute(
+    f: Callable,
+    *patterns: Pattern,
+    metric: Callable[[Any], Any] | None = None,
+    method: Method = "gradient",
+    baseline: float = 0.0,
+    steps: int = 32,
+) -> Callable[..., Attribution]:
+    """A function that runs `f` and says how much the values at its sites contribute to its result.
+
+    Args:
+        f: Any callable. Models are not changed by the runs.
+        *patterns: Which sites, as in `sonde.capture`. All, if none are given.
+        metric: A function of the result of `f` that returns a number. None if the result is one.
+        method: `"gradient"`: gradient times the value's distance from the baseline. `"integrated"`: the mean gradient
+            on the way there, times that distance; all calls and iterations of a site go the way together.
+        baseline: The number that stands for a value that is not there.
+        steps: How many points of the way to use.
+
+    Returns:
+        A function with the arguments of `f` that returns an `Attribution`. Parts that cannot be differentiated
+        (integers) contribute zero.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site.
+        CaptureError: When called: a site is in a `while_loop`, which cannot be differentiated.
+        ValueError: The method is unknown; or, when called, the result is not a number.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde.tools import attribute
+        >>> def f(x):
+        ...     return jnp.sum(sonde.sow(x * 2, "h") ** 2)
+        >>> found = attribute(f)(jnp.array([1.0, 3.0]))
+        >>> print(found["h"][0], attribute(f, method="integrated")(jnp.array([1.0, 3.0]))["h"][0])
+        [ 8. 72.] [ 4. 36.]
+    """
+    check_callable(f, "attribute")
+    if method not in ("gradient", "integrated"):
+        raise ValueError(f"attribute: the method is 'gradient' or 'integrated', got {method!r}")
+    if steps < 1:
+        raise ValueError(f"attribute: steps must be at least 1, got {steps}")
+    capture(f, *patterns)  # for its checks
+    run = functools.partial(_by_gradient if method == "gradient" else _integrated, patterns, metric, baseline, steps)
+    compiled = jax.jit(run, static_argnums=1)
+
+    def attributed(*args: Any, **kwargs: Any) -> Attribution:
+        found, output = compiled(*arrays_and_rest((f, args, kwargs)))
+        return Attribution({path: calls for (_, path), calls in sorted(found.items())}, output)
+
+    return like(attributed, f)
+
+
+def _number(metric: Callable | None, result: Any) -> Any:
+    number = result if metric is None else metric(result)
+    if not hasattr(number, "dtype") or jnp.shape(number) != () or not jnp.issubdtype(number.dtype, jnp.floating):
+        found = f"{number.dtype}{list(number.shape)}" if hasattr(number, "dtype") else repr(type(number).__name__)
+        raise ValueError(f"attribute explains a number, got {found}; give a metric= that makes one of the result")
+    return number
+
+
+def _is_inexact(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _by_gradient(
+    patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, arrays: Any, rest: Rest
+) -> Any:
+    del steps
+
+    def number(touch: Any) -> Any:
+        # Whatever a value is computed from, it now depends on what is differentiated.
+        def rule(values: list[Any], place: Place) -> list[Any]:
+            del place
+            return [x + touch.astype(x.dtype) if _is_inexact(x) else x for x in values]
+
+        f, args, kwargs = rest.whole(arrays)
+        return _number(metric, placed(f, rule)(*args, **kwargs))
+
+    (output, _), records = capture(jax.value_and_grad(number), *patterns, grads=True)(jnp.zeros(()))
+    found: dict[tuple[int, str], Any] = {}
+    for i, (path, record) in enumerate(records.items()):
+        grads = record.grads or (None,) * len(record.values)
+        found[i, path] = tuple(_times(v, g, baseline) for v, g in zip(record.values, grads))
+    return found, output
+
+
+def _times(value: Any, gradient: Any, baseline: float) -> Any:
+    def product(x: Any, g: Any) -> Any:
+        if not _is_inexact(x):
+            return jnp.zeros(jnp.shape(x)) if hasattr(x, "dtype") else x
+        return jnp.zeros_like(x) if g is None else (x - jnp.asarray(baseline, x.dtype)) * g
+
+    if gradient is None:
+        return jax.tree.map(lambda x: product(x, None), value)
+    return jax.tree.map(product, value, gradient)
+
+
+def _integrated(
+    patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, arrays: Any, rest: Rest
+) -> Any:
+    f, args, kwargs = rest.whole(arrays)
+    result, records = values_to_place(f, *patterns)(*args, **kwargs)
+    found: dict[tuple[int, str], Any] = {}
+    for i, (path, record) in enumerate(records.items()):
+        values = {}
+        for seen in each_seen(records):
+            if seen.path == path:
+                if seen.count is not None:
+                    raise CaptureError(
+                        f"attribute cannot integrate over {path!r} ({seen.site.source}): it is in a while_loop, of "
+                        "which only the last iteration is recorded"
+                    )
+                values[seen.call] = [x for x in jax.tree.leaves(seen.value) if hasattr(x, "dtype")]
+        gradients = _mean_gradient(values, path, metric, baseline, steps, arrays, rest)
+        calls = []
+        for call, value in enumerate(record.values):
+            remaining = iter(gradients[call])
+            of_leaves = jax.tree.map(lambda x, r=remaining: next(r) if hasattr(x, "dtype") else x, value)
+            calls.append(_times(value, of_leaves, baseline))
+        found[i, path] = tuple(calls)
+    return found, _number(metric, result)
+
+
+def _mean_gradient(
+    values: dict[int, list[Any]], path: str, metric: Any, baseline: float, steps: int, arrays: Any, rest: Rest
+) -> dict[int, list[Any]]:
+    """The gradient with respect to all values at a site, averaged over the way from the baseline to them."""
+    floats = {call: [x if _is_inexact(x) else None for x in xs] for call, xs in values.items()}
+
+    def number(new: Any) -> Any:
+        def rule(old: list[Any], place: Place) -> list[Any]:
+            if place.path != path:
+                return old
+            mine = new[place.call]
+            return [a if b is None else place.slice_of(b, i) for i, (a, b) in enumerate(zip(old, mine))]
+
+        f, args, kwargs = rest.whole(arrays)
+        return _number(metric, placed(f, rule)(*args, **kwargs))
+
+    def add(total: Any, part: Any) -> tuple[Any, None]:
+        def towards(x: Any) -> Any:
+            base = jnp.asarray(baseline, x.dtype)
+            return base + part.astype(x.dtype) * (x - base)
+
+        gradient = jax.grad(number)(jax.tree.map(towards, floats))
+        return jax.tree.map(lambda t, g: t + g / steps, total, gradient), None
+
+    middles = (jnp.arange(steps, dtype=jnp.float32) + 0.5) / steps
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, floats), middles)[0]
