@@ -5,6 +5,10 @@ summarize(f)                            statistics of every value and gradient
 compare(f, g)                           where two programs differ first
 patch_sweep(f, clean, corrupt, ...)     which values carry what a metric measures
 attribute(f)                            how much each value contributes to the result
+ablate(f, pattern)                      the program without some of its values
+steer(f, {pattern: direction})          the program pushed in a direction
+extract(f, {path: name})                values at sites as features, and nothing else computed
+logit_lens(f, readout=...)              what the model would say at every layer
 """
 
 import importlib
@@ -13,22 +17,32 @@ from typing import TYPE_CHECKING, Any
 from sonde.tools.nonfinite import NonFinite, first_nonfinite
 
 if TYPE_CHECKING:
+    from sonde.tools.ablation import ablate
     from sonde.tools.attribution import Attribution, attribute
     from sonde.tools.comparison import Comparison, Drift, compare
+    from sonde.tools.extraction import extract
+    from sonde.tools.lens import Lens, Reading, logit_lens
     from sonde.tools.patching import Sweep, patch_sweep
+    from sonde.tools.steering import steer
     from sonde.tools.summary import Summary, summarize
 
 __all__ = [
     "Attribution",
     "Comparison",
     "Drift",
+    "Lens",
     "NonFinite",
+    "Reading",
     "Summary",
     "Sweep",
+    "ablate",
     "attribute",
     "compare",
+    "extract",
     "first_nonfinite",
+    "logit_lens",
     "patch_sweep",
+    "steer",
     "summarize",
 ]
 
@@ -37,11 +51,17 @@ _LATER = {
     "Attribution": "attribution",
     "Comparison": "comparison",
     "Drift": "comparison",
+    "Lens": "lens",
+    "Reading": "lens",
     "Summary": "summary",
     "Sweep": "patching",
+    "ablate": "ablation",
     "attribute": "attribution",
     "compare": "comparison",
+    "extract": "extraction",
+    "logit_lens": "lens",
     "patch_sweep": "patching",
+    "steer": "steering",
     "summarize": "summary",
 }
 

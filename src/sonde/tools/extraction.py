@@ -1,0 +1,82 @@
+"""Intermediate values as features: `extract` makes a function that returns them and computes nothing else.
+
+The function is compiled; what the chosen values do not need is not there any more, the end of the network first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from sonde.core.capture import capture, check_callable, like
+from sonde.core.path import Pattern, glob_matches, matches
+from sonde.core.record import Record, Records
+from sonde.tools.pure import Rest, arrays_and_rest
+
+
+def extract(f: Callable, features: Mapping[Pattern, str]) -> Callable[..., dict[str, Any]]:
+    """A compiled function that returns values at sites, by name, and leaves out the rest of the computation.
+
+    Args:
+        f: Any callable. A model is not changed when it runs.
+        features: For each site the name of its value in the result: a path, or another pattern that matches one path.
+
+    Returns:
+        A function with the arguments of `f` that returns a dict from names to values; of a site that is met several
+        times, a tuple.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site.
+        ValueError: Two features have one name; or, when called, a pattern matches several paths.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde.tools import extract
+        >>> def f(x):
+        ...     h = sonde.sow(x * 2, "block/h")
+        ...     return jnp.linalg.inv(h)
+        >>> print(extract(f, {"block/h": "features"})(jnp.ones((1, 2)).T @ jnp.ones((1, 2))))
+        {'features': Array([[2., 2.],
+               [2., 2.]], dtype=float32)}
+    """
+    check_callable(f, "extract")
+    if not isinstance(features, Mapping) or not features:
+        raise TypeError(f"extract takes a mapping from paths to names, got {features!r}")
+    if len(set(features.values())) != len(features):
+        raise ValueError(f"extract: every feature needs a name of its own, got {list(features.values())}")
+    patterns = tuple(features)
+    capture(f, *patterns)  # for its checks
+
+    def run(arrays: list[Any], rest: Rest) -> dict[str, Any]:
+        fn, args, kwargs = rest.whole(arrays)
+        _, records = capture(fn, *patterns)(*args, **kwargs)
+        return {name: _value(_only(records, pattern)) for pattern, name in features.items()}
+
+    compiled = jax.jit(run, static_argnums=1)
+
+    def extracted(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        return compiled(*arrays_and_rest((f, args, kwargs)))
+
+    return like(extracted, f)
+
+
+def _only(records: Records, pattern: Pattern) -> Record:
+    found = [r for r in records.values() if _chooses(pattern, r)]
+    if len(found) != 1:
+        raise ValueError(
+            f"extract: {pattern!r} names one feature and matches {len(found)} sites: "
+            f"{', '.join(repr(r.path) for r in found)}; name each"
+        )
+    return found[0]
+
+
+def _chooses(pattern: Pattern, record: Record) -> bool:
+    if isinstance(pattern, str):
+        return glob_matches(pattern, record.path)
+    return any(matches(pattern, site.at(record.path)) for site in record.sites)
+
+
+def _value(record: Record) -> Any:
+    return record.values[0] if len(record.values) == 1 else record.values

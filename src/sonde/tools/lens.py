@@ -1,0 +1,129 @@
+"""What would the model say if it stopped here? The logit lens reads every layer with the model's own output layer.
+
+The readout runs at the site, on the device, and only the best few tokens are kept: no logits of all layers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.core.capture import capture, check_callable, like
+from sonde.core.path import Pattern
+from sonde.tools.reading import each_seen
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """What one site says.
+
+    Attributes:
+        tokens: The best tokens, best first, along the last axis; loops and mapped axes are in front.
+        probabilities: Their probabilities.
+        entropy: How undecided it is, in nats.
+    """
+
+    tokens: jax.Array
+    probabilities: jax.Array
+    entropy: jax.Array
+
+
+class Lens(Mapping[str, Reading]):
+    """Readings by path, in program order. Calls of a site after the first have their number, as in `h[1]`."""
+
+    def __init__(self, readings: Mapping[str, Reading]) -> None:
+        self._readings = dict(readings)
+
+    def __getitem__(self, name: str) -> Reading:
+        return self._readings[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readings)
+
+    def __len__(self) -> int:
+        return len(self._readings)
+
+    def table(self, names: Callable[[int], str] = str, *, example: int = 0) -> Any:
+        """A rich table of the best token at every position.
+
+        Args:
+            names: A function that shows a token.
+            example: Which of the examples, if there are axes besides the position.
+        """
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title="the best token at every position, and how sure")
+        table.add_column("site")
+        for name, reading in self.items():
+            tokens, sure = np.asarray(reading.tokens)[..., 0], np.asarray(reading.probabilities)[..., 0]
+            last = tokens.shape[-1] if tokens.ndim else 1
+            tokens, sure = tokens.reshape(-1, last)[example], sure.reshape(-1, last)[example]
+            table.add_row(Text(name), *[Text(f"{names(int(t))} {float(p):.2f}") for t, p in zip(tokens, sure)])
+        return table
+
+    def __rich__(self) -> Any:
+        return self.table()
+
+
+def logit_lens(f: Callable, *patterns: Pattern, readout: Callable[[Any], Any], k: int = 5) -> Callable[..., Lens]:
+    """A function that runs `f` and reads the values at its sites with an output layer.
+
+    Args:
+        f: Any callable.
+        *patterns: Which sites, as in `sonde.capture`: those of the residual stream. All, if none are given.
+        readout: A function of a value that returns logits, with tokens along the last axis: the model's last norm and
+            output layer. Under `vmap` it sees one example.
+        k: How many tokens to keep.
+
+    Returns:
+        A function with the arguments of `f` that returns a `Lens`. It may be called inside `jax.jit`, to use the
+        readings there.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site.
+        ValueError: When called: there are fewer than `k` tokens.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde.tools import logit_lens
+        >>> def f(x):
+        ...     x = sonde.sow(x, "start")
+        ...     return sonde.sow(x[::-1], "end")
+        >>> lens = logit_lens(f, readout=lambda h: 10 * h, k=1)(jnp.array([0.0, 1.0, 2.0]))
+        >>> print(lens["start"].tokens, lens["end"].tokens)
+        [2] [0]
+    """
+    check_callable(f, "logit_lens")
+    check_callable(readout, "logit_lens")
+    if k < 1:
+        raise ValueError(f"logit_lens: k must be at least 1, got {k}")
+
+    def read(value: Any) -> list[Any]:
+        logits = readout(value)
+        if not jnp.ndim(logits) or jnp.shape(logits)[-1] < k:
+            raise ValueError(
+                f"logit_lens: the readout returned logits of shape {list(jnp.shape(logits))}, which has no {k} tokens "
+                "along the last axis"
+            )
+        logs = jax.nn.log_softmax(logits.astype(jnp.float32))
+        best, tokens = jax.lax.top_k(logs, k)
+        # 0 * -inf is no number: tokens that are ruled out count nothing.
+        entropy = -jnp.sum(jnp.where(jnp.isneginf(logs), 0, jnp.exp(logs) * logs), -1)
+        return [tokens, jnp.exp(best), entropy]
+
+    captured = capture(f, *patterns, reduce=read)
+
+    def lens(*args: Any, **kwargs: Any) -> Lens:
+        _, records = captured(*args, **kwargs)
+        found = {}
+        for seen in each_seen(records):
+            found[f"{seen.path}[{seen.call}]" if seen.call else seen.path] = Reading(*seen.value)
+        return Lens(found)
+
+    return like(lens, f)

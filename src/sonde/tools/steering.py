@@ -1,0 +1,63 @@
+"""Pushing values in a direction: `steer` is an edit with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde.core.capture import check_callable
+from sonde.core.edit import edit
+from sonde.core.path import Pattern
+from sonde.errors import EditError
+
+
+def steer(f: Callable, directions: Mapping[Pattern, Any], *, scale: Any = 1.0) -> Callable:
+    """`f` with a direction added to the values at some sites.
+
+    Args:
+        f: Any callable.
+        directions: For each pattern, what to add: an array that broadcasts to the value (a vector of the last axis
+            is added at every position), or a pytree of such arrays like the value.
+        scale: How far to push. May be traced, to differentiate or map over it.
+
+    Returns:
+        A function with the arguments and results of `f`.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site.
+        EditError: When called: a direction does not broadcast to the value.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde.tools import steer
+        >>> def f(x):
+        ...     return sonde.sow(x * 2, "h")
+        >>> print(steer(f, {"h": jnp.array([1.0, -1.0])}, scale=3.0)(jnp.zeros((2, 2))))
+        [[ 3. -3.]
+         [ 3. -3.]]
+    """
+    check_callable(f, "steer")
+    if not isinstance(directions, Mapping):
+        raise TypeError(
+            f"steer takes a mapping from patterns to directions, got {directions!r} of type {type(directions).__name__}"
+        )
+
+    def towards(pattern: Pattern, direction: Any) -> Callable[[Any], Any]:
+        def pushed(x: Any, d: Any) -> Any:
+            try:
+                fits = jnp.broadcast_shapes(jnp.shape(x), jnp.shape(d)) == jnp.shape(x)
+            except ValueError:
+                fits = False
+            if not fits:
+                raise EditError(
+                    f"steer at {pattern!r}: a direction of shape {list(jnp.shape(d))} does not broadcast to the value "
+                    f"of shape {list(jnp.shape(x))}"
+                )
+            return x + (scale * jnp.asarray(d)).astype(x.dtype)
+
+        return lambda value: jax.tree.map(pushed, value, direction)
+
+    return edit(f, {pattern: towards(pattern, d) for pattern, d in directions.items()})

@@ -1,0 +1,51 @@
+"""The logit lens on values whose logits are known."""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from tests.tools.models import HIDDEN, X, every_face, forward
+
+from sonde import sow
+from sonde.errors import NoSuchSiteError
+from sonde.tools import logit_lens
+
+
+@every_face
+def test_every_face(face):
+    lens = logit_lens(forward(face), "hidden", readout=lambda h: h, k=2)(X)
+    reading = lens["hidden"]
+    p = jax.nn.softmax(HIDDEN)
+    np.testing.assert_array_equal(reading.tokens, [[0, 2], [0, 1]])
+    np.testing.assert_allclose(reading.probabilities, [[p[0, 0], p[0, 2]], [p[1, 0], p[1, 1]]], rtol=1e-6)
+    np.testing.assert_allclose(reading.entropy, -jnp.sum(p * jnp.log(p), -1), rtol=1e-5)
+
+
+def test_loops_calls_and_ruled_out_tokens():
+    def f(x):
+        x = sow(sow(x, "x") + 1, "x")
+        return lax.scan(lambda c, _: (sow(jnp.roll(c, 1), "c"), None), x, length=2)[0]
+
+    lens = logit_lens(jax.jit(f), readout=lambda h: jnp.where(h > 1, h, -jnp.inf), k=1)(jnp.array([0.0, 3.0, 0.0, 0.0]))
+    assert list(lens) == ["x", "x[1]", "c"]
+    np.testing.assert_array_equal(lens["c"].tokens, [[2], [3]])
+    np.testing.assert_allclose(lens["x"].entropy, 0.0)
+
+
+def test_table_and_errors():
+    from rich.console import Console
+
+    f = lambda x: sow(x, "h")
+    shown = io.StringIO()
+    lens = logit_lens(f, readout=lambda h: h, k=1)(X)
+    Console(file=shown, width=100).print(lens.table(lambda t: "ab"[t], example=0), lens)
+    assert "b 0.73" in shown.getvalue() and "a 0.95" in shown.getvalue()
+    with pytest.raises(ValueError, match=r"logits of shape \[2, 2\], which has no 5 tokens"):
+        logit_lens(f, readout=lambda h: h)(X)
+    with pytest.raises(NoSuchSiteError, match="pattern 'no' matches none"):
+        logit_lens(f, "no", readout=lambda h: h, k=1)(X)
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        logit_lens(f, readout=lambda h: h, k=0)
