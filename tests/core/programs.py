@@ -452,7 +452,7 @@ class Cond(Node):
                 met = dict(with_keys(recs))
                 padded = []
                 for key, empty in places.items():
-                    rec = met.get(key, zeros_like(empty))
+                    rec: Rec = met[key] if key in met else zeros_like(empty)
                     if rec.taken is None and key not in everywhere:
                         rec = dataclasses.replace(rec, taken=jnp.array(key in met), taken_front=NO_AXES)
                     padded.append(rec)
@@ -523,7 +523,7 @@ class CustomJvp(Node):
 
         @f.defjvp
         def rule(primals: Any, tangents: Any) -> Any:
-            out, (t, recs) = jax.jvp(lambda *args: by_hand(self.body, *args, inner), primals, tangents)
+            out, (t, recs) = jax.jvp(lambda x, p: by_hand(self.body, x, p, inner), primals, tangents)
             return out, (0.7 * t, recs)
 
         return f(x, perts)
@@ -566,7 +566,7 @@ class CustomVjp(Node):
             return by_hand(self.body, x, perts, inner)
 
         def forward(x: Any, perts: Any) -> Any:
-            y, pull, recs = jax.vjp(lambda *args: by_hand(self.body, *args, inner), x, perts, has_aux=True)
+            y, pull, recs = jax.vjp(lambda x, p: by_hand(self.body, x, p, inner), x, perts, has_aux=True)
             return (y, recs), pull
 
         f.defvjp(forward, lambda pull, cts: pull(0.7 * cts[0]))

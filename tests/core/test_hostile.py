@@ -151,7 +151,7 @@ class Oops(Exception):
     pass
 
 
-def fails(x):
+def fails(x) -> Any:
     sow(x * 2, "before")
     raise Oops
 
@@ -162,7 +162,7 @@ def fails(x):
         fails,
         jax.jit(fails),
         lambda x: jax.jit(fails)(x),
-        lambda x: lax.scan(lambda c, row: (fails(row), row), 0.0, x),
+        lambda x: lax.scan(lambda c, row: (fails(row), row), jnp.zeros(()), x),
         lambda x: lax.cond(x.sum() > 0, fails, lambda x: x, x),
         lambda x: lax.while_loop(lambda c: c[0] > 0, fails, x),
         jax.grad(lambda x: fails(x).sum()),
@@ -335,7 +335,7 @@ def test_tasks_that_hold_scopes_open_across_an_await_are_an_error():
 CHECKED = {
     "plain": lambda x: double(x).sum(),
     "jit": jax.jit(lambda x: double(x).sum()),
-    "scan": lambda x: lax.scan(lambda c, row: (jnp.sin(c + double(row)), row), 0.0, x)[0],
+    "scan": lambda x: lax.scan(lambda c, row: (jnp.sin(c + double(row)), row), jnp.zeros(()), x)[0],
     "remat": jax.checkpoint(lambda x: double(jnp.sin(x)).sum()),
     "scan of remat": lambda x: lax.scan(jax.checkpoint(lambda c, r: (jnp.sin(c + double(r)), r)), 0.0, x)[0],
     "cond": lambda x: lax.cond(x[0] > 0, double, lambda x: x, x).sum(),
@@ -565,8 +565,8 @@ def test_without_a_capture_the_program_is_the_one_without_sites():
 
 
 def test_captures_leave_the_fast_path_of_other_functions_on():
-    f = jax.jit(lambda x: sow(x * 2, "h"))
-    other = jax.jit(lambda x: x + 1)
+    f: Any = jax.jit(lambda x: sow(x * 2, "h"))
+    other: Any = jax.jit(lambda x: x + 1)
     f(X), other(X)
     sizes = f._cache_size(), other._cache_size()
     assert sizes == (1, 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import hypothesis
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ from tests.core.reducing import reduced
 import sonde
 
 INPUTS = np.array([[0.3, -0.8], [1.1, 0.4], [-0.6, 0.2]], np.float32)
-TOLERANCE = {"rtol": 3e-4, "atol": 3e-5}
+TOLERANCE: dict[str, Any] = {"rtol": 3e-4, "atol": 3e-5}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparing

@@ -340,7 +340,7 @@ def test_a_pullback_mapped_over_cotangents_has_one_row_for_each():
 @pytest.mark.parametrize("reverse", [False, True])
 def test_gradient_of_a_scan_is_aligned_with_its_iterations(reverse):
     def loss(x):
-        return lax.scan(lambda c, row: (jnp.sin(sow(c + row, "c")), None), 0.0, x, reverse=reverse)[0]
+        return lax.scan(lambda c, row: (jnp.sin(sow(c + row, "c")), None), jnp.zeros(()), x, reverse=reverse)[0]
 
     def by_hand(perturbations, x):
         carry = 0.0
@@ -377,7 +377,7 @@ def test_a_value_that_is_the_same_in_every_iteration_has_a_row_for_each():
 
 def test_gradient_of_a_scan_inside_a_scan_body():
     def inner(y):
-        return lax.scan(lambda c, row: (jnp.sin(sow(c + row, "c")), None), 0.0, y + jnp.arange(3.0))[0]
+        return lax.scan(lambda c, row: (jnp.sin(sow(c + row, "c")), None), jnp.zeros(()), y + jnp.arange(3.0))[0]
 
     f = lambda x: lax.map(jax.grad(inner), x)
     rows = [capture(jax.grad(inner), grads=True)(x)[1]["c"].grad for x in X]
@@ -741,7 +741,8 @@ def test_shardings():
 
 @pytest.mark.parametrize("option", ["inline", "keep_unused"])
 def test_inline_and_keep_unused(option):
-    f = jax.jit(lambda x, unused: sow(x * 2, "h") + 1, **{option: True})
+    options: dict[str, Any] = {option: True}
+    f = jax.jit(lambda x, unused: sow(x * 2, "h") + 1, **options)
     for looked in (capture(f), capture(lambda x, y: f(x, y)), jax.jit(capture(f))):
         result, records = looked(X, 7.0)
         equal((result, records["h"].values), (X * 2 + 1, (X * 2,)))
