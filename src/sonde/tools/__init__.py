@@ -9,6 +9,7 @@ ablate(f, pattern)                      the program without some of its values
 steer(f, {pattern: direction})          the program pushed in a direction
 extract(f, {path: name})                values at sites as features, and nothing else computed
 logit_lens(f, readout=...)              what the model would say at every layer
+example_grad_norms(loss)                which examples pull hardest
 """
 
 import importlib
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sonde.tools.ablation import ablate
     from sonde.tools.attribution import Attribution, attribute
     from sonde.tools.comparison import Comparison, Drift, compare
+    from sonde.tools.example_gradients import example_grad_norms
     from sonde.tools.extraction import extract
     from sonde.tools.lens import Lens, Reading, logit_lens
     from sonde.tools.patching import Sweep, patch_sweep
@@ -38,6 +40,7 @@ __all__ = [
     "ablate",
     "attribute",
     "compare",
+    "example_grad_norms",
     "extract",
     "first_nonfinite",
     "logit_lens",
@@ -58,6 +61,7 @@ _LATER = {
     "ablate": "ablation",
     "attribute": "attribution",
     "compare": "comparison",
+    "example_grad_norms": "example_gradients",
     "extract": "extraction",
     "logit_lens": "lens",
     "patch_sweep": "patching",
