@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import threading
 from collections.abc import Hashable
 from types import TracebackType
 from typing import Any
@@ -49,22 +50,45 @@ def looking() -> Looking | None:
     return _context.value
 
 
+class _Lookers:
+    """How many threads look, counting nested ones: to be read where asking JAX for the context costs too much."""
+
+    __slots__ = ("_lock", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def add(self, n: int) -> None:
+        """One more, or one less."""
+        with self._lock:
+            self.count += n
+
+
+LOOKERS = _Lookers()
+
+
 class look:
     """Sets what is looked for, or that nothing is, until the block ends. Scopes left open inside are closed."""
 
-    __slots__ = ("_context", "_names")
+    __slots__ = ("_context", "_names", "_value")
 
     def __init__(self, value: Looking | None) -> None:
+        self._value = value
         self._context = _context(value)
         self._names = _jax.same_names_after()
 
     def __enter__(self) -> None:
+        if self._value is not None:
+            LOOKERS.add(1)
         self._context.__enter__()
         self._names.__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self._names.__exit__(*error)
         self._context.__exit__(*error)
+        if self._value is not None:
+            LOOKERS.add(-1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ Sharp edges:
 * A Variable belongs to the trace level it was made at. Writing to it from inside another trace (a function under plain
   `jax.jit` that closes over it) raises `TraceContextError`, because a tracer would outlive its trace.
 * `==` compares values, so Variables cannot be hashed; compare identities with `is`.
+* The value is kept in a list of one element, the cell. A jitted call reads and writes the cells of thousands of
+  Variables; an attribute of a class with `__getattr__` takes twice as long to read, and three times to write.
 * Attributes cannot be set; metadata is set with `set_metadata` and read as attributes. Other attributes are those of
   the value (`v.shape`, `v.dtype`, `v.at`).
 """
@@ -30,7 +32,7 @@ from sonde.nnx.metadata import HOOKS, REQUIRED, Metadata, VariableMetadata, shar
 
 A = TypeVar("A")
 _MISSING: Any = object()
-_SLOTS = ("_raw_value", "_level", "_metadata")
+_SLOTS = ("_cell", "_level", "_metadata")
 _value_key = jax.tree_util.GetAttrKey("value")
 
 
@@ -57,7 +59,7 @@ class Variable(ArrayLike, Generic[A]):
 
     __slots__ = _SLOTS
 
-    _raw_value: Any
+    _cell: list[Any]
     _level: Any
     _metadata: Metadata
 
@@ -77,11 +79,11 @@ class Variable(ArrayLike, Generic[A]):
         if meta.hooked or type(self).create_value is not Variable.create_value:
             _set_level(self, trace_level())
             _set_metadata(self, meta)
-            _set_value(self, value)
+            _set_cell(self, [value])
             value = meta.run_hooks("on_create_value", self, self.create_value(cast(A, value)))
         if "out_sharding" in meta:
             value = _place(value, meta)
-        _set_value(self, value)
+        _set_cell(self, [value])
         _set_level(self, trace_level())
         _set_metadata(self, meta)
 
@@ -105,7 +107,7 @@ class Variable(ArrayLike, Generic[A]):
 
     def get_value(self, *, index: Any = _MISSING) -> Any:
         """The value, after the `on_get_value` hooks; with `index`, the part of it at that index."""
-        value = self._raw_value
+        value = self._cell[0]
         if self._metadata.reads_hooked:
             value = self._metadata.run_hooks("on_get_value", self, value)
         return value if index is _MISSING else value[index]
@@ -118,14 +120,14 @@ class Variable(ArrayLike, Generic[A]):
         """
         self._check_level()
         if index is not _MISSING:
-            value = _with_item(self._raw_value, index, value)
+            value = _with_item(self._cell[0], index, value)
         if self._metadata.hooked:
             value = self._metadata.run_hooks("on_set_value", self, value)
         _set_value(self, value)
 
     def get_raw_value(self) -> A:
         """What the Variable holds, past all hooks."""
-        return self._raw_value
+        return self._cell[0]
 
     def set_raw_value(self, value: Any) -> None:
         """Replaces what the Variable holds, past all hooks."""
@@ -133,9 +135,13 @@ class Variable(ArrayLike, Generic[A]):
         _set_value(self, value)
 
     @property
+    def _raw_value(self) -> Any:
+        return self._cell[0]
+
+    @property
     def raw_value(self) -> A:
         """What the Variable holds, past all hooks."""
-        return self._raw_value
+        return self._cell[0]
 
     def create_value(self, value: A) -> A:
         """What a new Variable holds when it is made with `value`; for subclasses to override."""
@@ -154,7 +160,7 @@ class Variable(ArrayLike, Generic[A]):
 
     def __delitem__(self, index: Any) -> None:
         self._check_level()
-        value = copy_module.copy(self._raw_value)
+        value = copy_module.copy(self._cell[0])
         del value[index]
         _set_value(self, value)
 
@@ -282,7 +288,7 @@ class Variable(ArrayLike, Generic[A]):
     def _make(cls, value: Any, metadata: Metadata) -> Self:
         """A Variable at the current trace level, past `__init__` and all hooks."""
         new = object.__new__(cls)
-        _set_value(new, value)
+        _set_cell(new, [value])
         _set_level(new, trace_level())
         _set_metadata(new, metadata)
         return new
@@ -295,7 +301,7 @@ class Variable(ArrayLike, Generic[A]):
     def replace(self, value: Any = _MISSING, **updates: Any) -> Self:
         """A new Variable with another value or other metadata."""
         metadata = self._metadata.replaced(**_canonical(updates)) if updates else self._metadata
-        return type(self)._make(self._raw_value if value is _MISSING else value, metadata)
+        return type(self)._make(self._cell[0] if value is _MISSING else value, metadata)
 
     def copy(self, value: Any = _MISSING, **updates: Any) -> Self:
         """A new Variable with the same value and metadata, except for what is given."""
@@ -321,7 +327,7 @@ class Variable(ArrayLike, Generic[A]):
     def update_from_state(self, variable_state: Variable[A]) -> None:
         """Takes over the value and the metadata of another Variable, past all hooks."""
         self._check_level()
-        _set_value(self, variable_state._raw_value)
+        _set_value(self, variable_state._cell[0])
         if self._metadata is not variable_state._metadata:
             changed = self._metadata != variable_state._metadata
             _set_metadata(self, variable_state._metadata)
@@ -333,11 +339,11 @@ class Variable(ArrayLike, Generic[A]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         memo[id(self)] = new = type(self)._make(None, copy_module.deepcopy(self._metadata, memo))
-        _set_value(new, copy_module.deepcopy(self._raw_value, memo))
+        _set_value(new, copy_module.deepcopy(self._cell[0], memo))
         return new
 
     def __reduce__(self) -> Any:
-        return _unpickle, (type(self), self._raw_value, dict(self._metadata))
+        return _unpickle, (type(self), self._cell[0], dict(self._metadata))
 
     # --------------------------------------------------------------------------------------------- display
 
@@ -352,9 +358,14 @@ class Variable(ArrayLike, Generic[A]):
         return rendering.treescope_of(self, path, subtree_renderer)
 
 
-_set_value = cast(Callable[[Any, Any], None], Variable.__dict__["_raw_value"].__set__)
+_set_cell = cast(Callable[[Any, Any], None], Variable.__dict__["_cell"].__set__)
 _set_level = cast(Callable[[Any, Any], None], Variable.__dict__["_level"].__set__)
 _set_metadata = cast(Callable[[Any, Any], None], Variable.__dict__["_metadata"].__set__)
+
+
+def _set_value(variable: Variable[Any], value: Any) -> None:
+    """Replaces what a Variable holds, past all hooks and checks."""
+    variable._cell[0] = value
 
 
 def _eager(asked: bool | None) -> bool:
@@ -409,7 +420,7 @@ def copied(leaves: Iterable[Any]) -> list[Any]:
     for leaf in leaves:
         if isinstance(leaf, Variable):
             new = new_object(type(leaf))
-            _set_value(new, leaf._raw_value)
+            _set_cell(new, [leaf._cell[0]])
             _set_level(new, level)
             _set_metadata(new, leaf._metadata)
             leaf = new
@@ -418,11 +429,11 @@ def copied(leaves: Iterable[Any]) -> list[Any]:
 
 
 def _flatten(variable: Variable[Any]) -> tuple[tuple[Any], Metadata]:
-    return (variable._raw_value,), variable._metadata
+    return (variable._cell[0],), variable._metadata
 
 
 def _flatten_with_keys(variable: Variable[Any]) -> tuple[tuple[tuple[Any, Any]], Metadata]:
-    return ((_value_key, variable._raw_value),), variable._metadata
+    return ((_value_key, variable._cell[0]),), variable._metadata
 
 
 def _register(cls: type[Variable[Any]]) -> None:

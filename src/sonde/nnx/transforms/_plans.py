@@ -25,7 +25,7 @@ from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind
 from sonde.nnx._walk import Walk, build, flatten_once, unflatten_once
 from sonde.nnx.pytree import Pytree
 from sonde.nnx.transforms._lifting import Fixed, output, write
-from sonde.nnx.variable import Variable, _set_value
+from sonde.nnx.variable import Variable
 
 V = TypeVar("V")
 ROOT, PLAIN = "root", "plain"
@@ -253,7 +253,7 @@ class Plan:
         epoch: the structure epoch up to which the plan is known to hold.
         program: what to call.
         leaves: all Variables and bare arrays of the roots, in the order of the walk.
-        variables: the Variables, if the program takes one list of values and these are all that is in it, else None.
+        cells: the cells of the Variables, if the program takes one list of values, all of them of Variables, else None.
         loose: whether there are lists or dicts among the data of nodes, whose changes nobody announces.
         run: the program's jitted function.
     """
@@ -267,12 +267,12 @@ class Plan:
         "_records",
         "_shared",
         "_targets",
+        "cells",
         "epoch",
         "leaves",
         "loose",
         "program",
         "run",
-        "variables",
     )
 
     def __init__(self, found: Walk, program: Program):
@@ -291,10 +291,14 @@ class Plan:
         self._metadata = metadata
         self._numbers = {id(x): i for i, x in enumerate(leaves)}
         self._lists = program.lists(leaves)
-        self.variables = self._lists[0] if len(self._lists) == 1 and not program.arrays else None
+        if not program.arrays:
+            self._lists = [[v._cell for v in one] for one in self._lists]
+        else:
+            self._lists[1:] = [[v._cell for v in one] for one in self._lists[1:]]
+        self.cells = self._lists[0] if len(self._lists) == 1 and not program.arrays else None
         levels = {id(x._level): x._level for x in leaves if isinstance(x, Variable)}
         self._level = next(iter(levels.values())) if len(levels) == 1 else None
-        self._targets: list[Variable[Any]] | None = None  # which the first trace changes, once that is known
+        self._targets: list[list[Any]] | None = None  # cells that the first trace changes, once that is known
 
     def match(self) -> Plan | None:
         """What holds now: this plan, or one for other Variables in the same places, or None."""
@@ -355,7 +359,7 @@ class Plan:
     def read(self) -> list[list[Any]]:
         """The values of leaves, as the program takes them."""
         first = 1 if self.program.arrays else 0
-        return [*self._lists[:first], *([v._raw_value for v in one] for one in self._lists[first:])]
+        return [*self._lists[:first], *([cell[0] for cell in one] for one in self._lists[first:])]
 
     def run_with(self, plain: Sequence[Any]) -> Any:
         """Calls the program and completes its results."""
@@ -364,10 +368,11 @@ class Plan:
 
     def finish(self, result: tuple[Any, ...]) -> Any:
         """Completes the output and writes the new values of Variables."""
-        variables = self._targets
-        if variables is None or len(result) != 2 or self._level is not trace_level():
+        cells = self._targets
+        if cells is None or len(result) != 2 or self._level is not trace_level():
             return self._finish_any(result)
-        any(map(_set_value, variables, result[1]))  # a loop in C: setting gives None, so it goes on to the end
+        for cell, value in zip(cells, result[1]):
+            cell[0] = value
         return result[0]
 
     def _finish_any(self, result: tuple[Any, ...]) -> Any:
@@ -377,7 +382,7 @@ class Plan:
         if not changes.plain:
             out, news = changes.output(out, news)
         elif changes.metadata is None and changes is self.program.traces[0]:
-            self._targets = variables
+            self._targets = [variable._cell for variable in variables]
         write(variables, news, changes.metadata or [None] * len(variables))
         return out
 

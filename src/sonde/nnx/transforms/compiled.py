@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from sonde.core.context import looking
+from sonde.core.context import LOOKERS, looking
 from sonde.nnx import _sites
 from sonde.nnx._epoch import EPOCH
 from sonde.nnx._kinds import ARRAY, KIND
@@ -132,7 +132,7 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
     It recognises the call that was made before with the same objects, and leaves all others to the compiler. Every line
     of it is paid for by every call.
     """
-    kinds, epoch, memory, general = KIND, EPOCH, compiler.memory, compiler.call
+    kinds, epoch, lookers, memory, general = KIND, EPOCH, LOOKERS, compiler.memory, compiler.call
 
     @named_like(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -141,7 +141,7 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
         if (
             last is None
             or last.plan.epoch != epoch.value
-            or looking() is not None
+            or (lookers.count and looking() is not None)
             or len(values) != last.n_values
             or (tuple(kwargs) != last.keywords if kwargs else last.keywords)
         ):
@@ -158,9 +158,9 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
         for x in plain:
             if kinds.get(type(x)) != ARRAY and holds_objects(x):
                 return general(values, len(args), tuple(kwargs))
-        if last.variables is None:
+        if last.cells is None:
             return last.plan.run_with(plain)
-        result = last.run([v._raw_value for v in last.variables], *plain)
+        result = last.run([cell[0] for cell in last.cells], *plain)
         return last.plan.finish(result) if type(result) is tuple else result
 
     call.lower = compiler.lower  # type: ignore[attr-defined]
@@ -181,15 +181,15 @@ class _Last:
         plain: the positions of plain arguments.
         static: positions and values of static arguments.
         run: the jitted function.
-        variables: the Variables, if it takes a list of their values and the plain arguments, and nothing else.
+        cells: the cells of Variables, if it takes a list of their values and the plain arguments, and nothing else.
     """
 
-    __slots__ = ("keywords", "n_front", "n_values", "plain", "plan", "roots", "run", "static", "variables")
+    __slots__ = ("cells", "keywords", "n_front", "n_values", "plain", "plan", "roots", "run", "static")
 
     def __init__(self, plan: Plan, keywords: tuple[str, ...], at: dict[int, Any], plain: list[int], static: Any):
         self.plan = plan
         self.run = plan.run
-        self.variables = plan.variables
+        self.cells = plan.cells
         self.n_values = len(at) + len(plain) + len(static)
         self.keywords = keywords
         self.roots = [(i, weakref.ref(root)) for i, root in at.items()]
