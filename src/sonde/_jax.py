@@ -426,6 +426,11 @@ def flat_tree(values: Sequence[Any], aux: Any) -> Any:
     return FlatTree.flatten(list(values)).with_aux(aux)
 
 
+def mapped_type(aval: Any, size: int, dim: int) -> Any:
+    """The type of one element along an axis."""
+    return _core.mapped_aval(size, dim, aval)
+
+
 def varying_axes(value: Any) -> frozenset[str]:
     """The mesh axes over which a value inside a shard_map varies."""
     return _varying_axes_of_type(typeof(value))

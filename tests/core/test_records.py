@@ -77,6 +77,7 @@ def test_table():
     assert "2 sites" in text and "block/h" in text and "test_records.py:" in text
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # treescope's own, on some versions of JAX
 def test_notebook():
     assert "'block/h'" in treescope.render_to_text(records())
 

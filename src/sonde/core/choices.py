@@ -69,8 +69,16 @@ def _merged(items: list[Item]) -> Item:
     outer = first.view.gates[:-1]
     if outer or len(items) < gate.branches:
         extras["taken"] = taken
+    if "token" in extras:  # one place, and in every branch another call
+        extras["token"] = tuple(token for item in items for token in tokens_of(item))
     sites = tuple(site for item in items for site in item.sites)
     return dataclasses.replace(first, sites=sites, leaves=leaves, extras=extras, view=first.view.replace(gates=outer))
+
+
+def tokens_of(item: Item) -> tuple[Any, ...]:
+    """The tokens of the calls that an item stands for: one, unless branches were joined."""
+    token = item.extras["token"]
+    return token if isinstance(token, tuple) else (token,)
 
 
 def _over(taken: Any, array: Any) -> Any:

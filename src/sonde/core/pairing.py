@@ -12,6 +12,7 @@ the other way, a gradient that was taken inside a loop body does not.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.core.choices import tokens_of
 from sonde.core.handler import Met
 from sonde.core.item import Item
 from sonde.core.site import Site
@@ -88,20 +90,18 @@ def _fit(a: Item, b: Item) -> bool:
 
 
 def _by_token(candidates: Sequence[Call], gradients: Sequence[Item]) -> None:
-    tokens = [_one(c.item.extras["token"]) for c in candidates]
+    tokens = [[_one(token) for token in tokens_of(c.item)] for c in candidates]
     for gradient in gradients:
         token = _one(gradient.extras["token"])
-        if not any(isinstance(t, _jax.Tracer) for t in (token, *tokens)):
-            for call, candidate in zip(candidates, tokens):
-                if int(candidate) == int(token):
+        known = not any(isinstance(t, _jax.Tracer) for mine in (*tokens, [token]) for t in mine)
+        for call, mine in zip(candidates, tokens):
+            if known:
+                if int(token) in map(int, mine):
                     _add(call, gradient)
-            continue
-        for call, candidate in zip(candidates, tokens):
-            mine = candidate == token
-            _add(
-                call,
-                dataclasses.replace(gradient, leaves=[jnp.where(mine, x, jnp.zeros_like(x)) for x in gradient.leaves]),
-            )
+                continue
+            is_mine = functools.reduce(jnp.logical_or, [t == token for t in mine])
+            leaves = [jnp.where(is_mine, x, jnp.zeros_like(x)) for x in gradient.leaves]
+            _add(call, dataclasses.replace(gradient, leaves=leaves))
 
 
 def _one(token: Any) -> Any:

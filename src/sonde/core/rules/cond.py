@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from sonde import _jax
 from sonde._jax import batching
@@ -25,8 +24,6 @@ from sonde.core.primitive import TOKEN_TYPE, site_p
 from sonde.core.rewrite import Rewritten, rewrite
 from sonde.core.site import Gate, Site, View
 from sonde.core.trace import RULES, SiteTrace, run_under
-
-GATE_TYPE = _jax.typeof(np.zeros((), bool))
 
 
 def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
@@ -149,7 +146,7 @@ class _Gate(Rebinding):
         return site_p.bind(*rest, operand, site=site, view=view.replace(gates=(self.gate, *view.gates)))
 
 
-def _gated(branch: Any, gate: Gate) -> Any:
+def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
     """A branch that takes, in front of its operands, for every branch whether it is taken."""
     types = [v.aval for v in _jax.open_jaxpr(branch).invars]
 
@@ -157,7 +154,7 @@ def _gated(branch: Any, gate: Gate) -> Any:
         operand, operands = flat[gate.branch], flat[gate.branches :]
         return run_under(_Gate(operand, gate), _jax.eval_jaxpr, branch, *operands)
 
-    return _jax.trace_to_closed_jaxpr(run, [*[GATE_TYPE] * gate.branches, *types])
+    return _jax.trace_to_closed_jaxpr(run, [*[gate_type] * gate.branches, *types])
 
 
 def _gating_batcher(plain: Any) -> Any:
@@ -166,9 +163,11 @@ def _gating_batcher(plain: Any) -> Any:
             return plain(axis_data, args, dims, branches=branches, **params)
         n, choice = len(branches), object()
         index = jnp.clip(args[0], 0, n - 1)
-        args = [args[0], *[index == i for i in range(n)], *args[1:]]
+        gates = [index == i for i in range(n)]
+        gate_type = _jax.mapped_type(_jax.typeof(gates[0]), axis_data.size, dims[0])
+        args = [args[0], *gates, *args[1:]]
         dims = [dims[0], *[dims[0]] * n, *dims[1:]]
-        gated = tuple(_gated(branch, Gate(choice, i, n)) for i, branch in enumerate(branches))
+        gated = tuple(_gated(branch, Gate(choice, i, n), gate_type) for i, branch in enumerate(branches))
         return plain(axis_data, args, dims, branches=gated, **params)
 
     return rule
