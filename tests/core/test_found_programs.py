@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from tests.core.programs import Call, Cond, Program, Remat, Shard, Sow, Vmap
 from tests.core.test_random_programs import check_program
 
