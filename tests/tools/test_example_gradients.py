@@ -52,7 +52,7 @@ def test_no_gradient_per_example_is_kept():
         return jax.jit(f).lower(params, batch).compile().memory_analysis().temp_size_in_bytes
 
     one = sum(x.nbytes for x in params.values())
-    assert temporary(all_at_once) > 128 * one
+    assert temporary(all_at_once) >= 128 * one
     assert temporary(example_grad_norms(loss)) < 3 * one
     assert temporary(example_grad_norms(loss, chunk=4)) < 3 * 4 * one
 

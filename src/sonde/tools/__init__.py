@@ -10,6 +10,7 @@ steer(f, {pattern: direction})          the program pushed in a direction
 extract(f, {path: name})                values at sites as features, and nothing else computed
 logit_lens(f, readout=...)              what the model would say at every layer
 example_grad_norms(loss)                which examples pull hardest
+monitor(train_step, {pattern: [...]})   statistics of a training run, inside the step
 """
 
 import importlib
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sonde.tools.example_gradients import example_grad_norms
     from sonde.tools.extraction import extract
     from sonde.tools.lens import Lens, Reading, logit_lens
+    from sonde.tools.monitoring import Monitored, monitor
     from sonde.tools.patching import Sweep, patch_sweep
     from sonde.tools.steering import steer
     from sonde.tools.summary import Summary, summarize
@@ -33,6 +35,7 @@ __all__ = [
     "Comparison",
     "Drift",
     "Lens",
+    "Monitored",
     "NonFinite",
     "Reading",
     "Summary",
@@ -44,6 +47,7 @@ __all__ = [
     "extract",
     "first_nonfinite",
     "logit_lens",
+    "monitor",
     "patch_sweep",
     "steer",
     "summarize",
@@ -55,6 +59,7 @@ _LATER = {
     "Comparison": "comparison",
     "Drift": "comparison",
     "Lens": "lens",
+    "Monitored": "monitoring",
     "Reading": "lens",
     "Summary": "summary",
     "Sweep": "patching",
@@ -64,6 +69,7 @@ _LATER = {
     "example_grad_norms": "example_gradients",
     "extract": "extraction",
     "logit_lens": "lens",
+    "monitor": "monitoring",
     "patch_sweep": "patching",
     "steer": "steering",
     "summarize": "summary",

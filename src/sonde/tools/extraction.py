@@ -11,9 +11,10 @@ from typing import Any
 import jax
 
 from sonde.core.capture import capture, check_callable, like
-from sonde.core.path import Pattern, glob_matches, matches
+from sonde.core.path import Pattern
 from sonde.core.record import Record, Records
 from sonde.tools.pure import Rest, arrays_and_rest
+from sonde.tools.reading import chooses
 
 
 def extract(f: Callable, features: Mapping[Pattern, str]) -> Callable[..., dict[str, Any]]:
@@ -63,19 +64,13 @@ def extract(f: Callable, features: Mapping[Pattern, str]) -> Callable[..., dict[
 
 
 def _only(records: Records, pattern: Pattern) -> Record:
-    found = [r for r in records.values() if _chooses(pattern, r)]
+    found = [r for r in records.values() if chooses(pattern, r)]
     if len(found) != 1:
         raise ValueError(
             f"extract: {pattern!r} names one feature and matches {len(found)} sites: "
             f"{', '.join(repr(r.path) for r in found)}; name each"
         )
     return found[0]
-
-
-def _chooses(pattern: Pattern, record: Record) -> bool:
-    if isinstance(pattern, str):
-        return glob_matches(pattern, record.path)
-    return any(matches(pattern, site.at(record.path)) for site in record.sites)
 
 
 def _value(record: Record) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from sonde import _jax
-from sonde.core.record import Records
-from sonde.core.site import Axis, Site
+from sonde.core.path import Pattern, glob_matches, matches
+from sonde.core.record import Record, Records
+from sonde.core.site import LEAF, Axis, Site
 from sonde.errors import CaptureError
 
 
@@ -48,6 +49,8 @@ class Seen:
     @property
     def parts(self) -> tuple[str, ...]:
         """The names of the site's arrays inside the pytree that was sown; `""` if it was an array."""
+        if self.site.tree is LEAF:
+            return ("",)
         whole = self.site.rebuild([_Part() for _ in self.types])
         leaves = jax.tree_util.tree_flatten_with_path(whole)[0]
         return tuple(
@@ -76,14 +79,22 @@ def each_seen(records: Records) -> Iterator[Seen]:
                 yield Seen(path, number, True, gradient, axes, call.types, taken, count, call.site)
 
 
-def on_host(tree: Any, verb: str) -> Any:
-    """A pytree with NumPy arrays.
+def chooses(pattern: Pattern, record: Record) -> bool:
+    """Whether a pattern chooses a record."""
+    if isinstance(pattern, str):
+        return glob_matches(pattern, record.path)
+    return any(matches(pattern, site.at(record.path)) for site in record.sites)
 
-    Raises:
-        CaptureError: It is being traced, so that there are no numbers.
-    """
+
+def check_numbers(tree: Any, verb: str) -> None:
+    """Raises CaptureError if a pytree is being traced, so that there are no numbers; `verb` needs them."""
     if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves(tree)):
         raise CaptureError(
             f"{verb} must run on numbers, but its values are being traced: call it outside of jit, vmap and grad"
         )
+
+
+def on_host(tree: Any, verb: str) -> Any:
+    """A pytree with NumPy arrays. Raises CaptureError if there are no numbers."""
+    check_numbers(tree, verb)
     return jax.device_get(tree)

@@ -11,6 +11,7 @@ examples, iterations and steps can therefore be added.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ EDGES: np.ndarray = np.concatenate([[-np.inf], -_POWERS[::-1], _POWERS, [np.inf]
 """The edges of the histogram's bins; the bin in the middle holds zero and what is nearly zero."""
 
 _TAILED = ("alive", "histogram")  # moments that are no single number
+_COUNTS = ("size", "finite", "zeros")
+_FLOATS = ("scale", "mean", "deviation", "norm", "low", "high")
 _NEEDED = {
     "mean": ("finite", "mean", "scale"),
     "std": ("finite", "mean", "deviation", "scale"),
@@ -106,7 +109,17 @@ def moments(array: Any, names: Collection[str] = NAMES) -> dict[str, Any]:
         "alive": lambda: jnp.any(x != 0, tuple(range(x.ndim - 1))) if x.ndim else jnp.zeros((0,), bool),
         "histogram": lambda: _counts(kept, ok),
     }
-    return {moment: made[moment]() for moment in sorted({*needed, "size"})}
+    counts, floats = _packed(names)
+    packed = {"counts": jnp.stack([made[m]() for m in counts])}
+    if floats:
+        packed["floats"] = jnp.stack([made[m]() for m in floats])
+    return packed | {moment: made[moment]() for moment in _TAILED if moment in needed}
+
+
+def _packed(names: Collection[str]) -> tuple[list[str], list[str]]:
+    """The moments that are single numbers, integers and others: few arrays come to the host quicker than many."""
+    needed = {moment for name in names for moment in _NEEDED[name]}
+    return [m for m in _COUNTS if m in needed or m == "size"], [m for m in _FLOATS if m in needed]
 
 
 def _counts(x: Any, ok: Any) -> Any:
@@ -122,14 +135,22 @@ def moments_of_parts(value: Any, names: Collection[str] = NAMES) -> list[dict[st
     return [moments(x, names) for x in jax.tree.leaves(value) if hasattr(x, "dtype")]
 
 
-def described(parts: Mapping[str, np.ndarray], taken: np.ndarray | None = None) -> Statistics:
+def described(
+    packed: Mapping[str, np.ndarray], taken: np.ndarray | None = None, names: Collection[str] = NAMES
+) -> Statistics:
     """The statistics of arrays whose moments have mapped axes in front.
 
     Args:
-        parts: The moments.
+        packed: What `moments` returned.
         taken: Which of the examples count: with the first of the mapped axes. All, if None.
+        names: The names that `moments` was given.
     """
+    parts = {moment: packed[moment] for moment in _TAILED if moment in packed}
+    for kind, of_kind in zip(("counts", "floats"), _packed(names)):
+        parts |= {moment: packed[kind][..., i] for i, moment in enumerate(of_kind)}
     lead = np.shape(parts["size"])
+    if not lead and (taken is None or taken):
+        return _of_one(parts)
     mask = np.ones(lead, bool)
     if taken is not None:
         taken = np.asarray(taken)
@@ -169,12 +190,39 @@ def described(parts: Mapping[str, np.ndarray], taken: np.ndarray | None = None) 
     return Statistics(**found)
 
 
+def _of_one(parts: Mapping[str, np.ndarray]) -> Statistics:
+    """The statistics of one example: the same numbers with nothing to put together, which is a good deal quicker."""
+    size = int(parts["size"])
+    found: dict[str, Any] = {"size": size}
+    scale = float(parts["scale"]) if "scale" in parts else 1.0
+    if "finite" in parts:
+        finite = int(parts["finite"])
+        found["nonfinite"] = size - finite
+        if "mean" in parts:
+            found["mean"] = float(parts["mean"]) / scale if finite else math.nan
+        if "deviation" in parts:
+            found["std"] = float(parts["deviation"]) / scale / math.sqrt(finite) if finite else math.nan
+    if "low" in parts:
+        found["min"] = _or_nan(parts["low"])
+    if "high" in parts:
+        found["max"] = _or_nan(parts["high"])
+    if "norm" in parts:
+        found["norm"] = float(parts["norm"]) / scale
+    if "zeros" in parts:
+        found["zeros"] = int(parts["zeros"])
+    if "alive" in parts:
+        found["units"], found["dead"] = parts["alive"].size, int((~parts["alive"]).sum())
+    if "histogram" in parts:
+        found["histogram"] = parts["histogram"]
+    return Statistics(**found)
+
+
 def _or_nan(x: Any) -> float:
     return float(x) if np.isfinite(x) else float("nan")
 
 
-def check_names(names: Sequence[object], asked: str) -> None:
+def check_names(names: Sequence[object], asked: str, known: Sequence[str] = NAMES) -> None:
     """Raises ValueError for a name that is no statistic; `asked` says by whom."""
     for name in names:
-        if name not in NAMES:
-            raise ValueError(f"{asked}: there is no statistic {name!r}; there are {', '.join(NAMES)}")
+        if name not in known:
+            raise ValueError(f"{asked}: there is no statistic {name!r}; there are {', '.join(known)}")

@@ -6,7 +6,7 @@ All numbers are made on the device, inside the step and inside loops (`statistic
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, overload
 
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
 from sonde.core.record import Records
 from sonde.tools.reading import Seen, each_seen, on_host
-from sonde.tools.statistics import EDGES, Statistics, described, moments_of_parts
+from sonde.tools.statistics import EDGES, NAMES, Statistics, described, moments_of_parts
 
 _COLUMNS = ("site", "iteration", "kind", "array", "mean", "std", "min", "max", "norm", "zeros", "dead", "bad")
 _SHOWN = 3  # rows of a loop at each end
@@ -155,17 +155,17 @@ def summarize(f: Callable, *patterns: Pattern, grads: bool = False) -> Callable[
     return like(summarized, f)
 
 
-def rows_of(records: Records, verb: str) -> Iterator[Row]:
-    """The rows of records whose values are moments; `verb` is who asks, for the message."""
+def rows_of(records: Records, verb: str, names: Collection[str] = NAMES) -> Iterator[Row]:
+    """The rows of records whose values are the moments for these statistics; `verb` is who asks, for the message."""
     for seen in each_seen(on_host(records, verb)):
         for i, part in enumerate(seen.parts):
             has_numbers = seen.value[i] and not (seen.gradient and not jnp.issubdtype(seen.types[i].dtype, jnp.inexact))
             if has_numbers:
-                yield from _rows(seen, part, seen.types[i], seen.value[i])
+                yield from _rows(seen, part, seen.types[i], seen.value[i], names)
 
 
-def _rows(seen: Seen, part: str, kind: Any, found: dict[str, np.ndarray]) -> Iterator[Row]:
-    loops = np.shape(found["size"])[: seen.loops]
+def _rows(seen: Seen, part: str, kind: Any, found: dict[str, np.ndarray], names: Collection[str]) -> Iterator[Row]:
+    loops = np.shape(found["counts"])[: seen.loops]
     taken = None if seen.taken is None else np.asarray(seen.taken)
     count = None if seen.count is None else np.asarray(seen.count)
     for index in np.ndindex(loops):
@@ -183,7 +183,7 @@ def _rows(seen: Seen, part: str, kind: Any, found: dict[str, np.ndarray]) -> Ite
             tuple(kind.shape),
             str(kind.dtype),
             seen.site.source,
-            described(one, here),
+            described(one, here, names),
         )
 
 

@@ -1,0 +1,154 @@
+"""Statistics of a training run, taken inside the step.
+
+Every `n`-th step runs with the statistics in it, compiled as one program with the step; the others run as they are.
+Numbers are fetched at the next step that has some, when the device is done with them: a monitored loop does not wait.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sonde.core.capture import capture, check_callable
+from sonde.core.path import Pattern, check_pattern
+from sonde.core.record import Records
+from sonde.tools.reading import check_numbers, chooses
+from sonde.tools.statistics import NAMES, check_names, moments_of_parts
+from sonde.tools.summary import Row, rows_of
+from sonde.tools.writers import Writer, json_lines
+
+_GRADIENT = "grad_"
+_SCALARS = tuple(name for name in NAMES if name != "histogram")
+
+
+class Monitored:
+    """A training step that is watched; call it as the step itself. A context manager: it flushes at the end.
+
+    Attributes:
+        step: How many steps have run.
+        latest: The newest numbers that were fetched.
+    """
+
+    def __init__(
+        self, train_step: Callable, wanted: Mapping[Pattern, Collection[str]], every: int, writers: Sequence[Writer]
+    ) -> None:
+        functools.update_wrapper(self, train_step, updated=())
+        self.step = 0
+        self.latest: dict[str, float] = {}
+        self._train_step = train_step
+        self._wanted = wanted
+        self._every = every
+        self._writers = writers
+        self._pending: tuple[int, Records] | None = None
+        asked = {name for names in wanted.values() for name in names}
+        self._names = tuple(n for n in _SCALARS if n in asked or _GRADIENT + n in asked)
+        self._captured = capture(
+            train_step,
+            *wanted,
+            grads=any(name.startswith(_GRADIENT) for name in asked),
+            reduce=functools.partial(moments_of_parts, names=self._names),
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a step, and returns what it returns."""
+        step = self.step
+        self.step += 1
+        if step % self._every:
+            return self._train_step(*args, **kwargs)
+        self.flush()
+        result, records = self._captured(*args, **kwargs)
+        check_numbers(records, "monitor")
+        self._pending = (step, records)
+        return result
+
+    def flush(self) -> dict[str, float]:
+        """Fetches and writes what was not yet; returns the newest numbers."""
+        if self._pending is not None:
+            step, records = self._pending
+            self._pending = None
+            self.latest = self._numbers(records)
+            for write in self._writers:
+                write(step, self.latest)
+        return self.latest
+
+    def _numbers(self, records: Records) -> dict[str, float]:
+        wanted = {
+            path: [name for pattern, names in self._wanted.items() if chooses(pattern, record) for name in names]
+            for path, record in records.items()
+        }
+        found: dict[str, float] = {}
+        for row in rows_of(records, "monitor", self._names):
+            for name in wanted[row.path]:
+                if row.gradient == name.startswith(_GRADIENT):
+                    number = getattr(row.statistics, name.removeprefix(_GRADIENT))
+                    found[f"{_place(row)}/{name}"] = float(number)
+        return found
+
+    def __enter__(self) -> Monitored:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
+
+def _place(row: Row) -> str:
+    return row.name + (f"@{','.join(map(str, row.iteration))}" if row.iteration else "")
+
+
+def monitor(
+    train_step: Callable,
+    statistics: Mapping[Pattern, Sequence[str]],
+    *,
+    every: int = 10,
+    to: Writer | str | Path | Sequence[Writer] = (),
+) -> Monitored:
+    """A training step that also reports statistics of its sites, every `every` steps.
+
+    Args:
+        train_step: Any callable; usually a jitted step, with the gradient inside.
+        statistics: For each pattern, names of statistics: `mean`, `std`, `min`, `max`, `norm`, `zeros`, `dead`,
+            `nonfinite`; of the gradient with `grad_` in front, as in `grad_norm`.
+        every: How many steps apart. The first step is reported.
+        to: Where the numbers go: a file for JSON lines, a writer from `sonde.tools.writers`, any function of a step and
+            a flat dict, or several of these.
+
+    Returns:
+        A function with the arguments and results of `train_step`. Numbers are named by path and statistic, as in
+        `blocks/0/h/grad_norm`; in a loop `h@3/mean` is iteration 3, and `h[1]/mean` is the second call. They are
+        written when the next ones are made, on `flush()`, and at the end of a `with` block.
+
+    Raises:
+        ValueError: There is no such statistic, or `every` is less than 1.
+        NoSuchSiteError: When called: a pattern matches no site.
+        CaptureError: When called inside a transform, where there are no numbers yet.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sonde
+        >>> from sonde.tools import monitor
+        >>> @jax.jit
+        ... def train_step(w, x):
+        ...     loss = lambda w: jnp.sum(sonde.sow(w * x, "h") ** 2)
+        ...     return w - 0.1 * jax.grad(loss)(w)
+        >>> step = monitor(train_step, {"h": ["mean", "grad_norm"]}, every=2)
+        >>> w = jnp.float32(1.0)
+        >>> for _ in range(4):
+        ...     w = step(w, jnp.array([3.0, 4.0]))
+        >>> sorted(step.flush()), step.step
+        (['h/grad_norm', 'h/mean'], 4)
+    """
+    check_callable(train_step, "monitor")
+    if not isinstance(statistics, Mapping) or not statistics:
+        raise TypeError(f"monitor takes a mapping from patterns to names of statistics, got {statistics!r}")
+    if every < 1:
+        raise ValueError(f"monitor: every must be at least 1, got {every}")
+    wanted: dict[Pattern, tuple[str, ...]] = {}
+    for pattern, names in statistics.items():
+        if isinstance(names, str):
+            raise TypeError(f"monitor: {pattern!r} needs a list of statistics, got the string {names!r}")
+        check_names([n.removeprefix(_GRADIENT) for n in names], f"monitor of {pattern!r}", _SCALARS)
+        wanted[check_pattern(pattern)] = tuple(names)
+    several = (to,) if isinstance(to, (str, Path)) or callable(to) else tuple(to)
+    writers = [json_lines(w) if isinstance(w, (str, Path)) else w for w in several]
+    return Monitored(train_step, wanted, every, writers)

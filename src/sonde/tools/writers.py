@@ -1,0 +1,65 @@
+"""Where numbers go: a file of JSON lines, TensorBoard, Weights & Biases.
+
+A writer is a function of a step and a flat dict of numbers; anything of that kind will do. The libraries are loaded
+when a writer is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Writer = Callable[[int, Mapping[str, float]], None]
+
+
+def json_lines(path: str | Path) -> Writer:
+    """A writer that appends one line per step to a file: `{"step": 10, "h/mean": 0.5}`.
+
+    NaN and infinities, which JSON does not have, are null.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(step: int, numbers: Mapping[str, float]) -> None:
+        line = {"step": step, **{name: x if math.isfinite(x) else None for name, x in numbers.items()}}
+        with target.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    return write
+
+
+def tensorboard(folder: str | Path) -> Writer:
+    """A writer of scalars for TensorBoard (needs the extra `sonde[tensorboard]`)."""
+    events = _optional("tensorboardX", "tensorboard").SummaryWriter(str(folder))
+
+    def write(step: int, numbers: Mapping[str, float]) -> None:
+        for name, x in numbers.items():
+            events.add_scalar(name, x, step)
+        events.flush()
+
+    return write
+
+
+def weights_and_biases(run: Any = None) -> Writer:
+    """A writer to a run of Weights & Biases, the current one unless given (needs the extra `sonde[wandb]`)."""
+    if run is None:
+        wandb = _optional("wandb", "wandb")
+        run = wandb.run or wandb.init()
+
+    def write(step: int, numbers: Mapping[str, float]) -> None:
+        run.log(dict(numbers), step=step)
+
+    return write
+
+
+def _optional(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"this writer needs {module!r}, which is not installed: pip install 'sonde[{extra}]'"
+        ) from error
