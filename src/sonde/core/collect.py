@@ -62,7 +62,7 @@ class Collect(Handler):
         if self.reduce is not None:
             reduced = reduce_at(self.reduce, arrays, site, view)
             arrays, tree = jax.tree.flatten(reduced)
-        self.items.append(Item((site,), path, view.replace(role="site", anchored=False), arrays, extras, tree, types))
+        self.items.append(Item((site,), path, view.recorded, arrays, extras, tree, types))
 
     def wants(self, site: Site, path: str, view: View) -> bool:
         """Whether a value, or the gradient of a value that was recorded, is to be recorded."""

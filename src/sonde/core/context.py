@@ -133,12 +133,9 @@ def check_task(name: object) -> None:
 
 def _current_task() -> int | None:
     asyncio = sys.modules.get("asyncio")
-    if asyncio is None:
+    if asyncio is None or asyncio._get_running_loop() is None:
         return None
-    try:
-        return id(asyncio.current_task())
-    except RuntimeError:  # no event loop runs in this thread
-        return None
+    return id(asyncio.current_task())
 
 
 class scope:

@@ -398,7 +398,8 @@ def record_of(call: Call) -> Record:
 
 
 def _arrays_spec(item: Item) -> ArraysSpec:
-    return ArraysSpec(item.view.replace(gates=()), tuple(map(_rank, item.leaves)), item.tree)
+    view = item.view.replace(gates=()) if item.view.gates else item.view
+    return ArraysSpec(view, tuple(map(_rank, item.leaves)), item.tree)
 
 
 def _reduced_zeros(reduce: Reduce, item: Item) -> Item:

@@ -181,6 +181,11 @@ class View:
         """Whether the last output of the site primitive is a token."""
         return self.is_value and site.grads and self.role != "look"
 
+    @property
+    def recorded(self) -> View:
+        """What is left of it when the value has been recorded: how it got there does not matter any more."""
+        return self.replace(role="site", anchored=False) if self.anchored or self.role != "site" else self
+
     def replace(self, **changes: Any) -> View:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)

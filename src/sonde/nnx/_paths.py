@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import sys
 import threading
@@ -292,11 +293,12 @@ class ModuleScope(ScopeName):
 
     places: tuple[str | None, ...] = ()
 
-    @classmethod
-    def at(cls, place: Place) -> ModuleScope:
+    @staticmethod
+    @functools.lru_cache(maxsize=4096)
+    def at(place: Place) -> ModuleScope:
         """The scope of the methods of a Module."""
         texts = tuple(None if path is None else "/".join(map(str, path)) for path in place)
-        new = cls(next((text for text in texts if text), "") or "module")
+        new = ModuleScope(next((text for text in texts if text), "") or "module")
         new.places = texts
         return new
 

@@ -124,8 +124,8 @@ def capture_grads(
     def captured(*args: Any, **kwargs: Any) -> Any:
         root = _root(fn, args, kwargs)
         result, calls, depth = _run(fn, args, kwargs, root, types, {}, method_outputs, grads=True)
-        values = _states(calls, depth, types, {}, lambda record, tag: record.value)
-        grads = _states(calls, depth, types, {}, lambda record, tag: record.grads[0] if record.grads else None)
+        values = _states(calls, depth, types, {}, lambda call, tag: _value(call))
+        grads = _states(calls, depth, types, {}, lambda call, tag: _gradient(call))
         return result, State.merge(*values.values()), State.merge(*grads.values())
 
     captured.__wrapped__ = fn  # pyright: ignore[reportAttributeAccessIssue]
@@ -247,22 +247,32 @@ def _run(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _perturbed_to_zeros(record: Any, tag: Sown) -> Any:
-    value = record.value
+def _value(call: Call) -> Any:
+    item = call.item
+    return record_of(call).value if item.view.axes else item.site.rebuild(item.leaves)
+
+
+def _gradient(call: Call) -> Any:
+    grads = record_of(call).grads
+    return grads[0] if grads else None
+
+
+def _perturbed_to_zeros(call: Call, tag: Sown) -> Any:
+    value = _value(call)
     return jax.tree.map(jax.numpy.zeros_like, value) if tag.perturbs else value
 
 
 def _states(
-    calls: list[Call], depth: int, types: tuple[type, ...], given: Values, value_of: Callable[[Any, Sown], Any]
+    calls: list[Call], depth: int, types: tuple[type, ...], given: Values, value_of: Callable[[Call, Sown], Any]
 ) -> dict[type, State[Any, Any]]:
     """One State per type, from what was recorded in program order."""
     found: Values = {t: {} for t in types}
     for call in calls:
-        tag: Any = call.item.site.tag  # a `Sown`: nothing else was recorded
-        record = record_of(call)
-        if not call.item.view.is_value or _is_not_taken(record.taken[0]):
+        item = call.item
+        tag: Any = item.site.tag  # a `Sown`: nothing else was recorded
+        if not item.view.is_value or _is_not_taken(item.extras.get("taken")):
             continue
-        value = value_of(record, tag)
+        value = value_of(call, tag)
         key = (tag.place[depth - 1], tag.name)
         begin = given.get(tag.type, {})
         values = found[tag.type]
@@ -272,7 +282,7 @@ def _states(
             values[key] = (*values.get(key, begin.get(key, ())), value)
         else:
             start = values[key] if key in values else begin[key] if key in begin else tag.init_fn()
-            n_loops = sum(axis.is_loop for axis in record.axes[0])
+            n_loops = sum(axis.is_loop for axis in item.view.axes)
             values[key] = functools.reduce(tag.reduce_fn, _iterations(value, n_loops), start)
     return {t: _nested(t, values) for t, values in found.items()}
 
