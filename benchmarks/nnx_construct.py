@@ -23,9 +23,8 @@ def main() -> None:
         for where in (nnx, flax_nnx):
             best[where] = min(seconds(where), best.get(where, float("inf")))
     ratio = best[nnx] / best[flax_nnx]
-    print(
-        f"building {LAYERS} Linear layers: {ratio:.3f} of Flax's time, bound {BOUND}: {'ok' if ratio <= BOUND else 'MISSED'}"
-    )
+    verdict = "ok" if ratio <= BOUND else "MISSED"
+    print(f"building {LAYERS} Linear layers: {ratio:.3f} of Flax's time, bound {BOUND}: {verdict}")
 
 
 if __name__ == "__main__":
