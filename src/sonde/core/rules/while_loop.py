@@ -24,7 +24,7 @@ from sonde.core.handler import Rebinding
 from sonde.core.inside import gives_tokens, has_sites
 from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
 from sonde.core.primitive import TOKEN, n_arrays, site_p
-from sonde.core.rewrite import rewrite
+from sonde.core.rewrite import Rewritten, rewrite
 from sonde.core.site import Axis, Site, View
 from sonde.core.trace import RULES, SiteTrace, run_under
 
@@ -54,7 +54,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     first_test = rewrite(params["cond_jaxpr"], quiet)
     first_test_in = first_test.inputs(quiet)
     active_shape = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.shape
-    keep = _Keep(body.specs, active_shape, handler.last, handler.fold)
+    keep = _Keep(body.specs, active_shape, handler.last, handler.fold, _unchanging(body, n_body))
     keep_test = _Keep(test.specs, active_shape, 1, handler.fold)
 
     def run_test(carry: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -100,10 +100,25 @@ def _where(active: Any, new: Any, old: Any, axis: int = 0) -> Any:
     return lax.select(lax.broadcast_in_dim(active, new.shape, dims), new, old)
 
 
+def _unchanging(body: Rewritten, n_consts: int) -> list[bool]:
+    """For each of the arrays that a loop body records, whether it is just one of the body's constants."""
+    jaxpr = _jax.open_jaxpr(body.jaxpr)
+    consts = jaxpr.invars[: body.n_inputs + n_consts]
+    return [any(x is const for const in consts) for x in jaxpr.outvars[body.n_outs :]]
+
+
 class _Keep:
     """What a loop carries along for the recorded items, and how an iteration changes it."""
 
-    def __init__(self, specs: Sequence[ItemSpec], active_shape: tuple[int, ...], last: int, fold: Any) -> None:
+    def __init__(
+        self,
+        specs: Sequence[ItemSpec],
+        active_shape: tuple[int, ...],
+        last: int,
+        fold: Any,
+        unchanging: Sequence[bool] = (),
+    ) -> None:
+        self.unchanging = unchanging
         self.fold = fold
         self.active_shape = active_shape
         self.last = last
@@ -192,11 +207,13 @@ class _Keep:
             ordered = [self._in_order(ring, count, axis) for ring, axis in zip(kept, self.axes)]
             axis = Axis("while", self.last, loop=object())
             items = build_items([spec.inside(axis) for spec in self.specs], ordered)
-        for item in items:
+        flags = build_items(self.specs, self.unchanging) if self.unchanging else items
+        for item, flag in zip(items, flags):
             taken = item.extras.get("taken")
-            # In a branch that runs beside its siblings, elements that took another one have not run the loop.
-            gated = item.view.gates and taken is not None and taken.shape == count.shape
-            item.extras.setdefault("count", count * taken if gated else count)
+            # In a branch that runs beside its siblings, elements that took another one have not run the loop. The
+            # choice was made outside the loop if it is the same in every iteration.
+            outside = flag.extras.get("taken") is True and taken is not None and taken.shape == count.shape
+            item.extras.setdefault("count", count * taken if outside else count)
         return items
 
     def _in_order(self, ring: Any, count: Any, axis: int | None) -> Any:
