@@ -111,7 +111,7 @@ def first_nonfinite(f: Callable, *, context: int = 5) -> Callable[..., NonFinite
 
     def look_for(*args: Any, **kwargs: Any) -> NonFinite | None:
         def make(depth: int) -> Collect:
-            return Collect((), grads=True, reduce=_numbers, fold=_first_bad, depth=depth)
+            return Collect((), grads=True, reduce=numbers_of, fold=first_bad, depth=depth)
 
         _, handler = run_with(make, f, args, kwargs, grads=True)
         items = expand(handler.items)
@@ -121,13 +121,13 @@ def first_nonfinite(f: Callable, *, context: int = 5) -> Callable[..., NonFinite
                     f"first_nonfinite must run on numbers, but {item.path!r} is being traced: call it outside of "
                     "jit, vmap and grad"
                 )
-        return _report(items, context)
+        return first_of(events_of(items), context)
 
     return like(look_for, f)
 
 
-def _numbers(value: Any) -> list[Any]:
-    """How many NaNs and Infs, the finite range, the size, the number of the iteration (`_first_bad` fills that in)."""
+def numbers_of(value: Any) -> list[Any]:
+    """How many NaNs and Infs, the finite range, the size, the number of the iteration (`first_bad` fills that in)."""
     leaves = [x for x in jax.tree.leaves(value) if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)]
     nans, infs = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
     low, high = jnp.full((), jnp.inf, jnp.float32), jnp.full((), -jnp.inf, jnp.float32)
@@ -142,7 +142,7 @@ def _numbers(value: Any) -> list[Any]:
     return [nans, infs, low, high, size, jnp.full((), -1, jnp.int32)]
 
 
-def _first_bad(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
+def first_bad(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
     """In a while loop: the first iteration that is not finite, or the last one."""
     was_bad = (old[0] + old[1]) > 0
     numbered = [*new[:5], jnp.broadcast_to(index, jnp.shape(new[5])).astype(jnp.int32)]
@@ -150,7 +150,7 @@ def _first_bad(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Event:
+class Event:
     """What was seen at a site at one call and iteration."""
 
     path: str
@@ -169,8 +169,8 @@ class _Event:
         return Range(self.path, not self.item.view.is_value, self.call, self.iteration, self.low, self.high)
 
 
-def _report(items: Sequence[Item], context: int) -> NonFinite | None:
-    events = sorted(_events(items), key=lambda e: e.order)
+def first_of(events: Sequence[Event], context: int) -> NonFinite | None:
+    """The first of these events, in program order, that is not finite; `context` of those before it."""
     position = next((i for i, e in enumerate(events) if e.nans or e.infs), None)
     if position is None:
         return None
@@ -189,8 +189,13 @@ def _report(items: Sequence[Item], context: int) -> NonFinite | None:
     )
 
 
-def _events(items: Sequence[Item]) -> Iterator[_Event]:
-    """Every site at every iteration, with a key that sorts them into program order."""
+def events_of(items: Sequence[Item]) -> list[Event]:
+    """Every site at every iteration, in program order. The leaves of the items are what `numbers_of` returned."""
+    return sorted(_events(items), key=lambda event: event.order)
+
+
+def _events(items: Sequence[Item]) -> Iterator[Event]:
+    """The same in the order of the items, with a key to sort by."""
     first_of_loop: dict[int, int] = {}
     calls: dict[tuple[str, bool], int] = {}
     values = {site: item for item in items if item.view.is_value for site in item.sites}
@@ -225,7 +230,7 @@ def _events(items: Sequence[Item]) -> Iterator[_Event]:
                         else np.max(step[index])
                     )
                 )
-            yield _Event(
+            yield Event(
                 path,
                 (*order, (position, 0)),
                 item,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from sonde import _jax
 from sonde.core.path import Pattern, glob_matches, matches
@@ -56,6 +57,24 @@ class Seen:
         return tuple(
             jax.tree_util.keystr(keys, simple=True, separator="/") for keys, x in leaves if isinstance(x, _Part)
         )
+
+    def steps(self, loops: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], np.ndarray | None]]:
+        """Every iteration that ran.
+
+        Args:
+            loops: The lengths of the loops in front of the arrays of the value.
+
+        Yields:
+            The index into those arrays, the number of the iteration of each loop (of a `while_loop` the last), and
+            which of the examples took the branch with the site, None if there was no other way.
+        """
+        taken = None if self.taken is None else np.asarray(self.taken)
+        count = None if self.count is None else np.asarray(self.count)
+        for index in np.ndindex(loops):
+            here = None if taken is None else taken[index[: taken.ndim]]
+            last = () if count is None else (int(np.max(count[index[: count.ndim]])) - 1,)
+            if (here is None or np.any(here)) and last != (-1,):
+                yield index, (*index, *last), here
 
 
 class _Part:

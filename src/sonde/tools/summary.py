@@ -158,27 +158,25 @@ def summarize(f: Callable, *patterns: Pattern, grads: bool = False) -> Callable[
 def rows_of(records: Records, verb: str, names: Collection[str] = NAMES) -> Iterator[Row]:
     """The rows of records whose values are the moments for these statistics; `verb` is who asks, for the message."""
     for seen in each_seen(on_host(records, verb)):
-        for i, part in enumerate(seen.parts):
-            has_numbers = seen.value[i] and not (seen.gradient and not jnp.issubdtype(seen.types[i].dtype, jnp.inexact))
-            if has_numbers:
-                yield from _rows(seen, part, seen.types[i], seen.value[i], names)
+        yield from rows_at(seen, names)
+
+
+def rows_at(seen: Seen, names: Collection[str] = NAMES) -> Iterator[Row]:
+    """The rows of one value or gradient, NumPy arrays in it: array by array, and of each by iteration."""
+    for i, part in enumerate(seen.parts):
+        has_numbers = seen.value[i] and not (seen.gradient and not jnp.issubdtype(seen.types[i].dtype, jnp.inexact))
+        if has_numbers:
+            yield from _rows(seen, part, seen.types[i], seen.value[i], names)
 
 
 def _rows(seen: Seen, part: str, kind: Any, found: dict[str, np.ndarray], names: Collection[str]) -> Iterator[Row]:
-    loops = np.shape(found["counts"])[: seen.loops]
-    taken = None if seen.taken is None else np.asarray(seen.taken)
-    count = None if seen.count is None else np.asarray(seen.count)
-    for index in np.ndindex(loops):
-        here = None if taken is None else taken[index[: taken.ndim]]
-        last = () if count is None else (int(np.max(count[index[: count.ndim]])) - 1,)
-        if (here is not None and not np.any(here)) or last == (-1,):
-            continue
+    for index, iteration, here in seen.steps(np.shape(found["counts"])[: seen.loops]):
         one = {name: x[index] for name, x in found.items()}
         yield Row(
             seen.path,
             part,
             seen.call,
-            (*index, *last),
+            iteration,
             seen.gradient,
             tuple(kind.shape),
             str(kind.dtype),
