@@ -166,6 +166,7 @@ class Event:
 
     @property
     def range(self) -> Range:
+        """The finite part."""
         return Range(self.path, not self.item.view.is_value, self.call, self.iteration, self.low, self.high)
 
 
