@@ -6,6 +6,7 @@
     capture(f, *patterns)           run `f`, return `(result, records)`
     edit(f, {pattern: new})         run `f` with values replaced
     perturb, perturbations, perturbed   add to values and differentiate with respect to what is added
+    records_before(error)           what a capture had seen when `f` failed
     sites(f)                        what a capture would see and cost, without running anything
     first_nonfinite(f)              which site made the first NaN or Inf
 """
@@ -27,6 +28,7 @@ from sonde.core import (
     perturb,
     perturbations,
     perturbed,
+    records_before,
     scope,
     sites,
     sow,
@@ -53,6 +55,7 @@ __all__ = [
     "perturb",
     "perturbations",
     "perturbed",
+    "records_before",
     "scope",
     "sites",
     "sow",

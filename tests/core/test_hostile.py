@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from sonde import capture, scope, sow
+from sonde import capture, records_before, scope, sow
 from sonde.core.context import looking
 from sonde.errors import CaptureError, NoSuchSiteError, ScopeError, SiteNameError
 
@@ -187,6 +187,32 @@ def test_exceptions_leave_nothing_behind(f):
     _, records = capture(recovers)(X)
     equal(records["after"].value, X)
     check_nothing_is_left()
+
+
+def test_what_was_seen_before_a_failure():
+    def f(x):
+        h = jax.jit(lambda x: sow(x * 2, "h"))(x)
+        with scope("next"):
+            sow(h + 1, "g")
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full") as caught:
+        capture(f)(X)
+    records = records_before(caught.value)
+    assert list(records) == ["h", "next/g"]
+    np.testing.assert_array_equal(records["next/g"].value, X * 2 + 1)
+
+    with pytest.raises(OSError) as caught:
+        capture(lambda x: capture(f)(sow(x, "before")))(X)
+    assert list(records_before(caught.value)) == ["before", "h", "next/g"]
+
+    with pytest.raises(OSError) as caught:
+        capture(jax.jit(f))(X)
+    assert list(records_before(caught.value)) == []
+    with pytest.raises(OSError) as caught, jax.disable_jit():
+        capture(jax.jit(f))(X)
+    assert list(records_before(caught.value)) == ["h", "next/g"]
+    assert list(records_before(OSError())) == []
 
 
 def test_an_exception_in_a_nested_capture():

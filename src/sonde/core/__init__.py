@@ -13,6 +13,7 @@ function runs under; `rules` get sites out of loops, branches and jitted calls, 
 from sonde.core.capture import capture
 from sonde.core.context import scope
 from sonde.core.edit import Edit, edit
+from sonde.core.failing import records_before
 from sonde.core.inventory import SiteInfo, Sites, sites
 from sonde.core.perturbing import perturbations, perturbed
 from sonde.core.record import Record, Records
@@ -33,6 +34,7 @@ __all__ = [
     "perturb",
     "perturbations",
     "perturbed",
+    "records_before",
     "scope",
     "sites",
     "sow",

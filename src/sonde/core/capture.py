@@ -15,6 +15,7 @@ from sonde import _jax
 from sonde.core import rules  # noqa: F401 (registers the rules)
 from sonde.core.collect import Collect, Reduce
 from sonde.core.context import Looking, look, looking
+from sonde.core.failing import remember
 from sonde.core.handler import Handler
 from sonde.core.inside import has_sites
 from sonde.core.path import Pattern, check_pattern
@@ -80,10 +81,18 @@ def capture(
 
 
 def _capture_now(f: Callable, patterns: tuple[Pattern, ...], options: dict[str, Any], args: Any, kwargs: Any) -> Any:
-    def make(depth: int) -> Collect:
-        return Collect(patterns, depth=depth, **options)
+    made: list[Collect] = []
 
-    result, handler = run_with(make, f, args, kwargs, grads=options["grads"])
+    def make(depth: int) -> Collect:
+        made.append(Collect(patterns, depth=depth, **options))
+        return made[0]
+
+    try:
+        result, handler = run_with(make, f, args, kwargs, grads=options["grads"])
+    except Exception as error:
+        if made:
+            remember(error, made[0], options["reduce"])
+        raise
     return result, make_records(handler.items, handler.met, reduce=options["reduce"])
 
 
