@@ -1,0 +1,97 @@
+"""`examine`: one look at a program, with everything that is wrong with it said first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from sonde.core.capture import check_callable, like
+from sonde.core.path import Pattern, check_pattern
+from sonde.report.examined import examined
+from sonde.report.failing import Failure, failure
+from sonde.report.findings import find
+from sonde.report.report import Report
+from sonde.report.watching import Watched, watch
+from sonde.tools.events import events_of
+from sonde.tools.reading import on_host
+from sonde.tools.summary import Summary
+
+Progress = Callable[[str, float], None]
+
+
+def examine(
+    f: Callable,
+    *patterns: Pattern,
+    grads: bool = False,
+    title: str | None = None,
+    progress: Progress | None = None,
+) -> Callable[..., Report]:
+    """A function that runs `f` once, looks at everything that passes its sites, and reports.
+
+    Statistics and pictures are made on the device; no whole activation leaves it.
+
+    Args:
+        f: Any callable: a function, a jitted training step, a model.
+        *patterns: Which sites, as in `sonde.capture`. All, if none are given.
+        grads: Whether to look at gradients too, of what is differentiated inside `f`.
+        title: What the report is called; the name of `f` by default.
+        progress: Called with what is being done and how much of all is done, from 0 to 1.
+
+    Returns:
+        A function with the arguments of `f` that returns a `Report`. If `f` fails, it is run a second time with nothing
+        compiled, so that there are values up to the failure, and the report says what it failed with.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site.
+        CaptureError: When called inside a transform, where there are no numbers yet.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sonde
+        >>> from sonde.report import examine
+        >>> def f(x):
+        ...     x = sonde.sow(x * 1e30, "scaled")
+        ...     return sonde.sow(x * x, "squared").sum()
+        >>> report = examine(f)(jnp.array([1.0, 1e-30]))
+        >>> report.findings[0].severity, report.findings[0].path
+        ('problem', 'squared')
+    """
+    check_callable(f, "examine")
+    wanted = tuple(map(check_pattern, patterns))
+    name = title if title is not None else getattr(f, "__name__", None) or type(f).__name__
+    say = progress or (lambda what, done: None)
+
+    def run(*args: Any, **kwargs: Any) -> Report:
+        say("running the program", 0.0)
+        seen = watch(f, wanted, args, kwargs, grads=grads)
+        failed = None
+        if seen.error is not None:
+            say("running it again without compiling", 0.4)
+            seen, failed = _again(f, wanted, args, kwargs, grads, seen)
+        say("reading what was seen", 0.7)
+        sites, rows = examined(on_host(seen.records, "examine"))
+        say("looking for trouble", 0.9)
+        events = events_of(seen.items)
+        findings = find(sites, events, failed=failed is not None)
+        if failed is not None:
+            findings = (failed.finding, *findings)
+        say("done", 1.0)
+        return Report(name, findings, tuple(sites), Summary(rows), failed, seen.result)
+
+    return like(run, f)
+
+
+def _again(f: Any, wanted: Any, args: Any, kwargs: Any, grads: bool, first: Watched) -> tuple[Watched, Failure]:
+    """After a failure: the run that shows more, of the one that failed and one in which nothing is compiled."""
+    assert first.error is not None
+    with jax.disable_jit():
+        second = watch(f, wanted, args, kwargs, grads=grads)
+    best = second if len(second.items) >= len(first.items) else first
+    error = (best.error if second.error is not None else None) or first.error
+    last = events_of(best.items)
+    path = last[-1].path if last else ""
+    if second.error is None:
+        path = (events_of(first.items) or [None])[-1]
+        path = path.path if path else ""
+    return best, failure(error, path, only_compiled=second.error is None)

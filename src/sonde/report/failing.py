@@ -1,0 +1,68 @@
+"""A program that fails inside: what it failed with, on which line of the user's code, after which site."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from pathlib import Path
+
+import jax
+
+import sonde
+from sonde.report.findings.finding import Finding
+
+_LIBRARIES = (str(Path(jax.__file__).parent), str(Path(sonde.__file__).parent))
+_HELP = (
+    "The values up to the failure are below; the last site that was reached is the nearest known place before it. "
+    "Compare its shape and dtype with what the line expects."
+)
+_ONLY_COMPILED = (
+    "The program runs to its end when nothing is compiled, so the code meets a tracer where it needs a number: use "
+    "jnp.where, lax.cond or static_argnums for what decides."
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception that came out of the program.
+
+    Attributes:
+        error: The exception.
+        kind: The name of its type.
+        message: Its text.
+        source: The innermost line of the user's code, as `file:line`; `""` if unknown.
+        code: What is on that line.
+        last_site: The path of the last site that was reached; `""` if none was.
+        only_compiled: Whether the program succeeds when nothing is compiled.
+    """
+
+    error: Exception
+    kind: str
+    message: str
+    source: str
+    code: str
+    last_site: str
+    only_compiled: bool
+
+    @property
+    def finding(self) -> Finding:
+        """What to say first."""
+        first_line = self.message.strip().partition("\n")[0]
+        after = f" after {self.last_site}" if self.last_site else " before the first site"
+        where = f" on line {self.source.rpartition(':')[2]} ({self.code})" if self.source else ""
+        text = f"The program failed{after}{where}: {self.kind}: {_short(first_line)}"
+        hint = _ONLY_COMPILED if self.only_compiled else _HELP
+        return Finding("problem", "failure", self.last_site, text, hint, self.source)
+
+
+def failure(error: Exception, last_site: str, *, only_compiled: bool) -> Failure:
+    """What is known of an exception."""
+    source, code = "", ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith((*_LIBRARIES, "<frozen")) and "site-packages" not in frame.filename:
+            source, code = f"{frame.filename}:{frame.lineno}", frame.line or ""
+    return Failure(error, type(error).__name__, str(error), source, _short(code), last_site, only_compiled)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else text[:297] + "..."

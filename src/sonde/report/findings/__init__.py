@@ -1,0 +1,69 @@
+"""What is wrong with a run, most serious first. One file per kind of trouble, thresholds in `thresholds`.
+
+A rule is a function of what was seen at the sites that returns findings; it never looks at the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sonde.report.examined import Examined
+from sonde.report.findings.attention import attention
+from sonde.report.findings.depth import family
+from sonde.report.findings.finding import SEVERITIES, Finding, Severity
+from sonde.report.findings.flow import jumps, over_depth, over_iterations
+from sonde.report.findings.nonfinite import nonfinite
+from sonde.report.findings.precision import near_overflow, underflow
+from sonde.report.findings.units import constant, dead_units, no_gradient, saturated
+from sonde.tools.events import Event
+
+__all__ = ["SEVERITIES", "Finding", "Severity", "find"]
+
+_RULES = (
+    over_depth,
+    over_iterations,
+    jumps,
+    near_overflow,
+    underflow,
+    dead_units,
+    no_gradient,
+    saturated,
+    constant,
+    attention,
+)
+_NO_SITES = "Mark values with sonde.sow(value, name), or pass a model of sonde.nnx or sonde.linen."
+
+
+def find(sites: Sequence[Examined], events: Sequence[Event], *, failed: bool = False) -> tuple[Finding, ...]:
+    """All findings, most serious first.
+
+    Args:
+        sites: What was seen, in program order.
+        events: The same for the search for the first NaN.
+        failed: Whether the program failed, so that what is missing is no finding.
+    """
+    if not sites and not failed:
+        return (Finding("note", "no-sites", "", "There is nothing to look at: no site was met.", _NO_SITES),)
+    found = nonfinite(sites, events)
+    for rule in _RULES:
+        found += _joined(rule(sites))
+    kinds = list(dict.fromkeys(f.kind for f in found))
+    return tuple(sorted(found, key=lambda f: (SEVERITIES.index(f.severity), kinds.index(f.kind), -f.weight)))
+
+
+def _joined(found: Sequence[Finding]) -> list[Finding]:
+    """One finding for all members of a family: twelve layers with the same trouble have one trouble."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for f in found:
+        groups.setdefault((f.severity, f.kind, family(f.path)), []).append(f)
+    joined = []
+    for group in groups.values():
+        worst = max(group, key=lambda f: f.weight)
+        others = tuple(f.path for f in group if f is not worst)
+        joined.append(worst if not others else _with_others(worst, others))
+    return joined
+
+
+def _with_others(f: Finding, others: tuple[str, ...]) -> Finding:
+    text = f"{f.text} The same in {len(others)} other site{'s' * (len(others) > 1)} of {family(f.path)}."
+    return Finding(f.severity, f.kind, f.path, text, f.help, f.source, (*f.also, *others), f.weight)

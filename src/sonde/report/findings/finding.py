@@ -1,0 +1,35 @@
+"""A finding: one sentence about what is wrong, where, and what usually helps."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+Severity = Literal["problem", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note")
+"""From the most serious to the least."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """Something a person should know.
+
+    Attributes:
+        severity: `"problem"` (the result cannot be trusted), `"warning"` (training will probably suffer) or `"note"`.
+        kind: A fixed name for what was found, such as `"dead-units"`; they are listed in docs/concepts/findings.md.
+        path: The path of the site it is about; `""` if it is about none.
+        text: What was found, in one sentence.
+        help: What usually helps.
+        source: The line of the user's code, if known.
+        also: The paths of further sites with the same trouble.
+        weight: How bad it is among those of the same severity and kind: larger is worse.
+    """
+
+    severity: Severity
+    kind: str
+    path: str
+    text: str
+    help: str
+    source: str = ""
+    also: tuple[str, ...] = ()
+    weight: float = 0.0

@@ -1,0 +1,119 @@
+"""Units that never fire, values that do not vary, outputs at the ends of their range, gradients that are zero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sonde.report.examined import Examined, Step, is_shares
+from sonde.report.findings.finding import Finding
+from sonde.report.findings.thresholds import CONSTANT_SIZE, DEAD_EXAMPLES, DEAD_SHARE, SATURATED_SHARE
+
+_DEAD = (
+    "Units that never fire get no gradient and stay dead: lower the learning rate, use leaky_relu or gelu, normalise "
+    "before the activation, or check for a large negative bias."
+)
+_SATURATED = (
+    "At the ends of tanh and sigmoid the gradient is nearly zero: make the initialisation or the inputs smaller, or "
+    "normalise before the activation."
+)
+_ZERO = (
+    "Nothing passes here. A layer that starts at zero on purpose is fine before the first step; later look for a mask "
+    "that hides everything, a dead layer before it, or inputs that are missing."
+)
+_CONSTANT = (
+    "Every element is the same number: look for a broadcast that replaced the data, or a normalisation of one element."
+)
+_NO_GRADIENT = (
+    "What comes before this site learns nothing from this loss: look for dead units after it, a product with zeros, a "
+    "saturated activation, or rounding to zero in half precision."
+)
+_UNREACHED = (
+    "The loss does not depend on them in a differentiable way. That is as it should be for what is only looked at; "
+    "otherwise look for stop_gradient, argmax, rounding, or a result that is not used."
+)
+
+
+def dead_units(sites: Sequence[Examined]) -> list[Finding]:
+    """Units that are zero in every example and position."""
+    found = []
+    for site in sites:
+        if not site.is_float or is_shares(site.values):  # of one-hot codes and masked attention, zeros are the point
+            continue
+        step, share = max(((s, _dead_share(s)) for s in site.values), key=lambda x: x[1], default=(None, 0.0))
+        if step is not None and DEAD_SHARE <= share < 1:
+            where = f" in {step.when}" if step.when else ""
+            text = f"{share:.0%} of the units in {site.name} never fire{where}."
+            found.append(Finding("warning", "dead-units", site.path, text, _DEAD, site.source, weight=share))
+    return found
+
+
+def _dead_share(step: Step) -> float:
+    s = step.statistics
+    if not s.units or s.dead is None or s.size < DEAD_EXAMPLES * s.units or s.min is None or s.min < 0:
+        return 0.0
+    return s.dead / s.units
+
+
+def constant(sites: Sequence[Examined]) -> list[Finding]:
+    """Values that are zero everywhere, or the same number everywhere, in every call and iteration."""
+    found = []
+    for site in sites:
+        s = [step.statistics for step in site.values]
+        if not site.is_float or not s or s[0].size < CONSTANT_SIZE or any(x.nonfinite for x in s):
+            continue
+        if all(x.zeros == x.size for x in s):
+            text = f"{site.name} is zero everywhere."
+            found.append(Finding("warning", "zero-values", site.path, text, _ZERO, site.source))
+        elif all(x.min == x.max for x in s):
+            text = f"{site.name} is {s[0].min:.4g} everywhere."
+            found.append(Finding("note", "constant-values", site.path, text, _CONSTANT, site.source))
+    return found
+
+
+def saturated(sites: Sequence[Examined]) -> list[Finding]:
+    """Outputs of tanh and sigmoid that are nearly all at the ends of the range."""
+    found = []
+    for site in sites:
+        if not site.is_float or is_shares(site.values):
+            continue
+        step, share = max(((s, _saturated_share(s)) for s in site.values), key=lambda x: x[1], default=(None, 0.0))
+        if step is not None and share >= SATURATED_SHARE:
+            text = f"{share:.0%} of the elements of {site.name} are saturated: at the ends of {_range(step)}."
+            found.append(Finding("warning", "saturated", site.path, text, _SATURATED, site.source, weight=share))
+    return found
+
+
+def _range(step: Step) -> str:
+    return "-1 to 1" if (step.statistics.min or 0) < 0 else "0 to 1"
+
+
+def _saturated_share(step: Step) -> float:
+    s = step.statistics
+    if s.size < CONSTANT_SIZE or s.min is None or s.max is None or not (s.min >= -1 and s.max <= 1):
+        return 0.0
+    if step.trait("whole") == s.size:  # signs, flags and codes have no values in between and are no activations
+        return 0.0
+    if s.min < 0:
+        return step.trait("near_one") / s.size if s.min < -0.9 or s.max > 0.9 else 0.0
+    # Below zero a relu is exactly zero and a sigmoid never is; and small numbers alone are no sign of a sigmoid.
+    if s.max < 0.9 or (s.zeros or 0) > s.size // 4 or step.trait("near_one") < s.size / 10:
+        return 0.0
+    return (step.trait("near_one") + step.trait("near_zero")) / s.size
+
+
+def no_gradient(sites: Sequence[Examined]) -> list[Finding]:
+    """Gradients that came back and are zero everywhere; and, in one note, sites to which none came."""
+    found = []
+    for site in sites:
+        s = [step.statistics for step in site.gradients]
+        if s and s[0].size and all(x.zeros == x.size for x in s):
+            text = f"The gradient at {site.name} is zero everywhere."
+            found.append(Finding("warning", "zero-gradients", site.path, text, _NO_GRADIENT, site.source))
+    unreached = [site for site in sites if site.unreached and site.is_float]
+    if unreached and any(site.gradients for site in sites):
+        first, *rest = unreached
+        others = f" and {len(rest)} other{'s' * (len(rest) > 1)}" if rest else ""
+        text = f"No gradient comes to {first.name}{others}: the loss does not use {'them' if rest else 'it'}."
+        also = tuple(site.path for site in rest)
+        found.append(Finding("note", "unreached", first.path, text, _UNREACHED, first.source, also))
+    return found

@@ -1,0 +1,154 @@
+"""What else a page may show: pictures, lines and text that the caller makes, each with a sentence that explains it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sonde.report.plain import plain
+
+_MOST_CELLS = 40_000
+_MOST_POINTS = 2_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A part of the page.
+
+    Attributes:
+        title: Its heading.
+        caption: A sentence that says what one is looking at.
+    """
+
+    title: str
+    caption: str = ""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"kind": type(self).__name__.lower(), "title": self.title, "caption": self.caption}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeatMap(Panel):
+    """A matrix as colours: a patch sweep, an attention pattern.
+
+    Attributes:
+        values: Two axes: rows, columns.
+        rows: A label for each row; numbers if empty.
+        columns: A label for each column; numbers if empty.
+        row_title: What the rows are.
+        column_title: What the columns are.
+        signed: Whether zero is the middle: blue below, red above. By default if there are negative numbers.
+        low: What the darkest colour stands for; the smallest value by default.
+        high: What the brightest colour stands for; the largest value by default.
+
+    Example:
+        >>> panel = HeatMap(title="Patching", values=[[0.1, 0.9], [0.0, 0.2]], rows=["layer 0", "layer 1"])
+        >>> panel.data["values"]
+        [[0.1, 0.9], [0, 0.2]]
+    """
+
+    values: Any
+    rows: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    row_title: str = ""
+    column_title: str = ""
+    signed: bool | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        values = np.asarray(self.values)
+        if values.ndim != 2:
+            raise ValueError(f"HeatMap {self.title!r} takes values with two axes, got shape {values.shape}")
+        if values.size > _MOST_CELLS:
+            raise ValueError(
+                f"HeatMap {self.title!r} takes at most {_MOST_CELLS} cells, got {values.size} of shape {values.shape}: "
+                "cut out a part or take means"
+            )
+        for labels, n, what in ((self.rows, values.shape[0], "rows"), (self.columns, values.shape[1], "columns")):
+            if labels and len(labels) != n:
+                raise ValueError(f"HeatMap {self.title!r} has {n} {what} and {len(labels)} labels for them")
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Plain data."""
+        values = np.asarray(self.values, np.float64)
+        signed = self.signed if self.signed is not None else bool(np.nanmin(values, initial=0.0) < 0)
+        return {
+            **super().data,
+            "values": plain(values),
+            "rows": [str(x) for x in self.rows],
+            "columns": [str(x) for x in self.columns],
+            "row_title": self.row_title,
+            "column_title": self.column_title,
+            "signed": signed,
+            "low": plain(self.low),
+            "high": plain(self.high),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lines(Panel):
+    """Curves over a common axis: a training loss.
+
+    Attributes:
+        lines: The heights of each curve, by name. Long curves are thinned out.
+        x: The places of the points; 0, 1, 2, ... if None.
+        x_title: What the horizontal axis is.
+        y_title: What the vertical axis is.
+        log: Whether the vertical axis is logarithmic.
+
+    Example:
+        >>> Lines(title="Loss", lines={"train": [2.0, 1.0, 0.5]}, x_title="step").data["lines"]
+        [{'name': 'train', 'y': [2, 1, 0.5]}]
+    """
+
+    lines: Mapping[str, Any]
+    x: Any = None
+    x_title: str = ""
+    y_title: str = ""
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(np.asarray(y).reshape(-1)) for name, y in self.lines.items()}
+        n = set(lengths.values()) | ({len(np.asarray(self.x))} if self.x is not None else set())
+        if len(n) > 1:
+            of_x = "" if self.x is None else f" and {len(np.asarray(self.x))} places"
+            raise ValueError(f"Lines {self.title!r} takes curves of one length, got {lengths}{of_x}")
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Plain data."""
+        curves = {str(name): np.asarray(y, np.float64).reshape(-1) for name, y in self.lines.items()}
+        length = max((len(y) for y in curves.values()), default=0)
+        kept = np.unique(np.linspace(0, max(length - 1, 0), min(length, _MOST_POINTS)).astype(int))
+        x = np.arange(length) if self.x is None else np.asarray(self.x)
+        return {
+            **super().data,
+            "lines": [{"name": name, "y": plain(y[kept])} for name, y in curves.items()],
+            "x": plain(x[kept]),
+            "x_title": self.x_title,
+            "y_title": self.y_title,
+            "log": self.log,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Text(Panel):
+    """Some paragraphs, separated by empty lines.
+
+    Attributes:
+        text: The text. Nothing in it is read as markup.
+    """
+
+    text: str
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**super().data, "text": self.text}

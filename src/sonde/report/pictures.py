@@ -1,0 +1,94 @@
+"""Pictures of values: attention maps, feature maps and matrices, as levels of brightness."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sonde.report.slices import MISSING, Kind
+from sonde.tools.reading import Seen
+
+_MATRICES = 4
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Picture:
+    """A small picture of a value at one call and iteration.
+
+    Attributes:
+        path: The path of the site.
+        part: Which array of the pytree that was sown.
+        kind: What is shown: `"attention"` (examples, heads, queries, keys), `"features"` (examples, rows, columns,
+            channels) or `"matrix"` (examples, rows, columns).
+        call: Which of the calls under that path.
+        iteration: The number of the iteration of each loop around it.
+        levels: 0 to 254 from `low` to `high`; 255 is not finite.
+        low: The smallest finite value.
+        high: The largest finite value.
+        shape: The shape of the array that the picture was cut from.
+    """
+
+    path: str
+    part: str
+    kind: Kind
+    call: int
+    iteration: tuple[int, ...]
+    levels: np.ndarray
+    low: float
+    high: float
+    shape: tuple[int, ...]
+
+    @property
+    def values(self) -> np.ndarray:
+        """The numbers that the levels stand for; NaN for what is not finite."""
+        share = self.levels.astype(np.float64) / (MISSING - 1)
+        return np.where(self.levels == MISSING, np.nan, self.low + share * (self.high - self.low))
+
+
+def pictures_of(cuts: Mapping[str, Any], seen: Seen, index: int) -> list[Picture]:
+    """The pictures of one array of a value: of a loop, those of the first and the last iteration."""
+    if not cuts:
+        return []
+    found = []
+    for kind, cut in cuts.items():
+        steps = list(seen.steps(np.shape(cut["low"])[: seen.loops]))
+        for at, iteration, _ in steps[:1] + steps[1:][-1:]:
+            found.append(
+                Picture(
+                    seen.path,
+                    seen.parts[index],
+                    kind,  # pyright: ignore[reportArgumentType]
+                    seen.call,
+                    iteration,
+                    np.asarray(cut["levels"])[at],
+                    float(cut["low"][at]),
+                    float(cut["high"][at]),
+                    tuple(seen.types[index].shape),
+                )
+            )
+    return found
+
+
+def decided(found: Sequence[Picture], *, shares: bool) -> list[Picture]:
+    """The pictures of an array to show: of what it was guessed to be, the first and the last.
+
+    Args:
+        found: All that were taken.
+        shares: Whether the rows add up to one. Only then what looks like attention by its shape is attention.
+    """
+    kinds = {picture.kind for picture in found}
+    if "attention" in kinds and (shares or "features" not in kinds):
+        found = [picture for picture in found if picture.kind == "attention"]
+    else:
+        found = [picture for picture in found if picture.kind != "attention"]
+    if not shares:
+        found = [_as_matrix(picture) if picture.kind == "attention" else picture for picture in found]
+    return [*found[:1], *found[1:][-1:]]
+
+
+def _as_matrix(picture: Picture) -> Picture:
+    levels = picture.levels
+    return dataclasses.replace(picture, kind="matrix", levels=levels.reshape(-1, *levels.shape[-2:])[:_MATRICES])

@@ -1,0 +1,121 @@
+"""What `examine` returns: findings, statistics and pictures of one run, for the terminal, for machines, as a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from sonde.report.examined import Examined
+from sonde.report.failing import Failure
+from sonde.report.findings.finding import Finding
+from sonde.report.panels import Panel
+from sonde.report.pictures import Picture
+from sonde.report.plain import plain
+from sonde.report.tables import fitting, picture_data, site_data
+from sonde.tools.statistics import EDGES
+from sonde.tools.summary import Summary
+
+PICTURE_BYTES = 2_000_000
+"""How many bytes of pictures a page holds at most, before they are written as text."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Report:
+    """What was seen in one run of a program.
+
+    Attributes:
+        title: What the report is called.
+        findings: What is wrong, most serious first.
+        sites: What was seen at each site, in program order: one entry per array.
+        summary: The statistics as `tools.summarize` gives them.
+        failure: What the program failed with; None if it did not.
+        result: What the program returned; None if it failed.
+        panels: What was added with `add`.
+    """
+
+    title: str
+    findings: tuple[Finding, ...]
+    sites: tuple[Examined, ...]
+    summary: Summary
+    failure: Failure | None
+    result: Any = None
+    panels: list[Panel] = dataclasses.field(default_factory=list)
+    made: str = dataclasses.field(default_factory=lambda: f"{datetime.datetime.now():%Y-%m-%d %H:%M}")
+
+    @property
+    def result_failed(self) -> bool:
+        """Whether the program failed."""
+        return self.failure is not None
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Small pictures of values: attention maps, feature maps, matrices."""
+        return tuple(picture for site in self.sites for picture in site.pictures)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of all sites, in program order."""
+        return tuple(dict.fromkeys(site.path for site in self.sites))
+
+    def add(self, panel: Panel) -> Report:
+        """Adds a panel to the page; returns the report itself."""
+        if not isinstance(panel, Panel):
+            raise TypeError(f"Report.add takes a HeatMap, Lines or Text, got {panel!r} of type {type(panel).__name__}")
+        self.panels.append(panel)
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything on the page as plain Python data.
+
+        Numbers have six significant digits. What JSON cannot hold is written as a string: `"NaN"`, `"Infinity"`,
+        `"-Infinity"`.
+        """
+        failed = self.failure
+        return {
+            "title": self.title,
+            "made": self.made,
+            "versions": {"sonde": importlib.metadata.version("sonde"), "jax": jax.__version__},
+            "findings": [
+                {
+                    name: plain(getattr(f, name))
+                    for name in ("severity", "kind", "path", "text", "help", "source", "also")
+                }
+                for f in self.findings
+            ],
+            "failure": None
+            if failed is None
+            else {
+                "kind": failed.kind,
+                "message": failed.message,
+                "source": failed.source,
+                "code": failed.code,
+                "last_site": failed.last_site,
+            },
+            "edges": plain(EDGES),
+            "sites": [site_data(site) for site in self.sites],
+            "pictures": [picture_data(p) for p in fitting(self.pictures, PICTURE_BYTES)],
+            "panels": [panel.data for panel in self.panels],
+        }
+
+    def write(self, path: str | Path) -> Path:
+        """Writes the page: one HTML file that needs nothing else. Returns its path."""
+        from sonde.report.page import page
+
+        target = Path(path)
+        target.write_text(page(self.to_json()), encoding="utf-8")
+        return target
+
+    def __rich__(self) -> Any:
+        from sonde.report.terminal import shown
+
+        return shown(self)
+
+    def __repr__(self) -> str:
+        lines = [f"{self.title}: {len(self.paths)} sites, {len(self.findings)} findings"]
+        lines += [f"  {f.severity}: {f.text}" for f in self.findings]
+        return "\n".join(lines)

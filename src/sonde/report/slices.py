@@ -1,0 +1,112 @@
+"""Small pictures of a value, cut out where the array is: a few examples, heads, channels; never a whole activation.
+
+A picture leaves the device as bytes: a level from 0 to 254 between the smallest and the largest finite value of the
+picture, 255 for what is not finite. Inside loops, where there is one per iteration, pictures are smaller.
+
+What an array shows is guessed from its shape. Where two guesses fit, both pictures are taken and the host, which knows
+whether the rows are attention weights, drops one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+Kind = Literal["attention", "features", "matrix"]
+MISSING = 255
+"""The level of what is not finite."""
+_ATTENTION_NAME = re.compile(r"att|weights|pattern|scores|probs", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """How large a picture may be.
+
+    Attributes:
+        examples: How many examples.
+        heads: How many heads of attention.
+        positions: How many queries and how many keys: the first ones.
+        channels: How many channels of a feature map.
+        pixels: How many pixels a feature map is high and wide: every n-th one.
+        rows: How many rows of a matrix.
+        columns: How many columns of a matrix.
+    """
+
+    examples: int
+    heads: int
+    positions: int
+    channels: int
+    pixels: int
+    rows: int
+    columns: int
+
+
+LIMITS = Limits(examples=2, heads=8, positions=64, channels=16, pixels=32, rows=32, columns=64)
+LIMITS_IN_LOOPS = Limits(examples=1, heads=4, positions=32, channels=4, pixels=16, rows=8, columns=32)
+
+
+def may_be_attention(shape: Sequence[int], path: str) -> bool:
+    """Whether the last two axes of an array may be queries and keys."""
+    if len(shape) < 2 or min(shape) < 1 or min(shape[-2:]) < 2:
+        return False
+    named = _ATTENTION_NAME.search(path) is not None
+    return named or len(shape) >= 4 or (len(shape) == 3 and shape[-1] == shape[-2])
+
+
+def may_be_features(shape: Sequence[int], mapped: int) -> bool:
+    """Whether an array may be images with channels last."""
+    if len(shape) < 3 or min(shape) < 1:
+        return False
+    height, width = shape[-3], shape[-2]
+    known = len(shape) >= 4 or mapped > 0 or height == width
+    return known and min(height, width) >= 4 and max(height, width) <= 4 * min(height, width)
+
+
+def pictures(array: Any, mapped: int, path: str, limits: Limits) -> dict[str, dict[str, Any]]:
+    """The pictures of an array, by kind.
+
+    Args:
+        array: The array, with mapped axes in front.
+        mapped: How many mapped axes there are.
+        path: The path of the site: a name such as `attn` helps.
+        limits: How large they may be.
+    """
+    if not _has_numbers(array) or not array.size or not array.ndim:
+        return {}
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        array = jnp.abs(array)
+    shape = array.shape
+    found: dict[str, dict[str, Any]] = {}
+    if may_be_attention(shape, path):
+        x = array.reshape(-1, *((1,) * (3 - len(shape))), *shape[max(0, len(shape) - 3) :])
+        n = limits.positions
+        found["attention"] = _levels(x[: limits.examples, : limits.heads, :n, :n])
+    if may_be_features(shape, mapped):
+        x = array.reshape(-1, *shape[-3:])
+        strides = [-(-size // limits.pixels) for size in x.shape[1:3]]
+        found["features"] = _levels(x[: limits.examples, :: strides[0], :: strides[1], : limits.channels])
+    if not found and array.size > 1:
+        x = array.reshape(-1, *((1,) * (2 - len(shape))), *shape[max(0, len(shape) - 2) :])
+        found["matrix"] = _levels(x[:1, : limits.rows, : limits.columns])
+    return found
+
+
+def _has_numbers(array: Any) -> bool:
+    return not jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) and array.dtype != jnp.bool_
+
+
+@jax.jit
+def _levels(x: Any) -> dict[str, Any]:
+    x = x.astype(jnp.float32)
+    ok = jnp.isfinite(x)
+    low = jnp.min(jnp.where(ok, x, jnp.inf))
+    high = jnp.max(jnp.where(ok, x, -jnp.inf))
+    # Halves, so that the width of a range up to the largest float does not overflow.
+    width = jnp.maximum(high / 2 - low / 2, jnp.finfo(jnp.float32).tiny)
+    level = jnp.clip(jnp.round((x / 2 - low / 2) / width * (MISSING - 1)), 0, MISSING - 1)
+    return {"levels": jnp.where(ok, level, MISSING).astype(jnp.uint8), "low": low, "high": high}

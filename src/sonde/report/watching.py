@@ -1,0 +1,142 @@
+"""The one pass over a program: at every site, statistics, traits, pictures and what the search for a NaN needs.
+
+All of it is made on the device, inside loops and compiled steps. If the program fails, what was seen before is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from sonde.core.capture import run_with
+from sonde.core.context import look
+from sonde.core.item import Item, expand
+from sonde.core.path import Pattern
+from sonde.core.record import Records, make_records
+from sonde.core.site import Site, View
+from sonde.errors import SondeError
+from sonde.report.slices import LIMITS, LIMITS_IN_LOOPS, Limits, pictures
+from sonde.report.traits import traits_of_parts
+from sonde.tools.events import Watching, first_bad, numbers_of
+from sonde.tools.statistics import moments_of_parts
+
+_NUMBERS = 6  # how many leaves `numbers_of` has; they come first, as `Watching` wants them
+
+
+@jax.jit
+def _seen(value: Any) -> tuple[Any, Any, Any]:
+    # Minus infinity is what masks are made of: it is counted among the traits, and is no accident by itself.
+    nans, infs, *rest = numbers_of(value)
+    masked = [jnp.sum(x == -jnp.inf, dtype=jnp.int32) for x in _real(value)]
+    return [nans, infs - sum(masked), *rest], moments_of_parts(value), traits_of_parts(value)
+
+
+def _real(value: Any) -> list[Any]:
+    return [x for x in jax.tree.leaves(value) if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)]
+
+
+def _arrays_only(value: Any) -> Any:
+    # Strings and other leaves that are no arrays may be sown; `jax.jit` does not take them.
+    return [x for x in jax.tree.leaves(value) if hasattr(x, "dtype")]
+
+
+def _reduce(value: Any) -> tuple[Any, Any, Any]:
+    return _seen(_arrays_only(value))
+
+
+def _fold(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
+    """In a while loop: of the search for a NaN the first bad iteration, of everything else the last."""
+    return [*first_bad(old[:_NUMBERS], new[:_NUMBERS], index), *new[_NUMBERS:]]
+
+
+class Watch(Watching):
+    """Records what `_reduce` makes of values and gradients, when that was, and of values pictures."""
+
+    def __init__(self, patterns: tuple[Pattern, ...], *, grads: bool, depth: int) -> None:
+        super().__init__(patterns, grads=grads, reduce=_reduce, fold=_fold, depth=depth)
+        self.key = ("watch", self.key)
+
+    @property
+    def limits(self) -> Limits:
+        """How large pictures may be."""
+        return LIMITS_IN_LOOPS if self.indices else LIMITS
+
+    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
+        """The handler inside. What is compiled for a loop has smaller pictures and must not be used outside of it."""
+        new = super().child(base, steps, prefix)
+        if new.indices and not self.indices:
+            new.key = None if new.key is None else (new.key, "in a loop")
+        return new
+
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, *, token: Any, gate: Any) -> None:
+        """Adds pictures to what is recorded."""
+        before = len(self.items)
+        super().record(arrays, site, path, view, token=token, gate=gate)
+        if len(self.items) == before or not view.is_value:
+            return
+        item = self.items[-1]
+        assert isinstance(item, Item)
+        # Where examples take different branches, or leave a loop at different times, the engine selects per example
+        # among whole arrays: a picture has no axis of examples to select by.
+        apart = view.gates or (self.indices and view.axes)
+        mapped = [sum(axis.on_leaf(i) for axis in view.axes) for i in range(len(arrays))]
+        with look(None):
+            cut = [{} if apart else pictures(x, n, path, self.limits) for x, n in zip(arrays, mapped)]
+        item.leaves, item.tree = jax.tree.flatten((jax.tree.unflatten(item.tree, item.leaves), cut))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Watched:
+    """What one run showed.
+
+    Attributes:
+        result: What the function returned; None if it failed.
+        error: The exception it failed with; None if it did not.
+        items: What was seen, in program order; of each the leaves are the numbers that `tools.nonfinite` sorts.
+        records: Of every gradient `(numbers, moments, traits)`; of every value that, and the pictures of its arrays.
+    """
+
+    result: Any
+    error: Exception | None
+    items: tuple[Item, ...]
+    records: Records
+
+
+def watch(f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *, grads: bool) -> Watched:
+    """Runs `f` and keeps what was seen, also if `f` fails.
+
+    Raises:
+        SondeError: A pattern matches no site, or a site cannot be captured: then there is no program to speak of.
+    """
+    made: list[Watch] = []
+
+    def make(depth: int) -> Watch:
+        made.append(Watch(patterns, grads=grads, depth=depth))
+        return made[-1]
+
+    result, error = None, None
+    try:
+        result, _ = run_with(make, f, args, kwargs, grads=grads)
+    except SondeError:
+        raise
+    except Exception as failure:
+        if not made:
+            raise
+        error = failure
+    handler = made[0]
+    items = expand(handler.items)
+    records = make_records(items, handler.met, reduce=_reduce)
+    numbers = []
+    for item in items:
+        whole = jax.tree.unflatten(item.tree, item.leaves)
+        numbers.append(_with(item, whole[0][0] if item.view.is_value else whole[0]))
+    return Watched(result, error, tuple(numbers), records)
+
+
+def _with(item: Item, value: Any) -> Item:
+    leaves, tree = jax.tree.flatten(value)
+    return dataclasses.replace(item, leaves=leaves, tree=tree)
