@@ -27,6 +27,8 @@ class ItemSpec:
         extras: Names of the arrays that come after the leaves.
         tree: The structure of the leaves if a `reduce` function made them; None if they are the site's arrays.
         types: The types of the site's arrays, before a `reduce` function.
+        loops: The loops around, outermost first, each an object of its own. A `while_loop` is one, though it leaves no
+            axis. They tell runs of a loop apart only for handlers that count iterations.
     """
 
     sites: tuple[Site, ...]
@@ -36,6 +38,7 @@ class ItemSpec:
     extras: tuple[Extra, ...]
     tree: Any
     types: tuple[Any, ...]
+    loops: tuple[object, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def site(self) -> Site:
@@ -48,13 +51,20 @@ class ItemSpec:
         return self.n_leaves + len(self.extras)
 
     def inside(self, axis: Axis) -> ItemSpec:
-        """The same, seen from outside a loop."""
-        return dataclasses.replace(self, view=self.view.replace(axes=(axis, *self.view.axes)))
+        """The same, seen from outside a loop that leaves an axis."""
+        return dataclasses.replace(
+            self, view=self.view.replace(axes=(axis, *self.view.axes)), loops=(axis.loop, *self.loops)
+        )
+
+    def inside_loop(self, loop: object) -> ItemSpec:
+        """The same, seen from outside a loop that leaves no axis."""
+        return dataclasses.replace(self, loops=(loop, *self.loops))
 
     def build(self, arrays: Sequence[Any]) -> Item:
         """The item with these arrays."""
         extras = dict(zip(self.extras, arrays[self.n_leaves :]))
-        return Item(self.sites, self.path, self.view, list(arrays[: self.n_leaves]), extras, self.tree, self.types)
+        leaves = list(arrays[: self.n_leaves])
+        return Item(self.sites, self.path, self.view, leaves, extras, self.tree, self.types, self.loops)
 
 
 @dataclasses.dataclass(slots=True)
@@ -68,6 +78,7 @@ class Item:
     extras: dict[Extra, Any]
     tree: Any
     types: tuple[Any, ...]
+    loops: tuple[object, ...] = ()
 
     @property
     def site(self) -> Site:
@@ -82,7 +93,8 @@ class Item:
     @property
     def spec(self) -> ItemSpec:
         """The static part."""
-        return ItemSpec(self.sites, self.path, self.view, len(self.leaves), tuple(self.extras), self.tree, self.types)
+        n, extras = len(self.leaves), tuple(self.extras)
+        return ItemSpec(self.sites, self.path, self.view, n, extras, self.tree, self.types, self.loops)
 
     @property
     def arrays(self) -> list[Any]:
@@ -134,3 +146,20 @@ def flat_arrays(items: Iterable[Item | Bundle]) -> list[Any]:
 def flat_specs(items: Iterable[Item | Bundle]) -> list[ItemSpec]:
     """The static parts of all items in one flat list."""
     return [spec for item in items for spec in item.specs]
+
+
+def in_new_loops(specs: Iterable[ItemSpec]) -> list[ItemSpec]:
+    """The specs of another run of the same program: what ran in one loop there does here too, in a new one."""
+    new: dict[int, Any] = {}
+
+    def renewed(loop: object) -> object:
+        return new.setdefault(id(loop), object())
+
+    result = []
+    for spec in specs:
+        if spec.loops:
+            axes = tuple(dataclasses.replace(a, loop=renewed(a.loop)) if a.is_loop else a for a in spec.view.axes)
+            loops = tuple(map(renewed, spec.loops))
+            spec = dataclasses.replace(spec, view=spec.view.replace(axes=axes), loops=loops)
+        result.append(spec)
+    return result

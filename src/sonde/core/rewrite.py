@@ -15,7 +15,7 @@ from sonde import _jax
 from sonde.core.context import looking
 from sonde.core.handler import Handler, Met
 from sonde.core.inside import JaxprCache, gives_tokens, gradient_sites, has_sites
-from sonde.core.item import Bundle, Item, ItemSpec, build_items, flat_arrays, flat_specs
+from sonde.core.item import Bundle, Item, ItemSpec, build_items, flat_arrays, flat_specs, in_new_loops
 from sonde.core.primitive import TOKEN_TYPE, n_arrays, site_effect, site_p
 from sonde.core.site import Axis
 from sonde.core.trace import run_under
@@ -90,6 +90,8 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = ()) -> Rewritte
             new = _by_running(jaxpr, handler, prefix, steps)
         if not any(isinstance(c, _jax.Tracer) for c in new.consts):  # they belong to this run alone
             known[key] = new
+    elif handler.counts_iterations:  # for it, every run of a loop is one of its own
+        new = dataclasses.replace(new, specs=in_new_loops(new.specs))
     handler.met.update(new.met)
     return new
 

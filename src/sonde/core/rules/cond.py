@@ -10,7 +10,7 @@ goes with every site inside: the flag is there per element, and elements that to
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -73,7 +73,7 @@ class _Places:
                 starts[key] = position
                 position += spec.size
             self.starts.append(starts)
-        self.keys = list(places)
+        self.keys = _in_order(list(starts) for starts in self.starts)
         self.specs = [places[k][0] for k in self.keys]
         self.types = [places[k][1] for k in self.keys]
         self.filled = [[k in starts for starts in self.starts] for k in self.keys]
@@ -122,6 +122,20 @@ class _Places:
             return filled
 
         return _jax.trace_to_closed_jaxpr(run, types)
+
+
+def _in_order(branches: Iterable[list[Any]]) -> list[Any]:
+    """The places of all branches, in an order that is that of every branch if there is one."""
+    left = [keys for keys in branches if keys]
+    order: list[Any] = []
+    while left:
+        # The next place is one that no branch has something before; if branches disagree, the first branch's.
+        heads = [keys[0] for keys in left]
+        later = {key for keys in left for key in keys[1:]}
+        key = next((head for head in heads if head not in later), heads[0])
+        order.append(key)
+        left = [rest for keys in left if (rest := [k for k in keys if k != key])]
+    return order
 
 
 RULES[_jax.cond_p] = cond_rule

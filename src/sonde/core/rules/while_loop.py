@@ -36,8 +36,9 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     handler = trace.handler
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     test_consts, body_consts, init = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
-    body = rewrite(params["body_jaxpr"], handler, [INDEX_TYPE] * handler.counts_iterations)
-    test = rewrite(params["cond_jaxpr"], handler)
+    steps = [INDEX_TYPE] * handler.counts_iterations
+    body = rewrite(params["body_jaxpr"], handler, steps)
+    test = rewrite(params["cond_jaxpr"], handler, steps)
     body_in, test_in = body.inputs(handler), test.inputs(handler)
     if not (body.specs or test.specs or handler.counts_iterations):
         # Nothing has to come out: the loop stays the loop it is.
@@ -51,43 +52,47 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         return _jax.while_p.bind(*test_in, *test_consts, *body_in, *body_consts, *init, **wider)
     # The test runs once before the loop and once in every iteration; a handler around must see its sites once.
     quiet = handler.quietly()
-    first_test = rewrite(params["cond_jaxpr"], quiet)
+    first_test = rewrite(params["cond_jaxpr"], quiet, steps)
     first_test_in = first_test.inputs(quiet)
     active_shape = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.shape
     keep = _Keep(body.specs, active_shape, handler.last, handler.fold, _unchanging(body, n_body))
     keep_test = _Keep(test.specs, active_shape, 1, handler.fold)
 
-    def run_test(carry: Sequence[Any]) -> tuple[Any, list[Any]]:
-        active, *seen = _jax.eval_jaxpr(test.jaxpr, *test_in, *test_consts, *carry)
+    def numbered(index: Any) -> list[Any]:
+        return [index] * handler.counts_iterations
+
+    def run_test(carry: Sequence[Any], index: Any) -> tuple[Any, list[Any]]:
+        active, *seen = _jax.eval_jaxpr(test.jaxpr, *test_in, *test_consts, *carry, *numbered(index))
         return active, seen
 
-    def run_first_test(carry: Sequence[Any]) -> tuple[Any, list[Any]]:
-        active, *seen = _jax.eval_jaxpr(first_test.jaxpr, *first_test_in, *test_consts, *carry)
+    def run_first_test(carry: Sequence[Any], index: Any) -> tuple[Any, list[Any]]:
+        active, *seen = _jax.eval_jaxpr(first_test.jaxpr, *first_test_in, *test_consts, *carry, *numbered(index))
         return active, seen
 
     def step(state: Any) -> Any:
         carry, kept, kept_test, index, count, active = state
-        steps = [index] * handler.counts_iterations
-        outs = _jax.eval_jaxpr(body.jaxpr, *body_in, *body_consts, *carry, *steps)
+        outs = _jax.eval_jaxpr(body.jaxpr, *body_in, *body_consts, *carry, *numbered(index))
         carry = [_where(active, new, old) for new, old in zip(outs[: body.n_outs], carry)]
         kept = keep.update(active, index, outs[body.n_outs :], kept)
         count = count + active.astype(jnp.int32)
-        still, seen = run_test(carry)
+        still, seen = run_test(carry, index + 1)
         kept_test = keep_test.update(active, index, seen, kept_test)
         return carry, kept, kept_test, index + 1, count, still
 
-    active, seen = run_first_test(init)
+    zero = jnp.zeros((), jnp.int32)
+    active, seen = run_first_test(init, zero)
     start = (
         list(init),
         keep.empty(body.types, active),
         keep_test.first(seen, active),
-        jnp.zeros((), jnp.int32),
+        zero,
         active.astype(jnp.int32) * 0,
         active,
     )
     final = lax.while_loop(lambda state: jnp.any(state[5]) if active_shape else state[5], step, start)
     carry, kept, kept_test, _, count, _ = final
-    items = keep_test.items(kept_test, count) + keep.items(kept, count)
+    loop = object()
+    items = keep_test.items(kept_test, count, loop) + keep.items(kept, count, loop)
     handler.items += items
     return carry
 
@@ -199,13 +204,13 @@ class _Keep:
     def _select(active: Any, new: Any, old: Any, axis: int | None) -> Any:
         return new if axis is None else _where(active, new, old, axis)
 
-    def items(self, kept: Sequence[Any], count: Any) -> list[Item]:
+    def items(self, kept: Sequence[Any], count: Any, loop: object) -> list[Item]:
         """The items after the loop."""
         if self.last == 1:
-            items = build_items(self.specs, kept)
+            items = build_items([spec.inside_loop(loop) for spec in self.specs], kept)
         else:
             ordered = [self._in_order(ring, count, axis) for ring, axis in zip(kept, self.axes)]
-            axis = Axis("while", self.last, loop=object())
+            axis = Axis("while", self.last, loop=loop)
             items = build_items([spec.inside(axis) for spec in self.specs], ordered)
         flags = build_items(self.specs, self.unchanging) if self.unchanging else items
         for item, flag in zip(items, flags):

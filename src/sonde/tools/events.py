@@ -1,0 +1,271 @@
+"""What happened at the sites of a program, in the order in which it happened.
+
+`Watching` is the handler: beside what a `reduce` function makes of a value it records when that was, as numbers that
+come out of the compiled program: the iteration of every loop around, the line, and the call (by its token). `events_of`
+sorts what it saw. Order is that of the run: forward before backward, and in a loop by iteration before by place in the
+body. Of a `while_loop`, whose iterations nobody has counted beforehand, the first bad iteration is kept, or the last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.core.choices import merge_choices, tokens_of
+from sonde.core.collect import Collect, Reduce
+from sonde.core.context import look
+from sonde.core.item import Item
+from sonde.core.path import Pattern
+from sonde.core.site import Site, View
+
+# The leaves that `numbers_of` returns. The last is filled in by `Watching`: an array that ends in an axis with whether
+# the site ran, its line, its token, and the number of the iteration of every loop around it.
+NANS, INFS, LOW, HIGH, SIZE, WHEN = range(6)
+_RAN, _LINE, _TOKEN, _LOOPS = range(4)
+
+
+def numbers_of(value: Any) -> list[Any]:
+    """How many NaNs and Infs, the finite range, the size, and a place for when that was."""
+    leaves = [x for x in jax.tree.leaves(value) if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)]
+    nans, infs = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+    low, high = jnp.full((), jnp.inf, jnp.float32), jnp.full((), -jnp.inf, jnp.float32)
+    for x in leaves:
+        size = jnp.abs(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
+        finite = jnp.isfinite(size)
+        nans += jnp.sum(jnp.isnan(size), dtype=jnp.int32)
+        infs += jnp.sum(jnp.isinf(size), dtype=jnp.int32)
+        low = jnp.minimum(low, jnp.min(jnp.where(finite, size, jnp.inf), initial=jnp.inf).astype(jnp.float32))
+        high = jnp.maximum(high, jnp.max(jnp.where(finite, size, -jnp.inf), initial=-jnp.inf).astype(jnp.float32))
+    size = jnp.asarray(sum(x.size for x in leaves), jnp.int32)
+    return [nans, infs, low, high, size, jnp.zeros((0,), jnp.int32)]
+
+
+def first_bad(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
+    """In a while loop: the first iteration that is not finite, or the last one in which the site ran."""
+    del index  # it is known where the value was recorded
+    keep = ((old[NANS] + old[INFS]) > 0) | (new[WHEN][..., _RAN] == 0)
+    return [jnp.where(keep[..., None] if i == WHEN else keep, a, b) for i, (a, b) in enumerate(zip(old, new))]
+
+
+class Watching(Collect):
+    """Records what a `reduce` function makes of values and gradients, and when that was.
+
+    Attributes:
+        indices: The number of the iteration of each loop around, outermost first.
+    """
+
+    counts_iterations = True
+
+    def __init__(
+        self,
+        patterns: tuple[Pattern, ...] = (),
+        *,
+        grads: bool = True,
+        reduce: Reduce = numbers_of,
+        fold: Any = first_bad,
+        depth: int = 1,
+    ) -> None:
+        """`reduce` must return what `numbers_of` does, as its first leaves; `fold` must treat these as `first_bad`."""
+        super().__init__(patterns, grads=grads, reduce=reduce, fold=fold, depth=depth)
+        self.key = ("watching", self.key)
+        self.indices: tuple[Any, ...] = ()
+
+    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
+        """The handler inside; in a loop, it knows the number of the iteration."""
+        new = super().child(base, steps, prefix)
+        new.indices = (*self.indices, *steps)
+        return new
+
+    def carried(self) -> list[Any]:
+        """The numbers of the iterations go with the handler."""
+        return [*super().carried(), *self.indices]
+
+    def carrying(self, values: Sequence[Any]) -> Self:
+        """A handler with other numbers of iterations."""
+        n = len(values) - len(self.indices)
+        new = super().carrying(values[:n])
+        new.indices = tuple(values[n:])
+        return new
+
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, *, token: Any, gate: Any) -> None:
+        """Adds when it was to what is recorded."""
+        before = len(self.items)
+        super().record(arrays, site, path, view, token=token, gate=gate)
+        if len(self.items) == before:
+            return
+        item: Any = self.items[-1]
+        nans = item.leaves[NANS]
+        with look(None):
+            ran = 1 if gate is None else gate.reshape(gate.shape + (1,) * (jnp.ndim(nans) - gate.ndim))
+            row = [ran, _line(site), 0 if token is None else token, *self.indices]
+            # The sum gives each number the axes that the others have, over examples and over a mesh.
+            item.leaves[WHEN] = jnp.stack([jnp.zeros_like(nans) + jnp.asarray(x, jnp.int32) for x in row], -1)
+
+
+def _line(site: Site) -> int:
+    """A number that stands for a line of the user's code; the same in every process, as compiled programs are kept."""
+    return zlib.crc32(site.source.encode()) & 0x7FFFFFFF
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Range:
+    """The finite values at a site, at one call and iteration.
+
+    Attributes:
+        path: The path of the site.
+        gradient: Whether these are gradients.
+        call: Which of the calls under that path, from 0.
+        iteration: The number of the iteration of each loop around it, outermost first.
+        low: The smallest value.
+        high: The largest value.
+    """
+
+    path: str
+    gradient: bool
+    call: int
+    iteration: tuple[int, ...]
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """What was seen at a site at one call and iteration. The fields are those of `NonFinite`, and what it sorts by."""
+
+    path: str
+    order: tuple[tuple[int, int], ...]
+    item: Item
+    call: int
+    iteration: tuple[int, ...]
+    example: tuple[int, ...]
+    source: str
+    nans: int
+    infs: int
+    low: float
+    high: float
+    size: int
+
+    @property
+    def range(self) -> Range:
+        """The finite part."""
+        return Range(self.path, not self.item.view.is_value, self.call, self.iteration, self.low, self.high)
+
+
+def events_of(items: Sequence[Item]) -> list[Event]:
+    """Every site at every iteration, in program order. The leaves of the items are what `numbers_of` returned."""
+    arrays = jax.device_get([item.leaves for item in items])
+    began: dict[int, int] = {}
+    for position, item in enumerate(items):
+        for loop in item.loops:
+            began.setdefault(id(loop), position)
+    events: list[Event] = []
+    calls = _Calls(items, arrays)
+    for position, (item, leaves) in enumerate(zip(items, arrays)):
+        for moment in _moments(item, leaves):
+            path, call, value = calls.of(item, moment.token)
+            order = [(began[id(loop)], number) for loop, number in zip(item.loops, moment.numbers)]
+            events.append(
+                Event(
+                    path,
+                    (*order, (position, 0)),
+                    item,
+                    call,
+                    _iteration(item, value, moment.numbers),
+                    moment.example,
+                    next((s.source for s in item.sites if _line(s) == moment.line), item.site.source),
+                    *moment.counts,
+                )
+            )
+    return sorted(events, key=lambda event: event.order)
+
+
+class _Moment(NamedTuple):
+    """One iteration: the numbers of all loops, what tells where it was, and what the examples have together."""
+
+    numbers: tuple[int, ...]
+    line: int
+    token: int
+    example: tuple[int, ...]
+    counts: tuple[int, int, float, float, int]
+
+
+def _moments(item: Item, leaves: Sequence[np.ndarray]) -> Iterator[_Moment]:
+    """The iterations in which the site of an item ran. Examples may have reached theirs at different times."""
+    when = leaves[WHEN].reshape(-1, leaves[WHEN].shape[-1])
+    lead = leaves[NANS].shape
+    ran = np.flatnonzero(when[:, _RAN])
+    if not ran.size:
+        return
+    keys, group = np.unique(when[ran][:, _LINE:], axis=0, return_inverse=True)
+    flat = [np.broadcast_to(leaf, lead).reshape(-1)[ran] for leaf in leaves[:WHEN]]
+    bad = (flat[NANS] + flat[INFS]) > 0
+    loops = sum(axis.is_loop for axis in item.view.axes)
+    for number, key in enumerate(keys):
+        mine = group.reshape(-1) == number
+        struck = np.flatnonzero(mine & bad)
+        example = np.unravel_index(ran[struck[0]], lead)[loops:] if struck.size and lead else ()
+        counts = (
+            int(flat[NANS][mine].sum()),
+            int(flat[INFS][mine].sum()),
+            float(flat[LOW][mine].min()),
+            float(flat[HIGH][mine].max()),
+            int(flat[SIZE][mine].sum()),
+        )
+        line, token, *numbers = key.tolist()
+        yield _Moment(tuple(numbers), line, token, tuple(map(int, example)), counts)
+
+
+class _Calls:
+    """The values, by number of call under their path: what a gradient is the gradient of."""
+
+    def __init__(self, items: Sequence[Item], arrays: Sequence[Sequence[np.ndarray]]) -> None:
+        self._of_item: dict[int, int] = {}
+        self._of_site: dict[Site, list[tuple[Item, set[int]]]] = {}
+        # Sites in different branches may be one call; who is with whom is known to the engine, and what is left of the
+        # values for asking it is their position.
+        ones = np.ones((), bool)
+        values = [(i, item) for i, item in enumerate(items) if item.view.is_value]
+        bare = [dataclasses.replace(item, leaves=[], extras={"taken": ones, "token": i}) for i, item in values]
+        numbers: dict[str, int] = {}
+        for merged in merge_choices(bare):
+            number = numbers[merged.path] = numbers.get(merged.path, -1) + 1
+            for position in tokens_of(merged):
+                item, when = items[position], arrays[position][WHEN]
+                self._of_item[id(item)] = number
+                tokens = set(when[..., _TOKEN][when[..., _RAN] > 0].tolist())
+                for site in item.sites:
+                    self._of_site.setdefault(site, []).append((item, tokens))
+
+    def of(self, item: Item, token: int) -> tuple[str, int, Item]:
+        """Path and number of the call that an item belongs to, and its value."""
+        if item.view.is_value:
+            return item.path, self._of_item[id(item)], item
+        values = [value for site in item.sites for value in self._of_site.get(site, ())]
+        mine = [value for value, tokens in values if token in tokens] or [value for value, _ in values]
+        if not mine:  # the value was computed before the capture began
+            return item.path, 0, item
+        return mine[0].path, self._of_item[id(mine[0])], mine[0]
+
+
+def _iteration(item: Item, value: Item, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    """The iteration of the value that a gradient belongs to: the gradient of a loop comes from one that runs back."""
+    if item is value:
+        return numbers
+    shared = 0
+    for a, b in zip(item.loops, value.loops):
+        if a is not b:
+            break
+        shared += 1
+    # What is left of the value's loops was transposed; loops in front of those run whole backward passes.
+    first_back = max(shared, len(item.loops) - (len(value.loops) - shared))
+    lengths = {id(axis.loop): axis.size for axis in item.view.axes if axis.is_loop}
+    return tuple(
+        int(lengths[id(loop)] or 0) - 1 - number if i >= first_back else number
+        for i, (loop, number) in enumerate(zip(item.loops, numbers))
+    )
