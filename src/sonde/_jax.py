@@ -447,11 +447,31 @@ def varying_over(value: Any, axes: frozenset[str]) -> Any:
     return lax.pcast(value, missing, to="varying") if missing else value
 
 
+def taken_as_varying_like(flag: Any, other: Any) -> Any:
+    """A boolean whose type varies over no more mesh axes than another's does, whatever its value does.
+
+    When JAX maps a while loop over elements that stop at different times, the types of what the loop carries need not
+    say that the number of iterations varies over a mesh. The program goes by these types, so what stands in its place
+    must have them.
+    """
+    axes = varying_axes(flag) - varying_axes(other)
+    return _taken_as_constant_p.bind(flag, axes=axes) if axes else flag
+
+
+_taken_as_constant_p = Primitive("sonde_taken_as_constant")
+_taken_as_constant_p.def_impl(lambda x, axes: x)
+mlir.register_lowering(_taken_as_constant_p, lambda ctx, x, axes: [x])
+batching.defvectorized(_taken_as_constant_p)
+
+
+@_taken_as_constant_p.def_abstract_eval
+def _type_of_taken_as_constant(aval: Any, *, axes: frozenset[str]) -> Any:
+    kind = aval.manual_axis_type
+    return aval.update(manual_axis_type=kind.update(varying=kind.varying - axes))
+
+
 def _varying_axes_of_type(aval: Any) -> frozenset[str]:
-    found = getattr(aval, "vma", None)
-    if found is None:
-        found = getattr(getattr(aval, "manual_axis_type", None), "varying", frozenset())
-    return found
+    return getattr(getattr(aval, "manual_axis_type", None), "varying", frozenset())
 
 
 def zeros_of_type(aval: Any) -> Any:

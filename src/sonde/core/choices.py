@@ -18,61 +18,57 @@ from sonde.core.site import Gate
 
 def merge_choices(items: Sequence[Item]) -> list[Item]:
     """The items, with those of different branches at the same place made one."""
-    depth = max((len(item.view.gates) for item in items), default=0)
-    result = list(items)
-    for level in range(depth, 0, -1):  # the innermost choice first: what it leaves may take part in the next
-        result = _merge_level(result, level)
+    result, before = list(items), len(items) + 1
+    choices = dict.fromkeys(gate.choice for item in items for gate in item.view.gates)
+    while choices and len(result) < before:  # what one choice leaves may take part in another around it
+        before = len(result)
+        for choice in choices:
+            result = _merged_at(choice, result)
     return result
 
 
-def _merge_level(items: list[Item], level: int) -> list[Item]:
+def _merged_at(choice: object, items: list[Item]) -> list[Item]:
+    """Makes one of items that differ only in the branch that one choice has taken."""
     places: dict[Any, list[Item]] = {}
     counts: dict[Any, int] = {}
-    order: list[Any] = []
     for item in items:
-        if len(item.view.gates) != level or not item.view.is_value:
-            key: Any = id(item)
-        else:
-            *outer, gate = item.view.gates
-            kind = (
-                item.path,
-                item.site.tag,
-                item.site.tree,
-                item.site.arrays,
-                _shape_of(item),
-                tuple(outer),
-                gate.choice,
-            )
+        key: Any = id(item)
+        gate = _gate_at(choice, item)
+        if gate is not None and item.view.is_value:
+            site, others = item.site, item.view.gates - {gate}
+            kind = (item.path, site.tag, site.tree, site.arrays, _shape_of(item), others)
             number = counts[kind, gate.branch] = counts.get((kind, gate.branch), -1) + 1
             key = (kind, number)
-        if key not in places:
-            order.append(key)
         places.setdefault(key, []).append(item)
-    return [_merged(places[key]) for key in order]
+    return [_merged(choice, same) for same in places.values()]
+
+
+def _gate_at(choice: object, item: Item) -> Gate | None:
+    return next((gate for gate in item.view.gates if gate.choice is choice), None)
 
 
 def _shape_of(item: Item) -> Any:
     return item.view.axes, tuple((t.shape, t.dtype) for t in item.types), item.tree
 
 
-def _merged(items: list[Item]) -> Item:
+def _merged(choice: object, items: list[Item]) -> Item:
     first = items[0]
-    if len(items) == 1:
+    gate = _gate_at(choice, first)
+    if len(items) == 1 or gate is None:
         return first
-    gate: Gate = first.view.gates[-1]
     leaves, taken = first.leaves, first.extras["taken"]
     for other in items[1:]:
         mine = other.extras["taken"]
         leaves = [jnp.where(_over(mine, b), b, a) for a, b in zip(leaves, other.leaves)]
         taken = taken | mine
     extras = {name: x for name, x in first.extras.items() if name != "taken"}
-    outer = first.view.gates[:-1]
-    if outer or len(items) < gate.branches:
+    others = first.view.gates - {gate}
+    if others or len(items) < gate.branches:
         extras["taken"] = taken
     if "token" in extras:  # one place, and in every branch another call
         extras["token"] = tuple(token for item in items for token in tokens_of(item))
     sites = tuple(site for item in items for site in item.sites)
-    return dataclasses.replace(first, sites=sites, leaves=leaves, extras=extras, view=first.view.replace(gates=outer))
+    return dataclasses.replace(first, sites=sites, leaves=leaves, extras=extras, view=first.view.replace(gates=others))
 
 
 def tokens_of(item: Item) -> tuple[Any, ...]:

@@ -58,7 +58,7 @@ def pair(items: Iterable[Item], met: Met) -> list[Call]:
                 orphans.append(Call(item, {}))
             continue
         # The same function inside and outside of a loop: the axes tell.
-        candidates = [c for c in candidates if c.item.view.axes == item.view.axes] or candidates
+        candidates = [c for c in candidates if _same_axes(c.item, item)] or candidates
         if len(candidates) == 1:
             _add(candidates[0], item)
         else:
@@ -71,6 +71,12 @@ def pair(items: Iterable[Item], met: Met) -> list[Call]:
             if call.item.view.order > order:
                 call.grads.setdefault(order, None)
     return calls + orphans
+
+
+def _same_axes(value: Item, gradient: Item) -> bool:
+    """Whether both have the same axes in front, wherever these are stored."""
+    mine, other = value.view.axes, gradient.view.axes
+    return [(a.kind, a.size, a.name) for a in mine] == [(a.kind, a.size, a.name) for a in other]
 
 
 def _add(call: Call, gradient: Item) -> None:
@@ -105,10 +111,12 @@ def _by_token(candidates: Sequence[Call], gradients: Sequence[Item]) -> None:
 
 
 def _one(token: Any) -> Any:
-    """The token of a call. In a loop it comes once per iteration; where a branch was not taken it is 0."""
+    """The token of a call. In a loop it comes once per iteration, on a mesh once per shard; it is 0 where a branch was
+    not taken."""
     if not np.ndim(token):
         return token
-    return jnp.max(token) if isinstance(token, _jax.Tracer) else np.max(np.asarray(token))
+    is_here = not isinstance(token, _jax.Tracer) and getattr(token, "is_fully_addressable", True)
+    return np.max(np.asarray(token)) if is_here else jnp.max(token)
 
 
 def _in_order_of(value: Item, gradient: Item) -> Item:
@@ -120,7 +128,11 @@ def _in_order_of(value: Item, gradient: Item) -> Item:
 
 
 def turned_axes(value: Item, gradient: Item) -> list[int]:
-    """The loop axes of a gradient, by position, along which its rows are in the other order than the value's."""
+    """The loop axes of a gradient, by position, along which its rows are in the other order than the value's.
+
+    A loop puts the rows of a gradient where the rows of its inputs are, whichever way it runs, so that they are where
+    the value's are, except that the value's were put in the order in which they were computed.
+    """
     value_loops = [a for a in value.view.axes if a.is_loop]
     loops = [a for a in gradient.view.axes if a.is_loop]
     shared = 0
@@ -128,4 +140,5 @@ def turned_axes(value: Item, gradient: Item) -> list[int]:
         shared += 1
     # What is left of the value's loops was transposed; loops in front of those run whole backward passes.
     first_transposed = max(shared, len(loops) - (len(value_loops) - shared))
-    return [i for i, axis in enumerate(loops) if axis.reverse != (i >= first_transposed)]
+    origins = [*loops[:first_transposed], *value_loops[len(value_loops) - (len(loops) - first_transposed) :]]
+    return [i for i, axis in enumerate(origins) if axis.reverse]

@@ -398,7 +398,7 @@ def record_of(call: Call) -> Record:
 
 
 def _arrays_spec(item: Item) -> ArraysSpec:
-    view = item.view.replace(gates=()) if item.view.gates else item.view
+    view = item.view.replace(gates=frozenset()) if item.view.gates else item.view
     return ArraysSpec(view, tuple(map(_rank, item.leaves)), item.tree)
 
 

@@ -155,8 +155,8 @@ class View:
             what the program goes on with and what is differentiated, `"look"` is what is recorded; its further
             operands are the number of the iteration, which keeps it inside the loop, and the token of the other.
         anchored: Whether there is that number of the iteration; also of a site whose value may be replaced.
-        gates: The choices, outermost first, between branches that all run; a further operand says, per element, if the
-            branch with the site was taken.
+        gates: The choices, between branches that all run, that led to the site; a further operand says, per element, if
+            it was reached.
     """
 
     order: int = 0
@@ -164,7 +164,7 @@ class View:
     axes: tuple[Axis, ...] = ()
     role: Literal["site", "mark", "look"] = "site"
     anchored: bool = False
-    gates: tuple[Gate, ...] = ()
+    gates: frozenset[Gate] = frozenset()
 
     @property
     def is_value(self) -> bool:

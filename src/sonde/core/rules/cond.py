@@ -157,7 +157,7 @@ class _Gate(Rebinding):
         operand, rest = self.operand, args
         if view.gates:
             operand, rest = jnp.logical_and(args[-1], operand), args[:-1]
-        return site_p.bind(*rest, operand, site=site, view=view.replace(gates=(self.gate, *view.gates)))
+        return site_p.bind(*rest, operand, site=site, view=view.replace(gates=view.gates | {self.gate}))
 
 
 def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:

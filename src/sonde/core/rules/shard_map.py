@@ -1,6 +1,7 @@
 """`shard_map` and `pmap`: what is seen per shard becomes a global array, sharded as it was, nothing gathered.
 
-The array has one leading axis for every mesh axis that the value varies over. The token of a value does not vary.
+The array has one leading axis for every mesh axis that the value varies over. The token of a call comes once per shard:
+in a branch that only some shards take, the others have 0.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _with_mesh_axes(item: Item, names: list[str], mesh: Any, checked: bool) -> t
     arrays, specs, varying = [], [], []
     for i, array in enumerate(item.arrays):
         if i >= len(item.leaves) and item.spec.extras[i - len(item.leaves)] == "token":
-            mine = []
+            mine = names
         else:
             mine = [n for n in names if not checked or n in _jax.varying_axes(array)]
         loops = n_loops if array.ndim >= n_loops else 0
@@ -60,7 +61,8 @@ def _with_mesh_axes(item: Item, names: list[str], mesh: Any, checked: bool) -> t
         specs.append(PartitionSpec(*[None] * loops, *mine, *[None] * (array.ndim - loops)))
         varying.append(mine)
     leaves = varying[: len(item.leaves)]
-    used = [n for n in names if any(n in mine for mine in varying)]
+    flags = [mine for mine, name in zip(varying[len(leaves) :], item.spec.extras) if name != "token"]
+    used = [n for n in names if any(n in mine for mine in (*leaves, *flags))]
     axes = [
         Axis(
             "mesh",

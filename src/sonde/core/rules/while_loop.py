@@ -56,7 +56,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     first_test_in = first_test.inputs(quiet)
     active_shape = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval.shape
     keep = _Keep(body.specs, active_shape, handler.last, handler.fold, _unchanging(body, n_body))
-    keep_test = _Keep(test.specs, active_shape, 1, handler.fold)
+    keep_test = _Keep(test.specs, active_shape, 1, handler.fold, _unchanging(test, n_test))
 
     def numbered(index: Any) -> list[Any]:
         return [index] * handler.counts_iterations
@@ -102,6 +102,7 @@ def _where(active: Any, new: Any, old: Any, axis: int = 0) -> Any:
     if not jnp.ndim(active):
         return new
     dims = tuple(range(axis, axis + active.ndim))
+    active = _jax.taken_as_varying_like(active, old)
     return lax.select(lax.broadcast_in_dim(active, new.shape, dims), new, old)
 
 
