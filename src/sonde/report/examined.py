@@ -137,8 +137,13 @@ def examined(records: Records) -> tuple[list[Examined], list[Row]]:
         reached = list(_reached(record))
         for seen in each_seen(Records(*_only(path, record))):
             stats, cuts = (seen.value, []) if seen.gradient else seen.value
+            # Also what has no numbers, such as random keys and branches that were not taken, is on the list.
+            for i, part in enumerate(seen.parts):
+                of_part.setdefault(part, _Gathered(seen, i))
+            if not seen.types:
+                of_part.setdefault("", _Gathered(seen, -1))
             for i, steps in _steps(seen, stats[1], stats[2]):
-                gathered = of_part.setdefault(seen.parts[i], _Gathered(seen, i))
+                gathered = of_part[seen.parts[i]]
                 rows += [step.row for step in steps]
                 if not seen.gradient:
                     gathered.values += steps
@@ -161,12 +166,12 @@ class _Gathered:
     pictures: list[Picture] = dataclasses.field(default_factory=list)
 
     def done(self) -> Examined:
-        kind = self.first.types[self.index]
+        kind = self.first.types[self.index] if self.first.types else None
         return Examined(
             self.first.path,
-            self.first.parts[self.index],
-            tuple(kind.shape),
-            str(kind.dtype),
+            self.first.parts[self.index] if kind is not None else "",
+            () if kind is None else tuple(kind.shape),
+            "" if kind is None else str(kind.dtype),
             self.first.site.source,
             tuple(self.values),
             tuple(self.gradients),

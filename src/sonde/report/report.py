@@ -12,6 +12,7 @@ import jax
 
 from sonde.report.examined import Examined
 from sonde.report.failing import Failure
+from sonde.report.findings.depth import families
 from sonde.report.findings.finding import Finding
 from sonde.report.panels import Panel
 from sonde.report.pictures import Picture
@@ -98,6 +99,11 @@ class Report:
             },
             "edges": plain(EDGES),
             "sites": [site_data(site) for site in self.sites],
+            "families": [
+                {"name": name, "members": [index for _, index in members]}
+                for name, members in families((site.name, i) for i, site in enumerate(self.sites)).items()
+                if len(members) > 1
+            ],
             "pictures": [picture_data(p) for p in fitting(self.pictures, PICTURE_BYTES)],
             "panels": [panel.data for panel in self.panels],
         }

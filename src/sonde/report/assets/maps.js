@@ -1,0 +1,180 @@
+// Heat maps and image grids: pictures of values, and the matrices that callers add.
+
+function pixels(picture) {
+  const text = atob(picture.levels);
+  const levels = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) levels[i] = text.charCodeAt(i);
+  const [low, high] = [num(picture.low), num(picture.high)];
+  const value = (index) => (levels[index] === 255 ? NaN : low / 2 + high / 2 + ((levels[index] - 127) / 254) * (high - low));
+  return { levels, value, low, high, missing: levels.includes(255) };
+}
+
+function when(picture) {
+  const parts = [];
+  if (picture.call) parts.push(`call ${picture.call}`);
+  if (picture.iteration.length) parts.push(`iteration ${picture.iteration.join(", ")}`);
+  return parts.join(", ");
+}
+
+// One map: rows by columns of a picture, from an offset on.
+function mapCanvas(rows, columns, at, scale, { size, label, describe }) {
+  const canvas = paint(el("canvas", { class: "map", role: "img", "aria-label": label }), rows, columns, at, scale);
+  const unit = Math.max(1, Math.min(size / Math.max(rows, columns), 22));
+  canvas.style.width = `${Math.round(columns * unit)}px`;
+  canvas.style.maxWidth = "100%";
+  canvas.style.aspectRatio = `${columns} / ${rows}`;
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect();
+    const i = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
+    const j = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
+    tip.show(event, describe(i, j));
+  });
+  canvas.addEventListener("pointerleave", tip.hide);
+  return canvas;
+}
+
+function pictureFigure(picture) {
+  const p = pixels(picture);
+  const scale = colorScale(p.low, p.high, p.low < 0 && picture.kind !== "attention");
+  const draw = { attention: attentionMaps, features: featureMaps, matrix: matrixMaps }[picture.kind];
+  const { caption, maps } = draw(picture, p, scale);
+  const time = when(picture);
+  return figure(
+    `${time ? `In ${time}. ` : ""}${caption}`,
+    Number.isFinite(p.low) ? scaleLegend(scale, p.missing) : el("p", { class: "quiet" }, "No element is finite."),
+    el("div", { class: "maps" }, ...maps),
+  );
+}
+
+function attentionMaps(picture, p, scale) {
+  const [examples, heads, queries, keys] = picture.shape;
+  const maps = [];
+  for (let e = 0; e < examples; e++) {
+    for (let h = 0; h < heads; h++) {
+      const at = (i, j) => p.value(((e * heads + h) * queries + i) * keys + j);
+      const label = `${examples > 1 ? `example ${e}, ` : ""}head ${h}`;
+      const canvas = mapCanvas(queries, keys, at, scale, {
+        size: heads * examples <= 2 ? 320 : 168,
+        label: `Attention weights of ${label}`,
+        describe: (i, j) => `${label}\nquery ${i}, key ${j}: ${show(at(i, j))}`,
+      });
+      maps.push(el("div", {}, el("span", {}, label), canvas));
+    }
+  }
+  const whole = picture.of;
+  const cut = whole[whole.length - 1] > keys ? ` The first ${keys} of ${whole[whole.length - 1]} positions.` : "";
+  return { maps, caption: `Attention weights: a row is a query, a column is a key it looks at; brighter is more.${cut}` };
+}
+
+function featureMaps(picture, p, scale) {
+  const [examples, rows, columns, channels] = picture.shape;
+  const maps = [];
+  for (let e = 0; e < examples; e++) {
+    for (let c = 0; c < channels; c++) {
+      const at = (i, j) => p.value(((e * rows + i) * columns + j) * channels + c);
+      const label = `${examples > 1 ? `example ${e}, ` : ""}channel ${c}`;
+      const canvas = mapCanvas(rows, columns, at, scale, {
+        size: 96,
+        label: `Feature map of ${label}`,
+        describe: (i, j) => `${label}\nrow ${i}, column ${j}: ${show(at(i, j))}`,
+      });
+      maps.push(el("div", {}, el("span", {}, label), canvas));
+    }
+  }
+  const all = picture.of[picture.of.length - 1];
+  return { maps, caption: `Feature maps: ${channels < all ? `the first ${channels} of ${all}` : plural(channels, "")} channels of ${examples > 1 ? "the first examples" : "the first example"}.`.replace("  ", " ").replace(" s channels", " channels") };
+}
+
+function matrixMaps(picture, p, scale) {
+  const [several, rows, columns] = picture.shape;
+  const maps = [];
+  for (let e = 0; e < several; e++) {
+    const at = (i, j) => p.value((e * rows + i) * columns + j);
+    const canvas = mapCanvas(rows, columns, at, scale, {
+      size: 520,
+      label: `Values, ${rows} rows and ${columns} columns`,
+      describe: (i, j) => `row ${i}, unit ${j}: ${show(at(i, j))}`,
+    });
+    maps.push(el("div", {}, several > 1 ? el("span", {}, `${e}`) : null, canvas));
+  }
+  const of = picture.of.slice(-2);
+  const cut = of[of.length - 1] > columns || (of.length > 1 && of[0] > rows) ? ` The corner of ${picture.of.join(" × ")}.` : "";
+  return { maps, caption: `The value itself: a column is a unit, a row a position or example.${cut}` };
+}
+
+// A matrix that the caller added, with a label for each row and column.
+function heatMap(panel) {
+  const values = panel.values.map((row) => row.map(num));
+  const rows = values.length;
+  const columns = rows ? values[0].length : 0;
+  const finite = values.flat().filter(Number.isFinite);
+  if (!finite.length) return el("p", { class: "quiet" }, "There are no finite numbers to draw.");
+  const low = panel.low === null ? finite.reduce((a, b) => Math.min(a, b)) : num(panel.low);
+  const high = panel.high === null ? finite.reduce((a, b) => Math.max(a, b)) : num(panel.high);
+  const scale = colorScale(low, high, panel.signed);
+  const rowName = (i) => panel.rows[i] ?? String(i);
+  const columnName = (j) => panel.columns[j] ?? String(j);
+  const longest = Array.from({ length: rows }, (_, i) => Math.min(rowName(i).length, 24)).reduce((a, b) => Math.max(a, b), 1);
+  const longestColumn = Array.from({ length: columns }, (_, j) => Math.min(columnName(j).length, 18)).reduce((a, b) => Math.max(a, b), 1);
+  const cell = Math.max(3, Math.min(44, Math.floor(660 / Math.max(columns, 1)), Math.max(14, Math.floor(560 / rows))));
+  const turned = longestColumn * 6.6 > cell * 1.1 && columns > 1;
+  const left = longest * 6.6 + 14 + (panel.row_title ? 16 : 0);
+  const bottom = (turned ? longestColumn * 5.2 + 14 : 20) + (panel.column_title ? 16 : 0);
+  const [w, h] = [columns * cell, rows * cell];
+  const root = svg("svg", { class: "chart", viewBox: `0 0 ${left + w + 8} ${h + bottom + 4}`, role: "img", "aria-label": `${panel.title}: ${rows} rows and ${columns} columns from ${show(low)} to ${show(high)}` });
+  root.style.width = `${left + w + 8}px`;
+  const picture = paint(document.createElement("canvas"), rows, columns, (i, j) => values[i][j], scale);
+  const image = svg("image", { x: left, y: 0, width: w, height: h, preserveAspectRatio: "none", href: picture.toDataURL() });
+  image.style.imageRendering = "pixelated";
+  root.append(image);
+  const every = (n) => Math.max(1, Math.ceil(12 / cell), Math.ceil(n / 64));
+  for (let i = 0; i < rows; i += every(rows)) {
+    root.append(svg("text", { x: left - 6, y: (i + 0.5) * cell + 4, "text-anchor": "end" }, clipped(rowName(i), 24)));
+  }
+  for (let j = 0; j < columns; j += every(columns)) {
+    const [x, y] = [left + (j + 0.5) * cell, h + 14];
+    const place = turned ? { "text-anchor": "end", transform: `translate(${x + 4} ${y - 4}) rotate(-45)` } : { "text-anchor": "middle", x, y };
+    root.append(svg("text", place, clipped(columnName(j), 18)));
+  }
+  if (panel.column_title) root.append(svg("text", { x: left + w / 2, y: h + bottom, "text-anchor": "middle" }, panel.column_title));
+  if (panel.row_title) root.append(svg("text", { "text-anchor": "middle", transform: `translate(12 ${h / 2}) rotate(-90)` }, panel.row_title));
+  if (cell >= 30) {
+    for (let i = 0; i < rows; i++) {
+      for (let j = 0; j < columns; j++) {
+        const [r, g, b] = scale.color(values[i][j]);
+        const text = svg("text", { x: left + (j + 0.5) * cell, y: (i + 0.5) * cell + 4, "text-anchor": "middle" }, Number.isFinite(values[i][j]) ? short(values[i][j]) : "×");
+        text.style.fill = 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#16191c" : "#ffffff";
+        root.append(text);
+      }
+    }
+  }
+  root.append(
+    svg("rect", {
+      class: "hit",
+      x: left,
+      y: 0,
+      width: w,
+      height: h,
+      on: {
+        pointermove: (event) => {
+          const box = event.currentTarget.getBoundingClientRect();
+          const i = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
+          const j = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
+          const [a, b] = [panel.row_title || "row", panel.column_title || "column"];
+          tip.show(event, `${a} ${rowName(i)}, ${b} ${columnName(j)}\n${Number.isFinite(values[i][j]) ? show(values[i][j]) : "not finite"}`);
+        },
+        pointerleave: tip.hide,
+      },
+    }),
+  );
+  return el("div", {}, scaleLegend(scale, finite.length < rows * columns), root);
+}
+
+function short(x) {
+  const text = Math.abs(x) >= 1000 || (x !== 0 && Math.abs(x) < 0.005) ? x.toExponential(0).replace("e+", "e") : String(Number(x.toPrecision(2)));
+  return text.replace(/-/g, "−");
+}
+
+function clipped(text, n) {
+  return text.length > n ? `${text.slice(0, n - 1)}…` : text;
+}
