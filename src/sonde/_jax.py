@@ -393,10 +393,31 @@ def instantiated_zero_tangent(value: Any, *, symbolic: bool) -> Any:
     return SymbolicZero(aval) if symbolic else ad.instantiate_zeros(ad.Zero(aval))
 
 
-def n_primal_outputs_of_forward_rule(outs: Sequence[Any], out_trees: Callable[[], Any]) -> int:
-    """How many of the flat outputs of a custom_vjp forward rule are outputs of the function, not residuals."""
-    _, residual_tree, forwarded = out_trees()
-    return len(outs) - (residual_tree.num_leaves - sum(f is not None for f in forwarded))
+def outputs_of_forward_rule(
+    outs: Sequence[Any], operands: Sequence[Any], out_trees: Callable[[], Any]
+) -> tuple[list[Any], list[Any]]:
+    """From the flat outputs of a custom_vjp forward rule: all residuals, and the outputs of the function.
+
+    JAX leaves out residuals that are operands of the call and remembers their positions.
+    """
+    _, _, forwarded = out_trees()
+    n = sum(position is None for position in forwarded)
+    returned = iter(outs[:n])
+    residuals = [next(returned) if position is None else operands[position] for position in forwarded]
+    return residuals, list(outs[n:])
+
+
+def without_forwarding(out_trees: Callable[[], Any]) -> Callable[[], Any]:
+    """What JAX is told of a forward rule that returns all its residuals.
+
+    Positions among the operands would be wrong where JAX evaluates a function partially: it puts operands in front.
+    """
+
+    def trees() -> Any:
+        out_tree, residual_tree, forwarded = out_trees()
+        return out_tree, residual_tree, [None] * len(forwarded)
+
+    return trees
 
 
 def with_zero_cotangents(result: Any, operands: Sequence[Any]) -> Any:

@@ -25,7 +25,6 @@ from jax.sharding import AxisType, PartitionSpec
 import sonde
 
 SHAPE = (2,)
-X = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
 WEIGHTS = np.array([0.7, -1.1], np.float32)
 POLICIES: dict[str, Any] = {
     "default": None,
@@ -174,13 +173,13 @@ _layouts: dict[Any, list[Rec]] = {}
 
 def layout(body: Body, env: Env) -> list[Rec]:
     """What a body returns by hand, as shapes. All bodies take the same shape, so it depends on little."""
-    key = (body, env.prefix, env.functions)
+    key = (body, env.prefix, env.functions, jax.config.read("jax_enable_x64"))
     if key not in _layouts:
         if len(_layouts) > 2000:
             _layouts.clear()
         plain = env.closing_over(None)
         # Loop and axis counts travel in the structure, which eval_shape keeps.
-        _layouts[key] = jax.eval_shape(lambda x: by_hand(body, x, None, plain)[1], X)
+        _layouts[key] = jax.eval_shape(lambda x: by_hand(body, x, None, plain)[1], jnp.zeros(SHAPE, float))
     return _layouts[key]
 
 
@@ -603,7 +602,7 @@ class Grad(Node):
         perts = plus(no_perts(layout(self.body, inner)), perts)
         y, pull, recs = jax.vjp(lambda x, p: by_hand(self.body, x, p, inner), x, perts, has_aux=True)
         cotangent = {"grad": WEIGHTS, "value_and_grad": WEIGHTS, "vjp": x, "vjp_twice": x + y}[self.kind]
-        gradient, at_sites = pull(jnp.asarray(cotangent))
+        gradient, at_sites = pull(jnp.asarray(cotangent, x.dtype))
         recs = [dataclasses.replace(r, grads=(*r.grads, g)) for r, g in zip(recs, at_sites)]
         value = {"grad": 0.0, "value_and_grad": jnp.sum(y * WEIGHTS), "vjp": y, "vjp_twice": 0.0}[self.kind]
         return jnp.sin(x + value + gradient), recs

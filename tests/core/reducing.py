@@ -57,7 +57,7 @@ def calls(body: Body) -> bool:
     return Call.__name__ in repr(body)
 
 
-def signature(check: Callable[[Program], None], program: Program) -> str | None:
+def signature(check: Callable[[Program], object], program: Program) -> str | None:
     """How a program fails, without the numbers and names that change from one program to a smaller one."""
     try:
         check(program)
@@ -67,7 +67,7 @@ def signature(check: Callable[[Program], None], program: Program) -> str | None:
     return None
 
 
-def reduced(check: Callable[[Program], None], program: Program, *, tries: int = 400) -> Program:
+def reduced(check: Callable[[Program], object], program: Program, *, tries: int = 400) -> Program:
     """A program that fails as `program` does and has no part that could be left out."""
     failure = signature(check, program)
     assert failure is not None, "only a program that fails can be made smaller"

@@ -2,15 +2,85 @@
 
 import numpy as np
 import pytest
-from tests.core.programs import Call, Cond, Program, Remat, Shard, Sow, Vmap
+from tests.core.programs import Call, Cond, CustomVjp, Grad, Loop, Program, Remat, Shard, Sow, Vmap, While
 from tests.core.test_random_programs import check_program
 
-X = np.array([0.3, -0.8], np.float32)
-CALLED_UNEQUALLY = Program(((Sow("s"),),), (Vmap((Cond(((), (Call(0),), (Call(0, 2),))),), 1, 1),))
-GATE_VARIES = Program((), (Shard((Vmap((Cond(((), (Remat((Sow("s"),)),))),), 0, 0),)),))
-SHARED_PATH = Program(((Sow("s"),),), (Shard((Vmap((Cond(((Call(0),), (Call(0),))),), 1, 0),)),))
+ONE_SITE = (Sow("s"),)
+SHARED: tuple = (ONE_SITE,)  # a jitted function, for programs that call it at several places
+A, B, C = np.array([[0.3, -0.8], [1.1, 0.4], [-0.6, 0.2]], np.float32)
+
+# What was wrong: the program, how it is looked at, and its input.
+FOUND = {
+    "branches that call a function unequally often": (
+        Program(SHARED, (Vmap((Cond(((), (Call(0),), (Call(0, 2),))),), 1, 1),)),
+        6,
+        A,
+    ),
+    "a gate that varies over a mesh": (
+        Program((), (Shard((Vmap((Cond(((), (Remat(ONE_SITE),))),), 0, 0),)),)),
+        4,
+        A,
+    ),
+    "branches with one path, on a mesh": (
+        Program(SHARED, (Shard((Vmap((Cond(((Call(0),), (Call(0),))),), 1, 0),)),)),
+        7,
+        A,
+    ),
+    "choices inside choices, outer one mapped first": (
+        Program(SHARED, (Vmap((Cond(((), (Cond(((Call(0),), (Call(0),))),))),), 1, 1),)),
+        6,
+        C,
+    ),
+    "elements that stop at different times, on a mesh inside a map": (
+        Program((), (Vmap((Shard((While(ONE_SITE, None, stop=True),)),), 0, 1),)),
+        9,
+        A,
+    ),
+    "elements that stop at different times, in a map on a mesh": (
+        Program((), (Shard((Vmap((While((), "test", stop=True),), 0, 0),)),)),
+        5,
+        B,
+    ),
+    "how often a test ran in a branch that was not taken": (
+        Program((), (Vmap((Cond(((While((), "test", stop=False),), ())),), 0, 1),), differentiable=False),
+        5,
+        A,
+    ),
+    "a function inside and outside of a map, where some leaves do not vary": (
+        Program(((Grad((Sow("s", "tree"),), "vjp_twice"),),), (Call(0), Vmap((Call(0),), 0, 1))),
+        6,
+        B,
+    ),
+    "a branch that one device takes, whose function is called elsewhere too": (
+        Program(
+            ((Sow("s", "tree"),),),
+            (Loop((Shard((Cond(((), (Call(0, 2),))), Call(0))),), 1, "scan_without_xs"),),
+        ),
+        5,
+        A,
+    ),
+    "the gradient of a gradient of a loop that is computed again": (
+        Program((), (Grad((Loop((Remat(ONE_SITE),), 2, "scan"),), "vjp"),)),
+        7,
+        B,
+    ),
+    "a value that no loop around it changes": (
+        Program((), (Loop((Loop((Sow("s", "unused"),), 1, "scan_without_xs"),), 2, "scan"),)),
+        7,
+        A,
+    ),
+    "a backward rule whose residual is its operand, beside a constant": (
+        Program(
+            ((CustomVjp((Sow("s", "tree"),), through=False),),),
+            (Grad((Loop((Call(0),), 1, "map"),), "vjp_twice"),),
+        ),
+        6,
+        A,
+    ),
+}
 
 
-@pytest.mark.parametrize(("program", "look"), [(CALLED_UNEQUALLY, 6), (GATE_VARIES, 4), (SHARED_PATH, 7)])
-def test_once_wrong(program, look):
-    check_program(program, look, X)
+@pytest.mark.parametrize("what", FOUND)
+def test_once_wrong(what):
+    program, look, x = FOUND[what]
+    assert check_program(program, look, x)

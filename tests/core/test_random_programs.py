@@ -176,10 +176,10 @@ def check_grads(program: Program, way: Callable, x: Any) -> None:
 
 def check_mapped(program: Program, x: Any) -> None:
     """vmap(capture(f)): each example's records are those of a capture of that example."""
-    capture = sonde.capture(program.make())
-    results, records = jax.jit(jax.vmap(capture))(INPUTS)
-    for i in range(len(INPUTS)):
-        want, recs = jax.jit(program.by_hand)(INPUTS[i])
+    capture, inputs = sonde.capture(program.make()), INPUTS.astype(x.dtype)
+    results, records = jax.jit(jax.vmap(capture))(inputs)
+    for i in range(len(inputs)):
+        want, recs = jax.jit(program.by_hand)(inputs[i])
         np.testing.assert_allclose(results[i], want, **TOLERANCE)
         check_records(jax.tree.map(lambda a: a[i], records), recs, grads=False)
 
@@ -193,13 +193,15 @@ def check_differentiated(program: Program, x: Any) -> None:
     check_records(records, jax.jit(program.by_hand)(x)[1], grads=False)
 
 
-def check_program(program: Program, look: int, x: Any) -> None:
+def differentiates(program: Program, look: int) -> bool:
+    return program.differentiable and look in (4, 5, 6, 7, 9)
+
+
+def look_at(program: Program, look: int, x: Any) -> None:
     """One of the ways to look at a program."""
-    if look < 4:
-        check_values(program, WAYS[look], x)
-    elif look == 8:
+    if look == 8:
         check_mapped(program, x)
-    elif not program.differentiable:
+    elif not differentiates(program, look):
         check_values(program, WAYS[look % 4], x)
     elif look < 8:
         check_grads(program, WAYS[look - 4], x)
@@ -210,19 +212,53 @@ def check_program(program: Program, look: int, x: Any) -> None:
 N_LOOKS = 10
 
 
-def check_or_reduce(program: Program, look: int, x: Any) -> None:
+def jax_can_run(program: Program, look: int, x: Any) -> bool:
+    """Whether JAX runs the program when nobody looks, and its result is the one by hand.
+
+    Some nestings of transforms are more than JAX can do (a `vmap` of a `shard_map` of a `cond`, say), and some results
+    it gets wrong.
+    """
+    f, by_hand = program.make(), program.by_hand
+    if differentiates(program, look):
+        f, by_hand = jax.grad(loss_of(f)), program.grad_by_hand
+    try:
+        if look == 8:
+            jax.jit(jax.vmap(f))(INPUTS.astype(x.dtype))
+        results = [f(x), jax.jit(f)(x)]
+        want, _ = jax.jit(by_hand)(x)
+    except (NotImplementedError, TypeError, ValueError):
+        return False
+    return all(np.allclose(result, want, rtol=1e-2, atol=1e-3) for result in results)
+
+
+def check_program(program: Program, look: int, x: Any) -> bool:
+    """Looks at a program; returns whether JAX can run it at all.
+
+    What is wrong must be wrong in double precision too: some programs make much of a last digit.
+    """
+    try:
+        look_at(program, look, x)
+    except Exception:
+        if not jax_can_run(program, look, x):
+            return False
+        with jax.enable_x64(True):
+            look_at(program, look, x.astype(np.float64))
+    return True
+
+
+def check_or_reduce(program: Program, look: int, x: Any) -> bool:
     """Checks a program; one that fails is made small before it is shown."""
     try:
-        check_program(program, look, x)
+        return check_program(program, look, x)
     except Exception as error:
         small = reduced(lambda p: check_program(p, look, x), program)
         raise AssertionError(f"check_program({small}, {look}, np.array({x.tolist()}, np.float32)) fails") from error
 
 
-def run_seed(seed: int, max_depth: int) -> None:
+def run_seed(seed: int, max_depth: int) -> bool:
     random = Random(seed)
     program = Drawing(random).program(max_depth)
-    check_or_reduce(program, random.randrange(N_LOOKS), INPUTS[random.randrange(len(INPUTS))])
+    return check_or_reduce(program, random.randrange(N_LOOKS), INPUTS[random.randrange(len(INPUTS))])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -273,7 +309,7 @@ def check_pair(outer: str, inner: str) -> None:
     inside: Body = (Sow("first", "tree"), AROUND[inner]((Op(0), Sow("inside", "tree"))), Sow("last", "unused"))
     program = Program((), (AROUND[outer](inside),))
     look = 5 if (len(outer) + len(inner)) % 2 else 6
-    check_or_reduce(program, look, INPUTS[len(outer + inner) % 3])
+    assert check_or_reduce(program, look, INPUTS[len(outer + inner) % 3])
 
 
 @pytest.mark.parametrize(("outer", "inner"), pairs(thorough=False))
@@ -295,8 +331,8 @@ def test_random_program(seed: int) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("hundred", range(10, 50))
 def test_many_random_programs(hundred: int) -> None:
-    for seed in range(100 * hundred, 100 * hundred + 100):
-        run_seed(seed, 4)
+    checked = [run_seed(seed, 4) for seed in range(100 * hundred, 100 * hundred + 100)]
+    assert sum(checked) >= 95, "nearly all of them are programs that JAX can run"
 
 
 @hypothesis.settings(max_examples=10, database=None, deadline=None, derandomize=True)

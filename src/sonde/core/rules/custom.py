@@ -140,10 +140,11 @@ def custom_vjp_rule(
 
     def new_fwd(*primals_and_flags: Any) -> list[Any]:
         primals, carried = recorded.divide(primals_and_flags, each=2)  # every operand, and whether it has a tangent
-        outs, items = recorded.run(fwd, primals, carried[::2])
+        returned, items = recorded.run(fwd, primals, carried[::2])
+        residuals, outs = _jax.outputs_of_forward_rule(returned, primals[::2], out_trees)
         if recorded.n_outs is None:
-            recorded.settle(_jax.n_primal_outputs_of_forward_rule(outs, out_trees), items)
-        return [*outs, *recorded.conform(items)]
+            recorded.settle(len(outs), items)
+        return [*residuals, *outs, *recorded.conform(items)]
 
     def new_bwd(*residuals_and_cotangents: Any) -> Any:
         n = len(recorded.types)  # nothing flows back into what was only looked at
@@ -151,8 +152,9 @@ def custom_vjp_rule(
         return _jax.with_zero_cotangents(bwd.call_wrapped(*given), recorded.carried)
 
     functions = [(_plain(recorded, fun), fun), (new_fwd, fwd), (new_bwd, bwd)]
+    trees = _jax.without_forwarding(out_trees)
     outs = _jax.bind_custom_derivative(
-        primitive, [*args, *recorded.carried], functions, out_trees=out_trees, symbolic_zeros=symbolic_zeros
+        primitive, [*args, *recorded.carried], functions, out_trees=trees, symbolic_zeros=symbolic_zeros
     )
     return recorded.finish(outs)
 

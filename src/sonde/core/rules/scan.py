@@ -8,7 +8,7 @@ value, where it is known if the gradient is of this loop or was taken inside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,19 @@ RULES[_jax.scan_p] = scan_rule
 
 
 class _Anchor(Rebinding):
-    """Gives every site of a loop body one more operand: the number of the iteration."""
+    """Gives every site of a loop body one more operand, which is another in every iteration of all loops around it."""
+
+    def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
+        """The numbers of the iterations of a loop inside."""
+        del body, reverse
+        return [np.arange(length, dtype=np.int32)]
+
+    def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
+        """The handler inside. In a loop, what its sites are given changes with that loop too."""
+        new = super().child(base, steps, prefix)
+        if steps:
+            new.operand = self.operand + steps[0]
+        return new
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the anchor."""
