@@ -20,8 +20,8 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $@
 
-demo: setup  ## Train something small and look inside it
-	$(BIN)/python examples/look_inside.py
+demo: setup  ## Train a small model, find its induction head and a planted defect, write the page
+	$(BIN)/sonde demo
 
 test: setup check  ## Lint, types, layers, then every test that is not marked thorough
 	$(BIN)/python -m pytest -n $(JOBS) -m 'not thorough' -q

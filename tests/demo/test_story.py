@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
+import sonde
+from sonde.cli.program import sonde_command
 from sonde.demo import Story, report_of, show, tell
 from sonde.demo.locating import ASKED_AT
+from sonde.report import examine
 from sonde.tools import Sweep
 
 FIVE = range(5)
@@ -92,13 +97,31 @@ def test_the_terminal_shows_the_pattern(story: Story) -> None:
     assert "\x1b[" in printed(story, force_terminal=True, color_system="truecolor")
 
 
-def test_the_page_has_the_panels(story: Story, tmp_path) -> None:
+def test_the_page_has_the_panels(story: Story) -> None:
     report = report_of(story)
     titles = [panel.title for panel in report.panels]
     assert titles[0] == "What this run found" and f"Where {story.located.head} looks" in titles
     assert len(titles) == 6
-    page = report.write(tmp_path / "demo.html").read_text()
-    assert story.located.head in page and "is the induction head" in page
+    assert report.failure is None and not [f.text for f in report.findings if f.severity == "problem"]
+
+
+def test_the_command(story: Story, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sonde.demo.tell", lambda seed, progress: dataclasses.replace(story, seed=seed))
+    result = CliRunner().invoke(sonde_command, ["demo", "--seed", "0"])
+    assert result.exit_code == 0, result.output
+    page = tmp_path / "sonde-demo.html"
+    assert result.stdout.splitlines()[-1] == f"page: {page}"
+    assert story.findings[0][:60] in result.stdout
+    assert story.located.head in page.read_text() and "is the induction head" in page.read_text()
+
+    weak = spoiled(story, layers_1_heads_0=0.6)
+    monkeypatch.setattr("sonde.demo.tell", lambda seed, progress: weak)
+    monkeypatch.setattr("sonde.demo.report_of", lambda story: examine(lambda: sonde.sow(1.0, "h"))())
+    result = CliRunner().invoke(sonde_command, ["demo", "--json", "--out", "other.html"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["problems"][0] == "layers/1/heads/0 brings back 60 %, not more than 80 %"
+    assert json.loads(result.stdout)["page"] == str(tmp_path / "other.html")
 
 
 def spoiled(story: Story, **shares: float) -> Story:

@@ -1,0 +1,7 @@
+"""`python -m sonde.cli` is `sonde`, for environments whose scripts are not on the path."""
+
+import sys
+
+from sonde.cli.entry import main
+
+sys.exit(main())

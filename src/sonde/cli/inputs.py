@@ -1,0 +1,114 @@
+"""Arrays from a file, in the places of a function's arguments.
+
+In an `.npz` file the name of an array is the name of a parameter, or `arg0`, `arg1`, ... for the first, the second, ...
+argument. (`numpy.savez(path, x, y)` writes `arr_0` and `arr_1`, which are read the same way.) An `.npy` file holds the
+first argument.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.cli.exits import Unusable
+
+Arrays = Mapping[str, Any]
+_BY_NUMBER = re.compile(r"(?:arg|arr_)(\d+)")
+
+
+def read_arrays(path: str | Path) -> dict[str, Any]:
+    """The arrays of a file, by name."""
+    path = Path(path)
+    if not path.is_file():
+        raise Unusable(f"There is no file {str(path)!r} to read inputs from.")
+    try:
+        with open(path, "rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {"arg0": _for_jax("the array", loaded, path)}
+            return {name: _for_jax(f"array {name!r}", _of(loaded, name, path), path) for name in loaded.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise Unusable(
+            f"{str(path)!r} cannot be read as an .npz or .npy file: {error}. numpy.savez(path, x=...) writes one."
+        ) from error
+
+
+def _of(loaded: Any, name: str, path: Path) -> np.ndarray:
+    try:
+        return loaded[name]
+    except ValueError as error:  # Python objects, which only unpickling would bring back
+        raise Unusable(
+            f"Array {name!r} of {str(path)!r} holds Python objects, which are not read from files: {error}"
+        ) from error
+
+
+def _for_jax(what: str, array: np.ndarray, path: Path) -> Any:
+    try:
+        return jnp.asarray(array)
+    except (TypeError, ValueError) as error:
+        raise Unusable(
+            f"{what[0].upper()}{what[1:]} of {str(path)!r} has dtype {array.dtype}, of which JAX has no arrays."
+        ) from error
+
+
+def with_arrays(
+    f: Callable, args: tuple[Any, ...], kwargs: Mapping[str, Any], arrays: Arrays, target: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and keyword arguments, with arrays in the places of those with their names.
+
+    Example:
+        >>> with_arrays(lambda x, y, scale=1: ..., (1, 2), {}, {"arg1": 5, "scale": 7}, "m:f")
+        ((1, 5), {'scale': 7})
+    """
+    try:
+        signature = inspect.signature(f)
+    except (TypeError, ValueError):
+        signature = None
+    parameters = list(signature.parameters.values()) if signature else []
+    by_place = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_name = {p.name for p in parameters if p.kind == p.KEYWORD_ONLY}
+    open_ended = {p.kind for p in parameters} | ({inspect.Parameter.VAR_POSITIONAL} if signature is None else set())
+
+    places = dict(enumerate(args))
+    named = dict(kwargs)
+    for name, array in arrays.items():
+        number = _BY_NUMBER.fullmatch(name)
+        if name in by_place:
+            places[by_place.index(name)] = array
+            named.pop(name, None)
+        elif name in by_name or (not number and inspect.Parameter.VAR_KEYWORD in open_ended):
+            named[name] = array
+        elif number and (int(number[1]) < len(by_place) or inspect.Parameter.VAR_POSITIONAL in open_ended):
+            places[int(number[1])] = array
+        else:
+            known = [*by_place, *sorted(by_name)]
+            near = "".join(f"; nearest: {n}" for n in difflib.get_close_matches(name, known, n=1))
+            has = f"Its parameters are {', '.join(known)}{near}" if known else "It has none at all"
+            raise Unusable(f"{target} has no parameter for the array {name!r} of the input file. {has}.")
+
+    # Behind a gap only names can say which parameter is meant.
+    filled: list[Any] = []
+    while len(filled) in places:
+        filled.append(places.pop(len(filled)))
+    for place, array in sorted(places.items()):
+        if place >= len(by_place):
+            raise Unusable(
+                f"The input file for {target} has an array for argument {place}, and none for {len(filled)}."
+            )
+        named[by_place[place]] = array
+    if signature is not None:
+        try:
+            signature.bind(*filled, **named)
+        except TypeError as error:
+            raise Unusable(
+                f"{target} cannot be called with the arrays {', '.join(arrays) or '(none)'} of the input file: {error}"
+            ) from error
+    return tuple(filled), named

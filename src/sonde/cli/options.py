@@ -1,0 +1,42 @@
+"""Options that several commands have, each written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+target = click.argument("target")
+
+input_file = click.option(
+    "--input",
+    "input_file",
+    metavar="FILE",
+    help="An .npz file with the arguments: arrays named like the parameters, or arg0, arg1, ...",
+)
+
+sites = click.option(
+    "--sites",
+    "patterns",
+    metavar="PATTERN",
+    multiple=True,
+    help="Only sites whose path matches, as in 'blocks/*/attn' or '**/mlp'. May be repeated.",
+)
+
+grads = click.option("--grads", is_flag=True, help="Look at gradients too, of what the program differentiates.")
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout, for machines.")
+
+show_traceback = click.option("--traceback", "show_traceback", is_flag=True, help="If it fails, show the traceback.")
+
+
+def together(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several options as one decorator, listed in this order."""
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate

@@ -1,0 +1,70 @@
+"""Where a command writes: results to stdout, everything else to stderr; progress only where a person watches."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+WIDE = 160  # columns where there is no terminal to ask: tables in files and pipes are not cut
+
+Say = Callable[[str, float], None]
+"""Called with what is being done and how much of it is done, from 0 to 1."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the stream as it is now; in colour on terminals, plain elsewhere."""
+    stream = sys.stderr if stderr else sys.stdout
+    fixed = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
+    # Paths of sites may have brackets, which must not be read as markup; numbers in them are not to be coloured.
+    return Console(stderr=stderr, width=fixed, markup=False, highlight=False)
+
+
+def show(*things: Any) -> None:
+    """Prints texts and tables on stdout."""
+    console().print(*things, sep="\n")
+
+
+def show_json(data: Any) -> None:
+    """Prints data as JSON on stdout. What is not finite must have been written as a string before."""
+    click.echo(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
+
+
+def show_page(page: Path) -> None:
+    """Prints where a page is, on a line that is not broken, so that it can be copied."""
+    console().print(f"page: {page}", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[Say]:
+    """Shows on stderr that work is going on, and how far it is; nothing if stderr is no terminal."""
+    err = console(stderr=True)
+    if not err.is_terminal:
+        yield lambda what, done: None
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+
+        def say(what: str, done: float) -> None:
+            progress.update(task, description=what, completed=done, total=1.0 if done else None)
+
+        yield say
+
+
+@contextlib.contextmanager
+def quiet_stdout(as_json: bool) -> Iterator[None]:
+    """While the user's program runs: what it prints goes to stderr if stdout is for machines."""
+    if as_json:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    else:
+        yield

@@ -1,0 +1,42 @@
+"""The command `sonde` itself: what its help says, and the list of commands."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import click
+
+from sonde.cli.compare import compare
+from sonde.cli.demo import demo
+from sonde.cli.exits import TEXT
+from sonde.cli.nonfinite import nonfinite
+from sonde.cli.report import report
+from sonde.cli.sites import sites
+
+HELP = """See inside a JAX program.
+
+\b
+A TARGET is module:name or path/to/file.py:name. The name may stand for
+  - a function that needs no arguments and returns (f, args) or (f, args, kwargs)
+  - such a tuple itself
+  - a function or model; its arguments come from
+      --input FILE      an .npz file: arrays named like the parameters, or arg0, arg1, ...
+      example_inputs    an attribute of the function, or a name in its module:
+                        a tuple of arguments, a dict of keyword arguments, one argument,
+                        or a function that returns one of these
+The current directory can be imported from. For example
+
+\b
+  sonde sites model.py:make_program
+  sonde report model.py:loss --input batch.npz --grads --out report.html
+"""
+
+
+@click.group("sonde", help=HELP, epilog=TEXT, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(importlib.metadata.version("sonde"), message="sonde %(version)s")
+def sonde_command() -> None:
+    """See `HELP`."""
+
+
+for command in (report, sites, nonfinite, compare, demo):
+    sonde_command.add_command(command)

@@ -1,0 +1,75 @@
+"""`sonde report`: look inside a program, say what is wrong, write a page."""
+
+from __future__ import annotations
+
+import traceback
+
+import click
+
+from sonde.cli import options
+from sonde.cli.exits import FAILED, FINE, FOUND, TEXT, Unusable
+from sonde.cli.inputs import read_arrays
+from sonde.cli.output import busy, quiet_stdout, show, show_json, show_page
+from sonde.cli.running import NO_SITES, running
+from sonde.cli.target import program_at
+from sonde.cli.writing import check_writable, write_page
+from sonde.report import examine
+
+PAGE = "report.html"
+LEVELS = ("problem", "warning", "note")
+
+
+@click.command("report", epilog=TEXT)
+@options.together(options.target, options.input_file, options.grads, options.sites)
+@click.option("--out", metavar="FILE", help=f"Where the page goes; {PAGE} by default, and no page with --json.")
+@click.option("--title", help="What the report is called; the target by default.")
+@click.option(
+    "--fail-on",
+    type=click.Choice([*LEVELS, "never"]),
+    default="warning",
+    show_default=True,
+    help="From which severity on findings make the exit code 1.",
+)
+@options.together(options.as_json, options.show_traceback)
+@click.pass_context
+def report(
+    context: click.Context,
+    target: str,
+    input_file: str | None,
+    grads: bool,
+    patterns: tuple[str, ...],
+    out: str | None,
+    title: str | None,
+    fail_on: str,
+    as_json: bool,
+    show_traceback: bool,
+) -> None:
+    """Look inside TARGET and say what is wrong.
+
+    Runs the program once, prints the findings and the statistics of every site, and writes a page that opens from disk.
+    If the program fails, the report has the values up to the failure.
+
+    TARGET is module:name or file.py:name; `sonde --help` says what the name may stand for.
+    """
+    page = None if as_json and out is None else check_writable(out or PAGE)
+    with quiet_stdout(as_json):
+        program = program_at(target, read_arrays(input_file) if input_file else None)
+        with running(program, show_traceback=show_traceback), busy("running the program") as say:
+            look = examine(program.f, *patterns, grads=grads, title=title or target, progress=say)
+            found = look(*program.args, **program.kwargs)
+    if not found.sites and found.failure is None:
+        raise Unusable(NO_SITES.format(target=target))
+    if page is not None:
+        write_page(found, page)
+    if as_json:
+        show_json(found.to_json() | {"page": None if page is None else str(page)})
+    else:
+        show(found)
+        if page is not None:
+            show_page(page)
+    if found.failure is not None:
+        if show_traceback:
+            traceback.print_exception(found.failure.error)
+        context.exit(FAILED)
+    serious = LEVELS[: LEVELS.index(fail_on) + 1] if fail_on != "never" else ()
+    context.exit(FOUND if any(f.severity in serious for f in found.findings) else FINE)

@@ -1,0 +1,51 @@
+"""Running somebody's program: its failures are theirs, and are told without a traceback of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+
+import click
+
+import sonde
+from sonde.cli.exits import Failed, Unusable
+from sonde.cli.target import Program, last_line
+from sonde.errors import CaptureError, NoSuchSiteError
+
+NO_SITES = (
+    "{target} has no sites: there is nothing to look at. Mark values with sonde.sow(value, name); the layers of "
+    "sonde.nnx and sonde.linen have some of their own."
+)
+
+
+@contextlib.contextmanager
+def running(program: Program, *, show_traceback: bool) -> Iterator[None]:
+    """Turns what goes wrong in a program into an exit code and a message."""
+    try:
+        yield
+    except (KeyboardInterrupt, click.ClickException):
+        raise
+    except NoSuchSiteError as error:
+        raise Unusable(f"{program.name}: {error}") from error
+    except CaptureError as error:
+        raise Failed(f"{program.name} cannot be looked at: {error}") from error
+    except BaseException as error:
+        if show_traceback:
+            traceback.print_exception(error)
+        more = "" if show_traceback else "; --traceback shows where"
+        raise Failed(
+            f"{program.name} failed:\n  {last_line(error)}\n`sonde report {program.name}` shows the values up to the "
+            f"failure{more}."
+        ) from error
+
+
+def check_has_sites(program: Program) -> int | None:
+    """How many sites a program has; None if only running it could tell. None at all is an error."""
+    try:
+        found = sonde.sites(program.f, grads=False)(*program.args, **program.kwargs)
+    except Exception:  # it decides by the numbers, say, and cannot be traced
+        return None
+    if not found.paths:
+        raise Unusable(NO_SITES.format(target=program.name))
+    return len(found.paths)

@@ -1,0 +1,56 @@
+"""`sonde sites`: which sites a program has and what a capture of them would cost, without running it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import sonde
+from sonde.cli import options
+from sonde.cli.exits import TEXT, Unusable
+from sonde.cli.inputs import read_arrays
+from sonde.cli.output import busy, quiet_stdout, show, show_json
+from sonde.cli.running import NO_SITES, running
+from sonde.cli.target import program_at
+
+
+@click.command("sites", epilog=TEXT)
+@options.together(options.target, options.input_file, options.grads, options.sites)
+@options.together(options.as_json, options.show_traceback)
+def sites(
+    target: str,
+    input_file: str | None,
+    grads: bool,
+    patterns: tuple[str, ...],
+    as_json: bool,
+    show_traceback: bool,
+) -> None:
+    """List the sites of TARGET, with shapes and bytes.
+
+    The program is traced, not run: this is quick, and needs the shapes of its inputs only.
+
+    TARGET is module:name or file.py:name; `sonde --help` says what the name may stand for.
+    """
+    with quiet_stdout(as_json):
+        program = program_at(target, read_arrays(input_file) if input_file else None)
+        with running(program, show_traceback=show_traceback), busy("tracing the program"):
+            found = sonde.sites(program.f, *patterns, grads=grads)(*program.args, **program.kwargs)
+    if not found.paths:
+        raise Unusable(NO_SITES.format(target=target))
+    if as_json:
+        show_json({"bytes": found.bytes, "sites": [_plain(info) for info in found]})
+    else:
+        show(found)
+
+
+def _plain(info: sonde.SiteInfo) -> dict[str, Any]:
+    return {
+        "path": info.path,
+        "call": info.call,
+        "gradient": info.gradient,
+        "arrays": [{"shape": list(a.shape), "dtype": str(a.dtype)} for a in info.arrays],
+        "axes": [{"kind": str(axis.kind), "size": axis.size, "name": axis.name} for axis in info.axes],
+        "bytes": info.bytes,
+        "source": info.source,
+    }

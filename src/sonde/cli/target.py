@@ -1,0 +1,274 @@
+"""From the text of a target to a program that can be run: a function and its arguments.
+
+A target is `module:name` or `path/to/file.py:name`; names may be dotted. The current directory can be imported from,
+and for a file its own folder too. What the name stands for may be
+
+- a tuple `(f, args)` or `(f, args, kwargs)`,
+- a callable that needs no arguments and returns such a tuple, or a callable, or
+- a callable with arguments: a function, a model.
+
+Where there are no arguments yet, they come from `example_inputs`: an attribute of the callable, or a name in the
+module. It is a tuple of arguments, a dict of keyword arguments, a single argument, or a function that returns one of
+these. Arrays from an input file take the place of arguments with their names, whatever else there is.
+
+All that is in here runs before the program does: whatever goes wrong is `Unusable`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sonde.cli.exits import Unusable
+from sonde.cli.inputs import Arrays, with_arrays
+from sonde.report.failing import failure
+
+EXAMPLES = "example_inputs"
+_MOST_LINES = 6  # of a message that somebody else wrote
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function with everything it is called with.
+
+    Attributes:
+        name: The target it came from.
+        f: The function.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+
+    name: str
+    f: Callable
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def program_at(target: str, arrays: Arrays | None = None, *, instead: Program | None = None) -> Program:
+    """The program that a target stands for.
+
+    Args:
+        target: The text that was typed.
+        arrays: What an input file holds; they take the place of arguments.
+        instead: A program whose arguments are used if the target has none of its own.
+    """
+    module, name = _module_of(target)
+    thing = _attribute(module, name, target)
+    args, kwargs = None, {}
+    if _is_call(thing):
+        thing, args, kwargs = _taken_apart(thing)
+    elif _is_maker(thing, module, arrays):
+        made = _made(thing, target)
+        if _is_call(made):
+            thing, args, kwargs = _taken_apart(made)
+        elif callable(made):
+            thing = made
+        else:
+            raise Unusable(
+                f"{target} needs no arguments, so it was called to make a program, and returned {_kind(made)}. It "
+                f"should return (f, args) or (f, args, kwargs). If it is the program itself, give it inputs: "
+                f"{name}.{EXAMPLES} = () or an input file."
+            )
+    if not callable(thing):
+        raise Unusable(
+            f"{target} is {_kind(thing)}. A target is a function, a model, or a function that returns (f, args)."
+        )
+    if args is None:
+        found = _examples(thing, module, target)
+        if found is None and arrays is None and instead is not None:
+            found = instead.args, instead.kwargs
+        if found is None and arrays is None and _needs_arguments(thing):
+            raise Unusable(
+                f"{target} needs arguments, and none are known: {_signature(thing)}. Give them with --input file.npz, "
+                f"or as {name}.{EXAMPLES} or {EXAMPLES} in the module, or name a function that returns (f, args)."
+            )
+        args, kwargs = found or ((), {})
+    if arrays is not None:
+        args, kwargs = with_arrays(thing, args, kwargs, arrays, target)
+    return Program(target, thing, args, kwargs)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Finding the object
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _module_of(target: str) -> tuple[ModuleType, str]:
+    """The module, and the rest of the target."""
+    where, colon, name = target.rpartition(":")
+    if not colon or not where or not name:
+        raise Unusable(
+            f"A target is module:name or path/to/file.py:name, got {target!r}; for example {where or name or 'model'}:"
+            "make_program."
+        )
+    _importable(Path.cwd())
+    if where.endswith(".py") or os.sep in where:
+        return _from_file(Path(where), target), name
+    return _from_name(where, target), name
+
+
+def _importable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _from_file(path: Path, target: str) -> ModuleType:
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], cutoff=0.4)
+        raise Unusable(f"There is no file {str(path)!r} (target {target}).{_nearest(near)}")
+    _importable(path.resolve().parent)
+    spec = importlib.util.spec_from_file_location(_free_name(path.stem), path)
+    if spec is None or spec.loader is None:
+        raise Unusable(f"{str(path)!r} is no Python file (target {target}).")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses and pickles look themselves up
+    _importing(lambda: spec.loader.exec_module(module), str(path), target)  # pyright: ignore[reportOptionalMemberAccess]
+    return module
+
+
+def _free_name(stem: str) -> str:
+    """A module name that hides no other module: `json.py` is a fine name for a file of the user's."""
+    return stem if stem not in sys.modules and stem not in sys.stdlib_module_names else f"sonde_target_{stem}"
+
+
+def _from_name(name: str, target: str) -> ModuleType:
+    return _importing(lambda: importlib.import_module(name), name, target)
+
+
+def _importing(load: Callable[[], Any], name: str, target: str) -> Any:
+    try:
+        return load()
+    except KeyboardInterrupt:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            here = [p.stem for p in Path.cwd().iterdir() if p.suffix == ".py" or p.is_dir()]
+            near = difflib.get_close_matches(error.name, [*here, *sys.modules], cutoff=0.6)
+            raise Unusable(
+                f"There is no module {error.name!r} (target {target}), neither in the current directory "
+                f"({Path.cwd()}) nor in this Python environment.{_nearest(near)}"
+            ) from error
+        raise Unusable(f"{name} cannot be imported (target {target}):\n  {last_line(error)}") from error
+    except BaseException as error:  # SystemExit too: the script forgot `if __name__ == "__main__"`
+        hint = ""
+        if isinstance(error, ImportError) and "relative import" in str(error):
+            hint = "\nIt belongs to a package: name it as package.module:name instead of as a file."
+        if isinstance(error, SystemExit):
+            hint = '\nIt ends the process when it is imported: put what it runs under if __name__ == "__main__".'
+        raise Unusable(f"{name} cannot be imported (target {target}):\n  {last_line(error)}{hint}") from error
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of a traceback, and the last line of the user's code in it."""
+    message = str(error).strip().splitlines() or ["(no message)"]
+    if len(message) > _MOST_LINES:
+        message = [*message[:_MOST_LINES], "..."]
+    what = "\n  ".join([f"{type(error).__name__}: {message[0]}", *message[1:]])
+    if isinstance(error, SyntaxError):
+        return f"{what}\n  {error.filename}:{error.lineno}: {(error.text or '').strip()}"
+    where = failure(error, "", only_compiled=False)  # pyright: ignore[reportArgumentType]
+    return f"{what}\n  {where.source}: {where.code}" if where.source else what
+
+
+def _attribute(module: ModuleType, name: str, target: str) -> Any:
+    found: Any = module
+    reached = module.__name__
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            public = [n for n in dir(found) if not n.startswith("_")]
+            near = difflib.get_close_matches(part, public, cutoff=0.4) or _own_functions(found)
+            raise Unusable(f"{reached} has no {part!r} (target {target}).{_nearest(near)}") from None
+        reached = f"{reached}.{part}"
+    return found
+
+
+def _own_functions(module: Any) -> list[str]:
+    """Names worth proposing where nothing is spelled alike."""
+    own = [n for n, x in vars(module).items() if callable(x) and getattr(x, "__module__", "") == module.__name__]
+    return [n for n in own if not n.startswith("_")][:5] if isinstance(module, ModuleType) else []
+
+
+def _nearest(names: list[str]) -> str:
+    return f" Nearest: {', '.join(dict.fromkeys(names))}." if names else ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Finding what it is called with
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _is_call(thing: Any) -> bool:
+    """Whether this is `(f, args)` or `(f, args, kwargs)`."""
+    if not isinstance(thing, tuple) or len(thing) not in (2, 3) or not callable(thing[0]):
+        return False
+    return isinstance(thing[1], (tuple, list)) and (len(thing) == 2 or isinstance(thing[2], dict))
+
+
+def _taken_apart(call: tuple) -> tuple[Callable, tuple, dict[str, Any]]:
+    return call[0], tuple(call[1]), dict(call[2]) if len(call) == 3 else {}
+
+
+def _is_maker(thing: Any, module: ModuleType, arrays: Arrays | None) -> bool:
+    """Whether to call this for a program, rather than look at it."""
+    if not callable(thing) or hasattr(thing, EXAMPLES) or _needs_arguments(thing):
+        return False
+    # A file of inputs is for a function that takes some.
+    return arrays is None or not _parameters(thing)
+
+
+def _made(maker: Callable, target: str) -> Any:
+    try:
+        return maker()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise Unusable(f"{target} was called to make a program and failed:\n  {last_line(error)}") from error
+
+
+def _examples(thing: Any, module: ModuleType, target: str) -> tuple[tuple, dict[str, Any]] | None:
+    """The example inputs of a callable; None if there are none."""
+    for owner in (thing, module):
+        found = getattr(owner, EXAMPLES, None)
+        if found is not None:
+            break
+    else:
+        return None
+    if callable(found):
+        found = _made(found, f"{EXAMPLES} of {target}")
+    if isinstance(found, tuple):
+        return found, {}
+    if isinstance(found, dict):
+        return (), found
+    return (found,), {}
+
+
+def _parameters(thing: Callable) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(thing).parameters.values())
+    except (TypeError, ValueError):  # some builtins have none to show
+        return []
+
+
+def _needs_arguments(thing: Callable) -> bool:
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(p.default is p.empty and p.kind not in optional for p in _parameters(thing))
+
+
+def _signature(thing: Callable) -> str:
+    names = ", ".join(str(p).partition(":")[0].partition("=")[0].strip() for p in _parameters(thing))
+    return f"{getattr(thing, '__name__', type(thing).__name__)}({names})"
+
+
+def _kind(thing: Any) -> str:
+    return "None" if thing is None else f"a {type(thing).__name__}"

@@ -1,0 +1,272 @@
+"""What the commands print, write and end with."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+
+def test_help_and_version(sonde) -> None:
+    text = sonde.ok("--help")
+    for word in ("report", "sites", "nonfinite", "compare", "demo", "TARGET", "example_inputs", "Exit codes:"):
+        assert word in text
+    for command in ("report", "sites", "nonfinite", "compare", "demo"):
+        assert "Exit codes:" in sonde.ok(command, "--help")
+    assert sonde.ok("--version") == "sonde 0.1.0\n"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# report
+# ---------------------------------------------------------------------------------------------------------------------
+
+DEAD = """
+import jax, jax.numpy as jnp, sonde
+def f(x):
+    return sonde.sow(jax.nn.relu(x - 100), "hidden").sum()
+def make():
+    return f, (jax.random.normal(jax.random.key(0), (128, 32)),)
+"""
+
+
+def test_report_prints_and_writes_a_page(write, sonde, folder) -> None:
+    write()
+    text = sonde.ok("report", "model:make", "--grads")
+    assert "Nothing wrong was found." in text and "layer0/out" in text and "gradient rms" in text
+    assert text.splitlines()[-1] == f"page: {folder / 'report.html'}"
+    assert "layer1/out" in (folder / "report.html").read_text()
+
+
+def test_report_as_json(write, sonde, folder) -> None:
+    write()
+    data = sonde.json("report", "model:make", "--grads")
+    assert data["title"] == "model:make" and data["findings"] == [] and data["page"] is None
+    assert [site["path"] for site in data["sites"]] == ["layer0/out", "layer1/out", "loss"]
+    assert not (folder / "report.html").exists()
+    data = sonde.json("report", "model:make", "--out", "page.html", "--title", "Mine", "--sites", "layer*/out")
+    assert data["title"] == "Mine" and data["page"] == str(folder / "page.html") and len(data["sites"]) == 2
+    assert (folder / "page.html").exists()
+
+
+def test_findings_make_the_exit_code(write, sonde) -> None:
+    write(DEAD)
+    assert "hidden" in sonde.ok("report", "model:make", code=1)
+    severities = {f["severity"] for f in sonde.json("report", "model:make", code=1)["findings"]}
+    assert severities == {"warning"}
+    sonde.ok("report", "model:make", "--fail-on", "problem")
+    sonde.ok("report", "model:make", "--fail-on", "never")
+    sonde.ok("report", "model:make", "--fail-on", "note", code=1)
+
+
+FAILING = """
+import jax, jax.numpy as jnp, sonde
+def f(x):
+    h = sonde.sow(x * 2, "first")
+    h = sonde.sow(h + 1, "second")
+    return h @ jnp.ones(7)
+f.example_inputs = (jnp.ones((2, 3)),)
+jitted = jax.jit(f)
+def make():
+    return jitted, f.example_inputs
+"""
+
+
+@pytest.mark.parametrize("target", ["model:f", "model:make"])
+def test_report_of_a_program_that_fails(write, sonde, folder, target: str) -> None:
+    write(FAILING)
+    text = sonde.ok("report", target, code=3)
+    assert "The program failed after second" in text and "h @ jnp.ones(7)" in text
+    assert "first" in text and "Traceback" not in text  # the values up to the failure
+    data = sonde.json("report", target, code=3)
+    assert data["failure"]["last_site"] == "second" and data["failure"]["source"].endswith("model.py:6")
+    assert data["sites"][1]["value"]["max"] == 3
+    assert "second" in (folder / "report.html").read_text()
+
+
+def test_report_shows_the_traceback_on_request(write, sonde) -> None:
+    write(FAILING)
+    result = sonde("report", "model:f", "--traceback")
+    assert result.exit_code == 3 and "Traceback" in result.stderr and "h @ jnp.ones(7)" in result.stderr
+
+
+def test_what_the_program_prints_does_not_spoil_the_json(write, sonde) -> None:
+    write(
+        "print('importing')\nimport sonde\n"
+        "def f(x):\n    print('running')\n    return sonde.sow(x, 'h')\nf.example_inputs = (1.0,)\n"
+    )
+    result = sonde("report", "model:f", "--json")
+    assert json.loads(result.stdout)["sites"][0]["path"] == "h"
+    assert "importing" in result.stderr and "running" in result.stderr
+
+
+def test_report_without_sites(write, sonde) -> None:
+    write("def f(x): return x\nf.example_inputs = (1.0,)\n")
+    for command in ("report", "sites", "nonfinite"):
+        error = sonde.error(command, "model:f")
+        assert "model:f has no sites: there is nothing to look at. Mark values with sonde.sow(value, name)" in error
+
+
+@pytest.mark.parametrize("command", ["report", "sites"])
+def test_a_pattern_that_matches_nothing(write, sonde, command: str) -> None:
+    write()
+    error = sonde.error(command, "model:make", "--sites", "layer9/out")
+    assert "model:make: pattern 'layer9/out' matches none of the program's 3 sites; nearest: " in error
+
+
+def test_places_that_cannot_be_written_to(write, sonde, folder) -> None:
+    write("raise SystemExit('imported')\n")  # which is looked at later
+    assert "There is no folder" in sonde.error("report", "model:make", "--out", "no/such/report.html")
+    assert "is a folder; --out names the file" in sonde.error("report", "model:make", "--out", str(folder))
+    assert "There is no folder" in sonde.error("demo", "--out", "no/such/demo.html")
+
+
+def test_unknown_options_are_usage_errors(sonde) -> None:
+    assert "No such option" in sonde.error("report", "model:make", "--inputs", "x")
+    assert "No such command" in sonde.error("reprot", "model:make")
+    assert "Missing argument 'TARGET'" in sonde.error("report")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# sites
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_sites_lists_without_running(write, sonde, folder) -> None:
+    write(
+        "import jax, sonde, numpy as np\n"
+        "def f(x):\n"
+        "    jax.debug.callback(lambda: open('ran', 'w'))\n"
+        "    return jax.lax.scan(lambda c, _: (sonde.sow(c, 'h[0]'), None), x, length=5)[0]\n"
+        "f.example_inputs = (np.ones(3, np.float32),)\n"
+    )
+    data = sonde.json("sites", "model:f")
+    assert data["bytes"] == 60
+    [site] = data["sites"]
+    assert (site["path"], site["call"], site["gradient"], site["bytes"]) == ("h[0]", 0, False, 60)
+    assert site["arrays"] == [{"shape": [5, 3], "dtype": "float32"}] and site["axes"][0]["size"] == 5
+    assert site["source"].endswith("model.py:4")
+    assert "h[0]" in sonde.ok("sites", "model:f")
+    assert not (folder / "ran").exists()
+
+
+def test_sites_with_gradients(write, sonde) -> None:
+    write()
+    assert [s["gradient"] for s in sonde.json("sites", "model:make", "--grads", "--sites", "loss")["sites"]] == [
+        False,
+        True,
+    ]
+
+
+def test_sites_of_a_program_that_fails(write, sonde) -> None:
+    write(FAILING)
+    error = sonde.error("sites", "model:f", code=3)
+    assert "model:f failed: TypeError: dot_general requires" in error and "model.py:6: return h @ jnp.ones(7)" in error
+    assert "`sonde report model:f` shows the values up to the failure; --traceback shows where." in error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# nonfinite
+# ---------------------------------------------------------------------------------------------------------------------
+
+OVERFLOW = """
+import jax, jax.numpy as jnp, sonde
+def f(x):
+    x = sonde.sow(x * 1e30, "scaled")
+    return sonde.sow(x * x, "squared").sum()
+def make():
+    return jax.jit(f), (jnp.array([1.0, 1e-30]),)
+def fine():
+    return f, (jnp.zeros(2),)
+def choosing(x):
+    return sonde.sow(x, "h") if x > 0 else x
+choosing.example_inputs = (1.0,)
+def choosing_array():
+    return choosing, (jnp.array(1.0),)
+"""
+
+
+def test_nonfinite(write, sonde) -> None:
+    write(OVERFLOW)
+    text = sonde.ok("nonfinite", "model:make", code=1)
+    assert text.startswith("First non-finite value at 'squared', call 0: 0 NaN and 1 Inf of 2 elements")
+    assert "model.py:5" in text and "scaled[0]: 1 to 1e+30" in text
+    data = sonde.json("nonfinite", "model:make", code=1)
+    assert data["finite"] is False and data["first"]["path"] == "squared" and data["first"]["infs"] == 1
+    assert sonde.json("nonfinite", "model:make", "--context", "0", code=1)["first"]["before"][0]["path"] == "squared"
+    assert sonde.ok("nonfinite", "model:fine") == "Every value and every gradient at 2 sites is finite.\n"
+    assert sonde.json("nonfinite", "model:fine") == {"finite": True, "first": None}
+
+
+def test_nonfinite_of_what_cannot_be_traced(write, sonde) -> None:
+    write(OVERFLOW)
+    assert sonde.ok("nonfinite", "model:choosing_array") == "Every value and every gradient is finite.\n"
+
+
+def test_nonfinite_of_a_program_that_fails(write, sonde) -> None:
+    write(FAILING)
+    assert "model:f failed: TypeError" in sonde.error("nonfinite", "model:f", code=3)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# compare
+# ---------------------------------------------------------------------------------------------------------------------
+
+TWO = """
+import jax.numpy as jnp, sonde
+def f(x, dtype=jnp.float32):
+    x = sonde.sow(x.astype(dtype) * 2, "double")
+    return sonde.sow(x + 1 / 3, "shifted")
+def half(x):
+    return f(x, jnp.bfloat16)
+def extra(x):
+    return sonde.sow(f(x), "extra")
+def other(x):
+    return sonde.sow(x, "other")
+def unmarked(x):
+    return x
+def wide():
+    return f, (jnp.ones(4),)
+def narrow():
+    return f, (jnp.ones(4, jnp.bfloat16), jnp.bfloat16)
+"""
+
+
+def test_compare(write, sonde) -> None:
+    write(TWO)
+    text = sonde.ok("compare", "model:wide", "model:half", code=1)
+    assert "first difference at shifted, call 0: 4 of 4 elements differ" in " ".join(text.split())
+    data = sonde.json("compare", "model:wide", "model:half", code=1)
+    assert data["same"] is False and data["first"]["path"] == "shifted"
+    assert [(d["path"], d["differs"]) for d in data["drifts"]] == [("double", False), ("shifted", True)]
+    assert "no difference" in sonde.ok("compare", "model:wide", "model:half", "--rtol", "0.02")
+
+
+def test_each_program_has_its_own_arguments(write, sonde) -> None:
+    write(TWO)
+    assert sonde.json("compare", "model:wide", "model:narrow", code=1)["first"]["path"] == "shifted"
+
+
+def test_compare_with_an_input_file(write, sonde) -> None:
+    write(TWO)
+    np.savez("in.npz", x=np.ones(6, np.float32))
+    assert sonde.json("compare", "model:f", "model:half", "--input", "in.npz", code=1)["first"]["size"] == 6
+
+
+def test_sites_of_one_program_only_are_listed(write, sonde) -> None:
+    write(TWO)
+    data = sonde.json("compare", "model:wide", "model:extra")
+    assert data["same"] and data["only_first"] == [] and data["only_second"] == [{"path": "extra", "call": 0}]
+
+
+def test_programs_that_cannot_be_compared(write, sonde) -> None:
+    write(TWO)
+    error = sonde.error("compare", "model:wide", "model:other")
+    assert (
+        "model:wide and model:other have no site in common. The first has double, shifted; the second has other."
+        in error
+    )
+    assert "model:unmarked has no sites" in sonde.error("compare", "model:wide", "model:unmarked")
+    error = sonde.error("compare", "model:wide", "model:extra", "--sites", "extra")
+    assert "pattern 'extra' matches none of the program's 2 sites" in error
+    assert "Invalid value for '--rtol'" in sonde.error("compare", "model:wide", "model:half", "--rtol", "-1")

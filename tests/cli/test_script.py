@@ -1,0 +1,100 @@
+"""The command as it is installed: a process of its own, with click and without, watched and not."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from sonde.cli import output
+from sonde.cli.entry import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "click":
+            raise ModuleNotFoundError("No module named 'click'", name="click")
+sys.meta_path.insert(0, Block())
+"""
+
+
+def process(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, **options)
+
+
+def test_the_script_in_pyproject_is_there() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, name = scripts["sonde"].partition(":")
+    assert getattr(importlib.import_module(module), name) is main
+
+
+def test_without_click() -> None:
+    done = process("-W", "error", "-c", BLOCKED + "from sonde.cli.entry import main\nsys.exit(main(['--help']))")
+    assert done.returncode == 2
+    assert done.stderr == "The command line of Sonde needs click: pip install 'sonde[cli]'\n"
+
+
+def test_import_sonde_does_not_load_the_command_line() -> None:
+    code = (
+        "import sys, sonde, sonde.report, sonde.tools\nprint({'click', 'sonde.cli', 'sonde.demo'} & set(sys.modules))"
+    )
+    assert process("-c", code).stdout == "set()\n"
+
+
+def test_a_process_finds_the_program_and_ends_with_the_code(write) -> None:
+    write()
+    write(
+        "import jax.numpy as jnp, sonde\ndef f(x): return sonde.sow(x / 0, 'h')\nf.example_inputs = (jnp.ones(2),)\n",
+        "bad.py",
+    )
+    done = process("-W", "error", "-m", "sonde.cli", "sites", "model:make")
+    assert done.returncode == 0 and "layer0/out" in done.stdout and done.stderr == ""
+    assert "\x1b[" not in done.stdout  # plain where nobody looks
+    done = process("-W", "error", "-m", "sonde.cli", "nonfinite", "bad.py:f")
+    assert done.returncode == 1 and "'h'" in done.stdout
+    done = process("-W", "error", "-m", "sonde.cli", "report", "nothing:f")
+    assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_main_returns_exit_codes(write, capsys: pytest.CaptureFixture[str]) -> None:
+    write()
+    write("import sonde\ndef f(x): raise KeyboardInterrupt\nf.example_inputs = (1.0,)\n", "stopped.py")
+    assert main(["--version"]) == 0
+    assert main(["sites", "model:make"]) == 0
+    assert main(["sites", "model:nothing"]) == 2
+    assert main(["sites", "stopped:f"]) == 130
+    captured = capsys.readouterr()
+    assert "layer0/out" in captured.out
+    assert "Error: model has no 'nothing'" in captured.err and captured.err.endswith("Interrupted.\n")
+
+
+def test_a_reader_that_stops_early(write) -> None:
+    write()
+    command = f"{sys.executable} -W error -m sonde.cli sites model:make --json | head -c 1"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
+    assert done.stdout == "{" and done.stderr == ""
+
+
+def test_progress_is_shown_to_people_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {}
+    for watched in (True, False):
+        stream = io.StringIO()
+        monkeypatch.setattr(
+            output, "console", lambda *, stderr=False, s=stream, w=watched: Console(file=s, force_terminal=w)
+        )
+        with output.busy("starting") as say:
+            say("half way", 0.5)
+        shown[watched] = stream.getvalue()
+    assert "half way" in shown[True] and shown[False] == ""

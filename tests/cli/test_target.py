@@ -1,0 +1,161 @@
+"""Targets: what can be named, where its arguments come from, and what is said when something is missing."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+
+def test_a_function_that_returns_a_program(write, sonde) -> None:
+    write()
+    for target in ("model:make", "model.py:make"):
+        assert "layer1/out" in sonde.ok("sites", target)
+
+
+def test_a_file_in_another_folder_imports_its_neighbours(write, sonde, folder) -> None:
+    write("WIDTH = 3\n", "far/sizes.py")
+    write(
+        "from sizes import WIDTH\nimport sonde\n"
+        "def f(x): return sonde.sow(x * WIDTH, 'h')\nf.example_inputs = (1.0,)\n",
+        "far/net.py",
+    )
+    assert "h" in sonde.ok("sites", "far/net.py:f")
+    assert "h" in sonde.ok("sites", str(folder / "far" / "net.py") + ":f")
+
+
+def test_a_module_in_a_package_and_dotted_names(write, sonde) -> None:
+    write("", "nets/__init__.py")
+    write(
+        "import sonde\nexample_inputs = (1.0,)\n"
+        "class Zoo:\n    @staticmethod\n    def f(x): return sonde.sow(x, 'h')\n",
+        "nets/zoo.py",
+    )
+    assert "h" in sonde.ok("sites", "nets.zoo:Zoo.f")
+
+
+def test_a_file_named_like_a_module_of_the_standard_library(write, sonde) -> None:
+    import json
+
+    write("import sonde\ndef f(): return (lambda x: sonde.sow(x, 'mine')), (1.0,)\n", "json.py")
+    assert "mine" in sonde.ok("sites", "json.py:f")
+    assert sys.modules["json"] is json
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        "f.example_inputs = (1.0, 2.0)",
+        "f.example_inputs = {'x': 1.0, 'y': 2.0}",
+        "f.example_inputs = lambda: (1.0, 2.0)",
+        "example_inputs = (1.0, 2.0)",
+        "def example_inputs(): return {'x': 1.0, 'y': 2.0}",
+        "f = f, (1.0, 2.0)",
+        "f = f, (1.0,), {'y': 2.0}",
+        "g = f\ndef f(): return g, [1.0, 2.0]",
+        "g = f\ndef f(unused=1): return g, (1.0,), {'y': 2.0}",
+        "g = f\ndef f(): return g\nexample_inputs = (1.0, 2.0)",
+    ],
+)
+def test_where_arguments_come_from(write, sonde, inputs: str) -> None:
+    write(f"import sonde, jax.numpy as jnp\ndef f(x, y): return sonde.sow(jnp.add(x, y), 'h')\n{inputs}\n")
+    assert sonde.json("report", "model:f")["sites"][0]["value"]["max"] == 3
+
+
+def test_one_example_input(write, sonde) -> None:
+    write("import sonde, numpy as np\ndef f(x): return sonde.sow(x, 'h')\nf.example_inputs = np.ones(5)\n")
+    assert sonde.json("sites", "model:f")["sites"][0]["arrays"] == [{"shape": [5], "dtype": "float32"}]
+
+
+def test_a_model(write, sonde) -> None:
+    write(
+        "from sonde import nnx\nimport jax.numpy as jnp\n"
+        "model = nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0))\n"
+        "example_inputs = (jnp.ones((1, 3, 4)),)\n"
+    )
+    assert "weights" in sonde.ok("sites", "model:model")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Mistakes
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_colon(sonde) -> None:
+    assert "A target is module:name or path/to/file.py:name, got 'model'" in sonde.error("sites", "model")
+
+
+def test_no_such_module(write, sonde) -> None:
+    write()
+    error = sonde.error("report", "modle:make")
+    assert "There is no module 'modle' (target modle:make)" in error and "Nearest: model" in error
+
+
+def test_no_such_file(write, sonde) -> None:
+    write()
+    assert "There is no file 'modle.py' (target modle.py:make). Nearest: model.py." in sonde.error(
+        "report", "modle.py:make"
+    )
+
+
+def test_no_such_name(write, sonde) -> None:
+    write()
+    assert "model has no 'lss' (target model:lss). Nearest: loss." in sonde.error("report", "model:lss")
+    assert "model has no 'xyzzy' (target model:xyzzy). Nearest: loss, make." in sonde.error("report", "model:xyzzy")
+    assert "model.loss has no 'deeper'" in sonde.error("report", "model:loss.deeper")
+
+
+def test_the_users_module_fails_to_import(write, sonde) -> None:
+    write("import jax\n\nvalue = undefined + 1\n")
+    error = sonde.error("report", "model:f")
+    assert "model cannot be imported (target model:f): NameError: name 'undefined' is not defined" in error
+    assert "model.py:3: value = undefined + 1" in error
+
+
+def test_the_users_module_imports_something_missing(write, sonde) -> None:
+    write("import not_installed_anywhere\n")
+    error = sonde.error("report", "model:f")
+    assert "model cannot be imported" in error and "No module named 'not_installed_anywhere'" in error
+    assert "model.py:1" in error
+
+
+def test_the_users_module_has_a_syntax_error(write, sonde) -> None:
+    write("def f(x:\n    return x\n")
+    error = sonde.error("report", "model.py:f")
+    assert "SyntaxError" in error and "model.py:1: def f(x:" in error
+
+
+def test_the_users_module_ends_the_process(write, sonde) -> None:
+    write("import sys\nsys.exit(0)\n")
+    assert 'put what it runs under if __name__ == "__main__"' in sonde.error("report", "model:f")
+
+
+def test_a_file_that_belongs_to_a_package(write, sonde) -> None:
+    write("", "nets/__init__.py")
+    write("from . import sizes\n", "nets/zoo.py")
+    assert "name it as package.module:name" in sonde.error("report", "nets/zoo.py:f")
+
+
+def test_no_arguments_known(write, sonde) -> None:
+    write()
+    error = sonde.error("report", "model:loss")
+    assert "model:loss needs arguments, and none are known: loss(w, x)." in error
+    assert "--input file.npz" in error and "loss.example_inputs" in error
+
+
+def test_a_maker_that_returns_something_else(write, sonde) -> None:
+    write("def make(): return 3\n")
+    error = sonde.error("report", "model:make")
+    assert "was called to make a program, and returned a int. It should return (f, args) or (f, args, kwargs)" in error
+
+
+def test_a_maker_that_fails(write, sonde) -> None:
+    write("def make():\n    return 1 / 0\n")
+    error = sonde.error("report", "model:make")
+    assert "model:make was called to make a program and failed: ZeroDivisionError: division by zero" in error
+    assert "model.py:2: return 1 / 0" in error
+
+
+def test_not_callable(write, sonde) -> None:
+    write("width = 3\n")
+    assert "model:width is a int. A target is a function, a model, or" in sonde.error("report", "model:width")
