@@ -71,6 +71,7 @@ class Examined:
         source: The line of the user's code.
         values: The values, by call and iteration.
         gradients: The gradients, by call and iteration; none where nothing came back.
+        only_looked_at: Whether a module system marked it, to be looked at and not to be computed with.
         unreached: Whether a backward pass ran and no gradient came to this array: nothing differentiable uses it.
         pictures: Small pictures of the value.
     """
@@ -82,6 +83,7 @@ class Examined:
     source: str
     values: tuple[Step, ...]
     gradients: tuple[Step, ...]
+    only_looked_at: bool
     unreached: bool
     pictures: tuple[Picture, ...]
 
@@ -175,6 +177,7 @@ class _Gathered:
             self.first.site.source,
             tuple(self.values),
             tuple(self.gradients),
+            self.first.site.tag is not None,
             self.unreached and not self.gradients,
             tuple(decided(self.pictures, shares=is_shares(self.values))),
         )

@@ -9,6 +9,7 @@ import jax
 
 from sonde.core.capture import check_callable, like
 from sonde.core.path import Pattern, check_pattern
+from sonde.errors import SondeError
 from sonde.report.examined import examined
 from sonde.report.failing import Failure, failure
 from sonde.report.findings import find
@@ -85,13 +86,18 @@ def examine(
 def _again(f: Any, wanted: Any, args: Any, kwargs: Any, grads: bool, first: Watched) -> tuple[Watched, Failure]:
     """After a failure: the run that shows more, of the one that failed and one in which nothing is compiled."""
     assert first.error is not None
-    with jax.disable_jit():
-        second = watch(f, wanted, args, kwargs, grads=grads)
-    best = second if len(second.items) >= len(first.items) else first
-    error = (best.error if second.error is not None else None) or first.error
-    last = events_of(best.items)
-    path = last[-1].path if last else ""
+    try:
+        with jax.disable_jit():
+            second = watch(f, wanted, args, kwargs, grads=grads)
+    except SondeError:  # a pattern that matches nothing, now that the program runs to its end: the first run stands
+        second = first
     if second.error is None:
-        path = (events_of(first.items) or [None])[-1]
-        path = path.path if path else ""
-    return best, failure(error, path, only_compiled=second.error is None)
+        return second, failure(first.error, _last_site(first), only_compiled=True)
+    best = second if len(second.items) >= len(first.items) else first
+    assert best.error is not None
+    return best, failure(best.error, _last_site(best), only_compiled=False)
+
+
+def _last_site(seen: Watched) -> str:
+    events = events_of(seen.items)
+    return events[-1].path if events else ""

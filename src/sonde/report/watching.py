@@ -18,10 +18,10 @@ from sonde.core.item import Item, expand
 from sonde.core.path import Pattern
 from sonde.core.record import Records, make_records
 from sonde.core.site import Site, View
-from sonde.errors import SondeError
+from sonde.errors import CaptureError, NoSuchSiteError
 from sonde.report.slices import LIMITS, LIMITS_IN_LOOPS, Limits, pictures
 from sonde.report.traits import traits_of_parts
-from sonde.tools.events import Watching, first_bad, numbers_of
+from sonde.tools.events import Watching, first_bad
 from sonde.tools.statistics import moments_of_parts
 
 _NUMBERS = 6  # how many leaves `numbers_of` has; they come first, as `Watching` wants them
@@ -29,14 +29,18 @@ _NUMBERS = 6  # how many leaves `numbers_of` has; they come first, as `Watching`
 
 @jax.jit
 def _seen(value: Any) -> tuple[Any, Any, Any]:
-    # Minus infinity is what masks are made of: it is counted among the traits, and is no accident by itself.
-    nans, infs, *rest = numbers_of(value)
-    masked = [jnp.sum(x == -jnp.inf, dtype=jnp.int32) for x in _real(value)]
-    return [nans, infs - sum(masked), *rest], moments_of_parts(value), traits_of_parts(value)
+    traits = traits_of_parts(value)
+    return _numbers(traits, sum(x.size for x, t in zip(value, traits) if t)), moments_of_parts(value), traits
 
 
-def _real(value: Any) -> list[Any]:
-    return [x for x in jax.tree.leaves(value) if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)]
+def _numbers(traits: list[dict[str, Any]], size: int) -> list[Any]:
+    """What `tools.events.numbers_of` returns, except that -Inf is no accident: it is what masks are made of."""
+    found = [t for t in traits if t]
+    nans, infs = (sum((t[name] for t in found), jnp.zeros((), jnp.int32)) for name in ("nan", "plus_inf"))
+    low, high = jnp.full((), jnp.inf, jnp.float32), jnp.full((), -jnp.inf, jnp.float32)
+    for t in found:
+        low, high = jnp.minimum(low, t["low"].astype(low.dtype)), jnp.maximum(high, t["high"].astype(high.dtype))
+    return [nans, infs, low, high, jnp.asarray(size, jnp.int32), jnp.zeros((0,), jnp.int32)]
 
 
 def _arrays_only(value: Any) -> Any:
@@ -110,7 +114,8 @@ def watch(f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *,
     """Runs `f` and keeps what was seen, also if `f` fails.
 
     Raises:
-        SondeError: A pattern matches no site, or a site cannot be captured: then there is no program to speak of.
+        NoSuchSiteError: A pattern matches no site.
+        CaptureError: A site cannot be captured.
     """
     made: list[Watch] = []
 
@@ -121,7 +126,7 @@ def watch(f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *,
     result, error = None, None
     try:
         result, _ = run_with(make, f, args, kwargs, grads=grads)
-    except SondeError:
+    except (CaptureError, NoSuchSiteError):
         raise
     except Exception as failure:
         if not made:

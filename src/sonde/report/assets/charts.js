@@ -30,7 +30,8 @@ function lineChart({ lines, labels, ticks, log = false, height = 230, xTitle = "
   const n = Math.max(0, ...lines.map((line) => line.y.length));
   const places = x || Array.from({ length: n }, (_, i) => i);
   const width = 760;
-  const plot = { w: width - CHART.left - CHART.right, h: height - CHART.top - CHART.bottom };
+  const below = xTitle ? CHART.bottom : 22;
+  const plot = { w: width - CHART.left - CHART.right, h: height - CHART.top - below };
   const usable = (v) => Number.isFinite(v) && (!log || v > 0);
   const all = lines.flatMap((line) => [...line.y, ...(line.band ? line.band.flat() : [])]).filter(usable);
   const turn = log ? Math.log10 : (v) => v;
@@ -59,7 +60,7 @@ function lineChart({ lines, labels, ticks, log = false, height = 230, xTitle = "
     root.append(svg("text", { x: CHART.left - 8, y: y + 4, "text-anchor": "end" }, text.replace("-", "−")));
   }
   for (const { at, text } of ticks || []) {
-    root.append(svg("text", { x: px(at), y: height - CHART.bottom + 16, "text-anchor": at === 0 && n > 1 ? "start" : at === n - 1 && n > 1 ? "end" : "middle" }, text));
+    root.append(svg("text", { x: px(at), y: height - below + 16, "text-anchor": at === 0 && n > 1 ? "start" : at === n - 1 && n > 1 ? "end" : "middle" }, text));
   }
   if (xTitle) root.append(svg("text", { x: CHART.left + plot.w / 2, y: height - 4, "text-anchor": "middle" }, xTitle));
   if (yTitle) root.append(svg("text", { x: 12, y: CHART.top + plot.h / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${CHART.top + plot.h / 2})` }, yTitle));

@@ -10,8 +10,8 @@ function ramp(colors) {
   const table = [];
   for (let i = 0; i < 256; i++) {
     const at = (i / 255) * (stops.length - 1);
-    const [low, share] = [Math.min(Math.floor(at), stops.length - 2), 0];
-    const part = at - low + share;
+    const low = Math.min(Math.floor(at), stops.length - 2);
+    const part = at - low;
     table.push(stops[low].map((x, k) => Math.round(x + (stops[low + 1][k] - x) * part)));
   }
   return table;

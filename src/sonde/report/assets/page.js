@@ -6,7 +6,7 @@ for (const site of data.sites) byPath.set(site.path, [...(byPath.get(site.path) 
 const picturesOf = new Map();
 for (const picture of data.pictures) picturesOf.set(picture.path, [...(picturesOf.get(picture.path) || []), picture]);
 const severityOf = new Map();
-for (const f of [...data.findings].reverse()) for (const path of [...f.also, f.path]) if (!(path === f.path) && severityOf.has(path)) continue; else severityOf.set(path, f.severity);
+for (const f of [...data.findings].reverse()) for (const path of [...f.also, f.path]) severityOf.set(path, f.severity); // the worst last
 const $ = (id) => document.getElementById(id);
 
 let tree = null;
@@ -19,8 +19,7 @@ function select(path, { move = true } = {}) {
   $("site-title").textContent = path;
   const about = data.findings.filter((f) => f.path === path);
   $("site-body").replaceChildren(
-    ...about.map((f) => el("p", { class: `card finding ${f.severity} wide` }, badge(f.severity), el("span", {}, f.text))),
-    ...(about.length ? [el("p", {}, " ")] : []),
+    ...about.map((f) => el("p", { class: `card about finding ${f.severity}` }, badge(f.severity), el("span", {}, f.text))),
     siteDetail(path, arrays, picturesOf.get(path) || [], data),
   );
   tree.mark(path);

@@ -19,7 +19,9 @@ function buildTree({ root, empty, filter, count, paths, amount, severity, select
   const open = paths.length <= OPEN_AT_MOST;
 
   function worst(node) {
-    const mine = [severity(node.path), ...Array.from(node.children.values(), worst)];
+    // A folder shows what is serious inside it; notes stay where they are.
+    const inside = Array.from(node.children.values(), worst).filter((s) => s !== "note");
+    const mine = [severity(node.path), ...inside];
     return ["problem", "warning", "note"].find((s) => mine.includes(s));
   }
 

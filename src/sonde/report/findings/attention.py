@@ -28,6 +28,8 @@ def attention(sites: Sequence[Examined]) -> list[Finding]:
         if not any(picture.kind == "attention" for picture in site.pictures) or not is_shares(site.values):
             continue
         step = site.values[-1]
+        if "head_rows" not in step.traits:
+            continue
         collapsed, keys = _collapsed(step)
         if collapsed.size:
             to_first = bool(np.all(keys == 0))

@@ -109,7 +109,7 @@ def no_gradient(sites: Sequence[Examined]) -> list[Finding]:
         if s and s[0].size and all(x.zeros == x.size for x in s):
             text = f"The gradient at {site.name} is zero everywhere."
             found.append(Finding("warning", "zero-gradients", site.path, text, _NO_GRADIENT, site.source))
-    unreached = [site for site in sites if site.unreached and site.is_float]
+    unreached = [site for site in sites if site.unreached and site.is_float and not site.only_looked_at]
     if unreached and any(site.gradients for site in sites):
         first, *rest = unreached
         others = f" and {len(rest)} other{'s' * (len(rest) > 1)}" if rest else ""

@@ -1,0 +1,42 @@
+"""Freshly initialised networks raise no findings: who cries wolf is not read."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tests.report.healthy import MODELS
+
+import sonde
+from sonde.report import examine
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fresh_network_has_no_findings(name):
+    f, args = MODELS[name](0)
+    report = examine(f, grads=True)(*args)
+    assert report.failure is None
+    assert [(x.kind, x.text) for x in report.findings] == []
+    assert any(site.gradients for site in report.sites)
+
+
+def test_masked_scores_are_no_trouble():
+    def f(x):
+        scores = jnp.where(jnp.tril(jnp.ones((16, 16), bool)), x @ x.T, -1e9)
+        return sonde.sow(jax.nn.softmax(sonde.sow(scores, "scores")), "weights")
+
+    report = examine(f)(jax.random.normal(jax.random.key(0), (16, 8)) / 3)
+    assert report.findings == ()
+
+
+def test_one_hot_codes_flags_and_counters_are_no_trouble():
+    def f(tokens):
+        code = sonde.sow(jax.nn.one_hot(tokens, 50), "code")
+        sonde.sow(tokens > 2, "flags")
+        sonde.sow(jnp.sign(tokens - 2.0), "signs")
+        return sonde.sow(jnp.arange(64) * 0, "count"), code
+
+    assert examine(f)(jnp.tile(jnp.arange(5), 40)).findings == ()
+
+
+def test_few_examples_do_not_make_units_dead():
+    f = lambda x: sonde.sow(jax.nn.relu(x), "h")
+    assert examine(f)(jax.random.normal(jax.random.key(0), (4, 100))).findings == ()
