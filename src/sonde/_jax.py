@@ -454,12 +454,7 @@ def mapped_type(aval: Any, size: int, dim: int) -> Any:
 
 def varying_axes(value: Any) -> frozenset[str]:
     """The mesh axes over which a value inside a shard_map varies."""
-    return _varying_axes_of_type(typeof(value))
-
-
-def varying_like(value: Any, other: Any) -> Any:
-    """A value that varies over the mesh axes of another, too."""
-    return varying_over(value, varying_axes(other))
+    return varying_axes_of_type(typeof(value))
 
 
 def varying_over(value: Any, axes: frozenset[str]) -> Any:
@@ -468,30 +463,14 @@ def varying_over(value: Any, axes: frozenset[str]) -> Any:
     return lax.pcast(value, missing, to="varying") if missing else value
 
 
-def taken_as_varying_like(flag: Any, other: Any) -> Any:
-    """A boolean whose type varies over no more mesh axes than another's does, whatever its value does.
-
-    When JAX maps a while loop over elements that stop at different times, the types of what the loop carries need not
-    say that the number of iterations varies over a mesh. The program goes by these types, so what stands in its place
-    must have them.
-    """
-    axes = varying_axes(flag) - varying_axes(other)
-    return _taken_as_constant_p.bind(flag, axes=axes) if axes else flag
+def strongly_typed(value: Any) -> Any:
+    """A value whose type does not give way to others, as what a loop carries must not."""
+    aval = typeof(value)
+    return lax.convert_element_type(value, aval.dtype) if getattr(aval, "weak_type", False) else value
 
 
-_taken_as_constant_p = Primitive("sonde_taken_as_constant")
-_taken_as_constant_p.def_impl(lambda x, axes: x)
-mlir.register_lowering(_taken_as_constant_p, lambda ctx, x, axes: [x])
-batching.defvectorized(_taken_as_constant_p)
-
-
-@_taken_as_constant_p.def_abstract_eval
-def _type_of_taken_as_constant(aval: Any, *, axes: frozenset[str]) -> Any:
-    kind = aval.manual_axis_type
-    return aval.update(manual_axis_type=kind.update(varying=kind.varying - axes))
-
-
-def _varying_axes_of_type(aval: Any) -> frozenset[str]:
+def varying_axes_of_type(aval: Any) -> frozenset[str]:
+    """The mesh axes over which values of a type vary."""
     return getattr(getattr(aval, "manual_axis_type", None), "varying", frozenset())
 
 
@@ -503,7 +482,7 @@ def zeros_of_type(aval: Any) -> Any:
         zeros = jax.random.wrap_key_data(jax.numpy.zeros(data.shape, data.dtype), impl=aval.dtype._impl)
     else:
         zeros = jax.numpy.zeros(aval.shape, aval.dtype)
-    varying = _varying_axes_of_type(aval)
+    varying = varying_axes_of_type(aval)
     return lax.pcast(zeros, tuple(varying), to="varying") if varying else zeros
 
 

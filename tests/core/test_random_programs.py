@@ -193,14 +193,29 @@ def check_differentiated(program: Program, x: Any) -> None:
     check_records(records, jax.jit(program.by_hand)(x)[1], grads=False)
 
 
+def check_nested(program: Program, x: Any) -> None:
+    """capture(capture(f)): both see the same."""
+    f, grads, by_hand = program.make(), program.differentiable, program.by_hand
+    if grads:
+        f, by_hand = jax.grad(loss_of(f)), program.grad_by_hand
+    inner = sonde.capture(f, grads=grads)
+    (result, seen_inside), seen_outside = jax.jit(sonde.capture(inner, grads=grads))(x)
+    want, recs = jax.jit(by_hand)(x)
+    np.testing.assert_allclose(result, want, **TOLERANCE)
+    check_records(seen_inside, recs, grads=grads)
+    check_records(seen_outside, recs, grads=grads)
+
+
 def differentiates(program: Program, look: int) -> bool:
-    return program.differentiable and look in (4, 5, 6, 7, 9)
+    return program.differentiable and look in (4, 5, 6, 7, 9, 10)
 
 
 def look_at(program: Program, look: int, x: Any) -> None:
     """One of the ways to look at a program."""
     if look == 8:
         check_mapped(program, x)
+    elif look == 10:
+        check_nested(program, x)
     elif not differentiates(program, look):
         check_values(program, WAYS[look % 4], x)
     elif look < 8:
@@ -209,7 +224,7 @@ def look_at(program: Program, look: int, x: Any) -> None:
         check_differentiated(program, x)
 
 
-N_LOOKS = 10
+N_LOOKS = 11
 
 
 def jax_can_run(program: Program, look: int, x: Any) -> bool:

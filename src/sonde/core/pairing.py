@@ -111,8 +111,7 @@ def _by_token(candidates: Sequence[Call], gradients: Sequence[Item]) -> None:
 
 
 def _one(token: Any) -> Any:
-    """The token of a call. In a loop it comes once per iteration, on a mesh once per shard; it is 0 where a branch was
-    not taken."""
+    """The token of a call. It comes once per iteration and per shard, and is 0 where a branch was not taken."""
     if not np.ndim(token):
         return token
     is_here = not isinstance(token, _jax.Tracer) and getattr(token, "is_fully_addressable", True)

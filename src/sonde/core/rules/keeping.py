@@ -1,0 +1,163 @@
+"""What a `while_loop` carries along for what was seen in it, and how an iteration changes it.
+
+If the loop stops at another iteration for every element of a map, what it carries has the axes of its predicate in
+front. There is a form of every array for that (`_to_front`), and the form in which items have it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sonde import _jax
+from sonde.core.collect import spread
+from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
+from sonde.core.site import Axis
+
+
+class Keep:
+    """The part of a loop's state that belongs to the items of its body, or of its test.
+
+    Args:
+        specs: The items, as an iteration records them.
+        active: The type of the predicate.
+        last: How many of the last iterations to keep.
+        fold: How several iterations become one; see `Handler.fold`.
+        unchanging: For each of the arrays, whether it is the same in every iteration.
+    """
+
+    def __init__(
+        self, specs: Sequence[ItemSpec], active: Any, last: int, fold: Any, unchanging: Sequence[bool]
+    ) -> None:
+        self.active = active
+        self.n = len(active.shape)
+        self.last = last
+        self.fold = fold
+        self.unchanging = unchanging
+        self.old_specs = specs
+        self.specs = [self._with_active_axes(spec) for spec in specs]
+        self.axes = [self._active_axis(spec, i) for spec in self.specs for i in range(spec.size)]
+
+    # -- before and in the loop ----------------------------------------------------------------------------------------
+
+    def no_iterations(self) -> Any:
+        """How often every element has run before the loop."""
+        return _jax.zeros_of_type(self.active.update(dtype=jnp.dtype("int32"), weak_type=False))
+
+    def empty(self, types: Sequence[Any]) -> list[Any]:
+        """What is carried before the first iteration."""
+        zeros = self.first([_jax.zeros_of_type(t) for t in types])
+        return zeros if self.last == 1 else [jnp.stack([x] * self.last, axis=self.n) for x in zeros]
+
+    def first(self, new: Sequence[Any]) -> list[Any]:
+        """What is carried after something that always runs once."""
+        return [self._to_front(x, axis) for x, axis in zip(self._grown(new), self.axes)]
+
+    def update(self, count: Any, new: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
+        """What is carried after an iteration that computed `new`."""
+        new = self.folded(count, self.first(new), kept)
+        if self.last == 1:
+            return new
+        slot = jnp.max(count) % self.last
+        return [lax.dynamic_update_index_in_dim(ring, x, slot, self.n) for x, ring in zip(new, kept)]
+
+    def folded(self, count: Any, new: list[Any], kept: Sequence[Any]) -> list[Any]:
+        """What is new together with what was kept."""
+        if self.fold is None or not new:
+            return new
+        old = build_items(self.specs, [self._from_front(x, axis) for x, axis in zip(kept, self.axes)])
+        items = build_items(self.specs, [self._from_front(x, axis) for x, axis in zip(new, self.axes)])
+        for item, before in zip(items, old):
+            item.leaves = self.fold(before.leaves, item.leaves, jnp.max(count))
+        return [self._to_front(x, axis) for x, axis in zip(flat_arrays(items), self.axes)]
+
+    # -- after the loop ------------------------------------------------------------------------------------------------
+
+    def items(self, kept: Sequence[Any], count: Any, loop: object) -> list[Item]:
+        """The items after the loop."""
+        if self.last == 1:
+            arrays = [self._from_front(x, axis, count) for x, axis in zip(kept, self.axes)]
+            items = build_items([spec.inside_loop(loop) for spec in self.specs], arrays)
+        else:
+            arrays = [self._in_order(ring, count, axis) for ring, axis in zip(kept, self.axes)]
+            axis = Axis("while", self.last, loop=loop)
+            items = build_items([spec.inside(axis) for spec in self.specs], arrays)
+        for item, unchanging in zip(items, build_items(self.specs, self.unchanging)):
+            taken = item.extras.get("taken")
+            # In a branch that runs beside its siblings, elements that took another one have not run the loop. The
+            # choice was made outside the loop if it is the same in every iteration.
+            outside = unchanging.extras.get("taken") and taken is not None and taken.shape == count.shape
+            item.extras.setdefault("count", count * taken if outside else count)
+        return items
+
+    def _in_order(self, ring: Any, count: Any, axis: int | None) -> Any:
+        """Turns a ring so that its rows are the last iterations in order; rows that were never filled come last."""
+
+        def turn(ring: Any, count: Any) -> Any:
+            oldest = count - jnp.minimum(count, self.last)
+            return jnp.take(ring, (oldest + jnp.arange(self.last)) % self.last, axis=0)
+
+        for _ in range(self.n):
+            turn = jax.vmap(turn)
+        rows = jnp.moveaxis(turn(ring, count), self.n, 0)
+        return jax.vmap(lambda row: self._from_front(row, axis, count))(rows)
+
+    # -- the axes of the predicate -------------------------------------------------------------------------------------
+
+    def _to_front(self, x: Any, axis: int | None) -> Any:
+        """An array with the axes of the predicate in front."""
+        if axis is None:
+            return jnp.broadcast_to(x, (*self.active.shape, *jnp.shape(x))) if self.n else x
+        return jnp.moveaxis(x, range(axis, axis + self.n), range(self.n)) if axis else x
+
+    def _from_front(self, x: Any, axis: int | None, count: Any = None) -> Any:
+        """The array again. One that does not vary is that of an element that has run, if any has."""
+        if axis is None and self.n:
+            rows = x.reshape((-1, *x.shape[self.n :]))
+            return rows[0 if count is None else jnp.argmax(count)]
+        return jnp.moveaxis(x, range(self.n), range(axis, axis + self.n)) if axis else x
+
+    def _active_axes(self, spec: ItemSpec) -> range:
+        """Which axes of an item are those of the predicate; none if it does not vary over them."""
+        axes = spec.view.axes
+        loops = sum(a.is_loop for a in axes)
+        sizes = tuple(a.size for a in axes)
+        starts = (k for k in range(loops, len(axes) - self.n + 1) if sizes[k : k + self.n] == self.active.shape)
+        start = next(starts, None) if self.n else None
+        return range(0) if start is None else range(start, start + self.n)
+
+    def _with_active_axes(self, spec: ItemSpec) -> ItemSpec:
+        """An item all of whose arrays vary over the predicate: an element that never ran has zeros in each."""
+        active = self._active_axes(spec)
+        axes = [dataclasses.replace(a, leaves=None) if i in active else a for i, a in enumerate(spec.view.axes)]
+        return dataclasses.replace(spec, view=spec.view.replace(axes=tuple(axes)))
+
+    def _active_axis(self, spec: ItemSpec, index: int) -> int | None:
+        """Where an array of an item has the axes of the predicate."""
+        active = self._active_axes(spec)
+        if not active or (index >= spec.n_leaves and spec.extras[index - spec.n_leaves] == "token"):
+            return None
+        if index >= spec.n_leaves or spec.tree is not None:
+            return active.start
+        return sum(a.on_leaf(index) for a in spec.view.axes[: active.start])
+
+    def _grown(self, arrays: Sequence[Any]) -> list[Any]:
+        """Arrays as an iteration computes them, made to vary over whatever the predicate varies over."""
+        items, varying = build_items(self.old_specs, arrays), _jax.varying_axes_of_type(self.active)
+        for item, spec in zip(items, self.old_specs):
+            axes = self._active_axes(spec)
+            if axes and spec.tree is None:
+                run = spec.view.axes[axes.start : axes.stop]
+                before = spec.view.axes[: axes.start]
+                item.leaves = [
+                    spread(x, run, i, skip=sum(a.on_leaf(i) for a in before)) for i, x in enumerate(item.leaves)
+                ]
+        for item in items:
+            item.leaves = [_jax.varying_over(x, varying) for x in item.leaves]
+            item.extras = {k: x if k == "token" else _jax.varying_over(x, varying) for k, x in item.extras.items()}
+        return [_jax.strongly_typed(x) for x in flat_arrays(items)]
