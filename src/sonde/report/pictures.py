@@ -44,6 +44,8 @@ class Picture:
     @property
     def values(self) -> np.ndarray:
         """The numbers that the levels stand for; NaN for what is not finite."""
+        if not np.isfinite(self.low):
+            return np.full(self.levels.shape, np.nan)
         share = self.levels.astype(np.float64) / (MISSING - 1)
         return np.where(self.levels == MISSING, np.nan, self.low + share * (self.high - self.low))
 
@@ -56,6 +58,7 @@ def pictures_of(cuts: Mapping[str, Any], seen: Seen, index: int) -> list[Picture
     for kind, cut in cuts.items():
         steps = list(seen.steps(np.shape(cut["low"])[: seen.loops]))
         for at, iteration, _ in steps[:1] + steps[1:][-1:]:
+            at = at + (0,) * (np.ndim(cut["low"]) - len(at))  # of several devices, the first
             found.append(
                 Picture(
                     seen.path,

@@ -16,7 +16,7 @@ from sonde.report.findings.depth import families
 from sonde.report.findings.finding import Finding
 from sonde.report.panels import Panel
 from sonde.report.pictures import Picture
-from sonde.report.plain import plain
+from sonde.report.plain import counted, plain
 from sonde.report.tables import fitting, picture_data, site_data
 from sonde.tools.statistics import EDGES
 from sonde.tools.summary import Summary
@@ -122,6 +122,6 @@ class Report:
         return shown(self)
 
     def __repr__(self) -> str:
-        lines = [f"{self.title}: {len(self.paths)} sites, {len(self.findings)} findings"]
+        lines = [f"{self.title}: {counted(len(self.paths), 'site')}, {counted(len(self.findings), 'finding')}"]
         lines += [f"  {f.severity}: {f.text}" for f in self.findings]
         return "\n".join(lines)

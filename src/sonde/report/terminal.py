@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sonde.report.plain import counted
 from sonde.report.tables import site_data
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def shown(report: Report) -> Any:
     from rich.text import Text
 
     head = Text(report.title, style="bold")
-    head.append(f"  {len(report.paths)} sites", style="dim")
+    head.append(f"  {counted(len(report.paths), 'site')}", style="dim")
     parts: list[Any] = [head, Text()]
     if not report.findings:
         parts.append(Text("Nothing wrong was found.", style="green"))

@@ -1,7 +1,7 @@
 """What the findings need to know about a value beyond `tools.statistics`, counted where the array is.
 
-Everything is a count, or a smallest or largest number, so that what `vmap` and branches make of one site can be put together on the host. Only
-floating point and complex values (by their magnitude) have traits.
+Everything is a count, or a smallest or largest number, so that what `vmap` and branches make of one site can be put
+together on the host. Only floating point and complex values (by their magnitude) have traits.
 
 An array whose last two axes may be queries and keys gets further sums, per head (the third axis from the end): whether
 it *is* attention is known only from the numbers, so the host decides.
@@ -32,7 +32,7 @@ def traits(array: Any) -> dict[str, Any]:
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.abs(array)
     tiny = float(jnp.finfo(array.dtype).tiny)
-    x = array.astype(jnp.promote_types(array.dtype, jnp.float32))
+    x = array.astype(jnp.float64 if array.dtype == jnp.float64 else jnp.float32)
     size = jnp.abs(x)
     finite = jnp.isfinite(x)
     counted = {

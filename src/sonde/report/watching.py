@@ -6,6 +6,7 @@ All of it is made on the device, inside loops and compiled steps. If the program
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -129,7 +130,7 @@ def watch(f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *,
     except (CaptureError, NoSuchSiteError):
         raise
     except Exception as failure:
-        if not made:
+        if not made or _is_ours(failure):
             raise
         error = failure
     handler = made[0]
@@ -140,6 +141,12 @@ def watch(f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *,
         whole = jax.tree.unflatten(item.tree, item.leaves)
         numbers.append(_with(item, whole[0][0] if item.view.is_value else whole[0]))
     return Watched(result, error, tuple(numbers), records)
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether an exception came out of what looks at the values: no fault of the program, and not to be put on it."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code in (_reduce.__code__, pictures.__code__) for frame in frames)
 
 
 def _with(item: Item, value: Any) -> Item:
