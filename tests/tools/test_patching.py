@@ -115,9 +115,59 @@ def test_one_compiled_call():
         traces.append(x)
         return network(x)
 
-    for _ in range(2):
-        patch_sweep(f, CLEAN, CORRUPT, "**/mix", metric)
-    assert len(traces) == 3  # clean, corrupt, and all points at once
+    patch_sweep(f, CLEAN, CORRUPT, "**/mix", metric)
+    assert len(traces) == 4  # clean, corrupt, and once for all points of each site
+    patch_sweep(f, CLEAN * 2, CORRUPT, "**/mix", metric)
+    assert len(traces) == 4
+
+
+def flops(f, sites, n):
+    """What a sweep costs, in runs of the function."""
+    from sonde.tools import patching, pure
+
+    # A row of its own for every position: a product that is not batched is then one that is shared.
+    x = jnp.ones((4, 64))
+    arrays, rest = pure.arrays_and_rest((f, (x,), (x,)))
+    sweep = patching._sweep(tuple(sites), jnp.sum, 0, patching._Points(n, None))
+    cost = lambda compiled: compiled.cost_analysis()["flops"]
+    return cost(sweep.lower(arrays, rest).compile()) / cost(jax.jit(f).lower(x).compile())
+
+
+def test_what_comes_before_a_site_is_computed_once():
+    weights = jax.random.normal(jax.random.key(0), (64, 64))
+
+    def f(x):
+        for i in range(8):
+            x = sow(x @ weights, f"h{i}")
+        return x
+
+    sites = [f"h{i}" for i in range(8)]
+    alone, together = flops(f, sites, 1), flops(f, sites, 1000)
+    # 8 sites with 4 positions: after site i come 7 - i of the 8 products, and the clean and the corrupt run.
+    assert alone == pytest.approx(4 * sum(range(8)) / 8 + 2, rel=0.1)
+    assert together == pytest.approx(4 * 7 + 2, rel=0.1)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 7, 100])
+def test_chunks_of_any_size(chunk):
+    whole = patch_sweep(network, CLEAN, CORRUPT, ["first", "**/mix"], metric)
+    in_chunks = patch_sweep(network, CLEAN, CORRUPT, ["first", "**/mix"], metric, chunk=chunk)
+    for name, scores in whole.scores.items():
+        np.testing.assert_allclose(in_chunks.scores[name], scores, rtol=1e-5)
+
+
+def test_many_sites_make_few_groups():
+    def f(x):
+        for i in range(40):
+            x = sow(jnp.sin(x) + 0.1, f"h{i}")
+        return x
+
+    runs = []
+    g = lambda x: (runs.append(1), f(x))[1]
+    scores = patch_sweep(g, CLEAN, CORRUPT, "*", metric).scores
+    assert len(scores) == 40 and len(runs) <= 12 + 2
+    for i in (0, 17, 39):
+        np.testing.assert_allclose(scores[f"h{i}"], [by_hand(f, f"h{i}", 0, p) for p in range(4)], rtol=1e-4)
 
 
 def test_table_and_errors():
@@ -132,6 +182,8 @@ def test_table_and_errors():
         patch_sweep(network, CLEAN, CORRUPT, "first", metric, axis=2)
     with pytest.raises(ValueError, match=r"the metric must be a number, got an array of shape \(4, 3\)"):
         patch_sweep(network, CLEAN, CORRUPT, "first", lambda y: y)
+    with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
+        patch_sweep(network, CLEAN, CORRUPT, "first", metric, chunk=0)
     with pytest.raises(ValueError, match="patch_sweep needs sites"):
         patch_sweep(network, CLEAN, CORRUPT, [], metric)
     loop = lambda x: lax.while_loop(lambda c: c[0, 0] < 3, lambda c: sow(c + 1, "w"), x)

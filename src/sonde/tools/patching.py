@@ -1,8 +1,13 @@
 """Activation patching: which values, at which positions, carry what a metric measures?
 
 Every point of the sweep is a run on the corrupt input in which one position of one site has its value of the run on
-the clean input. All points are one `vmap` over the number of the point, in one compiled call: a site compares that
-number with its own and selects.
+the clean input. Points are mapped over by their number, with which a site compares its own and selects, and all are in
+one compiled call.
+
+Sites that follow one another make a group, and groups are mapped over one by one: what comes before the first site of
+a group is the same for all its points, and `vmap` computes it once. With as many groups as sites that saves half the
+work. The price is a longer program, so there are only so many groups; and an accelerator wants many points at a time,
+so there groups are large. A CPU wants few points at a time, which fit into its cache.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +29,17 @@ from sonde.tools.pure import Rest, arrays_and_rest
 from sonde.tools.reading import Seen, each_seen
 
 _SHADES = " ░▒▓█"
+_MOST_GROUPS = 12
+
+
+class _Points(NamedTuple):
+    """How many points a group has at least, and how many are run at a time at most."""
+
+    least: int
+    most: int | None
+
+
+_AT_A_TIME = _Points(1, 32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,7 +106,8 @@ def patch_sweep(
         metric: A function of the result of `f` that returns a number.
         axis: The axis of the values along which positions are; a negative one counts from the end, another one without
             the axes that `vmap` puts in front. None patches whole values. In loops, every iteration is a point.
-        chunk: How many points are run at a time, for less memory. All, if None.
+        chunk: How many points are run at a time, for less memory. If None, some on a CPU, elsewhere as many as there
+            are.
 
     Returns:
         A `Sweep`.
@@ -98,7 +115,7 @@ def patch_sweep(
     Raises:
         NoSuchSiteError: A pattern matches no site.
         CaptureError: A site is in a `while_loop`, whose iterations are not recorded.
-        ValueError: A value has no such axis, or the metric is not a number.
+        ValueError: A value has no such axis, the metric is not a number, or `chunk` is less than 1.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -115,14 +132,19 @@ def patch_sweep(
     patterns = tuple(map(check_pattern, several))
     if not patterns:
         raise ValueError("patch_sweep needs sites: a pattern or several, such as 'blocks/*/attn'")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"patch_sweep: chunk must be at least 1, got {chunk}")
     runs = (f, *(x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)))
     arrays, rest = arrays_and_rest(runs)
-    found, of_clean, of_corrupt = _sweep(patterns, metric, axis, chunk)(arrays, rest)
+    at_a_time = _AT_A_TIME if jax.default_backend() == "cpu" else _Points(256, None)
+    if chunk is not None:
+        at_a_time = _Points(at_a_time.least, chunk)
+    found, of_clean, of_corrupt = _sweep(patterns, metric, axis, at_a_time)(arrays, rest)
     return Sweep({name: scores for (_, name), scores in sorted(found.items())}, of_clean, of_corrupt)
 
 
 @functools.lru_cache(maxsize=16)
-def _sweep(patterns: tuple[Pattern, ...], metric: Callable, axis: int | None, chunk: int | None) -> Callable:
+def _sweep(patterns: tuple[Pattern, ...], metric: Callable, axis: int | None, points: _Points) -> Callable:
     """The compiled sweep, for all functions."""
 
     def measured(result: Any) -> Any:
@@ -134,32 +156,58 @@ def _sweep(patterns: tuple[Pattern, ...], metric: Callable, axis: int | None, ch
     def sweep(arrays: list[Any], rest: Rest) -> Any:
         f, clean, corrupt = rest.whole(arrays)
         result, records = values_to_place(f, *patterns)(*clean)
-        targets: dict[tuple[str, int], _Target] = {}
-        total = 0
-        for seen in each_seen(records):
-            target = _Target.of(seen, axis, total)
-            targets[seen.path, seen.call] = target
-            total += target.points
+        targets = [_Target.of(seen, axis) for seen in each_seen(records)]
 
-        def run(point: Any) -> Any:
+        def run(group: Sequence[_Target], point: Any) -> Any:
+            starts = np.cumsum([0, *[target.points for target in group]])
+            places = {(t.seen.path, t.seen.call): (t, int(start)) for t, start in zip(group, starts)}
+
             def rule(values: list[Any], place: Place) -> list[Any]:
-                target = targets.get((place.path, place.call))
-                return values if target is None else target.patched(values, place, point)
+                target, start = places.get((place.path, place.call), (None, 0))
+                return values if target is None else target.patched(values, place, point - start)
 
             # A copy for every run: what a run changes in a model must not be there in the next.
             f, _, corrupt = rest.whole(arrays)
             return measured(placed(f, rule)(*corrupt))
 
-        points = jnp.arange(total)
-        scores = jax.vmap(run)(points) if chunk is None else jax.lax.map(run, points, batch_size=min(chunk, total))
+        scores = []
+        for group in _groups(targets, points.least):
+            total = sum(target.points for target in group)
+            scores.append(_mapped(functools.partial(run, group), total, points.most))
+        parts = jnp.split(jnp.concatenate(scores), np.cumsum([target.points for target in targets])[:-1])
         f, _, corrupt = rest.whole(arrays)
         found = {}
-        for number, ((path, call), target) in enumerate(targets.items()):
-            part = scores[target.start : target.start + target.points]
+        for number, (target, part) in enumerate(zip(targets, parts)):
+            path, call = target.seen.path, target.seen.call
             found[number, f"{path}[{call}]" if call else path] = part.reshape(*target.loops, target.positions)
         return found, measured(result), measured(f(*corrupt))
 
     return jax.jit(sweep, static_argnums=1)
+
+
+def _groups(targets: Sequence[_Target], least: int) -> list[list[_Target]]:
+    """The targets in groups of about the same number of points, in order: not too many, and none too small."""
+    total = sum(target.points for target in targets)
+    share = max(least, total / _MOST_GROUPS)
+    groups: list[list[_Target]] = [[]]
+    points = 0
+    for target in targets:
+        if points >= share and groups[-1]:
+            groups.append([])
+            points = 0
+        groups[-1].append(target)
+        points += target.points
+    return groups
+
+
+def _mapped(run: Callable[[Any], Any], total: int, most: int | None) -> Any:
+    """`run` of every number below `total`, at most so many at a time."""
+    n = 1 if most is None else -(-total // most)
+    if n == 1:
+        return jax.vmap(run)(jnp.arange(total))
+    size = -(-total // n)
+    numbers = jnp.minimum(jnp.arange(n * size), total - 1).reshape(n, size)  # the last round may do some twice
+    return jax.lax.map(jax.vmap(run), numbers).reshape(-1)[:total]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,20 +216,18 @@ class _Target:
 
     Attributes:
         seen: Its clean value.
-        start: The number of its first point.
         loops: The lengths of the loops around it.
         positions: How many positions there are.
         axis: Along which axis.
     """
 
     seen: Seen
-    start: int
     loops: tuple[int, ...]
     positions: int
     axis: int | None
 
     @classmethod
-    def of(cls, seen: Seen, axis: int | None, start: int) -> _Target:
+    def of(cls, seen: Seen, axis: int | None) -> _Target:
         if seen.count is not None:
             raise CaptureError(
                 f"patch_sweep cannot patch {seen.path!r} ({seen.site.source}): it is in a while_loop, of which only "
@@ -202,18 +248,18 @@ class _Target:
                 f"patch_sweep: the arrays of {seen.path!r} ({seen.site.source}) must have one length along axis "
                 f"{axis}, got {sorted(lengths)}"
             )
-        return cls(seen, start, arrays[0].shape[: seen.loops], lengths.pop(), axis)
+        return cls(seen, arrays[0].shape[: seen.loops], lengths.pop(), axis)
 
     @property
     def points(self) -> int:
         return int(np.prod(self.loops, dtype=np.int64)) * self.positions
 
     def patched(self, values: list[Any], place: Place, point: Any) -> list[Any]:
-        """The values, with the clean one where the point says."""
+        """The values, with the clean one where the point says; nothing is changed if it is a point of another site."""
         first: Any = 0
         for length, step in zip(self.loops, place.iteration):
             first = first * length + step
-        here = point == self.start + first * self.positions + jnp.arange(self.positions)
+        here = point == first * self.positions + jnp.arange(self.positions)
         if self.seen.taken is not None:  # what the clean run has not computed cannot be put anywhere
             taken = self.seen.taken
             for step in place.iteration[: jnp.ndim(taken)]:
