@@ -3,7 +3,7 @@
 The network has six layers, and one of them is badly initialised: most of its units never fire. One pass over one
 training step gives, for every layer, statistics of the values going forward and of the gradients coming back.
 
-Run it with `make demo`, or `python examples/look_inside.py`.
+Run it with `python examples/look_inside.py`.
 """
 
 from __future__ import annotations

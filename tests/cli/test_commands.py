@@ -267,6 +267,9 @@ def test_programs_that_cannot_be_compared(write, sonde) -> None:
         in error
     )
     assert "model:unmarked has no sites" in sonde.error("compare", "model:wide", "model:unmarked")
+    np.savez("in.npz", x=np.ones(2))
+    error = sonde.error("compare", "model:unmarked", "model:unmarked", "--input", "in.npz")
+    assert "model:unmarked and model:unmarked have no arrays at any site: there is nothing to compare." in error
     error = sonde.error("compare", "model:wide", "model:extra", "--sites", "extra")
     assert "pattern 'extra' matches none of the program's 2 sites" in error
     assert "Invalid value for '--rtol'" in sonde.error("compare", "model:wide", "model:half", "--rtol", "-1")

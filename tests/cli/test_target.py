@@ -24,6 +24,16 @@ def test_a_file_in_another_folder_imports_its_neighbours(write, sonde, folder) -
     assert "h" in sonde.ok("sites", str(folder / "far" / "net.py") + ":f")
 
 
+def test_two_targets_of_one_file_are_one_module(write, sonde) -> None:
+    write(
+        "print('once')\nimport sonde, numpy as np\n"
+        "def f(x): return sonde.sow(x, 'h')\nf.example_inputs = (np.ones(3),)\n",
+        "twice.py",
+    )
+    result = sonde("compare", "twice.py:f", "twice.py:f")
+    assert result.exit_code == 0 and result.stdout.count("once") == 1
+
+
 def test_a_module_in_a_package_and_dotted_names(write, sonde) -> None:
     write("", "nets/__init__.py")
     write(

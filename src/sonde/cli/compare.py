@@ -68,6 +68,11 @@ def _whole(program: Program) -> Any:
 def _check_comparable(found: Comparison, first: str, second: str) -> None:
     if found.drifts:
         return
+    if not found.only_first and not found.only_second:
+        raise Unusable(
+            f"{first} and {second} have no arrays at any site: there is nothing to compare. Mark values with "
+            "sonde.sow(value, name)."
+        )
     for target, own in ((first, found.only_first), (second, found.only_second)):
         if not own:
             raise Unusable(NO_SITES.format(target=target))

@@ -126,7 +126,10 @@ def _from_file(path: Path, target: str) -> ModuleType:
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], cutoff=0.4)
         raise Unusable(f"There is no file {str(path)!r} (target {target}).{_nearest(near)}")
     _importable(path.resolve().parent)
-    spec = importlib.util.spec_from_file_location(_free_name(path.stem), path)
+    for module in list(sys.modules.values()):  # two targets of one file are one module
+        if getattr(module, "__file__", None) == str(path.resolve()):
+            return module
+    spec = importlib.util.spec_from_file_location(_free_name(path.stem), path.resolve())
     if spec is None or spec.loader is None:
         raise Unusable(f"{str(path)!r} is no Python file (target {target}).")
     module = importlib.util.module_from_spec(spec)
@@ -181,7 +184,7 @@ def last_line(error: BaseException) -> str:
 
 def _attribute(module: ModuleType, name: str, target: str) -> Any:
     found: Any = module
-    reached = module.__name__
+    reached = target.rpartition(":")[0]
     for part in name.split("."):
         try:
             found = getattr(found, part)

@@ -19,9 +19,9 @@ from sonde import nnx
 from sonde.demo.model import AttentionOnly
 from sonde.demo.sequences import LENGTH, TOKENS, repeated
 
-BATCH, RATE = 48, 1e-2
-STEPS_A_CALL, FEWEST_STEPS, MOST_STEPS = 50, 600, 1500
-FREE, RISING, FULL_PRICE = 200, 400, 0.5
+BATCH, RATE = 32, 1e-2
+STEPS_A_CALL, FEWEST_STEPS, MOST_STEPS = 50, 450, 1500
+FREE, RISING, FULL_PRICE = 150, 300, 0.5
 QUIET = 1.0  # how loud a head is that pays half the price
 LEARNED = 0.1  # the loss, in nats, below which the repeats count as learned
 
