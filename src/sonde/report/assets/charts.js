@@ -2,6 +2,12 @@
 
 const CHART = { left: 58, right: 12, top: 10, bottom: 34 };
 
+// Drawn for the width there is: a chart that is only scaled down cannot be read on a telephone.
+function chartWidth() {
+  const page = document.documentElement.clientWidth;
+  return Math.max(320, Math.min(760, page <= 820 ? page - 66 : page - 430));
+}
+
 function logTicks(low, high) {
   const [a, b] = [Math.floor(low), Math.ceil(high)];
   const step = Math.max(1, Math.ceil((b - a) / 6));
@@ -29,7 +35,7 @@ function linearTicks(low, high, n = 5) {
 function lineChart({ lines, labels, ticks, log = false, height = 230, xTitle = "", yTitle = "", name, pick, x }) {
   const n = Math.max(0, ...lines.map((line) => line.y.length));
   const places = x || Array.from({ length: n }, (_, i) => i);
-  const width = 760;
+  const width = chartWidth();
   const below = xTitle ? CHART.bottom : 22;
   const plot = { w: width - CHART.left - CHART.right, h: height - CHART.top - below };
   const usable = (v) => Number.isFinite(v) && (!log || v > 0);
@@ -137,64 +143,82 @@ function lineLegend(lines) {
 }
 
 // How many elements lie between one power of two and the next, on both sides of zero.
+const NEAR_ZERO = 0.01; // the bins around zero that hold no more than this share are drawn as one
+const FEWEST = 10; // so that a value that is nearly constant does not look like a wall
+
 function histogram(counts, edges, name) {
-  const width = 420;
-  const height = 150;
-  const [left, right, top, bottom] = [8, 8, 8, 30];
-  const first = counts.first;
+  const [width, height, top, base] = [420, 146, 8, 124];
   const total = counts.counts.reduce((a, b) => a + b, 0);
-  // At least a dozen bins, so that a value that is nearly constant does not look like a wall.
-  const extra = Math.max(0, 12 - counts.counts.length);
-  const before = Math.min(first, Math.floor(extra / 2));
-  const start = first - before;
-  const bars = [...Array(before).fill(0), ...counts.counts, ...Array(Math.min(extra - before, edges.length - 1 - first - counts.counts.length)).fill(0)];
-  const most = bars.reduce((a, b) => Math.max(a, b), 0);
-  const w = (width - left - right) / bars.length;
+  const bars = mergedBars(counts, edges, total);
+  const most = bars.reduce((a, bar) => Math.max(a, bar.n), 0);
+  const w = width / bars.length;
   const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": name });
-  const base = height - bottom;
-  const middle = (edges.length - 2) / 2;
-  root.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: base, y2: base }));
-  bars.forEach((n, k) => {
-    const index = start + k;
-    const h = most ? (n / most) * (base - top) : 0;
-    const color = index < middle ? "var(--below)" : index > middle ? "var(--above)" : "var(--zero)";
-    const x = left + k * w;
-    if (n) root.append(svg("rect", { x: x + w * 0.06, y: base - Math.max(h, 1), width: w * 0.88, height: Math.max(h, 1), fill: color, rx: Math.min(2, w / 4) }));
-    root.append(
-      svg("rect", {
-        class: "hit",
-        x,
-        y: top,
-        width: w,
-        height: base - top,
-        on: {
-          pointermove: (event) => tip.show(event, `${bin(edges, index)}\n${plural(n, "element")}, ${percent(n / total)}`),
-          pointerleave: tip.hide,
-        },
-      }),
-    );
+  root.append(svg("line", { class: "grid", x1: 0, x2: width, y1: base, y2: base }));
+  const step = Math.max(1, Math.ceil(bars.length / 8));
+  bars.forEach(({ n, low, high }, k) => {
+    const x = k * w;
+    const h = Math.max(1, most ? (n / most) * (base - top) : 0);
+    const color = high <= 0 ? "var(--below)" : low >= 0 ? "var(--above)" : "var(--zero)";
+    if (n) root.append(svg("rect", { x: x + w * 0.06, y: base - h, width: w * 0.88, height: h, fill: color, rx: Math.min(2, w / 4) }));
+    const text = `${bin(low, high)}\n${plural(n, "element")}, ${percent(n / total)}`;
+    root.append(svg("rect", { class: "hit", x, y: top, width: w, height: base - top, on: { pointermove: (event) => tip.show(event, text), pointerleave: tip.hide } }));
+    if (low < 0 && high > 0) root.append(svg("text", { x: x + w / 2, y: base + 15, "text-anchor": "middle" }, "0"));
+    else if (high <= 0 && (bars.length - k) % step === 0 && Number.isFinite(low)) label(root, x, base, low, k === 0 ? "start" : "middle");
+    else if (low > 0 && (k + 1) % step === 0 && Number.isFinite(high)) label(root, x + w, base, high, k === bars.length - 1 ? "end" : "middle");
   });
-  const step = Math.max(1, Math.ceil(bars.length / 7));
-  for (let k = 0; k <= bars.length; k += step) {
-    const edge = num(edges[start + k]);
-    if (!Number.isFinite(edge)) continue;
-    const text = start + k === middle || start + k === middle + 1 ? (start + k === middle ? "−0" : "0") : power(edge);
-    const anchor = k === 0 ? "start" : k === bars.length ? "end" : "middle";
-    root.append(svg("text", { x: left + k * w, y: base + 15, "text-anchor": anchor }, text));
-  }
   return root;
 }
+
+function label(root, x, base, edge, anchor) {
+  root.append(svg("text", { x, y: base + 15, "text-anchor": anchor }, power(edge)));
+}
+
+// The bins that are drawn: those between the first and the last that hold something, those around zero as one.
+function mergedBars(counts, edges, total) {
+  const last = edges.length - 2;
+  const middle = last / 2;
+  const at = (i) => counts.counts[i - counts.first] || 0;
+  let [start, end] = [counts.first, counts.first + counts.counts.length - 1];
+  let near = -1;
+  // The bin of zero itself may hold any number: what is dropped is the long way down to it.
+  if (start <= middle && end >= middle) near = 0;
+  for (let held = 0; near >= 0 && near < middle - 1; near++) {
+    held += at(middle - near - 1) + at(middle + near + 1);
+    if (held > NEAR_ZERO * total) break;
+  }
+  for (let more = true; more && end - start + 1 < FEWEST; ) {
+    more = start > 0 || end < last;
+    if (start > 0) start -= 1;
+    if (end < last) end += 1;
+  }
+  const bars = [];
+  for (let i = start; i <= end; i++) {
+    const inside = Math.abs(i - middle) <= near;
+    const previous = bars[bars.length - 1];
+    const [low, high] = [num(edges[i]), num(edges[i + 1])];
+    if (inside && previous && previous.inside) {
+      previous.n += at(i);
+      previous.high = high;
+    } else {
+      bars.push({ n: at(i), low: inside ? num(edges[middle - near]) : low, high, inside });
+    }
+  }
+  for (const bar of bars) if (bar.inside) bar.high = num(edges[middle + near + 1]);
+  return bars;
+}
+
+const RAISED = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
 
 function power(edge) {
   const p = Math.round(Math.log2(Math.abs(edge)));
   const sign = edge < 0 ? "−" : "";
-  return p >= -3 && p <= 9 ? `${sign}${Number((2 ** p).toPrecision(3))}` : `${sign}2^${String(p).replace("-", "−")}`;
+  const raised = Array.from(String(p), (c) => RAISED[c]).join("");
+  return p >= -3 && p <= 9 ? `${sign}${Number((2 ** p).toPrecision(3))}` : `${sign}2${raised}`;
 }
 
-function bin(edges, i) {
-  const [a, b] = [num(edges[i]), num(edges[i + 1])];
-  if (a < 0 && b > 0) return "zero, or nearly";
-  if (!Number.isFinite(a)) return `below ${show(b)}`;
-  if (!Number.isFinite(b)) return `above ${show(a)}`;
-  return `${show(a)} to ${show(b)}`;
+function bin(low, high) {
+  if (low < 0 && high > 0) return `between ${power(low)} and ${power(high)}`;
+  if (!Number.isFinite(low)) return `below ${show(high)}`;
+  if (!Number.isFinite(high)) return `above ${show(low)}`;
+  return `${show(low)} to ${show(high)}`;
 }

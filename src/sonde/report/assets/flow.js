@@ -2,7 +2,7 @@
 
 function setUpFlow({ section, choice, body, data, select }) {
   const arrays = data.sites.map((site, index) => ({ site, index })).filter(({ site }) => isFloat(site) && (site.value || site.gradient));
-  if (arrays.length < 2) return;
+  if (arrays.length < 2) return () => {};
   section.hidden = false;
   const views = [{ name: "all sites, in program order", members: arrays.map(({ index }) => index) }, ...data.families];
   choice.append(...views.map((view, i) => el("option", { value: i }, view.name)));
@@ -12,6 +12,7 @@ function setUpFlow({ section, choice, body, data, select }) {
   };
   choice.addEventListener("change", draw);
   draw();
+  return draw;
 }
 
 function isFloat(site) {

@@ -10,6 +10,7 @@ for (const f of [...data.findings].reverse()) for (const path of [...f.also, f.p
 const $ = (id) => document.getElementById(id);
 
 let tree = null;
+let redraw = () => {};
 
 function select(path, { move = true } = {}) {
   const arrays = byPath.get(path);
@@ -80,22 +81,33 @@ function textPanel(p) {
   return el("div", { class: "stack" }, ...p.text.split(/\n\s*\n/).filter((t) => t.trim()).map((paragraph) => el("p", {}, paragraph)));
 }
 
+function drawPanels() {
+  $("panels").hidden = !data.panels.length;
+  $("panels").replaceChildren(el("div", { class: "stack" }, ...data.panels.map(panel)));
+}
+
 function start() {
   $("title").textContent = data.title;
   const counts = ["problem", "warning", "note"].map((s) => [s, data.findings.filter((f) => f.severity === s).length]).filter(([, n]) => n);
   const told = counts.length ? counts.map(([s, n]) => plural(n, s)).join(", ") : "no findings";
   $("about").textContent = `${plural(byPath.size, "site")}, ${told}. Made ${data.made} with Sonde ${data.versions.sonde} and JAX ${data.versions.jax}.`;
   showFindings();
-  if (data.panels.length) {
-    $("panels").hidden = false;
-    $("panels").append(el("div", { class: "stack" }, ...data.panels.map(panel)));
-  }
+  drawPanels();
   const amount = (path) => {
     const side = byPath.get(path).map((s) => s.value || s.gradient).find(Boolean);
     return side ? show(side.rms) : "";
   };
   tree = buildTree({ root: $("tree"), empty: $("tree-empty"), filter: $("filter"), count: $("filter-count"), paths: [...byPath.keys()], amount, severity: (path) => severityOf.get(path), select });
-  setUpFlow({ section: $("flow"), choice: $("flow-choice"), body: $("flow-body"), data, select });
+  redraw = setUpFlow({ section: $("flow"), choice: $("flow-choice"), body: $("flow-body"), data, select });
+  let width = chartWidth();
+  addEventListener("resize", () => {
+    if (chartWidth() === width) return;
+    width = chartWidth();
+    redraw();
+    drawPanels();
+    const path = $("site-title").textContent;
+    if (!$("site").hidden) select(path, { move: false });
+  });
   let asked = "";
   try {
     asked = decodeURIComponent(location.hash.slice(1));

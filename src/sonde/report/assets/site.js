@@ -59,7 +59,7 @@ function sideCard(title, color, side, site, data) {
   const card = el("div", { class: "card" }, el("h3", {}, el("span", { class: "swatch", background: color, "aria-hidden": "true" }), title), stats);
   if (side.histogram) {
     const label = `Histogram of the ${title.toLowerCase()} at ${site.path}: from ${show(side.min)} to ${show(side.max)}`;
-    card.append(figure("How many elements lie in each range; every bar is twice as wide as its neighbour nearer to zero.", histogram(side.histogram, data.edges, label)));
+    card.append(figure("How many elements lie between one power of two and the next: below zero blue, above orange.", histogram(side.histogram, data.edges, label)));
   } else if (!side.size) {
     card.append(el("p", { class: "quiet" }, "The array has no elements."));
   }

@@ -10,11 +10,21 @@ function buildTree({ root, empty, filter, count, paths, amount, severity, select
     let sofar = "";
     for (const part of path.split("/")) {
       sofar = sofar ? `${sofar}/${part}` : part;
-      if (!node.children.has(part)) node.children.set(part, { name: part, path: sofar, children: new Map(), parent: node, site: false });
+      if (!node.children.has(part)) node.children.set(part, { name: part, path: sofar, children: new Map(), site: false });
       node = node.children.get(part);
     }
     node.site = true;
   }
+  // A folder with nothing but another folder or site in it stands on the line of that one.
+  function shortened(node) {
+    while (!node.site && node.children.size === 1) {
+      const [child] = node.children.values();
+      node = { ...child, name: `${node.name}/${child.name}` };
+    }
+    node.children = new Map(Array.from(node.children.values(), (child) => [child.path, shortened(child)]));
+    return node;
+  }
+  top.children = new Map(Array.from(top.children.values(), (child) => [child.path, shortened(child)]));
   const items = new Map(); // of sites and folders, by path
   const open = paths.length <= OPEN_AT_MOST;
 

@@ -29,7 +29,7 @@ _EXPLODE = (
 _VALUES_EXPLODE = (
     "Normalise between the layers, scale residual branches by 1/sqrt(depth), or make the initialisation smaller."
 )
-_VALUES_VANISH = "Make the initialisation larger or normalise between the layers: what is this small says nothing new."
+_VALUES_VANISH = "Make the initialisation larger, or normalise between the layers: values this small carry no signal."
 _LOOP = "What a loop multiplies in each iteration grows without bound: normalise, clip or gate what is carried over."
 _LOOP_GRADIENT = (
     "Gradients through many iterations fade or blow up: clip them, use gates with a forget bias of 1, or truncate the "

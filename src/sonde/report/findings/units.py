@@ -61,6 +61,8 @@ def constant(sites: Sequence[Examined]) -> list[Finding]:
         s = [step.statistics for step in site.values]
         if not site.is_float or not s or s[0].size < CONSTANT_SIZE or any(x.nonfinite for x in s):
             continue
+        if is_shares(site.values):  # equal shares are what `attention` speaks of
+            continue
         if all(x.zeros == x.size for x in s):
             text = f"{site.name} is zero everywhere."
             found.append(Finding("warning", "zero-values", site.path, text, _ZERO, site.source))
