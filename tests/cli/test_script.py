@@ -79,6 +79,15 @@ def test_main_returns_exit_codes(write, capsys: pytest.CaptureFixture[str]) -> N
     assert "Error: model has no 'nothing'" in captured.err and captured.err.endswith("Interrupted.\n")
 
 
+def test_a_stream_that_cannot_show_everything(write) -> None:
+    write("import sonde, numpy as np\ndef f(x): return sonde.sow(x, 'größe')\nf.example_inputs = (np.ones(2),)\n")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-W", "error", "-m", "sonde.cli", "sites", "model:f"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "gr??e" in done.stdout
+
+
 def test_a_reader_that_stops_early(write) -> None:
     write()
     command = f"{sys.executable} -W error -m sonde.cli sites model:make --json | head -c 1"

@@ -35,7 +35,7 @@ def show(*things: Any) -> None:
 
 def show_json(data: Any) -> None:
     """Prints data as JSON on stdout. What is not finite must have been written as a string before."""
-    click.echo(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
+    click.echo(json.dumps(data, indent=2, allow_nan=False))
 
 
 def show_page(page: Path) -> None:
@@ -55,7 +55,8 @@ def busy(what: str) -> Iterator[Say]:
         task = progress.add_task(what, total=None)
 
         def say(what: str, done: float) -> None:
-            progress.update(task, description=what, completed=done, total=1.0 if done else None)
+            # A task that is complete stops its clock for good, and there may be another phase after this one.
+            progress.update(task, description=what, completed=min(done, 0.999), total=1.0 if done else None)
 
         yield say
 

@@ -74,7 +74,7 @@ def _heads(story: Story) -> HeatMap:
         caption="The first half of the sequence is exchanged, and the logit of the right token falls from "
         f"{float(sweep.clean):.3g} to {float(sweep.corrupt):.3g}. Each cell: the share that comes back when the output "
         "of this head alone is what it was before.",
-        values=restored,
+        values=restored.round(3) + 0.0,
         rows=[f"layer {layer}" for layer in range(LAYERS)],
         columns=[f"head {head}" for head in range(HEADS)],
         low=-1.0,
@@ -105,4 +105,5 @@ def _defect(story: Story) -> Text:
         f"large. The loss of a training step is then {search.loss}; that is all one sees from outside."
     )
     found = "first_nonfinite found nothing." if search.found is None else str(search.found)
-    return Text(title="A planted defect", caption="What first_nonfinite says about it.", text=f"{planted}\n\n{found}")
+    paragraphs = [planted, *(line.strip() for line in found.splitlines())]
+    return Text(title="A planted defect", caption="What first_nonfinite says about it.", text="\n\n".join(paragraphs))
