@@ -49,6 +49,15 @@ def test_report_as_json(write, sonde, folder) -> None:
     assert (folder / "page.html").exists()
 
 
+def test_gradients_of_a_program_that_differentiates_nothing(write, sonde) -> None:
+    write(DEAD)
+    result = sonde("report", "model:make", "--grads", "--json")
+    assert result.stderr == (
+        "There are no gradients: model:make differentiates nothing. Name a training step, or jax.grad of a loss.\n"
+    )
+    assert json.loads(result.stdout)["sites"]
+
+
 def test_findings_make_the_exit_code(write, sonde) -> None:
     write(DEAD)
     assert "hidden" in sonde.ok("report", "model:make", code=1)

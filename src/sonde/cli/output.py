@@ -38,6 +38,11 @@ def show_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, allow_nan=False))
 
 
+def hint(text: str) -> None:
+    """Prints a line on stderr."""
+    console(stderr=True).print(text, style="yellow", soft_wrap=True)
+
+
 def show_page(page: Path) -> None:
     """Prints where a page is, on a line that is not broken, so that it can be copied."""
     console().print(f"page: {page}", soft_wrap=True)

@@ -9,7 +9,7 @@ import click
 from sonde.cli import options
 from sonde.cli.exits import FAILED, FINE, FOUND, TEXT, Unusable
 from sonde.cli.inputs import read_arrays
-from sonde.cli.output import busy, quiet_stdout, show, show_json, show_page
+from sonde.cli.output import busy, hint, quiet_stdout, show, show_json, show_page
 from sonde.cli.running import NO_SITES, running
 from sonde.cli.target import program_at
 from sonde.cli.writing import check_writable, write_page
@@ -67,6 +67,8 @@ def report(
         show(found)
         if page is not None:
             show_page(page)
+    if grads and found.failure is None and not any(site.gradients for site in found.sites):
+        hint(f"There are no gradients: {target} differentiates nothing. Name a training step, or jax.grad of a loss.")
     if found.failure is not None:
         if show_traceback:
             traceback.print_exception(found.failure.error)

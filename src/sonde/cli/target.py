@@ -66,7 +66,7 @@ def program_at(target: str, arrays: Arrays | None = None, *, instead: Program | 
     args, kwargs = None, {}
     if _is_call(thing):
         thing, args, kwargs = _taken_apart(thing)
-    elif _is_maker(thing, module, arrays):
+    elif _is_maker(thing, arrays):
         made = _made(thing, target)
         if _is_call(made):
             thing, args, kwargs = _taken_apart(made)
@@ -222,7 +222,7 @@ def _taken_apart(call: tuple) -> tuple[Callable, tuple, dict[str, Any]]:
     return call[0], tuple(call[1]), dict(call[2]) if len(call) == 3 else {}
 
 
-def _is_maker(thing: Any, module: ModuleType, arrays: Arrays | None) -> bool:
+def _is_maker(thing: Any, arrays: Arrays | None) -> bool:
     """Whether to call this for a program, rather than look at it."""
     if not callable(thing) or hasattr(thing, EXAMPLES) or _needs_arguments(thing):
         return False
