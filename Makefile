@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-thorough bench clean
+.PHONY: help setup demo test check test-thorough test-browser bench clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,8 +23,8 @@ $(VENV)/.ready: pyproject.toml
 demo: setup  ## Train a small model, find its induction head and a planted defect, write the page
 	$(BIN)/sonde demo
 
-test: setup check  ## Lint, types, layers, then every test that is not marked thorough
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not thorough' -q
+test: setup check  ## Lint, types, layers, then every test that is not marked thorough or browser
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not thorough and not browser' -q
 
 check: setup  ## Lint, format, types and the arrows between the layers
 	$(BIN)/ruff check .
@@ -34,6 +34,10 @@ check: setup  ## Lint, format, types and the arrows between the layers
 
 test-thorough: setup  ## The long runs: thousands of generated programs
 	$(BIN)/python -m pytest -n $(JOBS) -m thorough -q
+
+test-browser: setup  ## The page in Chromium; needs Debian's chromium and chromium-driver
+	$(BIN)/python -m pip install --quiet --group browser
+	$(BIN)/python -m pytest -m browser -q tests/report
 
 bench: setup  ## Every benchmark, as ratios in one run
 	$(BIN)/python benchmarks/run.py
