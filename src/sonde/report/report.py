@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from sonde.report.budget import fitting
 from sonde.report.examined import Examined
 from sonde.report.failing import Failure
 from sonde.report.findings.depth import families
@@ -17,7 +18,7 @@ from sonde.report.findings.finding import Finding
 from sonde.report.panels import Panel
 from sonde.report.pictures import Picture
 from sonde.report.plain import counted, plain
-from sonde.report.tables import fitting, picture_data, site_data
+from sonde.report.tables import picture_data, site_data
 from sonde.tools.statistics import EDGES
 from sonde.tools.summary import Summary
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from sonde.report.examined import Examined, Step
 from sonde.report.pictures import Picture
 from sonde.report.plain import number, plain
+from sonde.tools.statistics import Statistics
 
 _POINTS = 128  # of a series over calls and iterations
 
@@ -34,36 +36,40 @@ def _side(steps: Sequence[Step]) -> dict[str, Any] | None:
     if not steps:
         return None
     s = [step.statistics for step in steps]
-    size = sum(x.size for x in s)
+    mean, std, low, high, norm = (_column(s, name) for name in ("mean", "std", "min", "max", "norm"))
     finite = np.array([x.size - (x.nonfinite or 0) for x in s], float)
-    total = finite.sum()
-    means, stds = (np.array([getattr(x, name) for x in s], float) for name in ("mean", "std"))
-    norms = np.array([x.norm for x in s], float)
-    ok = finite > 0
-    mean = float((means[ok] * finite[ok]).sum() / total) if total else float("nan")
-    spread = (finite[ok] * (stds[ok] ** 2 + (means[ok] - mean) ** 2)).sum() / total if total else float("nan")
-    peak = norms.max(initial=0)
-    norm = float(peak * np.sqrt(((norms / peak) ** 2).sum())) if peak > 0 else 0.0
-    histogram = np.sum([x.histogram for x in s if x.histogram is not None], axis=0)
+    here, total = finite > 0, float(finite.sum())
+    shares = finite[here] / total if total else finite[here]
+    whole = float((mean[here] * shares).sum()) if total else math.nan
+    # Scaled by the largest, so that squares neither overflow nor vanish.
+    peak = float(norm.max(initial=0))
+    whole_norm = peak * math.sqrt(float(((norm / peak) ** 2).sum())) if peak > 0 else 0.0
+    spread = float(np.hypot(std[here], mean[here] - whole).max(initial=0))
+    around = np.hypot(std[here], mean[here] - whole) / spread if spread > 0 else std[here]
     data = {
-        "size": size,
-        "mean": mean,
-        "std": float(np.sqrt(spread)),
-        "min": float(np.nanmin([x.min for x in s])) if total else float("nan"),
-        "max": float(np.nanmax([x.max for x in s])) if total else float("nan"),
-        "norm": norm,
-        "rms": norm / float(np.sqrt(total)) if total else float("nan"),
+        "size": sum(x.size for x in s),
+        "mean": whole,
+        "std": spread * math.sqrt(float((around**2 * shares).sum())) if total else math.nan,
+        "min": float(low[here].min()) if total else math.nan,
+        "max": float(high[here].max()) if total else math.nan,
+        "norm": whole_norm,
+        "rms": whole_norm / math.sqrt(total) if total else math.nan,
         "zeros": sum(x.zeros or 0 for x in s),
         "units": s[0].units or 0,
         "dead": min(x.dead or 0 for x in s),
         "nonfinite": sum(x.nonfinite or 0 for x in s),
         "steps": len(steps),
     }
+    histogram = np.sum([x.histogram for x in s if x.histogram is not None], axis=0)
     return {
         **{name: number(x) for name, x in data.items()},
         "histogram": _histogram(histogram),
         "series": _series(steps) if len(steps) > 1 else None,
     }
+
+
+def _column(rows: Sequence[Statistics], name: str) -> np.ndarray:
+    return np.array([getattr(row, name) for row in rows], float)
 
 
 def _histogram(counts: np.ndarray) -> dict[str, Any] | None:
@@ -103,35 +109,3 @@ def picture_data(picture: Picture) -> dict[str, Any]:
         "high": plain(picture.high),
         "levels": base64.b64encode(np.ascontiguousarray(picture.levels).tobytes()).decode("ascii"),
     }
-
-
-def fitting(pictures: Sequence[Picture], budget: int) -> list[Picture]:
-    """The pictures that fit into some bytes: attention and features first, then matrices; each smaller if need be."""
-    ranked = sorted(pictures, key=lambda p: p.kind == "matrix")
-    important = sum(p.levels.size for p in ranked if p.kind != "matrix")
-    while important > budget and any(p.levels.shape[0] > 1 or p.levels.size > 4096 for p in ranked):
-        ranked = [_smaller(p) if p.kind != "matrix" else p for p in ranked]
-        reduced = sum(p.levels.size for p in ranked if p.kind != "matrix")
-        if reduced == important:
-            break
-        important = reduced
-    kept, used = set(), 0
-    for p in ranked:
-        if used + p.levels.size <= budget:
-            kept.add((p.path, p.part, p.call, p.iteration))
-            used += p.levels.size
-    by_place = {(p.path, p.part, p.call, p.iteration): p for p in ranked}
-    return [by_place[key] for p in pictures if (key := (p.path, p.part, p.call, p.iteration)) in kept]
-
-
-def _smaller(picture: Picture) -> Picture:
-    import dataclasses
-
-    levels = picture.levels
-    if levels.shape[0] > 1:
-        levels = levels[:1]
-    elif picture.kind == "attention":
-        levels = levels[:, : max(1, levels.shape[1] // 2)] if levels.shape[1] > 2 else levels[..., :32, :32]
-    else:
-        levels = levels[..., : max(4, levels.shape[-1] // 2)]
-    return dataclasses.replace(picture, levels=levels)

@@ -1,0 +1,50 @@
+"""Which pictures a page has room for: attention and feature maps first, made smaller before any is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from sonde.report.pictures import Picture
+
+
+def fitting(pictures: Sequence[Picture], budget: int) -> list[Picture]:
+    """The pictures that fit into some bytes, in the order given.
+
+    Args:
+        pictures: All there are.
+        budget: How many bytes their levels may have together.
+    """
+    shrunk = list(pictures)
+    while _size(shrunk) > budget:
+        smaller = [_smaller(p) for p in shrunk]
+        if _size(smaller) == _size(shrunk):
+            break
+        shrunk = smaller
+    # Matrices are nice to have: they come last, and what does not fit is left out.
+    order = sorted(range(len(shrunk)), key=lambda i: shrunk[i].kind == "matrix")
+    kept, used = set(), 0
+    for i in order:
+        if used + shrunk[i].levels.size <= budget:
+            kept.add(i)
+            used += shrunk[i].levels.size
+    return [shrunk[i] for i in sorted(kept)]
+
+
+def _size(pictures: Sequence[Picture]) -> int:
+    return sum(p.levels.size for p in pictures if p.kind != "matrix")
+
+
+def _smaller(picture: Picture) -> Picture:
+    """First fewer examples, then fewer heads or channels, then fewer positions."""
+    levels = picture.levels
+    if picture.kind == "matrix":
+        return picture
+    several = 1 if picture.kind == "attention" else 3
+    if levels.shape[0] > 1:
+        levels = levels[:1]
+    elif levels.shape[several] > 2:
+        levels = levels[:, : levels.shape[1] // 2] if several == 1 else levels[..., : levels.shape[3] // 2]
+    elif picture.kind == "attention":
+        levels = levels[..., :16, :16]
+    return dataclasses.replace(picture, levels=levels)
