@@ -58,6 +58,15 @@ def test_on_five_seeds(seed: int) -> None:
     check(tell(seed))
 
 
+@pytest.mark.thorough
+def test_a_model_that_was_hardly_trained_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sonde.demo.training.MOST_STEPS", 50)
+    story = tell(0)
+    assert story.problems[0] == "the loss did not fall below 0.1 nats in 50 steps"
+    assert not any("induction head" in sentence for sentence in story.findings)
+    json.dumps(story.to_json(), allow_nan=False)
+
+
 def test_the_head_matters_at_the_position_asked_about(story: Story) -> None:
     (path, at, share), (_, _, next_share) = story.located.by_position.best(2)
     assert (path, at) == (story.located.head, (ASKED_AT,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import click
+from rich.text import Text
 
 from sonde.cli import options
 from sonde.cli.exits import FINE, FOUND
@@ -32,6 +33,8 @@ def demo(context: click.Context, seed: int, out: str, as_json: bool) -> None:
     from sonde import demo as story_of
 
     page = check_writable(out)
+    if not as_json:
+        show(Text(f"Training a model of two attention layers, seed {seed}. This takes about half a minute.", "dim"))
     with busy("training") as say:
         story = story_of.tell(seed, say)
         say("writing the page", 0.0)

@@ -10,6 +10,7 @@ from typing import Any
 from sonde.demo.defect import Search, plant_and_search
 from sonde.demo.locating import Located, locate, percent
 from sonde.demo.training import FEWEST_STEPS, LEARNED, Trained, train
+from sonde.report.plain import plain
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and how much of it is done, from 0 to 1."""
@@ -69,9 +70,9 @@ class Story:
         return said
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers, as plain Python data that JSON can hold."""
+        """The numbers, as plain Python data; what is not finite as strings, as in `Report.to_json`."""
         found = self.search.found
-        return {
+        data = {
             "seed": self.seed,
             "steps": len(self.trained.losses),
             "loss": float(self.trained.losses[-1]),
@@ -90,6 +91,7 @@ class Story:
             "problems": self.problems,
             "seconds": round(self.seconds, 1),
         }
+        return plain(data)
 
 
 def tell(seed: int = 0, progress: Progress = lambda what, done: None) -> Story:

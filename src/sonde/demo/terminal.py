@@ -55,13 +55,17 @@ def show(story: Story) -> Group:
         _heads(story),
         Text(),
         Text(f"The planted defect: a training step has the loss {story.search.loss}. first_nonfinite says", "bold"),
-        Padding(Text(str(story.search.found or "that every value and every gradient is finite")), (0, 0, 0, 2)),
+        _indented(str(story.search.found or "that every value and every gradient is finite")),
         Text(),
         Text("Findings", style="bold"),
     ]
     parts += [_point("•", sentence, "green") for sentence in story.findings]
     parts += [_point("✗", f"Not shown with this seed: {problem}.", "red") for problem in story.problems]
     return Group(*parts)
+
+
+def _indented(text: str) -> Padding:
+    return Padding(Text(text), (0, 0, 0, 2), expand=False)
 
 
 def _point(mark: str, text: str, style: str) -> Table:
