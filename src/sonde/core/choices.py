@@ -7,11 +7,13 @@ branches with the same path and the same types have one place in the records, as
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
+from sonde.core.collect import aligned
 from sonde.core.item import Item
 from sonde.core.site import Gate
 
@@ -59,12 +61,14 @@ def _merged(choice: object, items: list[Item]) -> Item:
     leaves, taken = first.leaves, first.extras["taken"]
     for other in items[1:]:
         mine = other.extras["taken"]
-        leaves = [jnp.where(_over(mine, b), b, a) for a, b in zip(leaves, other.leaves)]
+        leaves = [jnp.where(_over(mine, other, i), b, a) for i, (a, b) in enumerate(zip(leaves, other.leaves))]
         taken = taken | mine
     extras = {name: x for name, x in first.extras.items() if name != "taken"}
     others = first.view.gates - {gate}
     if others or len(items) < gate.branches:
         extras["taken"] = taken
+    if "count" in extras:  # of the same loop, or zero where the branch was not taken
+        extras["count"] = functools.reduce(jnp.maximum, [item.extras["count"] for item in items])
     if "token" in extras:  # one place, and in every branch another call
         extras["token"] = tuple(token for item in items for token in tokens_of(item))
     sites = tuple(site for item in items for site in item.sites)
@@ -77,5 +81,9 @@ def tokens_of(item: Item) -> tuple[Any, ...]:
     return token if isinstance(token, tuple) else (token,)
 
 
-def _over(taken: Any, array: Any) -> Any:
-    return taken.reshape(taken.shape + (1,) * (jnp.ndim(array) - taken.ndim))
+def _over(taken: Any, item: Item, index: int) -> Any:
+    """Whether the branch of an item was taken, for every element of one of its leaves."""
+    axes, leaf = item.view.axes, item.leaves[index]
+    has = [a.on_extra("taken") for a in axes]
+    gate = aligned(taken, has, [item.tree is not None or a.on_leaf(index) for a in axes])
+    return gate.reshape(gate.shape + (1,) * (jnp.ndim(leaf) - gate.ndim))

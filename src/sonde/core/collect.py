@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -54,9 +55,11 @@ class Collect(Handler):
         extras: dict[Any, Any] = {}
         if token is not None and self.grads:
             extras["token"] = token
+            view = view.extra_on("token", [False] * len(view.axes))
         if gate is not None:
             arrays, view = zero_where_not(gate, arrays, view)
             extras["taken"] = gate
+            view = view.extra_on("taken", [i < gate.ndim for i in range(len(view.axes))])
         types = tuple(map(_jax.type_of, arrays))
         tree = None
         if self.reduce is not None:
@@ -84,6 +87,13 @@ def spread(array: Any, axes: Sequence[Axis], index: int, *, skip: int = 0) -> An
     return array
 
 
+def aligned(array: Any, has: Sequence[bool], wanted: Sequence[bool]) -> Any:
+    """An array that has some of a row of axes, for broadcasting with one that has the wanted ones, and maybe more."""
+    sizes = iter(jnp.shape(array))
+    shape = [next(sizes) if mine else 1 for mine, other in zip(has, wanted) if mine or other]
+    return jnp.reshape(array, (*shape, *sizes))
+
+
 def leaf_indices(view: View, n: int) -> tuple[int, ...]:
     """Positions, among the site's arrays, of the arrays that an item holds."""
     return view.gradient_of if view.gradient_of is not None else tuple(range(n))
@@ -92,9 +102,7 @@ def leaf_indices(view: View, n: int) -> tuple[int, ...]:
 def zero_where_not(gate: Any, arrays: list[Any], view: View) -> tuple[list[Any], View]:
     """The arrays with zeros in the elements whose branch was not taken; all of them then vary over the gate's axes."""
     n = gate.ndim
-    axes = tuple(
-        Axis(a.kind, a.size, a.name, None if i < n else a.leaves, a.loop, a.reverse) for i, a in enumerate(view.axes)
-    )
+    axes = (*[dataclasses.replace(a, leaves=None) for a in view.axes[:n]], *view.axes[n:])
     spread_out = [spread(x, view.axes[:n], i) for i, x in enumerate(arrays)]
     zeroed = []
     for x in spread_out:
@@ -137,14 +145,7 @@ def whole_gradient(arrays: Sequence[Any], site: Site, view: View) -> tuple[list[
         return list(arrays), view
     by_index = dict(zip(view.gradient_of or (), enumerate(arrays)))
     axes = tuple(
-        Axis(
-            a.kind,
-            a.size,
-            a.name,
-            tuple(i in by_index and a.on_leaf(by_index[i][0]) for i in range(n)),
-            a.loop,
-            a.reverse,
-        )
+        dataclasses.replace(a, leaves=tuple(i in by_index and a.on_leaf(by_index[i][0]) for i in range(n)))
         for a in view.axes
     )
     filled = [by_index[i][1] if i in by_index else jnp.zeros(()) for i in range(n)]

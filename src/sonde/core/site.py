@@ -113,6 +113,8 @@ class Axis:
     # the records of two runs have the same structure.
     loop: object = dataclasses.field(default=None, compare=False)
     reverse: bool = dataclasses.field(default=False, compare=False)
+    # Which of what goes with a value (token, whether a branch was taken, how often a loop ran) does not have the axis.
+    lacking: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     @property
     def is_loop(self) -> bool:
@@ -122,6 +124,10 @@ class Axis:
     def on_leaf(self, index: int) -> bool:
         """Whether the leaf has this axis."""
         return self.leaves is None or self.leaves[index]
+
+    def on_extra(self, name: str) -> bool:
+        """Whether something that goes with the value has this axis."""
+        return name not in self.lacking
 
     def __repr__(self) -> str:
         return f"{self.kind}:{self.name or self.size}"
@@ -185,6 +191,14 @@ class View:
     def recorded(self) -> View:
         """What is left of it when the value has been recorded: how it got there does not matter any more."""
         return self.replace(role="site", anchored=False) if self.anchored or self.role != "site" else self
+
+    def extra_on(self, name: str, has: Sequence[bool]) -> View:
+        """The view of a value with which something goes that has some of the axes."""
+        axes = [
+            dataclasses.replace(a, lacking=a.lacking - {name} if on else a.lacking | {name})
+            for a, on in zip(self.axes, has)
+        ]
+        return self.replace(axes=tuple(axes))
 
     def replace(self, **changes: Any) -> View:
         """A copy with some fields changed."""

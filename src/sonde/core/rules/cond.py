@@ -48,6 +48,7 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     for item, filled in zip(items, places.filled):
         if not all(filled) and "taken" not in item.extras:
             item.extras["taken"] = jnp.asarray(filled)[chosen]
+            item.view = item.view.extra_on("taken", [False] * len(item.view.axes))
     handler.items += items
     return outs[: places.n_outs]
 

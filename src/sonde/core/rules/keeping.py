@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde import _jax
-from sonde.core.collect import spread
+from sonde.core.collect import aligned, spread
 from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
 from sonde.core.site import Axis
 
@@ -87,13 +87,26 @@ class Keep:
             arrays = [self._in_order(ring, count, axis) for ring, axis in zip(kept, self.axes)]
             axis = Axis("while", self.last, loop=loop)
             items = build_items([spec.inside(axis) for spec in self.specs], arrays)
-        for item, unchanging in zip(items, build_items(self.specs, self.unchanging)):
-            taken = item.extras.get("taken")
-            # In a branch that runs beside its siblings, elements that took another one have not run the loop. The
-            # choice was made outside the loop if it is the same in every iteration.
-            outside = unchanging.extras.get("taken") and taken is not None and taken.shape == count.shape
-            item.extras.setdefault("count", count * taken if outside else count)
+        for item, spec, unchanging in zip(items, self.specs, build_items(self.specs, self.unchanging)):
+            if "count" not in item.extras:
+                self._add_count(item, spec, count, chosen_outside=bool(unchanging.extras.get("taken")))
         return items
+
+    def _add_count(self, item: Item, spec: ItemSpec, count: Any, *, chosen_outside: bool) -> None:
+        """Adds how often the loop ran.
+
+        In a branch that runs beside its siblings, elements that took another one have not run it. The choice was made
+        outside the loop if it is the same in every iteration.
+        """
+        active, axes = self._active_axes(spec), spec.view.axes
+        has = [i in active for i in range(len(axes))]
+        if chosen_outside and (active or not self.n):
+            taken = item.extras["taken"] if self.last == 1 else item.extras["taken"][0]
+            gate_has = [a.on_extra("taken") for a in axes]
+            count = aligned(count, has, gate_has) * aligned(taken, gate_has, has)
+            has = [a or b for a, b in zip(has, gate_has)]
+        item.extras["count"] = count
+        item.view = item.view.extra_on("count", [False] * (self.last > 1) + has)
 
     def _in_order(self, ring: Any, count: Any, axis: int | None) -> Any:
         """Turns a ring so that its rows are the last iterations in order; rows that were never filled come last."""
@@ -139,12 +152,14 @@ class Keep:
 
     def _active_axis(self, spec: ItemSpec, index: int) -> int | None:
         """Where an array of an item has the axes of the predicate."""
-        active = self._active_axes(spec)
-        if not active or (index >= spec.n_leaves and spec.extras[index - spec.n_leaves] == "token"):
+        active, axes = self._active_axes(spec), spec.view.axes
+        if not active:
             return None
-        if index >= spec.n_leaves or spec.tree is not None:
-            return active.start
-        return sum(a.on_leaf(index) for a in spec.view.axes[: active.start])
+        if index >= spec.n_leaves:
+            has = [a.on_extra(spec.extras[index - spec.n_leaves]) for a in axes]
+        else:
+            has = [spec.tree is not None or a.on_leaf(index) for a in axes]
+        return sum(has[: active.start]) if all(has[i] for i in active) else None
 
     def _grown(self, arrays: Sequence[Any]) -> list[Any]:
         """Arrays as an iteration computes them, made to vary over whatever the predicate varies over."""

@@ -52,23 +52,23 @@ def _with_mesh_axes(item: Item, names: list[str], mesh: Any, checked: bool) -> t
     n_loops = sum(axis.is_loop for axis in item.view.axes)
     arrays, specs, varying = [], [], []
     for i, array in enumerate(item.arrays):
-        if i >= len(item.leaves) and item.spec.extras[i - len(item.leaves)] == "token":
-            mine = names
-        else:
-            mine = [n for n in names if not checked or n in _jax.varying_axes(array)]
-        loops = n_loops if array.ndim >= n_loops else 0
+        name = item.spec.extras[i - len(item.leaves)] if i >= len(item.leaves) else None
+        everywhere = name == "token" or not checked
+        mine = [n for n in names if everywhere or n in _jax.varying_axes(array)]
+        loops = n_loops if name is None else sum(a.on_extra(name) for a in item.view.axes[:n_loops])
         arrays.append(lax.expand_dims(array, range(loops, loops + len(mine))) if mine else array)
         specs.append(PartitionSpec(*[None] * loops, *mine, *[None] * (array.ndim - loops)))
         varying.append(mine)
-    leaves = varying[: len(item.leaves)]
-    flags = [mine for mine, name in zip(varying[len(leaves) :], item.spec.extras) if name != "token"]
-    used = [n for n in names if any(n in mine for mine in (*leaves, *flags))]
+    leaves, extras = varying[: len(item.leaves)], dict(zip(item.spec.extras, varying[len(item.leaves) :]))
+    extras.pop("token", None)
+    used = [n for n in names if any(n in mine for mine in (*leaves, *extras.values()))]
     axes = [
         Axis(
             "mesh",
             mesh.shape[n],
             n,
             None if all(n in mine for mine in leaves) else tuple(n in mine for mine in leaves),
+            lacking=frozenset(name for name, mine in extras.items() if n not in mine),
         )
         for n in used
     ]
