@@ -66,7 +66,7 @@ def with_arrays(
 
     Example:
         >>> with_arrays(lambda x, y, scale=1: ..., (1, 2), {}, {"arg1": 5, "scale": 7}, "m:f")
-        ((1, 5), {'scale': 7})
+        ((1, 5, 7), {})
     """
     try:
         signature = inspect.signature(f)
