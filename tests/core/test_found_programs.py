@@ -77,6 +77,26 @@ FOUND = {
         6,
         A,
     ),
+    "a function with its own derivatives, in a loop that is computed again": (
+        Program((), (Remat((While((CustomVjp(ONE_SITE, through=False),), None),), "dots"),)),
+        5,
+        C,
+    ),
+    "how often a loop ran that is in both branches": (
+        Program(((While((), "test"),),), (Vmap((Loop((Cond(((Call(0),), (Call(0),))),), 2, "map"),), 0, 1),)),
+        5,
+        C,
+    ),
+    "a branch in a loop that stops at different times, with a mesh inside": (
+        Program((), (Vmap((While((Cond(((Shard(ONE_SITE),), ())),), None),), 0, 1),)),
+        0,
+        A,
+    ),
+    "two captures of a loop that stops at different times": (
+        Program((), (Vmap((While(ONE_SITE, "test"),), 0, 1),)),
+        10,
+        A,
+    ),
 }
 
 

@@ -41,6 +41,9 @@ class Handler:
     counts_iterations = False
     # Whether gradients are wanted.
     grads = False
+    # If the sites of a function with its own derivatives must not be inside its call: the handler for the call. The
+    # function is then run once more, beside the call, for its sites.
+    in_custom_calls: Handler | None = None
     # How many of the last iterations of a while loop are kept.
     last = 1
     # How what was kept of earlier iterations of a while loop and what a new one recorded become one: a function of the

@@ -99,6 +99,7 @@ def custom_jvp_rule(
     trace: SiteTrace, primitive: Any, fun: Any, jvp: Any, args: Sequence[Any], *, symbolic_zeros: bool
 ) -> list[Any]:
     """A call of a `jax.custom_jvp` function."""
+    trace = _with_sites_beside(trace, fun, args)
     if trace.parent is _jax.eval_trace:
         with _jax.set_current_trace(trace):
             return fun.call_wrapped(*args)
@@ -133,6 +134,7 @@ def custom_vjp_rule(
     symbolic_zeros: bool,
 ) -> list[Any]:
     """A call of a `jax.custom_vjp` function."""
+    trace = _with_sites_beside(trace, fun, args)
     if trace.parent is _jax.eval_trace:
         with _jax.set_current_trace(trace):
             return fun.call_wrapped(*args)
@@ -157,6 +159,16 @@ def custom_vjp_rule(
         primitive, [*args, *recorded.carried], functions, out_trees=trees, symbolic_zeros=symbolic_zeros
     )
     return recorded.finish(outs)
+
+
+def _with_sites_beside(trace: SiteTrace, fun: Any, args: Sequence[Any]) -> SiteTrace:
+    """The trace for the call itself, after the function has run for its sites, if they cannot be in the call."""
+    inside = trace.handler.in_custom_calls
+    if inside is None:
+        return trace
+    with _jax.set_current_trace(trace):
+        _jax.call_again(fun, *args)
+    return SiteTrace(trace.parent, inside)
 
 
 def _plain(recorded: _Recorded, fun: Any) -> Callable[..., list[Any]]:

@@ -128,6 +128,10 @@ RULES[_jax.while_p] = while_rule
 class _LookOnly(Rebinding):
     """Divides every site into the value, which goes on as it is, and a look at it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_custom_calls = _NoSites()  # JAX would save what a call with sites inside returns
+
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the look."""
         if not view.gives_token(site):
