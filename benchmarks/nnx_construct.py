@@ -1,31 +1,27 @@
-"""Building layers: the time that 300 `Linear` layers take, against Flax's, interleaved in one run."""
+"""Building layers: the time that 300 `Linear` layers take, against Flax's."""
 
-import time
+from __future__ import annotations
+
+from typing import Any
 
 from flax import nnx as flax_nnx
 
+from measure import Row, interleaved, main
 from sonde import nnx
 
-BOUND, LAYERS, ROUNDS = 0.25, 300, 7
+LAYERS = 300
 
 
-def seconds(where) -> float:
+def build(where: Any) -> None:
     rngs = where.Rngs(0)
-    start = time.perf_counter()
     for _ in range(LAYERS):
         where.Linear(8, 8, rngs=rngs)
-    return time.perf_counter() - start
 
 
-def main() -> None:
-    best = {}
-    for _ in range(ROUNDS):
-        for where in (nnx, flax_nnx):
-            best[where] = min(seconds(where), best.get(where, float("inf")))
-    ratio = best[nnx] / best[flax_nnx]
-    verdict = "ok" if ratio <= BOUND else "MISSED"
-    print(f"building {LAYERS} Linear layers: {ratio:.3f} of Flax's time, bound {BOUND}: {verdict}")
+def measure() -> list[Row]:
+    times = interleaved({"flax": lambda: build(flax_nnx), "sonde": lambda: build(nnx)}, seconds=4, min_rounds=5)
+    return [times.row("sonde", f"building {LAYERS} Linear layers: against Flax", 0.25)]
 
 
 if __name__ == "__main__":
-    main()
+    main(measure)

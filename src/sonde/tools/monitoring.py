@@ -48,7 +48,7 @@ class Monitored:
             train_step,
             *wanted,
             grads=any(name.startswith(_GRADIENT) for name in asked),
-            reduce=functools.partial(moments_of_parts, names=self._names),
+            reduce=functools.partial(moments_of_parts, names=self._names, often=True),
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ examples, iterations and steps can therefore be added.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -73,10 +74,13 @@ class Statistics:
     histogram: np.ndarray | None = None
 
 
-def moments(array: Any, names: Collection[str] = NAMES) -> dict[str, Any]:
+def moments(array: Any, names: Collection[str] = NAMES, *, often: bool = False) -> dict[str, Any]:
     """What `described` needs for these statistics of an array; for use as or in a `reduce` function.
 
-    Empty for arrays without numbers (random keys).
+    Args:
+        array: Any array. The result is empty for one without numbers (random keys).
+        names: Which statistics.
+        often: Whether this runs often enough to be worth a longer program, which has a short way for usual arrays.
     """
     array = jnp.asarray(array)
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
@@ -85,30 +89,51 @@ def moments(array: Any, names: Collection[str] = NAMES) -> dict[str, Any]:
         array = jnp.abs(array)
     wide = array.dtype == jnp.float64
     x = array.astype(jnp.float64 if wide else jnp.float32)
-    needed = {moment for name in names for moment in _NEEDED[name]}
+    if not often:
+        return _carefully(x, names)
+    # The sum of squares is in this range only if every element is finite and no square has left the range of the dtype.
+    # On an accelerator reading the array is cheap, and a choice is not.
+    x = jax.lax.optimization_barrier(x)  # or what computes it is computed again in every sum
+    squares = jnp.sum(x**2)
+    usual = (squares > 2.0**-80) & (squares < 2.0**100)
+    quickly = functools.partial(jax.lax.cond, usual, lambda x: _made(x, names), lambda x: _carefully(x, names))
+    return jax.lax.platform_dependent(x, cpu=quickly, default=lambda x: _carefully(x, names))
+
+
+def _carefully(x: Any, names: Collection[str]) -> dict[str, Any]:
+    """The moments of an array with NaNs, infinities, very large or very small numbers."""
     ok = jnp.isfinite(x)
-    kept = jnp.where(ok, x, 0)
-    finite = jnp.sum(ok, dtype=jnp.int32)
-    n = jnp.maximum(finite, 1).astype(x.dtype)
     # Squares of large and of small numbers leave the range of the dtype: then everything is scaled by a power of two,
     # which is exact. The host divides by it, in double precision.
-    peak = jnp.max(jnp.abs(kept), initial=0)
+    peak = jnp.max(jnp.abs(jnp.where(ok, x, 0)), initial=0)
     scale = jnp.where(peak > 2.0**40, 2.0**-80, jnp.where(peak < 2.0**-40, 2.0**80, 1.0)).astype(x.dtype)
-    scaled = kept * scale
-    mean = jnp.sum(scaled) / n
+    return _made(x, names, ok, scale)
+
+
+def _made(x: Any, names: Collection[str], ok: Any = None, scale: Any = None) -> dict[str, Any]:
+    """The moments: of all elements if `ok` is None, and unscaled if `scale` is."""
+
+    def where_ok(x: Any, other: Any) -> Any:
+        return x if ok is None else jnp.where(ok, x, other)
+
+    kept = where_ok(x, 0)
+    scaled = kept if scale is None else kept * scale
+    finite = jnp.asarray(x.size, jnp.int32) if ok is None else jnp.sum(ok, dtype=jnp.int32)
+    mean = jnp.sum(scaled) / jnp.maximum(finite, 1).astype(x.dtype)
     made = {
         "finite": lambda: finite,
         "size": lambda: jnp.asarray(x.size, jnp.int32),
-        "scale": lambda: scale,
+        "scale": lambda: jnp.ones((), x.dtype) if scale is None else scale,
         "mean": lambda: mean,
-        "deviation": lambda: jnp.sqrt(jnp.sum(jnp.where(ok, scaled - mean, 0) ** 2)),
+        "deviation": lambda: jnp.sqrt(jnp.sum(where_ok(scaled - mean, 0) ** 2)),
         "norm": lambda: jnp.sqrt(jnp.sum(scaled**2)),
-        "low": lambda: jnp.min(jnp.where(ok, x, jnp.inf), initial=jnp.inf),
-        "high": lambda: jnp.max(jnp.where(ok, x, -jnp.inf), initial=-jnp.inf),
+        "low": lambda: jnp.min(where_ok(x, jnp.inf), initial=jnp.inf),
+        "high": lambda: jnp.max(where_ok(x, -jnp.inf), initial=-jnp.inf),
         "zeros": lambda: jnp.sum(x == 0, dtype=jnp.int32),
         "alive": lambda: jnp.any(x != 0, tuple(range(x.ndim - 1))) if x.ndim else jnp.zeros((0,), bool),
-        "histogram": lambda: _counts(kept, ok),
+        "histogram": lambda: _counts(kept, jnp.ones(x.shape, bool) if ok is None else ok),
     }
+    needed = {moment for name in names for moment in _NEEDED[name]}
     counts, floats = _packed(names)
     packed = {"counts": jnp.stack([made[m]() for m in counts])}
     if floats:
@@ -130,9 +155,9 @@ def _counts(x: Any, ok: Any) -> Any:
     return jnp.zeros(len(EDGES) - 1, jnp.int32).at[index].add(ok.astype(jnp.int32))
 
 
-def moments_of_parts(value: Any, names: Collection[str] = NAMES) -> list[dict[str, Any]]:
+def moments_of_parts(value: Any, names: Collection[str] = NAMES, *, often: bool = False) -> list[dict[str, Any]]:
     """The moments of every array in a pytree."""
-    return [moments(x, names) for x in jax.tree.leaves(value) if hasattr(x, "dtype")]
+    return [moments(x, names, often=often) for x in jax.tree.leaves(value) if hasattr(x, "dtype")]
 
 
 def described(
