@@ -1,6 +1,10 @@
 """The one pass over a program: at every site, statistics, traits, pictures and what the search for a NaN needs.
 
-All of it is made on the device, inside loops and compiled steps. If the program fails, what was seen before is kept.
+All of it is made on the device. Large arrays, and all in loops, are reduced where they are, inside compiled steps. For
+small ones that would not pay: the compiler takes a fifth of a second for the statistics of every site. They stay as
+they are until the step is over, and are then reduced by one compiled function for all of the same shape.
+
+If the program fails, what was seen before is kept.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from sonde.report.traits import traits_of_parts
 from sonde.tools.events import Watching, first_bad
 from sonde.tools.statistics import moments_of_parts
 
+SMALL = 2**20
+"""Up to how many bytes the arrays of a site are kept whole until the step is over."""
 _NUMBERS = 6  # how many leaves `numbers_of` has; they come first, as `Watching` wants them
 
 
@@ -51,6 +57,15 @@ def _arrays_only(value: Any) -> Any:
 
 def _reduce(value: Any) -> tuple[Any, Any, Any]:
     return _seen(_arrays_only(value))
+
+
+def _whole(value: Any) -> tuple[Any, Any]:
+    """The arrays themselves, with nothing yet where `_reduce` has numbers."""
+    arrays = _arrays_only(value)
+    # Made of the arrays, so that it varies over what they vary over: examples, and the devices of a mesh.
+    elements = [x.reshape(-1)[:1] for x in arrays if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)]
+    zero = sum((0 * jnp.sum(x != x, dtype=jnp.int32) for x in elements), jnp.zeros((), jnp.int32))
+    return [zero, zero, zero, zero, zero, jnp.zeros((0,), jnp.int32)], arrays
 
 
 def _fold(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
@@ -80,18 +95,41 @@ class Watch(Watching):
     def record(self, arrays: list[Any], site: Site, path: str, view: View, *, token: Any, gate: Any) -> None:
         """Adds pictures to what is recorded."""
         before = len(self.items)
+        self.reduce = _whole if not self.indices and _bytes(arrays) <= SMALL else _reduce
         super().record(arrays, site, path, view, token=token, gate=gate)
-        if len(self.items) == before or not view.is_value:
+        if len(self.items) == before or not view.is_value or self.reduce is _whole:
             return
         item = self.items[-1]
         assert isinstance(item, Item)
-        # Where examples take different branches, or leave a loop at different times, the engine selects per example
-        # among whole arrays: a picture has no axis of examples to select by.
+        # Where examples leave a loop at different times the engine selects per example among whole arrays: a picture
+        # has no axis of examples to select by.
         apart = view.gates or (self.indices and view.axes)
         mapped = [sum(axis.on_leaf(i) for axis in view.axes) for i in range(len(arrays))]
         with look(None):
             cut = [{} if apart else pictures(x, n, path, self.limits) for x, n in zip(arrays, mapped)]
         item.leaves, item.tree = jax.tree.flatten((jax.tree.unflatten(item.tree, item.leaves), cut))
+
+
+def _bytes(arrays: Sequence[Any]) -> int:
+    return sum(x.size * getattr(x.dtype, "itemsize", 8) for x in arrays)
+
+
+def _reduced(item: Item) -> Item:
+    """An item whose arrays were kept whole, with what `Watch.record` makes of others."""
+    whole = jax.tree.unflatten(item.tree, item.leaves)
+    if len(whole) != 2 or not isinstance(whole[0], list):  # `(statistics, pictures)`, or the statistics of a gradient
+        return item
+    numbers, arrays = whole
+    seen: Callable = _seen
+    for _ in item.view.axes:
+        seen = jax.vmap(seen)
+    found, moments, traits = seen(arrays)
+    statistics = [*found[:-1], numbers[-1]], moments, traits
+    if not item.view.is_value:
+        return _with(item, statistics)
+    # Where examples take different branches they are put together later, per example: see `Watch.record`.
+    cut = [{} if item.view.gates else pictures(x, len(item.view.axes), item.path, LIMITS) for x in arrays]
+    return _with(item, (statistics, cut))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,7 +172,7 @@ def watch(f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *,
             raise
         error = failure
     handler = made[0]
-    items = expand(handler.items)
+    items = [_reduced(item) for item in expand(handler.items)]
     records = make_records(items, handler.met, reduce=_reduce)
     numbers = []
     for item in items:
