@@ -119,3 +119,21 @@ def test_table_and_errors():
         compare(loop, loop, "no")(Y)
     with pytest.raises(CaptureError, match="compare must run on numbers"):
         jax.jit(lambda x: len(compare(loop, loop)(x).drifts))(Y)
+
+
+def test_calls_of_a_jitted_loop_are_told_apart():
+    @jax.jit
+    def loop(x, bad):
+        def body(c, i):
+            c = sow(c + 1, "a")
+            return sow(jnp.where(bad & (i == 2), c + 1e-2, c), "b"), None
+
+        return jax.lax.scan(body, x, jnp.arange(4))[0]
+
+    f = lambda x: loop(loop(x, False), False)
+    g = lambda x: loop(loop(x, True), False)
+    for _ in range(2):  # what is compiled by then must not be mistaken either
+        found = compare(f, g)(jnp.float32(0.0))
+        assert (found.first.path, found.first.call, found.first.iteration) == ("b", 0, (2,))
+        places = [(d.path, d.call, d.iteration) for d in found.drifts]
+        assert places == [(p, call, (i,)) for call in (0, 1) for i in range(4) for p in ("a", "b")]

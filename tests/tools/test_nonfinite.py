@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from tests.tools.models import X as MODEL_INPUT
+from tests.tools.models import every_face, forward
 
 import sonde
 from sonde import first_nonfinite, sow
@@ -106,3 +108,63 @@ def test_second_call():
     found = first_nonfinite(lambda x: g(g(x) - 1))(jnp.float32(1.0))
     assert (found.path, found.call) == ("h", 1)
     assert sonde.first_nonfinite(lambda x: g(x))(jnp.float32(1.0)) is None
+
+
+@every_face
+def test_every_face(face):
+    # (1, 2) times 1e38: the first unit of the first row is 5e38, which is too large; its second one is cut off at zero.
+    look_for = first_nonfinite(forward(face))
+    assert look_for(MODEL_INPUT) is None
+    found = look_for(MODEL_INPUT * 1e38)
+    assert (found.path, found.infs, found.nans, found.size) == ("hidden", 1, 0, 6)
+    assert "models.py:" in found.source
+
+
+def test_no_sites():
+    assert first_nonfinite(lambda x: x / 0)(X) is None
+
+
+def test_examples_reach_their_first_bad_iteration_at_different_times():
+    def f(x):
+        def body(s):
+            i, x = s
+            return i + 1, sow(x * x, "x")
+
+        return lax.while_loop(lambda s: s[0] < 8, body, (0, x))
+
+    found = first_nonfinite(jax.jit(jax.vmap(f)))(jnp.array([1.0, 1e3, 1e6, 1e10]))
+    # squared once 1e6, 1e12, 1e20; twice 1e12, 1e24, 1e40
+    assert (found.path, found.iteration, found.example, found.infs) == ("x", (1,), (3,), 1)
+    assert "iteration 1, example 3: 0 NaN and 1 Inf" in str(found)
+
+
+def test_the_line_is_that_of_the_branch_that_ran():
+    def f(which, x):
+        return lax.switch(
+            which,
+            [
+                lambda x: sow(x * 2, "h"),
+                lambda x: sow(x / 0, "h"),
+            ],
+            x,
+        )
+
+    lines = [first_nonfinite(around(f))(1, X).source for around in (lambda f: f, jax.jit)]
+    mapped = first_nonfinite(jax.vmap(f))(jnp.array([0, 1]), jnp.ones(2))
+    sites = sonde.capture(f)(1, X)[1]["h"].sites
+    assert lines == [mapped.source] * 2
+    first_line = int(sites[0].source.rpartition(":")[2])
+    assert int(mapped.source.rpartition(":")[2]) == first_line + 1
+    assert (mapped.call, mapped.example) == (0, (1,))
+
+
+def test_gradient_of_a_later_call_is_not_called_the_first():
+    @jax.jit
+    def g(x):
+        return sow(x, "x") ** 2
+
+    def loss(x):
+        return jnp.sqrt(g(g(x) - 1) * 0.0) + x
+
+    found = first_nonfinite(jax.grad(loss))(jnp.float32(3.0))
+    assert (found.path, found.gradient, found.call) == ("x", True, 1)

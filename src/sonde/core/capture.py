@@ -96,6 +96,20 @@ def _capture_now(f: Callable, patterns: tuple[Pattern, ...], options: dict[str, 
     return result, make_records(handler.items, handler.met, reduce=options["reduce"])
 
 
+def capture_only(
+    f: Callable,
+    patterns: tuple[Pattern, ...],
+    args: Any,
+    kwargs: Any,
+    *,
+    grads: bool = False,
+    reduce: Reduce | None = None,
+) -> Records:
+    """What passes the sites of a call whose result nobody wants. What the call was given is not donated."""
+    options = {"grads": grads, "reduce": reduce, "donates": False}
+    return _capture_now(f, patterns, options, args, kwargs)[1]
+
+
 # What layers above want to know of a run before it begins: the function, its arguments, and what was requested of the
 # layer. Each returns a context manager around the run, which gives what jitted functions depend on (`Looking.extra`).
 LAYERS: list[Callable[[Callable, Any, Any, Any], contextlib.AbstractContextManager[Hashable]]] = []

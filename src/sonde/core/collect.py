@@ -28,6 +28,7 @@ class Collect(Handler):
         reduce: A function of the value, applied at the site, whose result is recorded in its place.
         last: How many of the last iterations of a `while_loop` are kept.
         fold: How several iterations of a `while_loop` become one, if not by keeping the last; see `Handler.fold`.
+        donates: Whether arguments may be donated; see `Handler.donates`.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Collect(Handler):
         reduce: Reduce | None = None,
         last: int = 1,
         fold: Any = None,
+        donates: bool = True,
         depth: int = 1,
     ) -> None:
         key: Hashable = ("collect", patterns, grads, reduce, last, fold, depth)
@@ -46,6 +48,7 @@ class Collect(Handler):
         self.reduce = reduce
         self.last = last
         self.fold = fold
+        self.donates = donates
         self.records_only = reduce is None
 
     def record(self, arrays: list[Any], site: Site, path: str, view: View, *, token: Any, gate: Any) -> None:

@@ -39,8 +39,12 @@ class Handler:
     records_only = False
     # Whether children inside loops are given the number of the iteration, as the first of their steps.
     counts_iterations = False
+    # Whether every run of a loop is to be an object of its own in `ItemSpec.loops`, also if it was compiled once.
+    tells_loops_apart = False
     # Whether gradients are wanted.
     grads = False
+    # Whether jitted functions with sites may donate their arguments. Who drops the results must leave those.
+    donates = True
     # If the sites of a function with its own derivatives must not be inside its call: the handler for the call. The
     # function is then run once more, beside the call, for its sites.
     in_custom_calls: Handler | None = None

@@ -28,7 +28,7 @@ class ItemSpec:
         tree: The structure of the leaves if a `reduce` function made them; None if they are the site's arrays.
         types: The types of the site's arrays, before a `reduce` function.
         loops: The loops around, outermost first, each an object of its own. A `while_loop` is one, though it leaves no
-            axis. They tell runs of a loop apart only for handlers that count iterations.
+            axis.
     """
 
     sites: tuple[Site, ...]

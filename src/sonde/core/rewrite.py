@@ -90,7 +90,7 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = ()) -> Rewritte
             new = _by_running(jaxpr, handler, prefix, steps)
         if not any(isinstance(c, _jax.Tracer) for c in new.consts):  # they belong to this run alone
             known[key] = new
-    elif handler.counts_iterations:  # for it, every run of a loop is one of its own
+    elif handler.tells_loops_apart:
         new = dataclasses.replace(new, specs=in_new_loops(new.specs))
     handler.met.update(new.met)
     return new

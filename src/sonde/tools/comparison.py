@@ -173,23 +173,22 @@ def _run(f: Callable, patterns: Any, grads: bool, args: Any, kwargs: Any) -> tup
     """What was seen, and a function of that and an iteration that sorts into program order."""
 
     def make(depth: int) -> Collect:
-        return Collect(patterns, grads=grads, depth=depth)
+        handler = Collect(patterns, grads=grads, donates=False, depth=depth)
+        handler.tells_loops_apart = True
+        return handler
 
     _, handler = run_with(make, f, args, kwargs, grads=grads)
     records = make_records(handler.items, handler.met)
-    place: dict[tuple[str, int], int] = {}
+    place: dict[tuple[str, int], tuple[int, list[int]]] = {}
     calls: dict[str, int] = {}
-    of_loop: dict[int, int] = {}
+    began: dict[int, int] = {}
     for position, item in enumerate(i for i in merge_choices(expand(handler.items)) if i.view.is_value):
         number = calls[item.path] = calls.get(item.path, -1) + 1
-        place[item.path, number] = position
-        for axis in item.view.axes:
-            if axis.is_loop:
-                of_loop.setdefault(id(axis.loop), position)
+        loops = [began.setdefault(id(axis.loop), position) for axis in item.view.axes if axis.is_loop]
+        place[item.path, number] = (position, loops)
 
     def order(seen: Seen, iteration: tuple[int, ...]) -> Any:
-        position = place.get((seen.path, seen.call), -1)
-        loops = [of_loop.get(id(axis.loop), position) for axis in seen.axes if axis.is_loop]
+        position, loops = place.get((seen.path, seen.call), (-1, []))
         whole = [*zip(loops, iteration), (position, 0)]
         # The way back is the way there, turned round.
         return (1, [(-a, -b) for a, b in whole]) if seen.gradient else (0, whole)

@@ -54,13 +54,14 @@ def first_bad(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
 
 
 class Watching(Collect):
-    """Records what a `reduce` function makes of values and gradients, and when that was.
+    """Records what a `reduce` function makes of values and gradients, and when that was. Nothing is donated.
 
     Attributes:
         indices: The number of the iteration of each loop around, outermost first.
     """
 
     counts_iterations = True
+    tells_loops_apart = True
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Watching(Collect):
         depth: int = 1,
     ) -> None:
         """`reduce` must return what `numbers_of` does, as its first leaves; `fold` must treat these as `first_bad`."""
-        super().__init__(patterns, grads=grads, reduce=reduce, fold=fold, depth=depth)
+        super().__init__(patterns, grads=grads, reduce=reduce, fold=fold, donates=False, depth=depth)
         self.key = ("watching", self.key)
         self.indices: tuple[Any, ...] = ()
 

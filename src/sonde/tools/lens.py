@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.capture import capture, check_callable, like
-from sonde.core.path import Pattern
+from sonde.core.capture import capture_only, check_callable, like
+from sonde.core.path import Pattern, check_pattern
 from sonde.tools.reading import each_seen
 
 
@@ -117,12 +117,11 @@ def logit_lens(f: Callable, *patterns: Pattern, readout: Callable[[Any], Any], k
         entropy = -jnp.sum(jnp.where(jnp.isneginf(logs), 0, jnp.exp(logs) * logs), -1)
         return [tokens, jnp.exp(best), entropy]
 
-    captured = capture(f, *patterns, reduce=read)
+    chosen = tuple(map(check_pattern, patterns))
 
     def lens(*args: Any, **kwargs: Any) -> Lens:
-        _, records = captured(*args, **kwargs)
         found = {}
-        for seen in each_seen(records):
+        for seen in each_seen(capture_only(f, chosen, args, kwargs, reduce=read)):
             found[f"{seen.path}[{seen.call}]" if seen.call else seen.path] = Reading(*seen.value)
         return Lens(found)
 

@@ -12,8 +12,8 @@ from typing import Any, overload
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.capture import capture, check_callable, like
-from sonde.core.path import Pattern
+from sonde.core.capture import capture_only, check_callable, like
+from sonde.core.path import Pattern, check_pattern
 from sonde.core.record import Records
 from sonde.tools.reading import Seen, each_seen, on_host
 from sonde.tools.statistics import EDGES, NAMES, Statistics, described, moments_of_parts
@@ -147,10 +147,11 @@ def summarize(f: Callable, *patterns: Pattern, grads: bool = False) -> Callable[
         ('h', 1.75, 5.0, 1)
     """
     check_callable(f, "summarize")
-    captured = capture(f, *patterns, grads=grads, reduce=moments_of_parts)
+    chosen = tuple(map(check_pattern, patterns))
 
     def summarized(*args: Any, **kwargs: Any) -> Summary:
-        return Summary(list(rows_of(captured(*args, **kwargs)[1], "summarize")))
+        records = capture_only(f, chosen, args, kwargs, grads=grads, reduce=moments_of_parts)
+        return Summary(list(rows_of(records, "summarize")))
 
     return like(summarized, f)
 

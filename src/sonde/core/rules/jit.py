@@ -19,6 +19,8 @@ from sonde.core.trace import RULES, SiteTrace
 def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """A jitted call."""
     handler = trace.handler
+    if not handler.donates:
+        params = {**params, "donated_invars": (False,) * len(params["donated_invars"])}
     new = rewrite(params["jaxpr"], handler)
     inputs = new.inputs(handler)
     fast = _compiled(new, params) if trace.parent is _jax.eval_trace else None

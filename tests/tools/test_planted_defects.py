@@ -1,0 +1,62 @@
+"""`first_nonfinite` in random programs with one planted defect: path, call, iteration, example, direction and line."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tests.tools.planted import INPUT, Planted, planted
+
+from sonde import first_nonfinite
+
+MANY = range(100)
+MANY_MORE = range(100, 1000)
+
+
+@pytest.fixture(autouse=True)
+def quick_to_compile():
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def check(program: Planted) -> None:
+    look_for = first_nonfinite(program.make())
+    calm = look_for(jnp.asarray(INPUT), jnp.asarray(False))
+    assert calm is None, f"{program}\nnot armed, but found: {calm}"
+    found = look_for(jnp.asarray(INPUT), jnp.asarray(True))
+    assert found is not None, f"{program}\nfound nothing"
+    got = (found.path, found.gradient, found.call, found.iteration, found.example, found.source)
+    want = (program.path, program.gradient, program.call, program.iteration, program.example, program.source)
+    assert got == want, f"{program}\nfound: {found}"
+    assert getattr(found, program.kind) > 0, f"{program}\nfound: {found}"
+
+
+@pytest.mark.parametrize("seed", MANY)
+def test_the_place_is_found(seed):
+    check(planted(seed))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seeds", [range(i, i + 25) for i in MANY_MORE[::25]], ids=lambda seeds: str(seeds[0]))
+def test_the_place_is_found_in_many_more(seeds):
+    for seed in seeds:
+        check(planted(seed))
+
+
+def test_what_the_programs_are_made_of():
+    """Every way of nesting, and every defect, is among them several times."""
+    programs = [planted(seed) for seed in MANY]
+    assert Counter(p.gradient for p in programs) == {False: 50, True: 50}
+    around = Counter(kind for p in programs for kind in set(p.trail))
+    kinds = ["jit", "function", "scan", "map", "fori", "traced fori", "while", "while test", "cond", "vmap"]
+    kinds += ["remat", "custom_vjp", "custom_jvp", "grad", "scope"]
+    assert set(around) == set(kinds) and min(around.values()) >= 4
+    assert min(Counter(p.mode for p in programs).values()) >= 5 and len({p.mode for p in programs}) == 5
+    assert min(Counter(p.defect for p in programs).values()) >= 2 and len({p.defect for p in programs}) == 14
+    assert sum(len(p.iteration) > 1 for p in programs) >= 10
+    assert sum(p.call > 0 for p in programs) >= 15
+    assert sum(len(p.example) > 0 for p in programs) >= 10
