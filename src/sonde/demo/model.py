@@ -57,7 +57,7 @@ class AttentionOnly(nnx.Module):
         """The logits, and what every head of every layer wrote: layer, batch, head, position, width."""
         x = sonde.sow(self.embedding(tokens), "embedded")
         written = []
-        for layer in self.layers:
+        for i, layer in enumerate(self.layers):
             written.append(layer(x))
-            x = x + written[-1].sum(axis=1)
+            x = sonde.sow(x + written[-1].sum(axis=1), f"stream/{i}")
         return sonde.sow(self.unembedding(x), "logits"), jnp.stack(written)
