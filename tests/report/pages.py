@@ -120,6 +120,14 @@ def large():
     return examine(jax.value_and_grad(loss), grads=True, title="Large")(normal(64, 64))
 
 
+def many_findings():
+    def f(x):
+        for name in "abcdefghijklmnopqrst":
+            sonde.sow(x * 0, name)
+
+    return examine(f, title="Many findings")(normal(8, 8))
+
+
 def empty():
     return examine(lambda x: x, title="Empty")(1.0)
 

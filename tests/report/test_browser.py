@@ -39,7 +39,7 @@ def driver():
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    names = ("troubled", "hostile", "large", "empty", "healthy")
+    names = ("troubled", "hostile", "large", "many_findings", "empty", "healthy")
     return {name: getattr(pages, name)().write(folder / f"{name}.html") for name in names}
 
 
@@ -251,6 +251,15 @@ def test_empty_and_healthy_pages_say_so(browser):
     assert page.texts("#tree-empty") == ["The program has no sites."]
     assert "no site was met" in page.texts(".findings")[0]
     assert "Nothing wrong was found" in browser.open("healthy").texts("#findings-body")[0]
+
+
+def test_many_findings_are_shown_on_request(browser):
+    page = browser.open("many_findings")
+    assert len(page.all(".findings > li")) == 12
+    (more,) = page.all(".more")
+    assert more.text == "Show 8 more findings"
+    more.click()
+    assert len(page.all(".findings > li")) == 20 and not page.all(".more")
 
 
 def test_500_sites_answer_a_click_within_100_ms(browser):

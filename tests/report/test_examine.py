@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.report import pages
 from tests.tools.models import HIDDEN, X, every_face, forward
 
 import sonde
@@ -297,6 +298,12 @@ def test_terminal_shows_findings_first_then_sites():
     assert text.startswith("My [red]model  2 sites")
     assert text.index("First Inf in squared") < text.index("[bold]scaled")
     assert "float32[4,4]" in text
+
+
+def test_terminal_is_not_flooded():
+    text = text_of(pages.many_findings())
+    assert text.count("is zero everywhere.") == 12
+    assert "... and 8 more, on the page" in text
 
 
 def test_terminal_says_when_all_is_well():

@@ -1,9 +1,11 @@
 """The page is one well-formed file, holds what the report holds, and cannot be broken out of."""
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -124,6 +126,22 @@ def test_size_of_500_sites():
     assert len(page(report.to_json()).encode()) < 5_000_000
 
 
+def test_size_of_500_sites_in_loops_with_pictures():
+    f = lambda x: jax.lax.scan(lambda c, _: (sonde.sow(c * 0.99, "attn"), None), x, length=300)[0].sum()
+    report = examine(jax.grad(f), grads=True)(jnp.ones((2, 8, 64, 64)) / 64)
+    (site,) = report.sites
+    (one,) = examine(lambda x: sonde.sow(x, "attn"))(jnp.ones((2, 8, 64, 64)) / 64).pictures
+    sites = [
+        dataclasses.replace(
+            site, path=f"blocks/{i}/attn", pictures=(dataclasses.replace(one, path=f"blocks/{i}/attn"),)
+        )
+        for i in range(500)
+    ]
+    big = dataclasses.replace(report, sites=tuple(sites))
+    assert len(site.values) == len(site.gradients) == 300
+    assert len(page(big.to_json()).encode()) < 5_000_000
+
+
 def test_pictures_stay_within_their_budget(monkeypatch):
     def f(x):
         for i in range(12):
@@ -148,8 +166,6 @@ def test_json_says_what_the_numbers_are():
 
 
 def test_long_loops_are_thinned_out():
-    import jax
-
     f = lambda x: jax.lax.scan(lambda c, _: (sonde.sow(c + 1, "h"), None), x, length=1000)[0]
     (site,) = examine(f)(0.0).to_json()["sites"]
     series = site["value"]["series"]

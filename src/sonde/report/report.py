@@ -18,11 +18,11 @@ from sonde.report.findings.finding import Finding
 from sonde.report.panels import Panel
 from sonde.report.pictures import Picture
 from sonde.report.plain import counted, plain
-from sonde.report.tables import picture_data, site_data
+from sonde.report.tables import picture_data, sites_data
 from sonde.tools.statistics import EDGES
 from sonde.tools.summary import Summary
 
-PICTURE_BYTES = 2_000_000
+PICTURE_BYTES = 1_500_000
 """How many bytes of pictures a page holds at most, before they are written as text."""
 
 
@@ -99,7 +99,7 @@ class Report:
                 "last_site": failed.last_site,
             },
             "edges": plain(EDGES),
-            "sites": [site_data(site) for site in self.sites],
+            "sites": sites_data(self.sites),
             "families": [
                 {"name": name, "members": [index for _, index in members]}
                 for name, members in families((site.name, i) for i, site in enumerate(self.sites)).items()

@@ -14,11 +14,20 @@ from sonde.report.pictures import Picture
 from sonde.report.plain import number, plain
 from sonde.tools.statistics import Statistics
 
-_POINTS = 128  # of a series over calls and iterations
+_MOST_POINTS = 128  # of a series over calls and iterations
+_LEAST_POINTS = 24
+_ALL_POINTS = 40_000  # of all series of a page together
 
 
-def site_data(site: Examined) -> dict[str, Any]:
-    """One array at one site."""
+def sites_data(sites: Sequence[Examined]) -> list[dict[str, Any]]:
+    """All sites; long series are thinned out, the more the more of them there are."""
+    several = sum(len(steps) > 1 for site in sites for steps in (site.values, site.gradients))
+    points = min(_MOST_POINTS, max(_LEAST_POINTS, _ALL_POINTS // max(several, 1)))
+    return [site_data(site, points) for site in sites]
+
+
+def site_data(site: Examined, points: int = _MOST_POINTS) -> dict[str, Any]:
+    """One array at one site; `points` is how many calls and iterations are told apart."""
     return {
         "path": site.path,
         "part": site.part,
@@ -26,12 +35,12 @@ def site_data(site: Examined) -> dict[str, Any]:
         "dtype": site.dtype,
         "source": site.source,
         "unreached": site.unreached,
-        "value": _side(site.values),
-        "gradient": _side(site.gradients),
+        "value": _side(site.values, points),
+        "gradient": _side(site.gradients, points),
     }
 
 
-def _side(steps: Sequence[Step]) -> dict[str, Any] | None:
+def _side(steps: Sequence[Step], points: int) -> dict[str, Any] | None:
     """All steps in one, and what changes from step to step."""
     if not steps:
         return None
@@ -64,7 +73,7 @@ def _side(steps: Sequence[Step]) -> dict[str, Any] | None:
     return {
         **{name: number(x) for name, x in data.items()},
         "histogram": _histogram(histogram),
-        "series": _series(steps) if len(steps) > 1 else None,
+        "series": _series(steps, points) if len(steps) > 1 else None,
     }
 
 
@@ -79,8 +88,8 @@ def _histogram(counts: np.ndarray) -> dict[str, Any] | None:
     return {"first": int(used[0]), "counts": [int(n) for n in counts[used[0] : used[-1] + 1]]}
 
 
-def _series(steps: Sequence[Step]) -> dict[str, Any]:
-    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _POINTS)).astype(int))
+def _series(steps: Sequence[Step], points: int) -> dict[str, Any]:
+    kept = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), points)).astype(int))
     chosen = [steps[i] for i in kept]
     loops = any(step.row.iteration for step in steps)
     return {
@@ -88,9 +97,6 @@ def _series(steps: Sequence[Step]) -> dict[str, Any]:
         "at": [step.when or "call 0" for step in chosen],
         "of": len(steps),
         "rms": [number(step.rms) for step in chosen],
-        "mean": [number(step.statistics.mean) for step in chosen],
-        "min": [number(step.statistics.min) for step in chosen],
-        "max": [number(step.statistics.max) for step in chosen],
         "nonfinite": [number(step.statistics.nonfinite) for step in chosen],
     }
 

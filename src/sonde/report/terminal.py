@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sonde.report.report import Report
 
 _MARKS = {"problem": ("bold red", "problem"), "warning": ("yellow", "warning"), "note": ("cyan", "note")}
+_MOST_FINDINGS = 12
 _MOST_SITES = 60
 
 
@@ -26,13 +27,15 @@ def shown(report: Report) -> Any:
     parts: list[Any] = [head, Text()]
     if not report.findings:
         parts.append(Text("Nothing wrong was found.", style="green"))
-    for f in report.findings:
+    for f in report.findings[:_MOST_FINDINGS]:
         style, word = _MARKS[f.severity]
         line = Text()
         line.append(f"{word:<8}", style=style)
         line.append(f.text)
         parts.append(line)
         parts.append(Padding(Text(f.help, style="dim"), (0, 0, 0, 8)))
+    if len(report.findings) > _MOST_FINDINGS:
+        parts.append(Text(f"... and {len(report.findings) - _MOST_FINDINGS} more, on the page", style="dim"))
     if report.sites:
         parts += [Text(), _table(report, Table, Text)]
     return Group(*parts)

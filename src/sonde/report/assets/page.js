@@ -51,9 +51,14 @@ function finding(f) {
   return el("li", { class: `card finding ${f.severity}` }, badge(f.severity), el("p", {}, f.text), f.help ? el("p", { class: "help" }, f.help) : null, where.childElementCount ? where : null);
 }
 
+const FINDINGS_AT_ONCE = 12;
+
 function showFindings() {
   const body = $("findings-body");
-  if (data.findings.length) body.append(el("ul", { class: "findings" }, ...data.findings.map(finding)));
+  const list = el("ul", { class: "findings" }, ...data.findings.slice(0, FINDINGS_AT_ONCE).map(finding));
+  const rest = data.findings.slice(FINDINGS_AT_ONCE);
+  const more = el("button", { class: "button more", type: "button", on: { click: () => { list.append(...rest.map(finding)); more.remove(); } } }, `Show ${plural(rest.length, "more finding")}`);
+  if (data.findings.length) body.append(list, ...(rest.length ? [more] : []));
   else body.append(el("p", { class: "card fine" }, "Nothing wrong was found: all values are finite, their scale is steady, and units fire."));
   if (data.failure) {
     body.append(el("details", {}, el("summary", {}, `The whole message of the ${data.failure.kind}`), el("pre", {}, data.failure.message)));
