@@ -75,6 +75,11 @@ class Browser:
     def texts(self, selector):
         return [element.text for element in self.all(selector)]
 
+    def until(self, condition):
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        WebDriverWait(self.driver, 5).until(lambda _: condition())
+
     @property
     def shown(self):
         """The path of the site that is shown."""
@@ -153,7 +158,7 @@ def test_flow_over_a_family_and_a_click_on_it(browser):
     ActionChains(page.driver).click().perform()
     assert page.shown == "blocks/5/out"
     page.all("#flow summary")[0].click()
-    assert len(page.all("#flow tbody tr")) == 6
+    page.until(lambda: len(page.all("#flow tbody tr")) == 6)  # the browser tells of an opened element a moment later
 
 
 def test_tree_by_keyboard(browser):

@@ -7,13 +7,14 @@ and the page are made from nothing else.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from sonde.core.record import Layout, Record, Records
+from sonde.core.record import Record, Records
 from sonde.report.pictures import Picture, decided, pictures_of
 from sonde.report.traits import added_up
 from sonde.tools.reading import Seen, each_seen
@@ -134,10 +135,10 @@ def examined(records: Records) -> tuple[list[Examined], list[Row]]:
     """
     found: list[Examined] = []
     rows: list[Row] = []
-    for path, record in records.items():
+    for path, all_seen in itertools.groupby(each_seen(records), key=lambda seen: seen.path):
         of_part: dict[str, _Gathered] = {}
-        reached = list(_reached(record))
-        for seen in each_seen(Records(*_only(path, record))):
+        reached = list(_reached(records[path]))
+        for seen in all_seen:
             stats, cuts = (seen.value, []) if seen.gradient else seen.value
             # Also what has no numbers, such as random keys and branches that were not taken, is on the list.
             for i, part in enumerate(seen.parts):
@@ -181,11 +182,6 @@ class _Gathered:
             self.unreached and not self.gradients,
             tuple(decided(self.pictures, shares=is_shares(self.values))),
         )
-
-
-def _only(path: str, record: Record) -> tuple[Any, Any]:
-    arrays, (_, calls) = record.tree_flatten()
-    return Layout([(path, calls)]), arrays
 
 
 def _reached(record: Record) -> Iterator[tuple[int, ...]]:

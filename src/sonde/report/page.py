@@ -15,6 +15,7 @@ import re
 from importlib import resources
 from typing import Any
 
+_STYLES = ("theme.css", "parts.css", "layout.css")
 _SCRIPTS = ("elements.js", "colors.js", "charts.js", "maps.js", "tree.js", "site.js", "flow.js", "page.js")
 _PARTS = re.compile(r"\{\{(\w+)\}\}")
 
@@ -32,7 +33,7 @@ def page(data: dict[str, Any]) -> str:
         # Nothing is loaded, and no script runs but this one, whatever the names of sites may hold.
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         "title": html.escape(str(data["title"])),
-        "style": _asset("page.css"),
+        "style": "\n".join(map(_asset, _STYLES)),
         "data": script_safe(data),
         "script": script,
     }

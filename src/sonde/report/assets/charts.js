@@ -66,10 +66,32 @@ function lineChart({ lines, labels, ticks, log = false, height = 230, xTitle = "
     root.append(svg("text", { x: CHART.left - 8, y: y + 4, "text-anchor": "end" }, text.replace("-", "−")));
   }
   for (const { at, text } of ticks || []) {
-    root.append(svg("text", { x: px(at), y: height - below + 16, "text-anchor": at === 0 && n > 1 ? "start" : at === n - 1 && n > 1 ? "end" : "middle" }, text));
+    root.append(
+      svg(
+        "text",
+        {
+          x: px(at),
+          y: height - below + 16,
+          "text-anchor": at === 0 && n > 1 ? "start" : at === n - 1 && n > 1 ? "end" : "middle",
+        },
+        text,
+      ),
+    );
   }
   if (xTitle) root.append(svg("text", { x: CHART.left + plot.w / 2, y: height - 4, "text-anchor": "middle" }, xTitle));
-  if (yTitle) root.append(svg("text", { x: 12, y: CHART.top + plot.h / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${CHART.top + plot.h / 2})` }, yTitle));
+  if (yTitle)
+    root.append(
+      svg(
+        "text",
+        {
+          x: 12,
+          y: CHART.top + plot.h / 2,
+          "text-anchor": "middle",
+          transform: `rotate(-90 12 ${CHART.top + plot.h / 2})`,
+        },
+        yTitle,
+      ),
+    );
 
   for (const line of lines) {
     if (line.band) root.append(band(line, px, py, usable));
@@ -83,13 +105,27 @@ function lineChart({ lines, labels, ticks, log = false, height = 230, xTitle = "
       path += `${open ? "L" : "M"}${px(i).toFixed(1)} ${py(v).toFixed(1)}`;
       open = true;
     });
-    root.append(svg("path", { class: "line", d: path || "M0 0", stroke: line.color, "stroke-dasharray": line.dash ? "5 4" : null }));
+    root.append(
+      svg("path", {
+        class: "line",
+        d: path || "M0 0",
+        stroke: line.color,
+        "stroke-dasharray": line.dash ? "5 4" : null,
+      }),
+    );
     line.y.forEach((v, i) => {
       const alone = usable(v) && !usable(line.y[i - 1]) && !usable(line.y[i + 1]);
-      if (usable(v) && (n <= 80 || alone)) root.append(svg("circle", { cx: px(i), cy: py(v), r: 2.6, fill: line.color }));
+      if (usable(v) && (n <= 80 || alone))
+        root.append(svg("circle", { cx: px(i), cy: py(v), r: 2.6, fill: line.color }));
       if (line.bad && line.bad[i]) {
         const [cx, cy] = [px(i), CHART.top + 5];
-        root.append(svg("path", { d: `M${cx - 4} ${cy - 4}L${cx + 4} ${cy + 4}M${cx + 4} ${cy - 4}L${cx - 4} ${cy + 4}`, stroke: "var(--missing)", "stroke-width": 2 }));
+        root.append(
+          svg("path", {
+            d: `M${cx - 4} ${cy - 4}L${cx + 4} ${cy + 4}M${cx + 4} ${cy - 4}L${cx - 4} ${cy + 4}`,
+            stroke: "var(--missing)",
+            "stroke-width": 2,
+          }),
+        );
       }
     });
   }
@@ -139,7 +175,11 @@ function band(line, px, py, usable) {
 }
 
 function lineLegend(lines) {
-  return el("div", { class: "legend" }, ...lines.map((line) => el("span", {}, el("i", { color: line.color, class: line.dash ? "dash" : null }), line.name)));
+  return el(
+    "div",
+    { class: "legend" },
+    ...lines.map((line) => el("span", {}, el("i", { color: line.color, class: line.dash ? "dash" : null }), line.name)),
+  );
 }
 
 // How many elements lie between one power of two and the next, on both sides of zero.
@@ -159,12 +199,26 @@ function histogram(counts, edges, name) {
     const x = k * w;
     const h = Math.max(1, most ? (n / most) * (base - top) : 0);
     const color = high <= 0 ? "var(--below)" : low >= 0 ? "var(--above)" : "var(--zero)";
-    if (n) root.append(svg("rect", { x: x + w * 0.06, y: base - h, width: w * 0.88, height: h, fill: color, rx: Math.min(2, w / 4) }));
+    if (n)
+      root.append(
+        svg("rect", { x: x + w * 0.06, y: base - h, width: w * 0.88, height: h, fill: color, rx: Math.min(2, w / 4) }),
+      );
     const text = `${bin(low, high)}\n${plural(n, "element")}, ${percent(n / total)}`;
-    root.append(svg("rect", { class: "hit", x, y: top, width: w, height: base - top, on: { pointermove: (event) => tip.show(event, text), pointerleave: tip.hide } }));
+    root.append(
+      svg("rect", {
+        class: "hit",
+        x,
+        y: top,
+        width: w,
+        height: base - top,
+        on: { pointermove: (event) => tip.show(event, text), pointerleave: tip.hide },
+      }),
+    );
     if (low < 0 && high > 0) root.append(svg("text", { x: x + w / 2, y: base + 15, "text-anchor": "middle" }, "0"));
-    else if (high <= 0 && (bars.length - k) % step === 0 && Number.isFinite(low)) label(root, x, base, low, k === 0 ? "start" : "middle");
-    else if (low > 0 && (k + 1) % step === 0 && Number.isFinite(high)) label(root, x + w, base, high, k === bars.length - 1 ? "end" : "middle");
+    else if (high <= 0 && (bars.length - k) % step === 0 && Number.isFinite(low))
+      label(root, x, base, low, k === 0 ? "start" : "middle");
+    else if (low > 0 && (k + 1) % step === 0 && Number.isFinite(high))
+      label(root, x + w, base, high, k === bars.length - 1 ? "end" : "middle");
   });
   return root;
 }
@@ -186,7 +240,7 @@ function mergedBars(counts, edges, total) {
     held += at(middle - near - 1) + at(middle + near + 1);
     if (held > NEAR_ZERO * total) break;
   }
-  for (let more = true; more && end - start + 1 < FEWEST; ) {
+  for (let more = true; more && end - start + 1 < FEWEST;) {
     more = start > 0 || end < last;
     if (start > 0) start -= 1;
     if (end < last) end += 1;

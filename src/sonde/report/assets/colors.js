@@ -54,10 +54,18 @@ function paint(canvas, rows, columns, at, scale) {
 }
 
 function scaleLegend(scale, missing) {
-  const strip = paint(el("canvas", { "aria-hidden": "true" }), 1, 256, (_, j) => scale.low + (j / 255) * (scale.high - scale.low || 1), scale.high > scale.low ? scale : colorScale(0, 1, scale.signed));
+  const strip = paint(
+    el("canvas", { "aria-hidden": "true" }),
+    1,
+    256,
+    (_, j) => scale.low + (j / 255) * (scale.high - scale.low || 1),
+    scale.high > scale.low ? scale : colorScale(0, 1, scale.signed),
+  );
   const parts = [el("span", { class: "scale" }, show(scale.low), strip, show(scale.high))];
   if (missing) {
-    parts.push(el("span", { class: "scale" }, el("span", { class: "swatch", background: `rgb(${MISSING})` }), "not finite"));
+    parts.push(
+      el("span", { class: "scale" }, el("span", { class: "swatch", background: `rgb(${MISSING})` }), "not finite"),
+    );
   }
   return el("div", { class: "legend" }, ...parts);
 }

@@ -17,7 +17,8 @@ function fill(made, attributes, children) {
     if (name === "on") for (const [event, handler] of Object.entries(value)) made.addEventListener(event, handler);
     else if (name === "color") made.style.color = value;
     else if (name === "background") made.style.background = value;
-    else if (name === "width" && made instanceof HTMLElement && !(made instanceof HTMLCanvasElement)) made.style.width = value;
+    else if (name === "width" && made instanceof HTMLElement && !(made instanceof HTMLCanvasElement))
+      made.style.width = value;
     else made.setAttribute(name, value === true ? "" : value);
   }
   for (const child of children.flat()) if (child !== null && child !== undefined && child !== false) made.append(child);

@@ -1,7 +1,9 @@
 // Flow: the scale of values and gradients over depth. A family is one site of numbered layers, such as blocks/*/mlp.
 
 function setUpFlow({ section, choice, body, data, select }) {
-  const arrays = data.sites.map((site, index) => ({ site, index })).filter(({ site }) => isFloat(site) && (site.value || site.gradient));
+  const arrays = data.sites
+    .map((site, index) => ({ site, index }))
+    .filter(({ site }) => isFloat(site) && (site.value || site.gradient));
   if (arrays.length < 2) return () => {};
   section.hidden = false;
   const views = [{ name: "all sites, in program order", members: arrays.map(({ index }) => index) }, ...data.families];
@@ -40,7 +42,10 @@ function flowFigure(view, data, select) {
     labels,
     log: true,
     height: 250,
-    ticks: [{ at: 0, text: clipped(labels[0], 40) }, ...(labels.length > 1 ? [{ at: labels.length - 1, text: clipped(labels[labels.length - 1], 40) }] : [])],
+    ticks: [
+      { at: 0, text: clipped(labels[0], 40) },
+      ...(labels.length > 1 ? [{ at: labels.length - 1, text: clipped(labels[labels.length - 1], 40) }] : []),
+    ],
     name: `Scale of values and gradients over ${view.name}: ${plural(members.length, "site")}`,
     pick: (i) => select(members[i].path),
   });
@@ -52,15 +57,35 @@ function flowFigure(view, data, select) {
   return el(
     "div",
     { class: "card" },
-    figure(`The root mean square at each site on a logarithmic axis, first site on the left: a steady slope means that the scale vanishes or explodes.${gradients} A cross marks what is not finite; a click shows the site.`, lineLegend(lines), chart),
+    figure(
+      `The root mean square at each site on a logarithmic axis, first site on the left: a steady slope means that the scale vanishes or explodes.${gradients} A cross marks what is not finite; a click shows the site.`,
+      lineLegend(lines),
+      chart,
+    ),
     table,
   );
 }
 
 function flowTable(members, labels, select) {
   const rows = members.map((site, i) =>
-    el("tr", {}, el("td", {}, el("button", { class: "link", type: "button", on: { click: () => select(site.path) } }, labels[i])), ...["value", "gradient"].flatMap((key) => ["rms", "min", "max"].map((name) => el("td", {}, site[key] ? show(site[key][name]) : "–")))),
+    el(
+      "tr",
+      {},
+      el("td", {}, el("button", { class: "link", type: "button", on: { click: () => select(site.path) } }, labels[i])),
+      ...["value", "gradient"].flatMap((key) =>
+        ["rms", "min", "max"].map((name) => el("td", {}, site[key] ? show(site[key][name]) : "–")),
+      ),
+    ),
   );
   const heads = ["site", "value rms", "min", "max", "gradient rms", "min", "max"];
-  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((h) => el("th", { scope: "col" }, h)))), el("tbody", {}, ...rows)));
+  return el(
+    "div",
+    { class: "scroll" },
+    el(
+      "table",
+      {},
+      el("thead", {}, el("tr", {}, ...heads.map((h) => el("th", { scope: "col" }, h)))),
+      el("tbody", {}, ...rows),
+    ),
+  );
 }

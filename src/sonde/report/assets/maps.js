@@ -5,7 +5,8 @@ function pixels(picture) {
   const levels = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) levels[i] = text.charCodeAt(i);
   const [low, high] = [num(picture.low), num(picture.high)];
-  const value = (index) => (levels[index] === 255 ? NaN : low / 2 + high / 2 + ((levels[index] - 127) / 254) * (high - low));
+  const value = (index) =>
+    levels[index] === 255 ? NaN : low / 2 + high / 2 + ((levels[index] - 127) / 254) * (high - low);
   return { levels, value, low, high, missing: levels.includes(255) };
 }
 
@@ -63,7 +64,10 @@ function attentionMaps(picture, p, scale) {
   }
   const whole = picture.of;
   const cut = whole[whole.length - 1] > keys ? ` The first ${keys} of ${whole[whole.length - 1]} positions.` : "";
-  return { maps, caption: `Attention weights: a row is a query, a column is a key it looks at; brighter is more.${cut}` };
+  return {
+    maps,
+    caption: `Attention weights: a row is a query, a column is a key it looks at; brighter is more.${cut}`,
+  };
 }
 
 function featureMaps(picture, p, scale) {
@@ -82,7 +86,8 @@ function featureMaps(picture, p, scale) {
     }
   }
   const all = picture.of[picture.of.length - 1];
-  return { maps, caption: `Feature maps: ${channels < all ? `the first ${channels} of ${all}` : plural(channels, "")} channels of ${examples > 1 ? "the first examples" : "the first example"}.`.replace("  ", " ").replace(" s channels", " channels") };
+  const which = channels < all ? `the first ${channels} of ${all} channels` : `all ${channels} channels`;
+  return { maps, caption: `Feature maps: ${which} of the first ${examples > 1 ? `${examples} examples` : "example"}.` };
 }
 
 function matrixMaps(picture, p, scale) {
@@ -98,7 +103,8 @@ function matrixMaps(picture, p, scale) {
     maps.push(el("div", {}, several > 1 ? el("span", {}, `${e}`) : null, canvas));
   }
   const of = picture.of.slice(-2);
-  const cut = of[of.length - 1] > columns || (of.length > 1 && of[0] > rows) ? ` The corner of ${picture.of.join(" × ")}.` : "";
+  const cut =
+    of[of.length - 1] > columns || (of.length > 1 && of[0] > rows) ? ` The corner of ${picture.of.join(" × ")}.` : "";
   return { maps, caption: `The value itself: a column is a unit, a row a position or example.${cut}` };
 }
 
@@ -114,17 +120,35 @@ function heatMap(panel) {
   const scale = colorScale(low, high, panel.signed);
   const rowName = (i) => panel.rows[i] ?? String(i);
   const columnName = (j) => panel.columns[j] ?? String(j);
-  const longest = Array.from({ length: rows }, (_, i) => Math.min(rowName(i).length, 24)).reduce((a, b) => Math.max(a, b), 1);
-  const longestColumn = Array.from({ length: columns }, (_, j) => Math.min(columnName(j).length, 18)).reduce((a, b) => Math.max(a, b), 1);
+  const longest = Array.from({ length: rows }, (_, i) => Math.min(rowName(i).length, 24)).reduce(
+    (a, b) => Math.max(a, b),
+    1,
+  );
+  const longestColumn = Array.from({ length: columns }, (_, j) => Math.min(columnName(j).length, 18)).reduce(
+    (a, b) => Math.max(a, b),
+    1,
+  );
   const cell = Math.max(3, Math.min(44, Math.floor(660 / Math.max(columns, 1)), Math.max(14, Math.floor(560 / rows))));
   const turned = longestColumn * 6.6 > cell * 1.1 && columns > 1;
   const left = longest * 6.6 + 14 + (panel.row_title ? 16 : 0);
   const bottom = (turned ? longestColumn * 5.2 + 14 : 20) + (panel.column_title ? 16 : 0);
   const [w, h] = [columns * cell, rows * cell];
-  const root = svg("svg", { class: "chart", viewBox: `0 0 ${left + w + 8} ${h + bottom + 4}`, role: "img", "aria-label": `${panel.title}: ${rows} rows and ${columns} columns from ${show(low)} to ${show(high)}` });
+  const root = svg("svg", {
+    class: "chart",
+    viewBox: `0 0 ${left + w + 8} ${h + bottom + 4}`,
+    role: "img",
+    "aria-label": `${panel.title}: ${rows} rows and ${columns} columns from ${show(low)} to ${show(high)}`,
+  });
   root.style.width = `${left + w + 8}px`;
   const picture = paint(document.createElement("canvas"), rows, columns, (i, j) => values[i][j], scale);
-  const image = svg("image", { x: left, y: 0, width: w, height: h, preserveAspectRatio: "none", href: picture.toDataURL() });
+  const image = svg("image", {
+    x: left,
+    y: 0,
+    width: w,
+    height: h,
+    preserveAspectRatio: "none",
+    href: picture.toDataURL(),
+  });
   image.style.imageRendering = "pixelated";
   root.append(image);
   const every = (n) => Math.max(1, Math.ceil(12 / cell), Math.ceil(n / 64));
@@ -133,16 +157,26 @@ function heatMap(panel) {
   }
   for (let j = 0; j < columns; j += every(columns)) {
     const [x, y] = [left + (j + 0.5) * cell, h + 14];
-    const place = turned ? { "text-anchor": "end", transform: `translate(${x + 4} ${y - 4}) rotate(-45)` } : { "text-anchor": "middle", x, y };
+    const place = turned
+      ? { "text-anchor": "end", transform: `translate(${x + 4} ${y - 4}) rotate(-45)` }
+      : { "text-anchor": "middle", x, y };
     root.append(svg("text", place, clipped(columnName(j), 18)));
   }
-  if (panel.column_title) root.append(svg("text", { x: left + w / 2, y: h + bottom, "text-anchor": "middle" }, panel.column_title));
-  if (panel.row_title) root.append(svg("text", { "text-anchor": "middle", transform: `translate(12 ${h / 2}) rotate(-90)` }, panel.row_title));
+  if (panel.column_title)
+    root.append(svg("text", { x: left + w / 2, y: h + bottom, "text-anchor": "middle" }, panel.column_title));
+  if (panel.row_title)
+    root.append(
+      svg("text", { "text-anchor": "middle", transform: `translate(12 ${h / 2}) rotate(-90)` }, panel.row_title),
+    );
   if (cell >= 30) {
     for (let i = 0; i < rows; i++) {
       for (let j = 0; j < columns; j++) {
         const [r, g, b] = scale.color(values[i][j]);
-        const text = svg("text", { x: left + (j + 0.5) * cell, y: (i + 0.5) * cell + 4, "text-anchor": "middle" }, Number.isFinite(values[i][j]) ? short(values[i][j]) : "×");
+        const text = svg(
+          "text",
+          { x: left + (j + 0.5) * cell, y: (i + 0.5) * cell + 4, "text-anchor": "middle" },
+          Number.isFinite(values[i][j]) ? short(values[i][j]) : "×",
+        );
         text.style.fill = 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#16191c" : "#ffffff";
         root.append(text);
       }
@@ -161,7 +195,10 @@ function heatMap(panel) {
           const i = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
           const j = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
           const [a, b] = [panel.row_title || "row", panel.column_title || "column"];
-          tip.show(event, `${a} ${rowName(i)}, ${b} ${columnName(j)}\n${Number.isFinite(values[i][j]) ? show(values[i][j]) : "not finite"}`);
+          tip.show(
+            event,
+            `${a} ${rowName(i)}, ${b} ${columnName(j)}\n${Number.isFinite(values[i][j]) ? show(values[i][j]) : "not finite"}`,
+          );
         },
         pointerleave: tip.hide,
       },
@@ -171,7 +208,10 @@ function heatMap(panel) {
 }
 
 function short(x) {
-  const text = Math.abs(x) >= 1000 || (x !== 0 && Math.abs(x) < 0.005) ? x.toExponential(0).replace("e+", "e") : String(Number(x.toPrecision(2)));
+  const text =
+    Math.abs(x) >= 1000 || (x !== 0 && Math.abs(x) < 0.005)
+      ? x.toExponential(0).replace("e+", "e")
+      : String(Number(x.toPrecision(2)));
   return text.replace(/-/g, "−");
 }
 

@@ -6,7 +6,9 @@ for (const site of data.sites) byPath.set(site.path, [...(byPath.get(site.path) 
 const picturesOf = new Map();
 for (const picture of data.pictures) picturesOf.set(picture.path, [...(picturesOf.get(picture.path) || []), picture]);
 const severityOf = new Map();
-for (const f of [...data.findings].reverse()) for (const path of [...f.also, f.path]) severityOf.set(path, f.severity); // the worst last
+for (const f of [...data.findings].reverse()) {
+  for (const path of [...f.also, f.path]) severityOf.set(path, f.severity); // the worst comes last, and stays
+}
 const $ = (id) => document.getElementById(id);
 
 let tree = null;
@@ -20,7 +22,9 @@ function select(path, { move = true } = {}) {
   $("site-title").textContent = path;
   const about = data.findings.filter((f) => f.path === path);
   $("site-body").replaceChildren(
-    ...about.map((f) => el("p", { class: `card about finding ${f.severity}` }, badge(f.severity), el("span", {}, f.text))),
+    ...about.map((f) =>
+      el("p", { class: `card about finding ${f.severity}` }, badge(f.severity), el("span", {}, f.text)),
+    ),
     siteDetail(path, arrays, picturesOf.get(path) || [], data),
   );
   tree.mark(path);
@@ -37,18 +41,32 @@ function badge(severity) {
 function finding(f) {
   const where = el("div", { class: "where" });
   const known = f.path && byPath.has(f.path);
-  if (known) where.append(el("button", { class: "link", type: "button", on: { click: () => select(f.path) } }, `Show ${f.path}`));
+  if (known)
+    where.append(
+      el("button", { class: "link", type: "button", on: { click: () => select(f.path) } }, `Show ${f.path}`),
+    );
   if (f.source) where.append(el("span", { class: "quiet mono" }, f.source));
   const others = f.also.filter((path) => byPath.has(path));
   if (others.length) {
     const list = el("details", {}, el("summary", {}, `${plural(others.length, "more site")}`));
     list.addEventListener("toggle", () => {
       if (!list.open || list.childElementCount > 1) return;
-      list.append(...others.map((path) => el("div", {}, el("button", { class: "link", type: "button", on: { click: () => select(path) } }, path))));
+      list.append(
+        ...others.map((path) =>
+          el("div", {}, el("button", { class: "link", type: "button", on: { click: () => select(path) } }, path)),
+        ),
+      );
     });
     where.append(list);
   }
-  return el("li", { class: `card finding ${f.severity}` }, badge(f.severity), el("p", {}, f.text), f.help ? el("p", { class: "help" }, f.help) : null, where.childElementCount ? where : null);
+  return el(
+    "li",
+    { class: `card finding ${f.severity}` },
+    badge(f.severity),
+    el("p", {}, f.text),
+    f.help ? el("p", { class: "help" }, f.help) : null,
+    where.childElementCount ? where : null,
+  );
 }
 
 const FINDINGS_AT_ONCE = 12;
@@ -57,11 +75,38 @@ function showFindings() {
   const body = $("findings-body");
   const list = el("ul", { class: "findings" }, ...data.findings.slice(0, FINDINGS_AT_ONCE).map(finding));
   const rest = data.findings.slice(FINDINGS_AT_ONCE);
-  const more = el("button", { class: "button more", type: "button", on: { click: () => { list.append(...rest.map(finding)); more.remove(); } } }, `Show ${plural(rest.length, "more finding")}`);
+  const more = el(
+    "button",
+    {
+      class: "button more",
+      type: "button",
+      on: {
+        click: () => {
+          list.append(...rest.map(finding));
+          more.remove();
+        },
+      },
+    },
+    `Show ${plural(rest.length, "more finding")}`,
+  );
   if (data.findings.length) body.append(list, ...(rest.length ? [more] : []));
-  else body.append(el("p", { class: "card fine" }, "Nothing wrong was found: all values are finite, their scale is steady, and units fire."));
+  else
+    body.append(
+      el(
+        "p",
+        { class: "card fine" },
+        "Nothing wrong was found: all values are finite, their scale is steady, and units fire.",
+      ),
+    );
   if (data.failure) {
-    body.append(el("details", {}, el("summary", {}, `The whole message of the ${data.failure.kind}`), el("pre", {}, data.failure.message)));
+    body.append(
+      el(
+        "details",
+        {},
+        el("summary", {}, `The whole message of the ${data.failure.kind}`),
+        el("pre", {}, data.failure.message),
+      ),
+    );
   }
 }
 
@@ -73,17 +118,40 @@ function panel(p) {
 const LINE_COLORS = ["var(--value)", "var(--gradient)", "#2a9d6e", "#a05fc0", "#b5891b", "#7a828b"];
 
 function linesPanel(p) {
-  const lines = p.lines.map((line, i) => ({ name: line.name, color: LINE_COLORS[i % LINE_COLORS.length], dash: i >= LINE_COLORS.length, y: line.y.map(num), bad: line.y.map((y) => !Number.isFinite(num(y))) }));
+  const lines = p.lines.map((line, i) => ({
+    name: line.name,
+    color: LINE_COLORS[i % LINE_COLORS.length],
+    dash: i >= LINE_COLORS.length,
+    y: line.y.map(num),
+    bad: line.y.map((y) => !Number.isFinite(num(y))),
+  }));
   const x = p.x.map(num);
   const n = x.length;
   const at = [...new Set([0, 0.25, 0.5, 0.75, 1].map((share) => Math.round(share * (n - 1))))].filter((i) => i >= 0);
   const title = p.x_title || "step";
-  const chart = lineChart({ lines, x, labels: x.map((v) => `${title} ${show(v)}`), ticks: at.map((i) => ({ at: i, text: show(x[i]) })), log: p.log, xTitle: p.x_title, yTitle: p.y_title, height: 240, name: `${p.title}: ${lines.map((line) => line.name).join(", ")}` });
+  const chart = lineChart({
+    lines,
+    x,
+    labels: x.map((v) => `${title} ${show(v)}`),
+    ticks: at.map((i) => ({ at: i, text: show(x[i]) })),
+    log: p.log,
+    xTitle: p.x_title,
+    yTitle: p.y_title,
+    height: 240,
+    name: `${p.title}: ${lines.map((line) => line.name).join(", ")}`,
+  });
   return el("div", {}, lineLegend(lines), chart);
 }
 
 function textPanel(p) {
-  return el("div", { class: "stack" }, ...p.text.split(/\n\s*\n/).filter((t) => t.trim()).map((paragraph) => el("p", {}, paragraph)));
+  return el(
+    "div",
+    { class: "stack" },
+    ...p.text
+      .split(/\n\s*\n/)
+      .filter((t) => t.trim())
+      .map((paragraph) => el("p", {}, paragraph)),
+  );
 }
 
 function drawPanels() {
@@ -93,16 +161,31 @@ function drawPanels() {
 
 function start() {
   $("title").textContent = data.title;
-  const counts = ["problem", "warning", "note"].map((s) => [s, data.findings.filter((f) => f.severity === s).length]).filter(([, n]) => n);
+  const counts = ["problem", "warning", "note"]
+    .map((s) => [s, data.findings.filter((f) => f.severity === s).length])
+    .filter(([, n]) => n);
   const told = counts.length ? counts.map(([s, n]) => plural(n, s)).join(", ") : "no findings";
-  $("about").textContent = `${plural(byPath.size, "site")}, ${told}. Made ${data.made} with Sonde ${data.versions.sonde} and JAX ${data.versions.jax}.`;
+  $("about").textContent =
+    `${plural(byPath.size, "site")}, ${told}. Made ${data.made} with Sonde ${data.versions.sonde} and JAX ${data.versions.jax}.`;
   showFindings();
   drawPanels();
   const amount = (path) => {
-    const side = byPath.get(path).map((s) => s.value || s.gradient).find(Boolean);
+    const side = byPath
+      .get(path)
+      .map((s) => s.value || s.gradient)
+      .find(Boolean);
     return side ? show(side.rms) : "";
   };
-  tree = buildTree({ root: $("tree"), empty: $("tree-empty"), filter: $("filter"), count: $("filter-count"), paths: [...byPath.keys()], amount, severity: (path) => severityOf.get(path), select });
+  tree = buildTree({
+    root: $("tree"),
+    empty: $("tree-empty"),
+    filter: $("filter"),
+    count: $("filter-count"),
+    paths: [...byPath.keys()],
+    amount,
+    severity: (path) => severityOf.get(path),
+    select,
+  });
   redraw = setUpFlow({ section: $("flow"), choice: $("flow-choice"), body: $("flow-body"), data, select });
   let width = chartWidth();
   addEventListener("resize", () => {

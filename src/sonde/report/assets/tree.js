@@ -10,7 +10,8 @@ function buildTree({ root, empty, filter, count, paths, amount, severity, select
     let sofar = "";
     for (const part of path.split("/")) {
       sofar = sofar ? `${sofar}/${part}` : part;
-      if (!node.children.has(part)) node.children.set(part, { name: part, path: sofar, children: new Map(), site: false });
+      if (!node.children.has(part))
+        node.children.set(part, { name: part, path: sofar, children: new Map(), site: false });
       node = node.children.get(part);
     }
     node.site = true;
@@ -46,11 +47,19 @@ function buildTree({ root, empty, filter, count, paths, amount, severity, select
       el("span", { class: "name", title: node.path }, node.name),
       el("span", { class: "amount", "aria-hidden": "true" }, node.site ? amount(node.path) : ""),
     );
-    const li = el("li", { role: "treeitem", "aria-level": level, tabindex: "-1", "aria-label": `${node.path}${mark ? `, ${mark}` : ""}`, "aria-expanded": folder ? String(open) : null, "aria-selected": node.site ? "false" : null });
+    const li = el("li", {
+      role: "treeitem",
+      "aria-level": level,
+      tabindex: "-1",
+      "aria-label": `${node.path}${mark ? `, ${mark}` : ""}`,
+      "aria-expanded": folder ? String(open) : null,
+      "aria-selected": node.site ? "false" : null,
+    });
     li.append(row);
     li.node = node;
     items.set(node.path, li);
-    if (folder) li.append(el("ul", { role: "group" }, ...Array.from(node.children.values(), (child) => item(child, level + 1))));
+    if (folder)
+      li.append(el("ul", { role: "group" }, ...Array.from(node.children.values(), (child) => item(child, level + 1))));
     return li;
   }
 
@@ -102,7 +111,8 @@ function buildTree({ root, empty, filter, count, paths, amount, severity, select
   root.addEventListener("click", (event) => {
     const li = event.target.closest('[role="treeitem"]');
     if (!li) return;
-    if (event.target.classList.contains("twist") && li.hasAttribute("aria-expanded")) setOpen(li, li.getAttribute("aria-expanded") !== "true");
+    if (event.target.classList.contains("twist") && li.hasAttribute("aria-expanded"))
+      setOpen(li, li.getAttribute("aria-expanded") !== "true");
     else activate(li);
   });
 
