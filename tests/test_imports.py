@@ -9,7 +9,7 @@ import sys
 import pytest
 
 # Everything that Sonde can use and must do without. Of these, optax and rich come with an ordinary installation.
-OPTIONAL = ("equinox", "flax", "haiku", "matplotlib", "optax", "orbax", "rich", "safetensors", "treescope")
+OPTIONAL = ("click", "equinox", "flax", "haiku", "matplotlib", "optax", "orbax", "rich", "safetensors", "treescope")
 
 BLOCK = f"""
 import sys

@@ -194,6 +194,8 @@ class View:
 
     def extra_on(self, name: str, has: Sequence[bool]) -> View:
         """The view of a value with which something goes that has some of the axes."""
+        if not self.axes:
+            return self
         axes = [
             dataclasses.replace(a, lacking=a.lacking - {name} if on else a.lacking | {name})
             for a, on in zip(self.axes, has)
