@@ -240,6 +240,42 @@ def test_gradients_of_values_from_before():
     assert report.sites[0].gradients[0].statistics.norm == pytest.approx(3**0.5)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: jax.numpy_rank_promotion("raise"),
+        lambda: jax.numpy_dtype_promotion("strict"),
+        lambda: jax.debug_nans(True),
+        lambda: jax.checking_leaks(),
+        lambda: jax.enable_x64(True),
+    ],
+    ids=["rank", "dtype", "nans", "leaks", "x64"],
+)
+def test_settings_of_the_program_do_not_disturb(setting):
+    def loss(x):
+        sonde.sow(jax.nn.softmax(x), "attn")
+        y = jax.lax.scan(lambda c, _: (sonde.sow(c * jnp.asarray(2, c.dtype), "loop"), None), x, length=3)[0]
+        return jax.vmap(lambda v: sonde.sow(v, "mapped"))(y).sum()
+
+    with setting():
+        report = examine(jax.jit(jax.value_and_grad(loss)), grads=True)(jax.random.normal(jax.random.key(0), (2, 9, 9)))
+    assert report.failure is None and report.paths == ("attn", "loop", "mapped")
+
+
+def test_nothing_but_gradients():
+    found = []
+
+    def outer(x):
+        _, back = jax.vjp(lambda x: jnp.sum(sonde.sow(x**2, "h")), x)
+        found.append(examine(back, grads=True)(1.0))
+
+    sonde.capture(outer, grads=True)(jnp.arange(3.0))
+    (site,) = found[0].sites
+    assert site.values == () and site.gradients[0].statistics.norm == pytest.approx(3**0.5)
+    assert found[0].to_json()["sites"][0]["value"] is None
+    assert "h" in text_of(found[0])
+
+
 def test_many_devices():
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("d")

@@ -9,9 +9,10 @@ If the program fails, what was seen before is kept.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import jax
@@ -56,7 +57,20 @@ def _arrays_only(value: Any) -> Any:
 
 
 def _reduce(value: Any) -> tuple[Any, Any, Any]:
-    return _seen(_arrays_only(value))
+    with _own_settings():
+        return _seen(_arrays_only(value))
+
+
+@contextlib.contextmanager
+def _own_settings() -> Iterator[None]:
+    """How strict the program is with itself is no matter of those who look at it."""
+    with (
+        jax.numpy_rank_promotion("allow"),
+        jax.numpy_dtype_promotion("standard"),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+    ):
+        yield
 
 
 def _whole(value: Any) -> tuple[Any, Any]:
@@ -105,7 +119,7 @@ class Watch(Watching):
         # has no axis of examples to select by.
         apart = view.gates or (self.indices and view.axes)
         mapped = [sum(axis.on_leaf(i) for axis in view.axes) for i in range(len(arrays))]
-        with look(None):
+        with look(None), _own_settings():
             cut = [{} if apart else pictures(x, n, path, self.limits) for x, n in zip(arrays, mapped)]
         item.leaves, item.tree = jax.tree.flatten((jax.tree.unflatten(item.tree, item.leaves), cut))
 
@@ -172,7 +186,8 @@ def watch(f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *,
             raise
         error = failure
     handler = made[0]
-    items = [_reduced(item) for item in expand(handler.items)]
+    with _own_settings():
+        items = [_reduced(item) for item in expand(handler.items)]
     records = make_records(items, handler.met, reduce=_reduce)
     numbers = []
     for item in items:
