@@ -43,6 +43,8 @@ def test_examples_of(name: str) -> None:
     assert not runner.failures, report.getvalue()
 
 
-@pytest.mark.parametrize("package", ["sonde.core", "sonde.linen", "sonde.nnx", "sonde.ops", "sonde.tools"])
+@pytest.mark.parametrize(
+    "package", ["sonde.core", "sonde.linen", "sonde.nnx", "sonde.ops", "sonde.report", "sonde.tools"]
+)
 def test_every_part_has_examples(package: str) -> None:
     assert any(count for name, count in EXAMPLES.items() if name.startswith(package))

@@ -50,7 +50,7 @@ def test_import_loads_jax_and_little_else() -> None:
     with_sonde, with_jax = loaded_by("import sonde"), loaded_by("import jax, jax.numpy, numpy")
     assert packages(with_sonde) - packages(with_jax) == {"sonde"}
     assert not packages(with_sonde) & set(OPTIONAL)
-    heavy = {"sonde.linen", "sonde.nnx", "sonde.ops", "sonde.tools"}
+    heavy = {"sonde.linen", "sonde.nnx", "sonde.ops", "sonde.report", "sonde.tools"}
     assert not with_sonde & heavy
 
 

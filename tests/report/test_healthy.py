@@ -40,3 +40,15 @@ def test_one_hot_codes_flags_and_counters_are_no_trouble():
 def test_few_examples_do_not_make_units_dead():
     f = lambda x: sonde.sow(jax.nn.relu(x), "h")
     assert examine(f)(jax.random.normal(jax.random.key(0), (4, 100))).findings == ()
+
+
+def test_counters_and_long_rows_of_attention_are_no_trouble():
+    def f(x):
+        jax.lax.scan(lambda t, _: (sonde.sow(t + 1, "time"), None), 0.0, length=3000)
+        return sonde.sow(jax.nn.softmax(sonde.sow(x, "scores")), "weights")
+
+    assert examine(f)(jax.random.normal(jax.random.key(0), (3, 20_000))).findings == ()
+
+
+def test_eight_bits_may_be_full():
+    assert examine(lambda x: sonde.sow(x, "h"))(jnp.linspace(-440, 440, 99).astype(jnp.float8_e4m3fn)).findings == ()

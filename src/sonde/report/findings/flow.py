@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from sonde.report.examined import Examined, Step
+from sonde.report.examined import Examined, Step, is_shares
 from sonde.report.findings.depth import families, layer
 from sonde.report.findings.finding import Finding
 from sonde.report.findings.thresholds import (
@@ -100,7 +100,8 @@ def _loop_finding(site: Examined, scales: Sequence[tuple[Step, float]], gradient
         scales = list(reversed(scales))
     (first, start), (last, end) = scales[0], scales[-1]
     ratio = end / start
-    limit = LOOP_GRADIENT_RATIO if gradient else LOOP_RATIO
+    # What adds up, such as a counter or a sum, grows with the number of iterations and no faster.
+    limit = LOOP_GRADIENT_RATIO if gradient else LOOP_RATIO + 10 * len(scales)
     if ratio < limit and not (gradient and ratio < 1 / limit):
         return None
     what = "Gradients" if gradient else "Values"
@@ -116,6 +117,8 @@ def jumps(sites: Sequence[Examined]) -> list[Finding]:
     found, before = [], None
     for site in sites:
         if not site.is_float or not site.values or site.values[0].statistics.size < JUMP_SIZE:
+            continue
+        if is_shares(site.values):  # the more there are the smaller they are
             continue
         scale = site.values[0].rms
         if math.isnan(scale) or scale == 0:

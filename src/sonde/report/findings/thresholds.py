@@ -14,7 +14,7 @@ DEPTH_RATIO = 1e3
 DEPTH_RATIO_SEVERE = 1e6
 """From which ratio on it is a problem and not a warning."""
 LOOP_RATIO = 1e3
-"""How many times the scale of a value must grow from the first to the last iteration of a loop."""
+"""How many times the scale of a value must grow from the first to the last iteration, and ten times their number."""
 LOOP_GRADIENT_RATIO = 1e6
 """How many times smaller or larger a gradient must become over the iterations of a loop."""
 JUMP_RATIO = 1e4

@@ -25,7 +25,8 @@ _CONSTANT = (
 )
 _NO_GRADIENT = (
     "What comes before this site learns nothing from this loss: look for dead units after it, a product with zeros, a "
-    "saturated activation, or rounding to zero in half precision."
+    "saturated activation, or rounding to zero in half precision. Before a layer that starts at zero it is zero until "
+    "the first step."
 )
 _UNREACHED = (
     "The loss does not depend on them in a differentiable way. That is as it should be for what is only looked at; "
