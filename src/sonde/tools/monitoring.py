@@ -11,12 +11,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sonde.core.capture import capture, check_callable
 from sonde.core.path import Pattern, check_pattern
 from sonde.core.record import Records
-from sonde.tools.reading import check_numbers, chooses
-from sonde.tools.statistics import NAMES, check_names, moments_of_parts
-from sonde.tools.summary import Row, rows_of
+from sonde.tools.fetching import Fetching
+from sonde.tools.reading import check_numbers, chooses, each_seen
+from sonde.tools.statistics import NAMES, check_names, described, moments_of_parts
 from sonde.tools.writers import Writer, json_lines
 
 _GRADIENT = "grad_"
@@ -41,7 +43,8 @@ class Monitored:
         self._wanted = wanted
         self._every = every
         self._writers = writers
-        self._pending: tuple[int, Records] | None = None
+        self._pending: tuple[int, Fetching] | None = None
+        self._chosen: dict[str, tuple[list[str], list[str]]] = {}
         asked = {name for names in wanted.values() for name in names}
         self._names = tuple(n for n in _SCALARS if n in asked or _GRADIENT + n in asked)
         self._captured = capture(
@@ -60,41 +63,49 @@ class Monitored:
         self.flush()
         result, records = self._captured(*args, **kwargs)
         check_numbers(records, "monitor")
-        self._pending = (step, records)
+        self._pending = (step, Fetching.of(records))
         return result
 
     def flush(self) -> dict[str, float]:
         """Fetches and writes what was not yet; returns the newest numbers."""
         if self._pending is not None:
-            step, records = self._pending
+            step, sent = self._pending
             self._pending = None
-            self.latest = self._numbers(records)
+            self.latest = self._numbers(sent.arrived())
             for write in self._writers:
                 write(step, self.latest)
         return self.latest
 
     def _numbers(self, records: Records) -> dict[str, float]:
-        wanted = {
-            path: [name for pattern, names in self._wanted.items() if chooses(pattern, record) for name in names]
-            for path, record in records.items()
-        }
         found: dict[str, float] = {}
-        for row in rows_of(records, "monitor", self._names):
-            for name in wanted[row.path]:
-                if row.gradient == name.startswith(_GRADIENT):
-                    number = getattr(row.statistics, name.removeprefix(_GRADIENT))
-                    found[f"{_place(row)}/{name}"] = float(number)
+        for seen in each_seen(records):
+            names = self._names_at(seen.path, records)[seen.gradient]
+            if not names:
+                continue
+            for part, _, moments in seen.numbers():
+                place = f"{seen.path}{part and '.' + part}{f'[{seen.call}]' if seen.call else ''}"
+                for index, iteration, here in seen.steps(np.shape(moments["counts"])[: seen.loops]):
+                    one = {name: x[index] for name, x in moments.items()} if index else moments
+                    statistics = described(one, here, self._names)
+                    at = f"{place}@{','.join(map(str, iteration))}" if iteration else place
+                    for name in names:
+                        found[f"{at}/{name}"] = float(getattr(statistics, name.removeprefix(_GRADIENT)))
         return found
+
+    def _names_at(self, path: str, records: Records) -> tuple[list[str], list[str]]:
+        """The statistics that are wanted of the value and of the gradient at a path."""
+        if path not in self._chosen:
+            names = [n for p, names in self._wanted.items() if chooses(p, records[path]) for n in names]
+            unique = list(dict.fromkeys(names))
+            gradient = [name for name in unique if name.startswith(_GRADIENT)]
+            self._chosen[path] = ([name for name in unique if name not in gradient], gradient)
+        return self._chosen[path]
 
     def __enter__(self) -> Monitored:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.flush()
-
-
-def _place(row: Row) -> str:
-    return row.name + (f"@{','.join(map(str, row.iteration))}" if row.iteration else "")
 
 
 def monitor(

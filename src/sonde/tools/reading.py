@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
@@ -57,6 +58,15 @@ class Seen:
         return tuple(
             jax.tree_util.keystr(keys, simple=True, separator="/") for keys, x in leaves if isinstance(x, _Part)
         )
+
+    def numbers(self) -> Iterator[tuple[str, Any, Any]]:
+        """Of every array that has numbers its name, type, and what a `reduce` function that lists them made of it.
+
+        There are none in random keys, and no gradient of integers.
+        """
+        for part, kind, made in zip(self.parts, self.types, self.value):
+            if made and (not self.gradient or jnp.issubdtype(kind.dtype, jnp.inexact)):
+                yield part, kind, made
 
     def steps(self, loops: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], np.ndarray | None]]:
         """Every iteration that ran.

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, overload
 
-import jax.numpy as jnp
 import numpy as np
 
 from sonde.core.capture import capture_only, check_callable, like
@@ -164,10 +163,8 @@ def rows_of(records: Records, verb: str, names: Collection[str] = NAMES) -> Iter
 
 def rows_at(seen: Seen, names: Collection[str] = NAMES) -> Iterator[Row]:
     """The rows of one value or gradient, NumPy arrays in it: array by array, and of each by iteration."""
-    for i, part in enumerate(seen.parts):
-        has_numbers = seen.value[i] and not (seen.gradient and not jnp.issubdtype(seen.types[i].dtype, jnp.inexact))
-        if has_numbers:
-            yield from _rows(seen, part, seen.types[i], seen.value[i], names)
+    for part, kind, found in seen.numbers():
+        yield from _rows(seen, part, kind, found, names)
 
 
 def _rows(seen: Seen, part: str, kind: Any, found: dict[str, np.ndarray], names: Collection[str]) -> Iterator[Row]:
