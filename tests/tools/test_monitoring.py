@@ -158,7 +158,15 @@ def test_errors():
         monitor(f, {"h": ["mean"]}, every=0)
     with pytest.raises(TypeError, match="'h' needs a list of statistics, got the string 'mean'"):
         monitor(f, {"h": "mean"})
+    with pytest.raises(CaptureError, match="asked for grad_norm of 'h', but no gradient reached its sites"):
+        monitor(f, {"h": ["mean", "grad_norm"]})(1.0)
     with pytest.raises(NoSuchSiteError, match="pattern 'g' matches none"):
         monitor(f, {"g": ["mean"]})(1.0)
     with pytest.raises(CaptureError, match="monitor must run on numbers"):
         jax.jit(monitor(f, {"h": ["mean"]}))(1.0)
+
+
+def test_repr():
+    step = monitor(plain, {"hidden": ["mean"]}, every=5)
+    step(X)
+    assert repr(step) == "Monitored(plain, every=5, step=1)"

@@ -120,6 +120,11 @@ def test_every_face(face):
     assert "models.py:" in found.source
 
 
+def test_a_negative_context():
+    with pytest.raises(ValueError, match="context must not be negative, got -1"):
+        first_nonfinite(lambda x: x, context=-1)
+
+
 def test_no_sites():
     assert first_nonfinite(lambda x: x / 0)(X) is None
 

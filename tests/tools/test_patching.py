@@ -184,8 +184,18 @@ def test_table_and_errors():
         patch_sweep(network, CLEAN, CORRUPT, "first", lambda y: y)
     with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
         patch_sweep(network, CLEAN, CORRUPT, "first", metric, chunk=0)
+    with pytest.raises(ValueError, match=r"the clean one has float32\[4, 3\], the corrupt one float32\[5, 3\]"):
+        patch_sweep(network, CLEAN, jnp.ones((5, 3)), "first", metric)
+    with pytest.raises(ValueError, match=r"has the shape \[\] and no axis -2; axis=None patches whole values"):
+        patch_sweep(lambda x: sow(x.sum(), "s"), CLEAN, CORRUPT, "s", lambda y: y)
     with pytest.raises(ValueError, match="patch_sweep needs sites"):
         patch_sweep(network, CLEAN, CORRUPT, [], metric)
     loop = lambda x: lax.while_loop(lambda c: c[0, 0] < 3, lambda c: sow(c + 1, "w"), x)
     with pytest.raises(CaptureError, match=r"cannot patch 'w' \(.*\): it is in a while_loop"):
         patch_sweep(loop, CLEAN, CORRUPT, "w", metric)
+
+
+def test_nothing_was_lost():
+    sweep = patch_sweep(network, CLEAN, CLEAN, "first", metric)
+    assert np.isnan(sweep.restored["first"]).all()
+    assert repr(sweep).startswith("Sweep(1 sites, 4 points, metric ")

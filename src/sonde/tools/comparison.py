@@ -77,7 +77,7 @@ class Drift:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
     """What `compare` found.
 
@@ -96,6 +96,9 @@ class Comparison:
     def first(self) -> Drift | None:
         """Where they differ first; None if nowhere."""
         return next((d for d in self.drifts if d.differs), None)
+
+    def __repr__(self) -> str:
+        return f"Comparison({len(self.drifts)} values, first difference: {self.first})"
 
     def __str__(self) -> str:
         first = "no difference" if self.first is None else f"first difference at {self.first} ({self.first.source})"

@@ -67,6 +67,9 @@ class Lens(Mapping[str, Reading]):
             table.add_row(Text(name), *[Text(f"{names(int(t))} {float(p):.2f}") for t, p in zip(tokens, sure)])
         return table
 
+    def __repr__(self) -> str:
+        return f"Lens({list(self)})"
+
     def __rich__(self) -> Any:
         return self.table()
 

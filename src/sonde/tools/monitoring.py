@@ -16,6 +16,7 @@ import numpy as np
 from sonde.core.capture import capture, check_callable
 from sonde.core.path import Pattern, check_pattern
 from sonde.core.record import Records
+from sonde.errors import CaptureError
 from sonde.tools.fetching import Fetching
 from sonde.tools.reading import check_numbers, chooses, each_seen
 from sonde.tools.statistics import NAMES, check_names, described, moments_of_parts
@@ -63,6 +64,8 @@ class Monitored:
         self.flush()
         result, records = self._captured(*args, **kwargs)
         check_numbers(records, "monitor")
+        if not self._chosen:
+            self._check_gradients(records)
         self._pending = (step, Fetching.of(records))
         return result
 
@@ -92,6 +95,16 @@ class Monitored:
                         found[f"{at}/{name}"] = float(getattr(statistics, name.removeprefix(_GRADIENT)))
         return found
 
+    def _check_gradients(self, records: Records) -> None:
+        """At the first step that looks: what is asked of gradients must be there."""
+        for pattern, names in self._wanted.items():
+            asked = [name for name in names if name.startswith(_GRADIENT)]
+            if asked and not any(record.grads for record in records.values() if chooses(pattern, record)):
+                raise CaptureError(
+                    f"monitor was asked for {', '.join(asked)} of {pattern!r}, but no gradient reached its sites: the "
+                    "step must differentiate through them, as `jax.grad` inside it does"
+                )
+
     def _names_at(self, path: str, records: Records) -> tuple[list[str], list[str]]:
         """The statistics that are wanted of the value and of the gradient at a path."""
         if path not in self._chosen:
@@ -100,6 +113,10 @@ class Monitored:
             gradient = [name for name in unique if name.startswith(_GRADIENT)]
             self._chosen[path] = ([name for name in unique if name not in gradient], gradient)
         return self._chosen[path]
+
+    def __repr__(self) -> str:
+        name = getattr(self, "__qualname__", repr(self._train_step))
+        return f"Monitored({name}, every={self._every}, step={self.step})"
 
     def __enter__(self) -> Monitored:
         return self
@@ -133,7 +150,8 @@ def monitor(
     Raises:
         ValueError: There is no such statistic, or `every` is less than 1.
         NoSuchSiteError: When called: a pattern matches no site.
-        CaptureError: When called inside a transform, where there are no numbers yet.
+        CaptureError: When called inside a transform, where there are no numbers yet; or, when called, a statistic of a
+            gradient is asked for and there is no gradient.
 
     Example:
         >>> import jax, jax.numpy as jnp, sonde

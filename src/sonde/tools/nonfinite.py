@@ -67,9 +67,11 @@ def first_nonfinite(f: Callable, *, context: int = 5) -> Callable[..., NonFinite
         context: How many of the sites before it to report the ranges of.
 
     Returns:
-        A function with the arguments of `f`. The result of `f` is dropped.
+        A function with the arguments of `f`. The result of `f` is dropped, and what it was given is not donated. Only
+        sites are looked at: a program without any has nothing that is not finite.
 
     Raises:
+        ValueError: `context` is negative.
         CaptureError: When called inside a transform, where there are no numbers yet.
 
     Example:
@@ -85,6 +87,8 @@ def first_nonfinite(f: Callable, *, context: int = 5) -> Callable[..., NonFinite
         True
     """
     check_callable(f, "first_nonfinite")
+    if context < 0:
+        raise ValueError(f"first_nonfinite: context must not be negative, got {context}")
 
     def look_for(*args: Any, **kwargs: Any) -> NonFinite | None:
         _, handler = run_with(lambda depth: Watching(depth=depth), f, args, kwargs, grads=True)

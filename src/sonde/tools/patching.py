@@ -42,7 +42,7 @@ class _Points(NamedTuple):
 _AT_A_TIME = _Points(1, 32)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Sweep:
     """What `patch_sweep` found.
 
@@ -59,14 +59,24 @@ class Sweep:
 
     @property
     def restored(self) -> dict[str, np.ndarray]:
-        """The scores, as parts of what was lost: 0 is as bad as the corrupt run, 1 as good as the clean one."""
-        lost = float(self.clean) - float(self.corrupt)
+        """The scores, as parts of what was lost: 0 is as bad as the corrupt run, 1 as good as the clean one.
+
+        NaN if the metric is the same for both: nothing was lost.
+        """
+        lost = (float(self.clean) - float(self.corrupt)) or float("nan")
         return {name: (np.asarray(s, np.float64) - float(self.corrupt)) / lost for name, s in self.scores.items()}
 
     def best(self, n: int = 5) -> list[tuple[str, tuple[int, ...], float]]:
         """Where most is restored: name, index and restored part of the `n` best points."""
         points = [(name, index, float(x)) for name, r in self.restored.items() for index, x in np.ndenumerate(r)]
         return sorted(points, key=lambda point: -point[2])[:n]
+
+    def __repr__(self) -> str:
+        points = sum(np.size(s) for s in self.scores.values())
+        return (
+            f"Sweep({len(self.scores)} sites, {points} points, metric {float(self.corrupt):.6g} (corrupt) to "
+            f"{float(self.clean):.6g} (clean))"
+        )
 
     def __rich__(self) -> Any:
         from rich.table import Table
@@ -115,7 +125,8 @@ def patch_sweep(
     Raises:
         NoSuchSiteError: A pattern matches no site.
         CaptureError: A site is in a `while_loop`, whose iterations are not recorded.
-        ValueError: A value has no such axis, the metric is not a number, or `chunk` is less than 1.
+        ValueError: A value has no such axis, the metric is not a number, the two inputs have different shapes, or
+            `chunk` is less than 1.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -135,12 +146,22 @@ def patch_sweep(
     if chunk is not None and chunk < 1:
         raise ValueError(f"patch_sweep: chunk must be at least 1, got {chunk}")
     runs = (f, *(x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)))
+    shapes = [[f"{x.dtype}{list(x.shape)}" for x in _arrays_in(inputs)] for inputs in runs[1:]]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            "patch_sweep puts values of the clean run into the corrupt one, so both inputs must have the same arrays; "
+            f"the clean one has {', '.join(shapes[0])}, the corrupt one {', '.join(shapes[1])}"
+        )
     arrays, rest = arrays_and_rest(runs)
     at_a_time = _AT_A_TIME if jax.default_backend() == "cpu" else _Points(256, None)
     if chunk is not None:
         at_a_time = _Points(at_a_time.least, chunk)
     found, of_clean, of_corrupt = _sweep(patterns, metric, axis, at_a_time)(arrays, rest)
     return Sweep({name: scores for (_, name), scores in sorted(found.items())}, of_clean, of_corrupt)
+
+
+def _arrays_in(inputs: Any) -> list[Any]:
+    return [x for x in jax.tree.leaves(inputs) if hasattr(x, "shape") and hasattr(x, "dtype")]
 
 
 @functools.lru_cache(maxsize=16)
@@ -240,7 +261,8 @@ class _Target:
             own = x.shape[seen.loops + mapped :]
             if axis is not None and not -len(own) <= axis < len(own):
                 raise ValueError(
-                    f"patch_sweep: {seen.path!r} ({seen.site.source}) has the shape {list(own)} and no axis {axis}"
+                    f"patch_sweep: {seen.path!r} ({seen.site.source}) has the shape {list(own)} and no axis {axis}; "
+                    "axis=None patches whole values"
                 )
             lengths.add(1 if axis is None else own[axis])
         if len(lengths) != 1:
