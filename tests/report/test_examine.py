@@ -284,6 +284,20 @@ def test_many_devices():
     assert report.sites[0].values[0].statistics.max == 14
 
 
+def test_what_is_the_same_on_all_devices_counts_once():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+
+    def shard(x):
+        sonde.sow({"varies": x, "same": jnp.arange(3.0)}, "both")
+        return x
+
+    f = jax.shard_map(shard, mesh=mesh, in_specs=spec, out_specs=spec)
+    sites = {site.part: site for site in examine(jax.jit(f))(jnp.arange(8.0)).sites}
+    assert sites["varies"].values[0].statistics.size == 8
+    assert sites["same"].values[0].statistics.size == 3
+
+
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from sonde import _jax
 from sonde.core.capture import run_with
+from sonde.core.collect import spread
 from sonde.core.context import look
 from sonde.core.item import Item, expand
 from sonde.core.path import Pattern
@@ -32,6 +34,7 @@ from sonde.tools.statistics import moments_of_parts
 
 SMALL = 2**20
 """Up to how many bytes the arrays of a site are kept whole until the step is over."""
+_JOIN = (jnp.add, jnp.add, jnp.minimum, jnp.maximum, jnp.add)  # how those of several arrays become one
 _NUMBERS = 6  # how many leaves `numbers_of` has; they come first, as `Watching` wants them
 
 
@@ -76,9 +79,9 @@ def _own_settings() -> Iterator[None]:
 def _whole(value: Any) -> tuple[Any, Any]:
     """The arrays themselves, with nothing yet where `_reduce` has numbers."""
     arrays = _arrays_only(value)
-    # Made of the arrays, so that it varies over what they vary over: examples, and the devices of a mesh.
-    elements = [x.reshape(-1)[:1] for x in arrays if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)]
-    zero = sum((0 * jnp.sum(x != x, dtype=jnp.int32) for x in elements), jnp.zeros((), jnp.int32))
+    # Inside a shard_map a number must vary over what the arrays vary over: there, it is made of them.
+    over_mesh = [x for x in arrays if _jax.varying_axes(x) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)]
+    zero = sum((0 * jnp.sum(x != x, dtype=jnp.int32) for x in over_mesh), jnp.zeros((), jnp.int32))
     return [zero, zero, zero, zero, zero, jnp.zeros((0,), jnp.int32)], arrays
 
 
@@ -134,15 +137,23 @@ def _reduced(item: Item) -> Item:
     if len(whole) != 2 or not isinstance(whole[0], list):  # `(statistics, pictures)`, or the statistics of a gradient
         return item
     numbers, arrays = whole
-    seen: Callable = _seen
-    for _ in item.view.axes:
-        seen = jax.vmap(seen)
-    found, moments, traits = seen(arrays)
-    statistics = [*found[:-1], numbers[-1]], moments, traits
+    # Of several devices an array has an axis only if it varies over them; of examples all arrays have theirs.
+    axes = [axis if axis.kind == "mesh" else dataclasses.replace(axis, leaves=None) for axis in item.view.axes]
+    found, moments, traits = numbers, [], []
+    for i, array in enumerate(arrays):
+        seen: Callable = _seen
+        for _ in range(sum(axis.on_leaf(_NUMBERS + i) for axis in axes)):
+            seen = jax.vmap(seen)
+        mine, (its_moments,), (its_traits,) = seen([array])
+        mine = [spread(x, axes, _NUMBERS + i) for x in mine[:-1]]
+        found = mine if i == 0 else [join(a, b) for join, a, b in zip(_JOIN, found, mine)]
+        moments.append(its_moments)
+        traits.append(its_traits)
+    statistics = [*found[: _NUMBERS - 1], numbers[-1]], moments, traits
     if not item.view.is_value:
         return _with(item, statistics)
     # Where examples take different branches they are put together later, per example: see `Watch.record`.
-    cut = [{} if item.view.gates else pictures(x, len(item.view.axes), item.path, LIMITS) for x in arrays]
+    cut = [{} if item.view.gates else pictures(x, len(axes), item.path, LIMITS) for x in arrays]
     return _with(item, (statistics, cut))
 
 
@@ -199,7 +210,9 @@ def watch(f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *,
 def _is_ours(error: Exception) -> bool:
     """Whether an exception came out of what looks at the values: no fault of the program, and not to be put on it."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(frame.f_code in (_reduce.__code__, pictures.__code__) for frame in frames)
+    return any(
+        frame.f_code in (_reduce.__code__, _whole.__code__, _reduced.__code__, pictures.__code__) for frame in frames
+    )
 
 
 def _with(item: Item, value: Any) -> Item:
