@@ -26,7 +26,7 @@ def zero_by_zero(x: Any, now: Any) -> Any:
 
 
 def log_of_negative(x: Any, now: Any) -> Any:
-    return jnp.log(jnp.where(now, -1.0, 2.0 + x * x))
+    return jnp.log(jnp.where(now, -1.0, 2.0 + jnp.sin(x) ** 2))
 
 
 def infinity_less_infinity(x: Any, now: Any) -> Any:
@@ -54,24 +54,24 @@ FORWARD: dict[Callable, str] = {
 
 
 def root_of_zero(x: Any, now: Any) -> Any:
-    return x + 0.1 * jnp.sqrt(jnp.where(now, 0.0 * x, 1.0 + x * x))
+    return x + 0.1 * jnp.sqrt(jnp.where(now, 0.0 * x, 1.0 + jnp.sin(x) ** 2))
 
 
 def norm_of_zero(x: Any, now: Any) -> Any:
-    return x + 0.1 * jnp.linalg.norm(jnp.where(now, 0.0 * x, 2.0 + x * x))
+    return x + 0.1 * jnp.linalg.norm(jnp.where(now, 0.0 * x, 2.0 + jnp.sin(x) ** 2))
 
 
 def log_not_chosen(x: Any, now: Any) -> Any:
-    z = jnp.where(now, 0.0 * x, 1.0 + x * x)
+    z = jnp.where(now, 0.0 * x, 1.0 + jnp.sin(x) ** 2)
     return x + 0.1 * jnp.where(z > 0, jnp.log(z), 0.0)
 
 
 def power_of_zero(x: Any, now: Any) -> Any:
-    return x + 0.1 * jnp.where(now, 0.0 * x, 1.0 + x * x) ** jnp.array([0.5, 0.25, 0.75])
+    return x + 0.1 * jnp.where(now, 0.0 * x, 1.0 + jnp.sin(x) ** 2) ** jnp.array([0.5, 0.25, 0.75])
 
 
 def angle_of_nothing(x: Any, now: Any) -> Any:
-    z = jnp.where(now, 0.0 * x, 1.0 + x * x)
+    z = jnp.where(now, 0.0 * x, 1.0 + jnp.sin(x) ** 2)
     return x + 0.1 * jnp.arctan2(z, z)
 
 
