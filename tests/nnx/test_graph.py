@@ -1,6 +1,8 @@
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +128,7 @@ def test_a_bad_merge_names_the_paths():
     state["layers"]["extra"] = nnx.Param(1)
     with pytest.raises(ValueError, match=r"missing: layers/1/w; not expected: layers/extra"):
         nnx.merge(graphdef, state)
-    with pytest.raises(ValueError, match="expected 8, got 2"):
+    with pytest.raises(ValueError, match="the graphdef has 8 leaves, and 2 are given"):
         nnx.unflatten(graphdef, [1, 2])
 
 
@@ -361,3 +363,35 @@ def test_paths_and_keys_move_to_flax_and_back(same):
     nnx.replace_by_pure_dict(back, flax.to_pure_dict(state))
     nnx.update(ours, back)
     assert ours.w.tolist() == [2, 2] and ours.layers[2].w.get_value() == 3.0
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: nnx.merge(*nnx.split(model)),
+        lambda model: nnx.update(model, nnx.to_pure_dict(nnx.state(model))),
+        lambda model: nnx.merge(*nnx.split(model, nnx.Param, ...)),
+        lambda model: nnx.map(lambda path, leaf: leaf, model),
+        lambda model: list(nnx.iter_graph(model)),
+        lambda model: nnx.to_flat_state(nnx.state(model)),
+        lambda model: nnx.traversals.flatten_mapping(nnx.state(model)),
+        lambda model: nnx.find_duplicates(model),
+        lambda model: nnx.clone(model),
+        lambda model: nnx.jit(lambda m: m.w[...] + 1)(model),
+    ],
+)
+def test_nothing_keeps_a_model_until_garbage_is_collected(use):
+    model = nnx.Dict(w=nnx.Param(jnp.ones(2)), inner=nnx.Dict(a=nnx.BatchStat(jnp.zeros(1)), b=nnx.List([1, 2])))
+    use(model)  # what is kept for the next call, such as a compiled function, is made by the first
+    gc.collect()
+    gc.disable()
+    try:
+        model = nnx.Dict(
+            w=nnx.Param(jnp.ones(2)), inner=nnx.Dict(a=nnx.BatchStat(jnp.zeros(1)), items=nnx.List([1, 2]))
+        )
+        seen = [weakref.ref(model), weakref.ref(model.inner)]
+        use(model)
+        del model
+        assert [ref() for ref in seen] == [None, None]
+    finally:
+        gc.enable()

@@ -175,27 +175,31 @@ def fields_of(module: Module) -> Iterator[str]:
 
 def clone(module: Module, *, parent: Any, deep: bool, updates: Mapping[str, Any], reset_names: bool = False) -> Any:
     """A copy of a module under another parent; `deep` copies the modules in its fields too, free of any scope."""
-    from sonde.linen.module import Module
+    return _Cloning(deep=deep, reset_names=reset_names).copy(module, parent, updates)
 
-    copies: dict[int, Any] = {}
 
-    def copy_of(leaf: Any, _: str) -> Any:
-        if not isinstance(leaf, Module):
-            return leaf
-        if id(leaf) not in copies:
-            changes = {"name": None} if reset_names else {}
-            copies[id(leaf)] = build(leaf, None, changes)
-        return copies[id(leaf)]
+class _Cloning:
+    """One call of `clone`: what was copied once is not copied again."""
 
-    def build(source: Module, parent: Any, changes: Mapping[str, Any]) -> Any:
+    def __init__(self, *, deep: bool, reset_names: bool) -> None:
+        self._deep = deep
+        self._renamed: dict[str, Any] = {"name": None} if reset_names else {}
+        self._copies: dict[int, Any] = {}
+
+    def copy(self, source: Module, parent: Any, changes: Mapping[str, Any]) -> Any:
         values = {name: getattr(source, name) for name in fields_of(source)}
-        if deep:
+        if self._deep:
             for name, value in values.items():
                 if contains_module(value):
-                    values[name] = frozen_containers(value, copy_of)
+                    values[name] = frozen_containers(value, self._below)
         return type(source)(**{"name": source.name, **values, "parent": parent, **changes})
 
-    return build(module, parent, updates)
+    def _below(self, leaf: Any, _: str) -> Any:
+        from sonde.linen.module import Module
+
+        if isinstance(leaf, Module) and id(leaf) not in self._copies:
+            self._copies[id(leaf)] = self.copy(leaf, None, self._renamed)
+        return self._copies.get(id(leaf), leaf)
 
 
 def contains_module(value: Any) -> bool:

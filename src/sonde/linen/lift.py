@@ -228,18 +228,10 @@ class Bridge:
         def run(scopes: Sequence[Scope], *args: Any, **kwargs: Any) -> Any:
             copies: dict[int, Any] = {}
 
-            def rebuild(old: Any) -> Any:
-                if id(old) not in self._index:
-                    return old
-                if id(old) not in copies:
-                    scope = scopes[self._index[id(old)]]
-                    copies[id(old)] = self._copy(old, scope, rebuild, cls if old is source else None)
-                return copies[id(old)]
-
             def put_back(leaf: Any) -> Any:
-                return rebuild(self._taken[leaf.value.index]) if _is_slot(leaf) else leaf
+                return self._copy(self._taken[leaf.value.index], scopes, copies) if _is_slot(leaf) else leaf
 
-            copy = rebuild(source)
+            copy = self._copy(source, scopes, copies, cls)
             object.__setattr__(copy, "_state", state.for_transform())
             args, kwargs = jax.tree.map(put_back, (args, kwargs), is_leaf=_is_slot)
             output = fn(copy, *args, **kwargs)
@@ -250,15 +242,21 @@ class Bridge:
         run.of = (fn, cls)  # pyright: ignore[reportFunctionMemberAccess]
         return run
 
-    @staticmethod
-    def _copy(old: Any, scope: Scope, rebuild: Callable[[Any], Any], cls: type[Module] | None) -> Any:
+    def _copy(self, old: Any, scopes: Sequence[Scope], copies: dict[int, Any], cls: type[Module] | None = None) -> Any:
+        """The copy of a module or variable on the scopes of the transform, made once; other things as they are."""
+        index = self._index.get(id(old))
+        if index is None or id(old) in copies:
+            return copies.get(id(old), old)
         if isinstance(old, Variable):
-            return Variable(scope, old.collection, old.name, unbox=old._unbox)
-        values = {name: getattr(old, name) for name in attach.fields_of(old)}
-        for name, value in values.items():
-            if attach.contains_module(value):
-                values[name] = attach.frozen_containers(value, lambda leaf, _: rebuild(leaf))
-        return (cls or type(old))(**values, name=old.name, parent=scope)
+            new: Any = Variable(scopes[index], old.collection, old.name, unbox=old._unbox)
+        else:
+            values = {name: getattr(old, name) for name in attach.fields_of(old)}
+            for name, value in values.items():
+                if attach.contains_module(value):
+                    values[name] = attach.frozen_containers(value, lambda leaf, _: self._copy(leaf, scopes, copies))
+            new = (cls or type(old))(**values, name=old.name, parent=scopes[index])
+        copies[id(old)] = new
+        return new
 
 
 def _is_bound(leaf: Any) -> bool:

@@ -258,8 +258,11 @@ def walk(
         n = len(leaves) - start
         return (CONTAINER, type(value), keys, rebuild, definitions, _entries(definitions), n)
 
-    found.definition = visit_data(root, ())
-    return found
+    try:
+        found.definition = visit_data(root, ())
+        return found
+    finally:
+        visit = visit_node = visit_data = visit_static = announce = visit_container = _released
 
 
 def _entries(definitions: Iterable[Any]) -> int:
@@ -307,6 +310,15 @@ def unflatten_once(cls: type, keys: tuple[Any, ...], rebuild: Any, children: lis
     if cls is State:
         return State(dict(zip(keys, children)), _copy=False)
     return jax.tree_util.tree_unflatten(rebuild, children)
+
+
+def _released(*args: Any, **kwargs: Any) -> Any:
+    """Takes the place of the functions that `walk` and `build` consist of, when these are done.
+
+    Functions that refer to each other keep each other alive, and with them the model, until the garbage collector
+    comes by. They are functions inside a function because that is the quickest way to share what they work on.
+    """
+    raise AssertionError("a walk goes on although it is over")
 
 
 class _Misfit(Exception):
@@ -433,19 +445,19 @@ def build(
             known[d[2]] = value
         return value
 
-    if finish is not None:
-        return make_and_finish(definition, (), finish)
-    if not from_state:
-        return make(definition, None)
     if isinstance(state, FlatState):
         state = traversals.unflatten_mapping(state)
-    before = dict(known)
+    before = dict(known) if from_state else {}
     try:
-        return make(definition, state)
+        return make(definition, state) if finish is None else make_and_finish(definition, (), finish)
     except (KeyError, _Misfit):
+        if not from_state:
+            raise
         known.clear()
         known.update(before)
         return build(definition, collect(definition, state), known=known, recreate=recreate)
+    finally:
+        make = make_and_finish = _released
 
 
 def _plain_mapping(state: Any, entries: int) -> Any:
@@ -473,47 +485,42 @@ def collect(definition: Any, state: Any) -> list[Any]:
     out: list[Any] = []
     missing: list[Path] = []
     surplus: list[Path] = []
-
-    def gather(d: Any, mapping: Any, path: Path) -> None:
-        if d[0] == NODE:
-            names, children = d[3].data, d[5]
-        else:
-            names, children = d[2], d[4]
-        if type(mapping) is not dict:
-            if isinstance(mapping, State):
-                mapping = mapping.raw_mapping
-            elif not isinstance(mapping, Mapping):
-                missing.append(path)
-                surplus.append(path)
-                return
-        used = 0
-        for name, child in zip(names, children):
-            tag = child[0]
-            if tag in (VARIABLE, ARRAY):
-                if name in mapping:
-                    out.append(mapping[name])
-                    used += 1
-                else:
-                    missing.append((*path, name))
-            elif tag >= CONTAINER and tag != REFERENCE and child[-1]:
-                if name in mapping:
-                    gather(child, mapping[name], (*path, name))
-                    used += 1
-                else:
-                    missing.append((*path, name))
-        if used != len(mapping):
-            _surplus(d, mapping, path, surplus)
-
-    gather(definition, state, ())
+    _gather(definition, state, (), out, missing, surplus)
     if missing or surplus:
         expected = definition[-1]
         parts = [f"missing: {_names(missing)}"] if missing else []
         parts += [f"not expected: {_names(surplus)}"] if surplus else []
         raise ValueError(
-            f"Incorrect number of leaves: the GraphDef has {expected}, and the states do not fit it "
-            f"({'; '.join(parts)}). Pass all states that nnx.split returned, each leaf once."
+            f"the states do not fit the GraphDef, which has {expected} leaves ({'; '.join(parts)}). "
+            f"Pass all states that nnx.split returned, each leaf once."
         )
     return out
+
+
+def _gather(d: Any, mapping: Any, path: Path, out: list[Any], missing: list[Path], surplus: list[Path]) -> None:
+    """Adds the leaves of a node or container to `out`, and the paths that are only on one side to the other two."""
+    names, children = (d[3].data, d[5]) if d[0] == NODE else (d[2], d[4])
+    if type(mapping) is not dict:
+        if isinstance(mapping, State):
+            mapping = mapping.raw_mapping
+        elif not isinstance(mapping, Mapping):
+            missing.append(path)
+            surplus.append(path)
+            return
+    used = 0
+    for name, child in zip(names, children):
+        if not count_leaves(child):
+            continue
+        if name not in mapping:
+            missing.append((*path, name))
+            continue
+        used += 1
+        if child[0] in (VARIABLE, ARRAY):
+            out.append(mapping[name])
+        else:
+            _gather(child, mapping[name], (*path, name), out, missing, surplus)
+    if used != len(mapping):
+        _surplus(d, mapping, path, surplus)
 
 
 def _surplus(d: Any, mapping: Mapping[Any, Any], path: Path, surplus: list[Path]) -> None:
@@ -559,28 +566,29 @@ def paths_of(root: Any, target: Any) -> list[Path]:
     found: list[Path] = []
     entered: set[int] = set()
 
-    def look(value: Any, path: Path) -> None:
-        if value is target:
-            found.append(path)
-            if len(found) > 1 or id(value) in entered:
-                return
-        kind = kind_of(value)
-        if id(value) in entered or value is None:
-            return
-        if kind == NODE:
-            layout, data, _ = value._structure()
-            keys, children = layout.data, data
-        elif kind == CONTAINER:
-            keys, children, _ = flatten_once(value)
-        else:
-            return
-        entered.add(id(value))
-        for key, child in zip(keys, children):
-            look(child, (*path, key))
-        entered.discard(id(value))
-
-    look(root, ())
+    _look_for(target, root, (), found, entered)
     return found
+
+
+def _look_for(target: Any, value: Any, path: Path, found: list[Path], entered: set[int]) -> None:
+    if value is target:
+        found.append(path)
+        if len(found) > 1 or id(value) in entered:
+            return
+    kind = kind_of(value)
+    if id(value) in entered or value is None:
+        return
+    if kind == NODE:
+        layout, data, _ = value._structure()
+        keys, children = layout.data, data
+    elif kind == CONTAINER:
+        keys, children, _ = flatten_once(value)
+    else:
+        return
+    entered.add(id(value))
+    for key, child in zip(keys, children):
+        _look_for(target, child, (*path, key), found, entered)
+    entered.discard(id(value))
 
 
 def alias_error(root: Any, target: Any, who: str) -> ValueError:

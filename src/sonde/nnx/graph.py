@@ -211,8 +211,11 @@ def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     return made[0] if len(made) == 1 else made
 
 
+_MET = -1
+
+
 def flatten(
-    node: Any, /, *, with_paths: bool = True, ref_index: dict[int, int] | None = None, graph: bool | None = None
+    node: Any, /, *, with_paths: bool = True, ref_index: dict[int, Any] | None = None, graph: bool | None = None
 ) -> tuple[GraphDef[Any], Any]:
     """A model as a GraphDef and its leaves, flat.
 
@@ -223,6 +226,9 @@ def flatten(
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
     found = walk(node, graph=resolve(graph), who="flatten", seen=ref_index)
+    if ref_index is not None:
+        # Objects are told apart by their id, so those that were met must live as long as their numbers do.
+        ref_index.setdefault(_MET, []).append((found.nodes, found.leaves))
     if with_paths:
         flat = FlatState.from_sorted_keys_values(tuple(found.paths), found.leaves)
         return GraphDef(found.definition, _place(node)), flat
@@ -257,7 +263,9 @@ def unflatten(
     leaves = None
     if isinstance(state, (list, tuple)):
         if len(state) != graphdef.num_leaves:
-            raise ValueError(f"Incorrect number of leaves, expected {graphdef.num_leaves}, got {len(state)}.")
+            raise ValueError(
+                f"nnx.unflatten: the graphdef has {graphdef.num_leaves} leaves, and {len(state)} are given."
+            )
         leaves = list(state)
     elif copy_variables:
         leaves = collect(graphdef.definition, state)
@@ -306,7 +314,7 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
         if given != graphdef.num_leaves:
             collect(graphdef.definition, merge_state(*states))  # names what is missing, if something is
             raise ValueError(
-                f"Incorrect number of leaves, expected {graphdef.num_leaves}, got {given}: a leaf is given twice."
+                f"nnx.merge: the graphdef has {graphdef.num_leaves} leaves, and {given} are given: some of them twice."
             )
         one = merge_state(*states)
     return unflatten(graphdef, one, copy_variables=copy, recreate_variables=recreate_variables)

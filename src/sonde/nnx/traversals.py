@@ -45,17 +45,21 @@ def sort_by_path(items: Iterable[tuple[tuple[Any, ...], Any]]) -> list[tuple[tup
 def flatten_to_sequence(xs: Mapping[Any, Any], /, *, is_leaf: IsLeaf | None = None) -> list[tuple[Any, Any]]:
     """Pairs of path and leaf of a nested mapping, in the order in which the mapping has them."""
     out: list[tuple[Any, Any]] = []
-
-    def visit(node: Mapping[Any, Any], prefix: tuple[Any, ...]) -> None:
-        for key, value in node.items():
-            path = (*prefix, key)
-            if isinstance(value, Mapping) and not (is_leaf is not None and is_leaf(path, value)):
-                visit(value, path)
-            else:
-                out.append((path, value))
-
-    visit(xs, ())
+    _add_leaves(xs, (), out, is_leaf)
     return out
+
+
+def _add_leaves(
+    node: Mapping[Any, Any], prefix: tuple[Any, ...], out: list[Any], is_leaf: IsLeaf | None, keep_empty: bool = False
+) -> None:
+    for key, value in node.items():
+        path = (*prefix, key)
+        if not isinstance(value, Mapping) or (is_leaf is not None and is_leaf(path, value)):
+            out.append((path, value))
+        elif value or not keep_empty:
+            _add_leaves(value, path, out, is_leaf, keep_empty)
+        else:
+            out.append((path, empty_node))
 
 
 def flatten_mapping(
@@ -71,23 +75,9 @@ def flatten_mapping(
     """
     if not isinstance(xs, Mapping):
         raise TypeError(f"Expected a mapping, got {type(xs).__name__}.")
-    out: dict[Any, Any] = {}
-
-    def name(path: tuple[Any, ...]) -> Any:
-        return path if sep is None else sep.join(map(str, path))
-
-    def visit(node: Mapping[Any, Any], prefix: tuple[Any, ...]) -> None:
-        if not node and keep_empty_nodes and prefix:
-            out[name(prefix)] = empty_node
-        for key, value in node.items():
-            path = (*prefix, key)
-            if isinstance(value, Mapping) and not (is_leaf is not None and is_leaf(path, value)):
-                visit(value, path)
-            else:
-                out[name(path)] = value
-
-    visit(xs, ())
-    return out
+    out: list[tuple[Any, Any]] = []
+    _add_leaves(xs, (), out, is_leaf, keep_empty_nodes)
+    return dict(out) if sep is None else {sep.join(map(str, path)): value for path, value in out}
 
 
 def unflatten_mapping(xs: Any, /, *, sep: str | None = None) -> dict[Any, Any]:
