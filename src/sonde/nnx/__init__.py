@@ -41,7 +41,6 @@ from sonde.nnx.graph_mode import set_graph_mode, set_graph_updates
 from sonde.nnx.iteration import find_duplicates, iter_children, iter_graph
 
 # --- layers (nnx/layers/) ---
-from sonde.nnx.layers import initializers
 from sonde.nnx.layers.activations import PReLU
 from sonde.nnx.layers.attention import MultiHeadAttention, dot_product_attention
 from sonde.nnx.layers.convolution import Conv, ConvTranspose
@@ -106,6 +105,7 @@ from sonde.nnx.trees import from_tree, prefix, to_tree
 from sonde.nnx.variable import BatchStat, Cache, Intermediate, Param, Perturbation, Variable
 from sonde.nnx.variable_names import register_variable_name, variable_name_from_type, variable_type_from_name
 from sonde.nnx.views import view, view_info, with_attributes
+from sonde.ops import named_initializers as initializers
 from sonde.ops.activations import (
     celu,
     elu,
@@ -133,8 +133,8 @@ from sonde.ops.activations import (
     swish,
     tanh,
 )
-from sonde.ops.initializers import Initializer
 from sonde.ops.masks import combine_masks, make_attention_mask, make_causal_mask
+from sonde.ops.named_initializers import Initializer
 from sonde.ops.pooling import avg_pool, max_pool, min_pool, pool
 from sonde.ops.sequence import flip_sequences
 

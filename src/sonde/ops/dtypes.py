@@ -46,13 +46,13 @@ def canonicalize_dtype(*args: Any, dtype: Dtype | None = None, inexact: bool = T
         >>> canonicalize_dtype(jnp.zeros(2, jnp.int32), None)
         dtype('float32')
     """
-    if dtype is None:
-        dtype = jnp.result_type(*(jnp.asarray(x) for x in args if x is not None))
+    if dtype is not None:
         if inexact and not jnp.issubdtype(dtype, jnp.inexact):
-            dtype = jnp.promote_types(jnp.float32, dtype)
-    if inexact and not jnp.issubdtype(dtype, jnp.inexact):
-        raise ValueError(f"Dtype must be inexact: a floating or complex dtype is needed, got {dtype}.")
-    return dtype
+            raise ValueError(f"dtype must be inexact, that is floating or complex, to compute in, got {dtype}.")
+        return dtype
+    present = [jnp.asarray(x) for x in args if x is not None]
+    found = jnp.result_type(*present)
+    return found if not inexact or jnp.issubdtype(found, jnp.inexact) else jnp.promote_types(found, jnp.float32)
 
 
 def promote_dtype(args: T, /, *, dtype: Dtype | None = None, inexact: bool = True) -> T:

@@ -1,4 +1,4 @@
-"""Initial values: JAX's initializers, and what each kind of parameter starts with when nothing is said.
+"""Initial values: what each kind of parameter starts with when nothing is said, and how it is drawn.
 
 Where the two Flax faces differ:
 
@@ -20,73 +20,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.nn.initializers import (
-    Initializer,
-    constant,
-    delta_orthogonal,
-    glorot_normal,
-    glorot_uniform,
-    he_normal,
-    he_uniform,
-    kaiming_normal,
-    kaiming_uniform,
-    lecun_normal,
-    lecun_uniform,
-    normal,
-    ones,
-    orthogonal,
-    truncated_normal,
-    uniform,
-    variance_scaling,
-    xavier_normal,
-    xavier_uniform,
-    zeros,
-)
 
 from sonde.ops.dtypes import Dtype
+from sonde.ops.named_initializers import he_uniform, lecun_normal, ones, orthogonal, variance_scaling, zeros
 
 __all__ = [
     "SAME_WHEN_COMPILED",
-    "Initializer",
     "compiled_draw",
-    "constant",
     "default_bias_init",
     "default_embed_init",
     "default_kernel_init",
     "default_lora_a_init",
-    "delta_orthogonal",
-    "glorot_normal",
-    "glorot_uniform",
-    "he_normal",
-    "he_uniform",
-    "kaiming_normal",
-    "kaiming_uniform",
-    "lecun_normal",
-    "lecun_uniform",
     "matrix_shape",
-    "normal",
     "ones",
-    "ones_init",
     "orthogonal",
     "orthogonal_any_dtype",
-    "truncated_normal",
-    "uniform",
-    "variance_scaling",
-    "xavier_normal",
-    "xavier_uniform",
     "zeros",
-    "zeros_init",
 ]
-
-
-def zeros_init() -> Initializer:
-    """An initializer that gives zeros."""
-    return zeros
-
-
-def ones_init() -> Initializer:
-    """An initializer that gives ones."""
-    return ones
 
 
 default_kernel_init = lecun_normal()

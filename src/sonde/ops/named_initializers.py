@@ -1,6 +1,9 @@
-"""Initial values, `nnx.initializers`: JAX's initializers under the names that Flax exports."""
+"""The initializers that people name: JAX's, under the names of `flax.nnx.initializers` and `flax.linen.initializers`.
 
-from sonde.ops.initializers import (
+This list is what both faces show as `initializers`.
+"""
+
+from jax.nn.initializers import (
     Initializer,
     constant,
     delta_orthogonal,
@@ -14,7 +17,6 @@ from sonde.ops.initializers import (
     lecun_uniform,
     normal,
     ones,
-    ones_init,
     orthogonal,
     truncated_normal,
     uniform,
@@ -22,7 +24,6 @@ from sonde.ops.initializers import (
     xavier_normal,
     xavier_uniform,
     zeros,
-    zeros_init,
 )
 
 __all__ = [
@@ -49,3 +50,13 @@ __all__ = [
     "zeros",
     "zeros_init",
 ]
+
+
+def zeros_init() -> Initializer:
+    """An initializer that gives zeros."""
+    return zeros
+
+
+def ones_init() -> Initializer:
+    """An initializer that gives ones."""
+    return ones
