@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from tests.tools.models import X, every_face, forward
 
 from sonde import sow
@@ -118,6 +119,15 @@ def test_plain_data_and_table():
     assert shown.getvalue().count("[c]") == 6  # three at each end
     assert "kind" not in shown.getvalue()
     assert repr(summary).startswith("20 rows\n  [c]  0  value  float32[2]  1  0  1  1  1.41  0  0  0")
+
+
+def test_arrays_whose_types_say_how_they_are_sharded():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.arange(8.0).reshape(4, 2), NamedSharding(mesh, PartitionSpec("d")))
+        rows = summarize(jax.jit(jax.grad(lambda x: jnp.sum(sow(x * 2, "h") ** 2))), grads=True)(x)
+    assert [(r.gradient, r.statistics.max) for r in rows] == [(False, 14.0), (True, 28.0)]
+    assert [r.statistics.histogram.sum() for r in rows] == [8, 8]
 
 
 def test_errors():

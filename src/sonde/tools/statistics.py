@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, PartitionSpec
 
 _MOST = 20
 _POWERS = 2.0 ** np.arange(-_MOST, _MOST + 1)
@@ -149,6 +150,12 @@ def _packed(names: Collection[str]) -> tuple[list[str], list[str]]:
 
 def _counts(x: Any, ok: Any) -> Any:
     """How many of the elements that are `ok` fall into each bin."""
+    if AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types:  # how a count over shards is sharded, no type says
+        return jax.sharding.auto_axes(_scattered, out_sharding=PartitionSpec(None))(x, ok)
+    return _scattered(x, ok)
+
+
+def _scattered(x: Any, ok: Any) -> Any:
     power = jnp.frexp(jnp.abs(x))[1] - 1
     step = jnp.where(x == 0, 0, jnp.clip(power, -_MOST - 1, _MOST) + _MOST + 1)
     index = len(EDGES) // 2 - 1 + jnp.sign(x).astype(jnp.int32) * step

@@ -113,7 +113,10 @@ def _loop_finding(site: Examined, scales: Sequence[tuple[Step, float]], gradient
 
 
 def jumps(sites: Sequence[Examined]) -> list[Finding]:
-    """Values of quite another scale than those at the site before."""
+    """Values of quite another scale than those at the site before.
+
+    A note and no more: the site before may be on another branch of the program, where nothing needs to agree.
+    """
     found, before = [], None
     for site in sites:
         if not site.is_float or not site.values or site.values[0].statistics.size < JUMP_SIZE:
@@ -132,7 +135,7 @@ def jumps(sites: Sequence[Examined]) -> list[Finding]:
                 )
                 found.append(
                     Finding(
-                        "warning",
+                        "note",
                         "jump",
                         site.path,
                         text,
