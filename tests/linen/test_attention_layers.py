@@ -55,5 +55,5 @@ def test_attention_sows_its_weights():
 
 
 def test_attention_says_which_heads_do_not_fit():
-    with pytest.raises(ValueError, match=r"MultiHeadDotProductAttention at /: .* 4, must be divisible .* 3"):
+    with pytest.raises(ValueError, match=r"MultiHeadDotProductAttention at /: qkv_features=4 .* num_heads=3"):
         nn.MultiHeadDotProductAttention(3).init(jax.random.key(0), X)

@@ -531,7 +531,7 @@ WRONG = {
     "unbound setup attribute": (
         lambda: Coder().encoder,
         AttributeError,
-        '"Coder" object has no attribute "encoder". If "encoder" is defined in setup',
+        '"Coder" object has no attribute "encoder". What setup makes is there inside init and apply only',
     ),
 }
 

@@ -238,7 +238,7 @@ def test_scan_says_what_is_wrong():
     key = jax.random.key(0)
     with pytest.raises(ValueError, match=r"nn.scan of ScanCell at /: variables \['count/made'\] of a carried"):
         nn.scan(Cell, variable_carry="count")().init(key, jnp.float32(0), jnp.arange(3.0))
-    with pytest.raises(ValueError, match=r"variable_broadcast='count'.* has a data dependency on the scan body"):
+    with pytest.raises(ValueError, match=r"variable_broadcast='count'.* depends on the carry or on the iteration"):
         nn.scan(Cell, variable_broadcast="count")().init(key, jnp.float32(0), jnp.arange(3.0))
     with pytest.raises(ValueError, match=r"nn.scan of ScanCell at /: .*length should be specified"):
         nn.scan(Cell)().init(key, jnp.float32(0), None)

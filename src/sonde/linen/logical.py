@@ -6,7 +6,6 @@ still free takes it; an axis without a rule stays unsharded.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import contextvars
 import dataclasses
@@ -18,17 +17,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sonde.linen.meta import Names, Partitioned, mesh_is_set
+from sonde.linen.meta import Names, Partitioned, boxing, mesh_is_set
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 _rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("sonde_logical_axis_rules", default=())
-
-
-class _NoRule(enum.Enum):
-    NO_RULE = "no rule"
-
-
-NO_RULE = _NoRule.NO_RULE
 
 
 class RulesFallback(enum.Enum):
@@ -59,36 +51,47 @@ def logical_axis_rules(rules: Rules) -> Iterator[None]:
         _rules.reset(token)
 
 
-def _assign(names: Sequence[Any] | None, rules: Rules | None) -> list[Any] | None:
-    """The mesh axis of each named axis, NO_RULE where no rule applies."""
-    if names is None:
-        return None
-    rules = get_logical_axis_rules() if rules is None else rules
-    if not isinstance(rules, (tuple, list)):
+def _mesh_axes(entry: Any) -> set[Any]:
+    """The mesh axes in one entry of a PartitionSpec, or in several."""
+    return set(jax.tree.leaves(entry)) - {PartitionSpec.UNCONSTRAINED}
+
+
+def _placed(names: Sequence[Any], rules: Rules | None) -> dict[str, Any]:
+    """What the rules give to the named axes; a name that no rule places is not in the dict.
+
+    An axis may also have its mesh axes, None or UNCONSTRAINED in place of a name: that is left as it is, and the mesh
+    axes there are no longer free.
+    """
+    rules = _rules.get() if rules is None else rules
+    if not isinstance(rules, (list, tuple)):
         raise ValueError(f"logical axis rules are a sequence of (name, mesh axis) pairs, got {rules!r}")
-    twice = [n for n, count in collections.Counter(names).items() if count > 1 and isinstance(n, str)]
+    unplaced = [name for name in names if isinstance(name, str)]
+    twice = sorted({name for name in unplaced if unplaced.count(name) > 1})
     if twice:
         raise ValueError(f"axis names {twice} stand more than once in {tuple(names)}")
-    assigned = [NO_RULE if isinstance(name, str) else name for name in names]
+    used = _mesh_axes([name for name in names if not isinstance(name, str)])
+    placed: dict[str, Any] = {}
     for name, mesh_axes in rules:
-        if name in names and assigned[names.index(name)] is NO_RULE:
-            taken = set(jax.tree.leaves(assigned))
-            wanted = set(jax.tree.leaves(mesh_axes)) - {None, PartitionSpec.UNCONSTRAINED}
-            if not wanted & taken:
-                assigned[names.index(name)] = mesh_axes
-    return assigned
+        if name in unplaced and used.isdisjoint(_mesh_axes(mesh_axes)):
+            unplaced.remove(name)
+            placed[name] = mesh_axes
+            used |= _mesh_axes(mesh_axes)
+    return placed
+
+
+def _spec(names: Sequence[Any], placed: dict[str, Any]) -> PartitionSpec:
+    return PartitionSpec(*(placed.get(name) if isinstance(name, str) else name for name in names))
 
 
 def logical_to_mesh_axes(array_dim_names: Sequence[Any] | None, rules: Rules | None = None) -> PartitionSpec | None:
     """The PartitionSpec that the rules give for the named axes of an array.
 
     Example:
-        >>> rules = (("batch", "X"), ("features", "X"), ("heads", "Y"))
-        >>> tuple(logical_to_mesh_axes(("batch", "length", "heads", "features"), rules))
-        ('X', None, 'Y', None)
+        >>> rules = [("vocab", "model"), ("embed", "model"), ("embed", "data")]
+        >>> tuple(logical_to_mesh_axes(("embed", "vocab"), rules)), tuple(logical_to_mesh_axes(("embed", "kv"), rules))
+        (('data', 'model'), ('model', None))
     """
-    assigned = _assign(array_dim_names, rules)
-    return None if assigned is None else PartitionSpec(*(None if a is NO_RULE else a for a in assigned))
+    return None if array_dim_names is None else _spec(array_dim_names, _placed(array_dim_names, rules))
 
 
 def _is_spec(x: Any) -> bool:
@@ -106,16 +109,17 @@ def logical_to_mesh_sharding(tree: Any, mesh: Mesh, rules: Rules | None = None) 
 
 
 def _constrain(names: Any, x: Any, *, rules: Rules, mesh: Mesh | None, fallback: RulesFallback) -> Any:
-    assigned = _assign(names, rules)
-    if assigned is not None and NO_RULE in assigned:
-        if fallback is RulesFallback.RAISE_ERROR:
-            raise ValueError(f"axis names {names} did not match a rule; the rules are {tuple(rules)}")
-        if fallback is RulesFallback.NO_CONSTRAINT:
+    sharding: Any = None
+    if names is not None:
+        placed = _placed(names, rules)
+        without = [name for name in names if isinstance(name, str) and name not in placed]
+        if without and fallback is RulesFallback.RAISE_ERROR:
+            raise ValueError(f"no rule places {without} of the axes {names}; the rules are {tuple(rules)}")
+        if without and fallback is RulesFallback.NO_CONSTRAINT:
             return x
-    if mesh is None and not mesh_is_set():
-        return x
-    spec = None if assigned is None else PartitionSpec(*(None if a is NO_RULE else a for a in assigned))
-    return jax.lax.with_sharding_constraint(x, spec if mesh is None or spec is None else NamedSharding(mesh, spec))
+        spec = _spec(names, placed)
+        sharding = spec if mesh is None else NamedSharding(mesh, spec)
+    return x if mesh is None and not mesh_is_set() else jax.lax.with_sharding_constraint(x, sharding)
 
 
 def with_logical_constraint(
@@ -156,9 +160,4 @@ def with_logical_partitioning(
     fn: Callable[..., Any], names: Names, mesh: Mesh | None = None, rules: Rules | None = None
 ) -> Callable[..., Any]:
     """An initializer that puts what `fn` makes into a `LogicallyPartitioned` box."""
-
-    @functools.wraps(fn)
-    def initializer(*args: Any, **kwargs: Any) -> LogicallyPartitioned:
-        return LogicallyPartitioned(fn(*args, **kwargs), names, mesh=mesh, rules=rules)
-
-    return initializer
+    return boxing(fn, lambda value: LogicallyPartitioned(value, names, mesh=mesh, rules=rules))

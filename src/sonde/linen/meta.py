@@ -81,6 +81,22 @@ def replace_boxed(tree: Any, updates: Any) -> Any:
     return jax.tree.map(put_in, tree, updates, is_leaf=is_box)
 
 
+def boxed_like(tree: Any, updates: Any) -> Any:
+    """As `replace_boxed`; a tree without boxes may have any form, the updates then stay as they are."""
+    has_boxes = any(map(is_box, jax.tree.leaves(tree, is_leaf=is_box)))
+    return replace_boxed(tree, updates) if has_boxes else updates
+
+
+def boxing(fn: Callable[..., Any], box: Callable[[Any], AxisMetadata[Any]]) -> Callable[..., Any]:
+    """An initializer that puts what `fn` makes into a box."""
+
+    @functools.wraps(fn)
+    def initializer(*args: Any, **kwargs: Any) -> AxisMetadata[Any]:
+        return box(fn(*args, **kwargs))
+
+    return initializer
+
+
 def mesh_is_set() -> bool:
     """Whether the program runs under a mesh."""
     return not jax.sharding.get_abstract_mesh().empty
@@ -111,11 +127,11 @@ class Partitioned(AxisMetadata[A]):
 
     def unbox(self, apply_constraint: bool = True) -> A:
         """The value, constrained to its sharding where there is a mesh."""
-        if not apply_constraint or not (self.mesh is not None or mesh_is_set()):
-            return self.value
-        spec = self.get_partition_spec()
-        sharding = spec if self.mesh is None else NamedSharding(self.mesh, spec)
-        return jax.lax.with_sharding_constraint(self.value, sharding)
+        if apply_constraint and self.mesh is not None:
+            return jax.lax.with_sharding_constraint(self.value, self.get_sharding(self.mesh))
+        if apply_constraint and mesh_is_set():
+            return jax.lax.with_sharding_constraint(self.value, self.get_partition_spec())
+        return self.value
 
     def replace_boxed(self, val: Any) -> Any:
         """The same names on another value."""
@@ -124,28 +140,24 @@ class Partitioned(AxisMetadata[A]):
     def add_axis(self, index: int, params: Mapping[Any, Any]) -> Self:
         """Puts the axis name given in `metadata_params` into the names."""
         names = [*self.names, *[None] * (index - len(self.names))]
-        names.insert(index, self._name_of_new_axis(params))
-        return self.replace(names=tuple(names))
+        return self.replace(names=(*names[:index], self._name_of_new_axis(params), *names[index:]))
 
     def remove_axis(self, index: int, params: Mapping[Any, Any]) -> Self:
         """Takes the axis name given in `metadata_params` out of the names."""
         expected = self._name_of_new_axis(params)
-        names = list(self.names)
-        found = names.pop(index)
-        if found != expected:
+        if self.names[index] != expected:
             raise ValueError(
-                f"the transform maps axis {index}, which metadata_params call {expected!r}, but the variable's "
-                "axes are "
-                f"{self.names}: pass the name that the variable was made with"
+                f"the transform maps axis {index}, which metadata_params call {expected!r}, but the variable's axes "
+                f"are {self.names}: pass the name that the variable was made with"
             )
-        return self.replace(names=tuple(names))
+        axis = index % len(self.names)
+        return self.replace(names=(*self.names[:axis], *self.names[axis + 1 :]))
 
     def _name_of_new_axis(self, params: Mapping[Any, Any]) -> str | None:
         if PARTITION_NAME not in params:
             raise PartitioningUnspecifiedError(
-                f"a transform maps a variable partitioned as {self.names} over a new axis and is not told what "
-                "the axis "
-                "is called: pass metadata_params={nn.PARTITION_NAME: 'name of the mesh axis, or None'}"
+                f"a transform maps a variable partitioned as {self.names} over a new axis and is not told what the "
+                "axis is called: pass metadata_params={nn.PARTITION_NAME: 'name of the mesh axis, or None'}"
             )
         return params[PARTITION_NAME]
 
@@ -177,12 +189,7 @@ def with_partitioning(fn: Callable[..., Any], names: Names, mesh: Mesh | None = 
         >>> init(jax.random.key(0), (2, 2)).names
         ('data', 'model')
     """
-
-    @functools.wraps(fn)
-    def initializer(*args: Any, **kwargs: Any) -> Partitioned[Any]:
-        return Partitioned(fn(*args, **kwargs), names, mesh=mesh)
-
-    return initializer
+    return boxing(fn, lambda value: Partitioned(value, names, mesh=mesh))
 
 
 def _leaf_spec(x: Any) -> PartitionSpec | None:
@@ -200,9 +207,8 @@ def get_sharding(tree: Any, mesh: Mesh) -> Any:
     """A tree of shardings on a mesh, made from the PartitionSpecs."""
 
     def sharding(x: Any) -> Any:
-        if hasattr(x, "get_sharding"):
-            return x.get_sharding(mesh)
-        spec = _leaf_spec(x)
-        return None if spec is None else NamedSharding(mesh, spec)
+        of_box = getattr(x, "get_sharding", None)
+        spec = None if of_box else _leaf_spec(x)
+        return of_box(mesh) if of_box else None if spec is None else NamedSharding(mesh, spec)
 
     return jax.tree.map(sharding, tree, is_leaf=is_box)

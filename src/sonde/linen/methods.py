@@ -160,10 +160,10 @@ def wrap(fun: Callable[..., Any]) -> Callable[..., Any]:
         # A lifted class may be called as a plain function with other things as its first argument.
         from sonde.linen.module import Module
 
-        if args and isinstance(args[0], Module):
-            self, args = args[0], args[1:]
-            return call(self, fun, is_compact, args, kwargs)
-        return fun(*args, **kwargs)
+        first = args[0] if args else None
+        if not isinstance(first, Module):
+            return fun(*args, **kwargs)
+        return call(first, fun, is_compact, args[1:], kwargs)
 
     method.__wrapped_method__ = fun  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
     return method

@@ -153,7 +153,7 @@ class Module:
                 return self.__dict__[name]
         message = f'"{type(self).__name__}" object has no attribute "{name}".'
         if self.scope is None:
-            message += f' If "{name}" is defined in setup, it can be reached inside init or apply only, or after bind.'
+            message += " What setup makes is there inside init and apply only, or after bind."
         raise AttributeError(message)
 
     def __dir__(self) -> list[str]:
@@ -331,7 +331,7 @@ class Module:
             col: The collection, usually `"intermediates"`.
             name: The name of the value in this module.
             value: An array or a pytree.
-            reduce_fn: Combines what is there with a new value; by default values are appended to a tuple.
+            reduce_fn: Combines what is there with a new value; by default a tuple of all values grows.
             init_fn: What is there before the first value; by default an empty tuple.
 
         Returns:

@@ -99,12 +99,16 @@ Snapshot = dict[tuple[tuple[str, ...], str], int]
 
 def is_key(value: Any) -> bool:
     """Whether a value is one random key, new style or raw."""
-    if not isinstance(value, (np.ndarray, jax.Array)):
+    if not isinstance(value, (jax.Array, np.ndarray)):
         return False
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return value.shape == ()
-    raw = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
-    return (value.shape, value.dtype) == (raw.shape, raw.dtype)
+    typed = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return value.shape == () if typed else (value.shape, value.dtype) == _form_of_raw_keys()
+
+
+def _form_of_raw_keys() -> tuple[tuple[int, ...], Any]:
+    # Asked each time: the default implementation of random numbers may be set at any time.
+    raw = jax.eval_shape(jax.random.key_data, jax.eval_shape(jax.random.key, 0))
+    return raw.shape, raw.dtype
 
 
 def streams(rngs: Any, *, where: str) -> dict[str, Stream]:

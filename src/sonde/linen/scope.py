@@ -324,21 +324,13 @@ class Scope:
             ScopeCollectionNotFound: the same, and the collection has nothing at all for the module.
         """
         self.check_live()
-        if not self.has(collection, name):
-            if not self.is_mutable(collection) or init_fn is None:
-                if not self.collection(collection):
-                    raise ScopeCollectionNotFound(
-                        f"module {self.path_text} needs variable {name!r} of collection {collection!r}, and "
-                        "the collection "
-                        f"has nothing for it; pass variables that were made by init, or mutable={[collection]!r}"
-                    )
-                raise ScopeVariableNotFoundError(
-                    f"module {self.path_text} needs variable {name!r}, which collection {collection!r} does "
-                    "not have; it "
-                    f"has {sorted(map(str, self.collection(collection)))}"
-                )
-            self.put(collection, name, init_fn(*args, **kwargs))
-        return Variable(self, collection, name, unbox=unbox)
+        found = Variable(self, collection, name, unbox=unbox)
+        if self.has(collection, name):
+            return found
+        if init_fn is None or not self.is_mutable(collection):
+            raise self._absent(f"variable {name!r}", collection, ScopeVariableNotFoundError)
+        self.put(collection, name, init_fn(*args, **kwargs))
+        return found
 
     def param(self, name: str, init_fn: Callable[..., Any], *args: Any, unbox: bool, **kwargs: Any) -> Any:
         """The value of a parameter, which is made during `init`.
@@ -352,21 +344,24 @@ class Scope:
         value = self.get("params", name, _MISSING)
         if value is not _MISSING:
             self._check_shape(name, value, init_fn, args, kwargs)
-        elif self.is_mutable("params"):
+        elif not self.is_mutable("params"):
+            raise self._absent(f"parameter {name!r}", "params", ScopeParamNotFoundError)
+        else:
             value = init_fn(self.make_rng("params"), *args, **kwargs)
             self.put("params", name, value)
-        else:
-            if not self.collection("params"):
-                raise ScopeCollectionNotFound(
-                    f"module {self.path_text} needs parameter {name!r}, and collection 'params' has nothing "
-                    "for it; pass "
-                    "variables that were made by init of the same module"
-                )
-            raise ScopeParamNotFoundError(
-                f"module {self.path_text} needs parameter {name!r}, which collection 'params' does not have; it has "
-                f"{sorted(map(str, self.collection('params')))}"
-            )
         return meta.unbox(value) if unbox else value
+
+    def _absent(self, what: str, collection: str, error: type[Exception]) -> Exception:
+        """The error for something that the module needs, that was not given and must not be made."""
+        given = sorted(map(str, self.collection(collection)))
+        if given:
+            return error(
+                f"module {self.path_text} needs {what}, which collection {collection!r} does not have; it has {given}"
+            )
+        return ScopeCollectionNotFound(
+            f"module {self.path_text} needs {what}, and collection {collection!r} has nothing for it; pass variables "
+            f"that were made by init of the same module, or mutable={[collection]!r}"
+        )
 
     def _check_shape(
         self, name: str, value: Any, init_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -428,12 +423,8 @@ class Variable(Generic[T]):
 
     @value.setter
     def value(self, value: T) -> None:
-        if self._unbox:
-            old = self.scope.get(self.collection, self.name, _MISSING)
-            has_box = old is not _MISSING and any(map(meta.is_box, jax.tree.leaves(old, is_leaf=meta.is_box)))
-            self.scope.put(self.collection, self.name, meta.replace_boxed(old, value) if has_box else value)
-        else:
-            self.scope.put(self.collection, self.name, value)
+        boxes = self.scope.get(self.collection, self.name, None) if self._unbox else None
+        self.scope.put(self.collection, self.name, meta.boxed_like(boxes, value))
 
     def is_mutable(self) -> bool:
         """Whether the value may be set."""

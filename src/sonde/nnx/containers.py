@@ -15,6 +15,7 @@ from sonde.nnx import pytree
 from sonde.nnx._epoch import EPOCH, next_number
 from sonde.nnx._layout import EMPTY, Layout, layout_of
 from sonde.nnx.module import Module
+from sonde.ops.chaining import call_in_turn
 
 A = TypeVar("A")
 
@@ -295,16 +296,12 @@ class Sequential(Module):
         Raises:
             TypeError: one of them cannot be called.
         """
-        output: Any = args[0] if len(args) == 1 else args or None
-        for i, fn in enumerate(self.layers):
-            if not callable(fn):
-                raise TypeError(f"Sequential.layers[{i}] is not callable: {fn!r}.")
-            if i > 0:
-                if isinstance(output, tuple):
-                    args, kwargs = output, {}
-                elif isinstance(output, dict):
-                    args, kwargs = (), output
-                else:
-                    args, kwargs = (output,), {}
-            output = fn(*args, **kwargs)
-        return output
+        if not self.layers:
+            return args[0] if len(args) == 1 else args or None
+        return call_in_turn(self._checked_layers(), args, kwargs)
+
+    def _checked_layers(self) -> Iterator[Callable[..., Any]]:
+        for i, layer in enumerate(self.layers):
+            if not callable(layer):
+                raise TypeError(f"Sequential.layers[{i}] is not callable: {layer!r}.")
+            yield layer

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sonde import ops
 from sonde.linen.attach import describe
@@ -133,7 +134,9 @@ def dot_product_attention(
         (2, 5, 4, 8)
     """
     if (qk_attn_weights_einsum is None) != (attn_weights_value_einsum is None):
-        raise ValueError("qk_attn_weights_einsum and attn_weights_value_einsum must be specified together, or neither")
+        raise ValueError(
+            "qk_attn_weights_einsum and attn_weights_value_einsum replace both products or none: one is missing"
+        )
     return ops.dot_product_attention(
         query,
         key,
@@ -235,9 +238,8 @@ class MultiHeadDotProductAttention(Module):
         features = self.qkv_features or inputs_q.shape[-1]
         if features % self.num_heads:
             raise ValueError(
-                f"{describe(self)}: the features of queries and keys, {features}, must be divisible by the "
-                "number of heads, "
-                f"{self.num_heads}"
+                f"{describe(self)}: qkv_features={features} cannot be shared out evenly among "
+                f"num_heads={self.num_heads}"
             )
         project = functools.partial(
             DenseGeneral,
@@ -305,24 +307,24 @@ class MultiHeadDotProductAttention(Module):
                 )
             return kv, kv
         if k is None and v is not None:
-            raise ValueError(
-                f"{describe(self)}: inputs_k cannot be None if inputs_v is given; give inputs_k alone for both"
-            )
+            raise ValueError(f"{describe(self)}: inputs_v is given and inputs_k is not; inputs_k alone stands for both")
         k = q if k is None else k
         return k, k if v is None else v
 
     def _decoded(self, query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any, Any]:
         """Puts one position into the cache; returns all keys and values, and the mask of those written so far."""
-        exists = self.has_variable("cache", "cached_key")
-        keys = self.variable("cache", "cached_key", jnp.zeros, key.shape, key.dtype)
-        values = self.variable("cache", "cached_value", jnp.zeros, value.shape, value.dtype)
-        index = self.variable("cache", "cache_index", lambda: jnp.array(0, dtype=jnp.int32))
-        if not exists:
+        filling = self.has_variable("cache", "cached_key")
+        forms = {"cached_key": key, "cached_value": value, "cache_index": np.int32(0)}
+        cache = {name: self.variable("cache", name, jnp.zeros, x.shape, x.dtype) for name, x in forms.items()}
+        if not filling:
             return key, value, mask
-        keys.value, values.value, index.value, mask = ops.decode_step(
-            query, key, value, cached_key=keys.value, cached_value=values.value, index=index.value, mask=mask
+        keys, values, index = (variable.value for variable in cache.values())
+        *written, mask = ops.decode_step(
+            query, key, value, cached_key=keys, cached_value=values, index=index, mask=mask
         )
-        return keys.value, values.value, mask
+        for variable, new in zip(cache.values(), written):
+            variable.value = new
+        return written[0], written[1], mask
 
 
 def _made(make: Callable[..., Any] | None) -> Any:

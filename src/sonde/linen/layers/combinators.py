@@ -12,6 +12,7 @@ from sonde.linen.attach import describe
 from sonde.linen.methods import compact
 from sonde.linen.module import Module
 from sonde.ops.activations import prelu
+from sonde.ops.chaining import call_in_turn
 
 
 class Sequential(Module):
@@ -25,8 +26,8 @@ class Sequential(Module):
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from sonde import linen as nn
-        >>> model = nn.Sequential([nn.Dense(4), nn.relu, nn.Dense(2)])
-        >>> sorted(model.init(jax.random.key(0), jnp.ones((1, 3)))["params"])
+        >>> model = nn.Sequential((nn.LayerNorm(), jnp.tanh, nn.Dense(5)))
+        >>> sorted(model.init(jax.random.key(2), jnp.ones(7))["params"])
         ['layers_0', 'layers_2']
     """
 
@@ -42,15 +43,7 @@ class Sequential(Module):
         """Calls the first layer with the arguments, and each other one with what the one before returned."""
         if not self.layers:
             raise ValueError(f"Empty Sequential module {describe(self)}: it needs at least one layer to be called")
-        outputs = self.layers[0](*args, **kwargs)
-        for layer in self.layers[1:]:
-            if isinstance(outputs, tuple):
-                outputs = layer(*outputs)
-            elif isinstance(outputs, dict):
-                outputs = layer(**outputs)
-            else:
-                outputs = layer(outputs)
-        return outputs
+        return call_in_turn(self.layers, args, kwargs)
 
 
 class BatchApply:

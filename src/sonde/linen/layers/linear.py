@@ -126,7 +126,7 @@ class DenseGeneral(Module):
         """Maps the chosen axes of the inputs."""
         features, axis, batch = _axes(self.features), _axes(self.axis), _axes(self.batch_dims)
         if batch and sorted(batch) != list(range(len(batch))):
-            raise ValueError(f"batch_dims {batch} must be consecutive leading dimensions starting from 0, as (0, 1)")
+            raise ValueError(f"batch_dims={batch} must be the first axes of the inputs: (0,), (0, 1) and so on")
         ndim = jnp.ndim(inputs)
         axis = tuple(ax % ndim for ax in axis)
         sizes = tuple(jnp.shape(inputs)[ax] for ax in (*batch, *axis))

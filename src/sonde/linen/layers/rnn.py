@@ -77,9 +77,10 @@ class RNN(Module):
         time_major = _chosen(time_major, self.time_major)
         n_features = self.cell.num_feature_axes
         if initial_carry is None:
-            time_axis = 0 if time_major else inputs.ndim - n_features - 1
-            shape = inputs.shape[:time_axis] + inputs.shape[time_axis + 1 :]
-            initial_carry = self.cell.initialize_carry(jax.random.key(0) if init_key is None else init_key, shape)
+            one_step = list(inputs.shape)
+            del one_step[0 if time_major else -n_features - 1]
+            key = jax.random.key(0) if init_key is None else init_key
+            initial_carry = self.cell.initialize_carry(key, tuple(one_step))
 
         def loop(carry: Any, steps: Any, keep_carries: bool) -> tuple[Any, Any, Any]:
             def step(cell: Any, carry: Any, x: Any) -> tuple[Any, Any]:

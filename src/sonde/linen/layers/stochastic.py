@@ -45,11 +45,10 @@ class Dropout(Module):
             deterministic: As the field of that name.
             rng: The random key; one of the stream `rng_collection` if None.
         """
-        deterministic = merge_param("deterministic", self.deterministic, deterministic)
-        if self.rate == 0.0 or deterministic:
+        if merge_param("deterministic", self.deterministic, deterministic) or not self.rate:
             return inputs
+        key: Any = rng
         # Nothing is left to chance when everything is dropped, and no key is needed.
-        if self.rate == 1.0:
-            return jnp.zeros_like(inputs)
-        key: Any = self.make_rng(self.rng_collection) if rng is None else rng
+        if key is None and self.rate < 1.0:
+            key = self.make_rng(self.rng_collection)
         return ops.dropout(jnp.asarray(inputs), key, rate=self.rate, broadcast_dims=self.broadcast_dims)

@@ -204,21 +204,21 @@ def custom_vjp(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from sonde import linen as nn
-        >>> class SignGrad(nn.Module):
+        >>> def run(layer, x):
+        ...     return layer(x)
+        >>> def forward(layer, x):
+        ...     return nn.vjp(run, layer, x)
+        >>> def halved(pull_back, cotangent):
+        ...     of_variables, of_x = pull_back(cotangent)
+        ...     return jax.tree.map(lambda g: g / 2, of_variables), of_x
+        >>> class Slow(nn.Module):
         ...     @nn.compact
         ...     def __call__(self, x):
-        ...         def fwd(mdl, x):
-        ...             return nn.vjp(lambda mdl, x: mdl(x), mdl, x)
-        ...         def bwd(vjp_fn, y_t):
-        ...             params_t, *inputs_t = vjp_fn(y_t)
-        ...             return jax.tree.map(jnp.sign, params_t), *inputs_t
-        ...         f = nn.custom_vjp(lambda mdl, x: mdl(x), forward_fn=fwd, backward_fn=bwd)
-        ...         return f(nn.Dense(2), x)
-        >>> model = SignGrad()
-        >>> variables = model.init(jax.random.key(0), jnp.ones(3))
-        >>> grads = jax.grad(lambda v: model.apply(v, jnp.ones(3)).sum() * 7)(variables)
-        >>> grads["params"]["Dense_0"]["bias"].tolist()
-        [1.0, 1.0]
+        ...         return nn.custom_vjp(run, forward_fn=forward, backward_fn=halved)(nn.Dense(2), x)
+        >>> x = jnp.ones(3)
+        >>> variables = Slow().init(jax.random.key(7), x)
+        >>> jax.grad(lambda v: Slow().apply(v, x).sum())(variables)["params"]["Dense_0"]["bias"].tolist()
+        [0.5, 0.5]
     """
     skipped = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
 

@@ -67,14 +67,14 @@ def scan(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from sonde import linen as nn
-        >>> class Layer(nn.Module):
+        >>> class Residual(nn.Module):
         ...     @nn.compact
-        ...     def __call__(self, x, _):
-        ...         return nn.Dense(4)(x), None
-        >>> Layers = nn.scan(Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
-        >>> variables = Layers().init(jax.random.key(0), jnp.ones(4), None)
-        >>> variables["params"]["Dense_0"]["kernel"].shape
-        (3, 4, 4)
+        ...     def __call__(self, stream, scale):
+        ...         return stream + scale * nn.Dense(stream.shape[-1])(stream), stream.mean()
+        >>> Tower = nn.scan(Residual, variable_axes={"params": 0}, split_rngs={"params": True})
+        >>> (stream, means), variables = Tower().init_with_output(jax.random.key(1), jnp.ones(5), jnp.array([1.0, 0.5]))
+        >>> means.shape, variables["params"]["Dense_0"]["bias"].shape
+        ((2,), (2, 5))
     """
     options = {
         "variable_axes": variable_axes,
@@ -205,10 +205,9 @@ def _first_run(
             if "out_axes" not in str(error):
                 raise
             raise ValueError(
-                f"{where}: a variable of variable_broadcast={shared!r}, or an output that is broadcast, has a "
-                "data dependency "
-                "on the scan body: it depends on the carry or on the iteration, but is shared by all iterations; use "
-                "variable_carry or variable_axes for it"
+                f"{where}: a variable of variable_broadcast={shared!r}, or an output that is broadcast, depends "
+                "on the carry or on the iteration, but is shared by all iterations; use variable_carry or "
+                "variable_axes for it"
             ) from error
 
 
