@@ -216,7 +216,7 @@ def test_decoding_step_by_step_equals_causal_attention(draw):
         ),
         (
             lambda d: ops.combine_masks(d(2, 3), d(3)),
-            "masks must have same rank: got masks with 2, 1 axes.",
+            "only masks with equally many axes can be combined, got 2, 1 axes.",
         ),
     ],
 )

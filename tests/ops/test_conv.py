@@ -115,13 +115,12 @@ def test_conv_local_equals_flax(draw, close, padding, strides, dilation):
         ),
         (
             lambda d: ops.conv(d(2, 8, 8, 3), d(3, 3, 3, 4), padding=[1]),
-            "Invalid padding format: [1], should be str, int, or a sequence of len 2 where each element is "
-            "an int "
-            "or pair of ints.",
+            "padding=[1] is none of the ways to say it: a name, a number, or for each of the 2 spatial axes a number "
+            "or a (low, high) pair.",
         ),
         (
             lambda d: ops.conv(d(2, 8, 8, 3), d(3, 3, 3, 4), padding="CAUSAL"),
-            "Causal padding is only implemented for 1D convolutions, got a kernel with 2 spatial axes.",
+            "padding 'CAUSAL' needs one spatial axis to run along, got a kernel with 2 spatial axes.",
         ),
         (
             lambda d: ops.conv(d(2, 8, 8, 3), d(3, 3, 3, 4), strides=(1, 2, 3)),

@@ -25,6 +25,12 @@ def test_the_gradient_is_finite_where_all_is_dropped(draw):
     assert jnp.all(grad == 0)
 
 
+def test_a_missing_key_is_said(draw):
+    with pytest.raises(LayerInputError, match="dropping with rate=0.5 needs a random key, got None"):
+        ops.dropout(draw(3), None, rate=0.5)
+    assert jnp.all(ops.dropout(draw(3), None, rate=1.0) == 0)
+
+
 def test_a_rate_that_is_no_probability_is_said(draw):
     with pytest.raises(LayerInputError) as caught:
         ops.dropout(draw(3), jax.random.key(0), rate=1.5)

@@ -263,19 +263,16 @@ def test_the_program_is_the_same_when_nobody_looks(draw, kind):
         ),
         (
             lambda d: ops.group_norm(d(2, 6), num_groups=4),
-            "Number of groups (4) does not divide the number of channels (6) of float32[2,6].",
+            "num_groups=4 groups of equal size cannot be made of the 6 features of float32[2,6].",
         ),
         (
             lambda d: ops.group_norm(d(2, 5, 6), num_groups=2, reduction_axes=(1,)),
-            "The reduction axes must include the final dimension as this is assumed to be the feature "
-            "axis: got "
-            "reduction_axes=(1,) for float32[2,5,6].",
+            "reduction_axes=(1,) lack the last axis of float32[2,5,6]: it holds the features, of which the groups are "
+            "made.",
         ),
         (
             lambda d: ops.instance_norm(d(2, 5, 6), feature_axes=(0, -1)),
-            "The channel axes cannot include the leading dimension as this is assumed to be the batch "
-            "axis: got "
-            "feature_axes=(0, -1) for float32[2,5,6].",
+            "feature_axes=(0, -1) contain axis 0 of float32[2,5,6], which is the batch: give others.",
         ),
         (
             lambda d: ops.layer_norm(d(2, 6), reduction_axes=3),
@@ -283,13 +280,12 @@ def test_the_program_is_the_same_when_nobody_looks(draw, kind):
         ),
         (
             lambda d: ops.group_count(6, num_groups=3, group_size=2),
-            "Either `num_groups` or `group_size` should be specified. If `group_size` is to be specified, "
-            "pass "
-            "`num_groups=None` as argument to override the default `num_groups` value of 32.",
+            "exactly one of `num_groups` and `group_size` counts the groups, got 3 and 2. `num_groups` is 32 unless "
+            "said otherwise: with `group_size`, say num_groups=None.",
         ),
         (
             lambda d: ops.group_count(6, num_groups=None, group_size=4),
-            "Number of features (6) is not multiple of the group size (4).",
+            "6 features cannot be split into groups of group_size=4.",
         ),
     ],
 )

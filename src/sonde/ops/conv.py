@@ -314,10 +314,9 @@ def _wrap(y: jax.Array, axis: int, *, period: int, lean_right: bool) -> jax.Arra
     Centred means: as much hangs over on the left as on the right, and an odd rest is on the side that keeps a
     transposed kernel aligned with the convolution that it is the gradient of.
     """
-    missing = (period - y.shape[axis]) % (2 * period)
-    shift = ((missing + lean_right) // 2) % period
-    length = -(-(y.shape[axis] + shift) // period) * period
-    pads = [(0, 0)] * y.ndim
-    pads[axis] = (shift, length - shift - y.shape[axis])
-    y = jnp.pad(y, pads)
-    return jnp.sum(jnp.reshape(y, (*y.shape[:axis], length // period, period, *y.shape[axis + 1 :])), axis=axis)
+    size = y.shape[axis]
+    start = (period - size + lean_right) // 2 % period
+    rest = -(start + size) % period
+    y = jnp.pad(y, [(start, rest) if i == axis else (0, 0) for i in range(y.ndim)])
+    turns = jnp.reshape(y, (*y.shape[:axis], -1, period, *y.shape[axis + 1 :]))
+    return jnp.sum(turns, axis=axis)

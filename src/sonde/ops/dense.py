@@ -210,7 +210,9 @@ def _parse(equation: str) -> tuple[str, str, str]:
     """Inputs, kernel and result of an equation, without spaces."""
     operands, arrow, result = equation.replace(" ", "").partition("->")
     if not arrow:
-        raise LayerInputError(f'`einsum_str` equation must be explicit and include "->", got {equation!r}.')
+        raise LayerInputError(
+            f"the einsum equation {equation!r} has no '->' that says what comes out, such as 'nd,dk->nk'."
+        )
     first, comma, second = operands.partition(",")
     if not comma or "," in second:
         raise LayerInputError(

@@ -16,12 +16,12 @@ def keep_mask(rng: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
     return jax.random.bernoulli(rng, 1.0 - rate, tuple(shape))
 
 
-def dropout(inputs: jax.Array, rng: jax.Array, *, rate: float, broadcast_dims: Sequence[int] = ()) -> jax.Array:
+def dropout(inputs: jax.Array, rng: jax.Array | None, *, rate: float, broadcast_dims: Sequence[int] = ()) -> jax.Array:
     """Drop each element with probability `rate`, scale the others by `1 / (1 - rate)`.
 
     Args:
         inputs: any array.
-        rng: random key.
+        rng: random key; may be None where nothing is left to chance, with a rate of 0 or 1.
         rate: the probability of being dropped, from 0 to 1.
         broadcast_dims: along these axes, all or none are dropped.
 
@@ -29,7 +29,7 @@ def dropout(inputs: jax.Array, rng: jax.Array, *, rate: float, broadcast_dims: S
         An array shaped as the inputs.
 
     Raises:
-        LayerInputError: `rate` is not from 0 to 1.
+        LayerInputError: `rate` is not from 0 to 1, or a key is needed and missing.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -44,6 +44,8 @@ def dropout(inputs: jax.Array, rng: jax.Array, *, rate: float, broadcast_dims: S
     # With nothing kept, the scale would be 1 / 0.
     if rate == 1.0:
         return jnp.zeros_like(inputs)
+    if rng is None:
+        raise LayerInputError(f"dropping with rate={rate} needs a random key, got None.")
     shape = list(inputs.shape)
     for axis in broadcast_dims:
         shape[axis] = 1

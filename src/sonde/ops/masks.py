@@ -5,6 +5,7 @@ A mask has the shape `(batch..., heads or 1, queries, keys)`; what is zero or Fa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,8 +63,8 @@ def make_causal_mask(x: jax.Array, extra_batch_dims: int = 0, dtype: Dtype = jnp
         Array([[[1., 0.],
                 [1., 1.]]], dtype=float32)
     """
-    positions = jnp.broadcast_to(jnp.arange(x.shape[-1], dtype=jnp.int32), x.shape)
-    return make_attention_mask(positions, positions, jnp.greater_equal, extra_batch_dims=extra_batch_dims, dtype=dtype)
+    place = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    return make_attention_mask(place, place, jnp.greater_equal, extra_batch_dims=extra_batch_dims, dtype=dtype)
 
 
 def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.Array | None:
@@ -89,9 +90,6 @@ def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.A
         return None
     if len({m.ndim for m in present}) > 1:
         raise LayerInputError(
-            f"masks must have same rank: got masks with {', '.join(str(m.ndim) for m in present)} axes."
+            f"only masks with equally many axes can be combined, got {', '.join(str(m.ndim) for m in present)} axes."
         )
-    both, *rest = present
-    for mask in rest:
-        both = jnp.logical_and(both, mask)
-    return jnp.asarray(both, dtype)
+    return jnp.asarray(functools.reduce(jnp.logical_and, present), dtype)

@@ -16,7 +16,9 @@ Site: `normalised`, the values before scale and bias.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,11 +79,8 @@ def moments(
     """
     if mask is not None:
         expect_broadcastable(mask, x.shape, argument="mask", meaning="the shape of the inputs")
-    if dtype is None:
-        dtype = jnp.result_type(x)
-    if force_float32_reductions:
-        dtype = widest(dtype, jnp.float32)
-    x = jnp.asarray(x, dtype)
+    least = jnp.result_type(x) if dtype is None else dtype
+    x = jnp.asarray(x, widest(least, jnp.float32) if force_float32_reductions else least)
     axes = canonicalize_axes(axes, x.ndim)
 
     def mean(*values: jax.Array) -> list[jax.Array]:
@@ -371,8 +370,7 @@ def instance_norm(
     features = canonicalize_axes(feature_axes, x.ndim)
     if 0 in features:
         raise LayerInputError(
-            "The channel axes cannot include the leading dimension as this is assumed to be the batch axis: "
-            f"got feature_axes={feature_axes} for {describe(x)}."
+            f"feature_axes={feature_axes} contain axis 0 of {describe(x)}, which is the batch: give others."
         )
     reduction_axes = tuple(i for i in range(1, x.ndim) if i not in features)
     return layer_norm(x, scale, bias, reduction_axes=reduction_axes, feature_axes=features, **options)
@@ -420,13 +418,13 @@ def group_norm(
     features = x.shape[-1]
     if num_groups <= 0 or features % num_groups:
         raise LayerInputError(
-            f"Number of groups ({num_groups}) does not divide the number of channels ({features}) of {describe(x)}."
+            f"num_groups={num_groups} groups of equal size cannot be made of the {features} features of {describe(x)}."
         )
     axes = range(1, x.ndim) if reduction_axes is None else canonicalize_axes(reduction_axes, x.ndim)
     if x.ndim - 1 not in axes:
         raise LayerInputError(
-            "The reduction axes must include the final dimension as this is assumed to be the feature axis: got "
-            f"reduction_axes={reduction_axes} for {describe(x)}."
+            f"reduction_axes={reduction_axes} lack the last axis of {describe(x)}: it holds the features, of which the "
+            "groups are made."
         )
     axes = tuple(i for i in axes if i != x.ndim - 1)
     x, scale, bias = promote_all(promote_dtype, (x, scale, bias), dtype)
@@ -468,24 +466,22 @@ def group_count(features: int, *, num_groups: int | None, group_size: int | None
     """
     if (num_groups is None) == (group_size is None):
         raise LayerInputError(
-            "Either `num_groups` or `group_size` should be specified. If `group_size` is to be specified, "
-            "pass "
-            "`num_groups=None` as argument to override the default `num_groups` value of 32."
+            f"exactly one of `num_groups` and `group_size` counts the groups, got {num_groups} and {group_size}. "
+            "`num_groups` is 32 unless said otherwise: with `group_size`, say num_groups=None."
         )
     if num_groups is None:
         assert group_size is not None
         if features % group_size:
-            raise LayerInputError(f"Number of features ({features}) is not multiple of the group size ({group_size}).")
+            raise LayerInputError(f"{features} features cannot be split into groups of group_size={group_size}.")
         num_groups = features // group_size
     if num_groups <= 0 or features % num_groups:
-        raise LayerInputError(f"Number of groups ({num_groups}) does not divide the number of channels ({features}).")
+        raise LayerInputError(f"num_groups={num_groups} groups of equal size cannot be made of {features} features.")
     return num_groups
 
 
 def _abs_squared(x: jax.Array) -> jax.Array:
-    if jnp.iscomplexobj(x):
-        return lax.square(lax.real(x)) + lax.square(lax.imag(x))
-    return lax.square(x)
+    parts = (lax.real(x), lax.imag(x)) if jnp.iscomplexobj(x) else (x,)
+    return functools.reduce(operator.add, map(lax.square, parts))
 
 
 def _running(old: jax.Array, new: Any, momentum: float) -> jax.Array:

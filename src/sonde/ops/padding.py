@@ -47,19 +47,20 @@ def canonicalize_padding(padding: Padding, rank: int) -> LaxPadding:
         >>> canonicalize_padding([1, (0, 2)], 2)
         [(1, 1), (0, 2)]
     """
-    if isinstance(padding, str):
-        return padding
-    if isinstance(padding, int):
-        return [(padding, padding)] * rank
-    if isinstance(padding, Sequence) and len(padding) == rank:
-        pairs = [(p, p) if isinstance(p, int) else tuple(p) for p in padding]
-        if all(len(pair) == 2 for pair in pairs):
-            return [(low, high) for low, high in pairs]
-    raise LayerInputError(
-        f"Invalid padding format: {padding!r}, should be str, int, or a sequence of len {rank} where each "
-        "element is "
-        "an int or pair of ints."
-    )
+    match padding:
+        case str():
+            return padding
+        case int():
+            sides = [padding] * rank
+        case _:
+            sides = padding if isinstance(padding, Sequence) else ()
+    pairs = [(side, side) if isinstance(side, int) else tuple(side) for side in sides]
+    if len(pairs) != rank or any(len(pair) != 2 for pair in pairs):
+        raise LayerInputError(
+            f"padding={padding!r} is none of the ways to say it: a name, a number, or for each of the {rank} spatial "
+            "axes a number or a (low, high) pair."
+        )
+    return [(low, high) for low, high in pairs]
 
 
 def apply_padding(
@@ -91,7 +92,7 @@ def apply_padding(
     if lax_padding == "CAUSAL":
         if rank != 1:
             raise LayerInputError(
-                f"Causal padding is only implemented for 1D convolutions, got a kernel with {rank} spatial axes."
+                f"padding 'CAUSAL' needs one spatial axis to run along, got a kernel with {rank} spatial axes."
             )
         return inputs, [(reach[0], 0)]
     if lax_padding not in _BY_CONVOLUTION:

@@ -41,19 +41,19 @@ def flip_sequences(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> flip_sequences(jnp.array([[1, 0, 0], [2, 3, 0]]), jnp.array([1, 2]), 1, False)
-        Array([[1, 0, 0],
-               [3, 2, 0]], dtype=int32)
+        >>> flip_sequences(jnp.array([[5, 6, 7, -1], [8, 9, -1, -1]]), jnp.array([3, 2]), 1, False)
+        Array([[ 7,  6,  5, -1],
+               [ 9,  8, -1, -1]], dtype=int32)
     """
     axis = 0 if time_major else num_batch_dims
     if seq_lengths is None:
         return jnp.flip(inputs, axis=axis)
     steps = inputs.shape[axis]
-    shape = (steps, *(1,) * num_batch_dims) if time_major else (*(1,) * num_batch_dims, steps)
-    # Going round the circle of all steps keeps what is behind the sequence behind it.
-    position = (jnp.reshape(jnp.arange(steps - 1, -1, -1), shape) + jnp.expand_dims(seq_lengths, axis)) % steps
-    position = jnp.reshape(position, position.shape + (1,) * (inputs.ndim - position.ndim))
-    return jnp.take_along_axis(inputs, position, axis=axis)
+    step = jnp.expand_dims(jnp.arange(steps), [i for i in range(num_batch_dims + 1) if i != axis])
+    # A full sequence ends where it begins. What is behind an end is reversed too, in its own place.
+    end = jnp.expand_dims(seq_lengths % steps, axis)
+    source = jnp.where(step < end, end - 1 - step, end + steps - 1 - step)
+    return jnp.take_along_axis(inputs, jnp.expand_dims(source, [*range(source.ndim, inputs.ndim)]), axis=axis)
 
 
 def run_sequence(

@@ -91,12 +91,13 @@ def spectral_norm(
     if n_steps < 1:
         raise LayerInputError(f"`n_steps` must be 1 at least, got {n_steps}.")
     matrix = jnp.reshape(value, (-1, value.shape[-1]))
-    v = u
+    rows = columns = u
     for _ in range(n_steps):
-        v = l2_normalize(jnp.matmul(u, matrix.T), epsilon=epsilon)
-        u = l2_normalize(jnp.matmul(v, matrix), epsilon=epsilon)
-    u, v = lax.stop_gradient(u), lax.stop_gradient(v)
-    sigma = jnp.matmul(jnp.matmul(v, matrix), u.T)[0, 0]
+        rows = l2_normalize(columns @ matrix.T, epsilon=epsilon)
+        columns = l2_normalize(rows @ matrix, epsilon=epsilon)
+    # The vectors count as constants: sigma is then linear in the weight, and its gradient what it should be.
+    rows, u = lax.stop_gradient((rows, columns))
+    sigma = jnp.squeeze(rows @ matrix @ u.T)
     divisor = jnp.where(sigma != 0, sigma, jnp.ones_like(sigma))
     out_dtype = canonicalize_dtype(value, dtype=dtype)
     y = jnp.asarray(matrix, widest(matrix, divisor)) / divisor
