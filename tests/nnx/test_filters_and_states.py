@@ -62,9 +62,9 @@ def test_not_a_filter():
 
 
 def test_a_remainder_is_named():
-    with pytest.raises(ValueError, match=r"Non-exhaustive filters.*b/c \(BatchStat\)"):
+    with pytest.raises(ValueError, match=r"3 leaves are matched by no filter: b/c \(BatchStat\)"):
         nnx.split_state(make(nnx), nnx.Param)
-    with pytest.raises(ValueError, match="can only be used as the last"):
+    with pytest.raises(ValueError, match="filter 0 of 2 is Ellipsis, which takes everything"):
         nnx.split_state(make(nnx), ..., nnx.Param)
 
 
@@ -150,7 +150,7 @@ def test_pure_dicts(same):
 
 def test_pure_dict_with_an_unknown_key_changes_nothing():
     s = make(nnx)
-    with pytest.raises(ValueError, match=r"not available in state: \('zz',\)"):
+    with pytest.raises(ValueError, match=r"the state has no leaf at zz, which pure_dict has"):
         nnx.replace_by_pure_dict(s, {"a": jnp.zeros(2), "zz": 1})
     assert s["a"].sum() == 2
 

@@ -35,7 +35,7 @@ def test_keys(same):
 
 
 def test_unknown_stream_says_what_there_is():
-    with pytest.raises(AttributeError, match=r"No RngStream named 'foo' found in Rngs, which has \['params'\]"):
+    with pytest.raises(AttributeError, match=r"Rngs has no stream 'foo' and no default, only \['params'\]"):
         nnx.Rngs(params=0).foo()
 
 

@@ -66,8 +66,8 @@ def filters_to_predicates(filters: Sequence[Filter]) -> tuple[Predicate, ...]:
         rest = filters[i + 1 :]
         if (filter is Ellipsis or filter is True) and any(f is not Ellipsis and f is not True for f in rest):
             raise ValueError(
-                f"`...` or `True` can only be used as the last filters, got {filter} at index {i} of "
-                f"{len(filters)}: the filters after it would never match."
+                f"filter {i} of {len(filters)} is {filter}, which takes everything, so that the filters after it would "
+                "never match: move `...` or True to the end."
             )
     return tuple(map(to_predicate, filters))
 
@@ -112,19 +112,29 @@ class PathContains:
     def __call__(self, path: PathParts, x: AnyType) -> bool:
         """Whether the value is meant."""
         del x
-        if self.exact:
-            return self.key in path
-        return any(str(self.key) in str(part) for part in path)
+        return self.key in path if self.exact else any(str(self.key) in key for key in map(str, path))
 
     def __repr__(self) -> str:
         return f"PathContains({self.key!r}, exact={self.exact})"
 
 
-class PathIn:
+class _ByContent:
+    """Filters are equal when they are of one class and made of equal parts."""
+
+    _content: AnyType
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._content == getattr(other, "_content", None)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._content))
+
+
+class PathIn(_ByContent):
     """Values at one of the given paths."""
 
     def __init__(self, *paths: PathParts):
-        self.paths = frozenset(tuple(path) for path in paths)
+        self.paths = self._content = frozenset(map(tuple, paths))
 
     def __call__(self, path: PathParts, x: AnyType) -> bool:
         """Whether the value is meant."""
@@ -134,25 +144,13 @@ class PathIn:
     def __repr__(self) -> str:
         return f"PathIn({', '.join(map(repr, sorted(self.paths, key=str)))})"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PathIn) and self.paths == other.paths
 
-    def __hash__(self) -> int:
-        return hash(self.paths)
-
-
-class _Combination:
+class _Combination(_ByContent):
     def __init__(self, *filters: Filter):
-        self.predicates = tuple(map(to_predicate, filters))
+        self.predicates = self._content = tuple(map(to_predicate, filters))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.predicates))})"
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self.predicates == getattr(other, "predicates", None)
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.predicates))
 
 
 class Any(_Combination):

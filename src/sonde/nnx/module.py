@@ -91,27 +91,14 @@ class Module(Pytree, metaclass=ModuleMeta):
         recorded = _sites.sow(self, variable_type, name, value, combine, init_fn)
         if recorded is not None:
             return recorded
-        if hasattr(self, name):
-            variable = getattr(self, name)
-            if not isinstance(variable, Variable):
-                raise ValueError(
-                    f"Expected '{name}' of {type(self).__name__} to be a Variable, got {type(variable).__name__}. "
-                    f"Sow under another name, or capture: {_GUIDE}"
-                )
-            if type(variable) is not variable_type:
-                raise ValueError(
-                    f"Expected '{name}' of {type(self).__name__} to be of type '{variable_type.__name__}', got "
-                    f"'{type(variable).__name__}'. Sow under another name, or capture: {_GUIDE}"
-                )
-            variable.set_value(reduce_fn(variable.get_value(), value))
-        else:
+        held = _held(self, name, variable_type, "sow")
+        if held is None:
             setattr(self, name, variable_type(reduce_fn(init_fn(), value)))
-        warnings.warn(
-            f"Using 'Module.sow()' outside of 'nnx.capture()' is deprecated: '{name}' is stored in the "
-            f"{type(self).__name__}. {_GUIDE}",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        elif type(held) is variable_type:
+            held.set_value(reduce_fn(held.get_value(), value))
+        else:
+            raise _taken(self, name, held, variable_type, "sow")
+        _warn_of_storing(self, name, "sow")
         return True
 
     def perturb(self, name: str, value: Any, variable_type: type[Variable[Any]] | str = Perturbation) -> Any:
@@ -133,43 +120,23 @@ class Module(Pytree, metaclass=ModuleMeta):
         perturbed = _sites.perturb(self, name, value, variable_type)
         if perturbed is not None:
             return perturbed
-        if hasattr(self, name):
-            variable = getattr(self, name)
-            if not isinstance(variable, variable_type):
-                raise ValueError(
-                    f"Expected '{name}' of {type(self).__name__} to be of type '{variable_type.__name__}', got "
-                    f"'{type(variable).__name__}'. Perturb under another name."
-                )
-            old = variable.get_value()
-        else:
-            old = jax.tree.map(jnp.zeros_like, value)
-            setattr(self, name, variable_type(old))
-        warnings.warn(
-            f"Using 'Module.perturb()' outside of 'nnx.capture()' is deprecated: '{name}' is stored in the "
-            f"{type(self).__name__}. {_GUIDE}",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return jax.tree.map(jnp.add, old, value)
+        held = _held(self, name, variable_type, "perturb")
+        shift = jax.tree.map(jnp.zeros_like, value) if held is None else held.get_value()
+        if held is None:
+            setattr(self, name, variable_type(shift))
+        _warn_of_storing(self, name, "perturb")
+        return jax.tree.map(jnp.add, shift, value)
 
     # ------------------------------------------------------------------------------------------- iteration
 
     def iter_modules(self) -> Iterator[tuple[PathParts, Module]]:
         """The same as `nnx.iter_modules(self)`, which is to be preferred."""
-        warnings.warn(
-            "The 'm.iter_modules()' method is deprecated; use the 'nnx.iter_modules(m)' function instead.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        _warn_of_method("iter_modules")
         return iter_modules(self)
 
     def iter_children(self) -> Iterator[tuple[Any, Any]]:
         """The same as `nnx.iter_children(self)`, which is to be preferred."""
-        warnings.warn(
-            "The 'm.iter_children()' method is deprecated; use the 'nnx.iter_children(m)' function instead.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        _warn_of_method("iter_children")
         return iteration.iter_children(self)
 
     # ------------------------------------------------------------------------------------------ attributes
@@ -209,6 +176,40 @@ class Module(Pytree, metaclass=ModuleMeta):
         self.set_attributes(deterministic=True, use_running_average=True, **attributes, raise_if_not_found=False)
 
 
+def _held(module: Module, name: str, variable_type: type[Variable[Any]], verb: str) -> Variable[Any] | None:
+    """The Variable that an attribute holds from an earlier call, None when there is no such attribute yet."""
+    if not hasattr(module, name):
+        return None
+    held = getattr(module, name)
+    if isinstance(held, variable_type):
+        return held
+    raise _taken(module, name, held, variable_type, verb)
+
+
+def _taken(module: Module, name: str, held: Any, variable_type: type[Variable[Any]], verb: str) -> ValueError:
+    wanted = f"of type '{variable_type.__name__}', found '{type(held).__name__}'"
+    if not isinstance(held, Variable):
+        wanted = f"a Variable, got {type(held).__name__}"
+    return ValueError(
+        f"{type(module).__name__}.{verb}({name!r}) stores its value, and needs that attribute to be {wanted}. Use "
+        f"another name, or capture: {_GUIDE}"
+    )
+
+
+def _warn_of_storing(module: Module, name: str, verb: str) -> None:
+    place = type(module).__name__
+    warnings.warn(
+        f"{place}.{verb}({name!r}) is called without nnx.capture and stores its value in the {place}, which is "
+        f"deprecated. {_GUIDE}",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+
+
+def _warn_of_method(name: str) -> None:
+    warnings.warn(f"Module.{name} is deprecated: write nnx.{name}(m) for m.{name}().", DeprecationWarning, stacklevel=3)
+
+
 def _variable_type(variable_type: type[Variable[Any]] | str) -> type[Variable[Any]]:
     if isinstance(variable_type, str):
         return variable_names.variable_type_from_name(variable_type, allow_register=True)
@@ -224,9 +225,9 @@ def set_existing_attributes(modules: list[Any], attributes: dict[str, Any], *, r
     missing = [name for name in attributes if not any(hasattr(module, name) for module in modules)]
     if missing and raise_if_not_found:
         raise ValueError(
-            f"Could not find at least one instance of the following attributes: {sorted(missing)}. None of the "
-            f"{len(modules)} chosen Modules ({', '.join(sorted({type(m).__name__ for m in modules})) or 'none'}) has "
-            f"them; pass raise_if_not_found=False to ignore that."
+            f"Could not find {sorted(missing)}, to be set, in any of the {len(modules)} chosen Modules "
+            f"({', '.join(sorted({type(m).__name__ for m in modules})) or 'none'}). Choose others, or pass "
+            "raise_if_not_found=False to set only what exists."
         )
     for module in modules:
         for name, value in attributes.items():

@@ -67,8 +67,8 @@ def replace_by_pure_dict(
     for path, value in traversals.flatten_mapping(pure_dict).items():
         if tuple(map(str, path)) not in known:
             raise ValueError(
-                f"key in pure_dict not available in state: {path}. The state has {len(known)} leaves, such as "
-                f"{', '.join('/'.join(p) for p in list(known)[:5])}."
+                f"the state has no leaf at {'/'.join(map(str, path))}, which pure_dict has. It has {len(known)} "
+                f"leaves, such as {', '.join('/'.join(p) for p in list(known)[:5])}."
             )
         found.append((*known[tuple(map(str, path))], value))
     for path, leaf, value in found:

@@ -413,7 +413,7 @@ def check_pytree(pytree: Any) -> None:
         ValueError: a static attribute holds data.
     """
     if not isinstance(pytree, Pytree):
-        raise TypeError(f"Expected a Pytree, got {type(pytree)}.")
+        raise TypeError(f"nnx.check_pytree looks at an nnx.Pytree, got a {type(pytree).__name__}.")
     if not pytree._is_pytree:
         return
     layout, _, values = pytree._structure()

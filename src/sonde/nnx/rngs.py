@@ -201,7 +201,7 @@ class Rngs(_KeySource):
         if "default" in streams:
             return streams["default"]
         raise error(
-            f"No RngStream named '{name}' found in Rngs, which has {list(streams) or 'none'}. Make it: "
+            f"Rngs has no stream '{name}' and no default, only {list(streams)}. Make it: "
             f"nnx.Rngs({name}=seed), or nnx.Rngs(seed) for a default that answers for every name."
         )
 

@@ -31,30 +31,30 @@ class FlatState(Sequence[tuple[PathParts, V]], Generic[V]):
         sort: whether to bring them in the order of their paths.
     """
 
-    __slots__ = ("_keys", "_values")
+    __slots__ = ("_leaves", "_paths")
 
     def __init__(self, items: Iterable[tuple[PathParts, V]], /, *, sort: bool):
         pairs = traversals.sort_by_path(items) if sort else list(items)
-        self._keys: tuple[PathParts, ...] = tuple(path for path, _ in pairs)
-        self._values: list[V] = [value for _, value in pairs]
+        self._paths: tuple[PathParts, ...] = tuple(path for path, _ in pairs)
+        self._leaves: list[V] = [value for _, value in pairs]
 
     @staticmethod
     def from_sorted_keys_values(keys: tuple[PathParts, ...], values: list[Any], /) -> FlatState[Any]:
         """A FlatState of paths that are sorted already."""
         new = object.__new__(FlatState)
-        new._keys = tuple(keys)
-        new._values = values
+        new._paths = tuple(keys)
+        new._leaves = values
         return new
 
     @property
     def paths(self) -> tuple[PathParts, ...]:
         """The paths."""
-        return self._keys
+        return self._paths
 
     @property
     def leaves(self) -> list[V]:
         """The leaves."""
-        return self._values
+        return self._leaves
 
     @overload
     def __getitem__(self, index: int) -> tuple[PathParts, V]: ...
@@ -62,17 +62,17 @@ class FlatState(Sequence[tuple[PathParts, V]], Generic[V]):
     def __getitem__(self, index: slice) -> FlatState[V]: ...
     def __getitem__(self, index: int | slice) -> tuple[PathParts, V] | FlatState[V]:
         if isinstance(index, slice):
-            return FlatState.from_sorted_keys_values(self._keys[index], self._values[index])
-        return self._keys[index], self._values[index]
+            return FlatState.from_sorted_keys_values(self._paths[index], self._leaves[index])
+        return self._paths[index], self._leaves[index]
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._paths)
 
     def __iter__(self) -> Iterator[tuple[PathParts, V]]:
-        return iter(zip(self._keys, self._values))
+        return iter(zip(self._paths, self._leaves))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, FlatState) and self._keys == other._keys and self._values == other._values
+        return isinstance(other, FlatState) and self._paths == other._paths and self._leaves == other._leaves
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -109,9 +109,9 @@ class FlatState(Sequence[tuple[PathParts, V]], Generic[V]):
 
 jax.tree_util.register_pytree_with_keys(
     FlatState,
-    lambda s: (tuple((_FlattenedIndexKey(i), v) for i, v in enumerate(s._values)), s._keys),
+    lambda s: (tuple((_FlattenedIndexKey(i), v) for i, v in enumerate(s._leaves)), s._paths),
     lambda keys, values: FlatState.from_sorted_keys_values(keys, list(values)),
-    lambda s: (tuple(s._values), s._keys),
+    lambda s: (tuple(s._leaves), s._paths),
 )
 
 
@@ -319,8 +319,8 @@ def split_flat(flat: Iterable[tuple[PathParts, Any]], filters: Sequence[Filter])
     if len(rest):
         found = ", ".join(f"{'/'.join(map(str, path))} ({type(leaf).__name__})" for path, leaf in rest[:10])
         raise ValueError(
-            f"Non-exhaustive filters, got a non-empty remainder of {len(rest)} leaves: {found}"
-            f"{', ...' if len(rest) > 10 else ''}. Use `...` as the last filter to match all remaining leaves."
+            f"{len(rest)} leaves are matched by no filter: {found}{', ...' if len(rest) > 10 else ''}. Add a filter "
+            "for them, or `...` at the end to take whatever is left."
         )
     return tuple(groups)
 

@@ -317,9 +317,9 @@ class Variable(ArrayLike, Generic[A]):
         Raises:
             ValueError: the other Variable has another type.
         """
-        if type(self) is not type(other):
+        if type(other) is not type(self):
             raise ValueError(
-                f"Cannot copy from incompatible Variable, expected {type(self).__name__}, got {type(other).__name__}."
+                f"{type(self).__name__}.copy_from takes a Variable of the very same type, got a {type(other).__name__}."
             )
         if self is not other:
             self.update_from_state(other)

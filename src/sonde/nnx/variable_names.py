@@ -77,8 +77,8 @@ def variable_name_from_type(typ: type[Variable[Any]], /, *, allow_register: bool
             return name
     if not allow_register:
         raise ValueError(
-            f"{typ} is not registered under any name. Use register_variable_name, or set allow_register=True to "
-            f"register it as '{typ.__name__}'."
+            f"{typ} is not registered under any name. Register it with nnx.register_variable_name(name, type), or here "
+            f"as '{typ.__name__}' with allow_register=True."
         )
     name = typ.__name__
     if name in _types:

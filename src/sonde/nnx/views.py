@@ -66,8 +66,8 @@ def view(
     out = recursive_map(set_view, node, graph=graph)
     if raise_if_not_found and unused:
         raise ValueError(
-            f"Unused keys found in nnx.view: {sorted(unused)}. No chosen Module has a set_view that takes them; "
-            f"nnx.view_info(model) lists what can be set."
+            f"nnx.view: no chosen Module has a set_view that takes {sorted(unused)}; nnx.view_info(model) lists what "
+            "can be set, and raise_if_not_found=False ignores the rest."
         )
     return out
 

@@ -124,7 +124,7 @@ def test_weights_are_seen_without_touching_the_layer(draw):
 def test_weights_are_sown_when_asked(draw):
     x = draw(2, 5, 8)
     ours, theirs = (n.MultiHeadAttention(4, 8, decode=False, rngs=n.Rngs(0)) for n in (nnx, fnnx))
-    with pytest.warns(DeprecationWarning, match="outside of 'nnx.capture"):
+    with pytest.warns(DeprecationWarning, match="nnx.capture"):
         ours(x, sow_weights=True)
     with pytest.warns(DeprecationWarning):
         theirs(x, sow_weights=True)
@@ -138,11 +138,11 @@ def test_weights_are_sown_when_asked(draw):
     [
         (
             lambda d: nnx.MultiHeadAttention(3, 4, rngs=nnx.Rngs(0)),
-            "MultiHeadAttention: Memory dimension (4) must be divisible by 'num_heads' heads (3).",
+            "MultiHeadAttention: qkv_features=4 cannot be shared out evenly among num_heads=3 heads.",
         ),
         (
             lambda d: nnx.MultiHeadAttention(4, 8, num_kv_heads=3, rngs=nnx.Rngs(0)),
-            "MultiHeadAttention: num_heads (4) must be divisible by num_kv_heads (3).",
+            "MultiHeadAttention: num_heads=4 queries cannot be grouped evenly on num_kv_heads=3 keys.",
         ),
         (
             lambda d: nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0))(d(2, 3, 5)),
@@ -156,19 +156,20 @@ def test_weights_are_sown_when_asked(draw):
         ),
         (
             lambda d: nnx.MultiHeadAttention(2, 4, decode=True, rngs=nnx.Rngs(0))(d(2, 1, 4)),
-            "MultiHeadAttention: Autoregressive cache not initialized, call ``init_cache`` first.",
+            "MultiHeadAttention: decode=True reads and writes a cache, and this layer has none: call "
+            "`init_cache` before.",
         ),
         (
             lambda d: nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0))(d(2, 3, 4), None, d(2, 3, 4)),
-            "MultiHeadAttention: `inputs_k` cannot be None if `inputs_v` is not None. To have both `inputs_k` and "
-            "`inputs_v` be the same value, pass in the value to `inputs_k` and leave `inputs_v` as None.",
+            "MultiHeadAttention: `inputs_v` is given and `inputs_k` is not. Give `inputs_k`; alone it stands for keys "
+            "and values.",
         ),
         (
             lambda d: nnx.MultiHeadAttention(
                 2, 4, decode=False, dropout_rate=0.5, deterministic=False, keep_rngs=False, rngs=nnx.Rngs(0)
             )(d(2, 3, 4)),
-            "MultiHeadAttention: 'rngs' must be provided to __call__ method if MultiHeadAttention instance is "
-            "defined with keep_rngs=False.",
+            "MultiHeadAttention: dropping with dropout_rate=0.5 draws random numbers, and a layer made with "
+            "keep_rngs=False keeps no stream to draw from: give the call `rngs`, or deterministic=True.",
         ),
     ],
 )
@@ -179,8 +180,8 @@ def test_what_does_not_fit_is_said(draw, call, words):
 
 
 def test_an_unsaid_setting_is_said(draw):
-    with pytest.raises(ValueError, match="No `decode` argument was provided to MultiHeadAttention"):
+    with pytest.raises(ValueError, match="MultiHeadAttention: nothing says what `decode` is"):
         nnx.MultiHeadAttention(2, 4, rngs=nnx.Rngs(0))(draw(2, 3, 4))
     layer = nnx.MultiHeadAttention(2, 4, decode=False, dropout_rate=0.5, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="No `deterministic` argument was provided to MultiHeadAttention"):
+    with pytest.raises(ValueError, match="MultiHeadAttention: nothing says what `deterministic` is"):
         layer(draw(2, 3, 4))

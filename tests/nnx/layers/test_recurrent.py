@@ -160,10 +160,10 @@ def test_gates_are_seen_at_every_step(draw):
 
 
 def test_old_ways_warn():
-    with pytest.warns(UserWarning, match="keep_rngs argument is deprecated"):
+    with pytest.warns(UserWarning, match="keep_rngs=True is an old way"):
         cell = nnx.GRUCell(3, 4, keep_rngs=True, rngs=nnx.Rngs(0))
     assert cell.initialize_carry((2, 3)).shape == (2, 4)
-    with pytest.warns(UserWarning, match="carry_init is provided in __init__"):
+    with pytest.warns(UserWarning, match="carry_init of the constructor is an old way"):
         cell = nnx.GRUCell(3, 4, carry_init=nnx.initializers.ones, rngs=nnx.Rngs(0))
     assert jnp.all(cell.initialize_carry((2, 3), nnx.Rngs(0)) == 1)
 
@@ -186,7 +186,7 @@ def test_old_ways_warn():
         ),
         (
             lambda d: nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)).initialize_carry((2, 3)),
-            "GRUCell: RNGs must be provided to initialize the cell carry.",
+            "GRUCell: `initialize_carry` draws from `rngs`, and got none: give it an nnx.Rngs or an nnx.RngStream.",
         ),
         (
             lambda d: nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)))(d(3)),
@@ -210,5 +210,5 @@ def test_an_unfinished_cell_says_what_is_missing(draw):
 
     with pytest.raises(TypeError, match="Cell must define num_feature_axes to be a cell"):
         nnx.RNN(Cell())(draw(2, 6, 3))
-    with pytest.raises(TypeError, match="rngs must be a Rngs, RngStream, bool or None"):
+    with pytest.raises(TypeError, match="`rngs` of a recurrent layer is an nnx.Rngs"):
         nnx.RNN(Cell(), rngs=3)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from sonde import ops
 from sonde.errors import LayerInputError
 from sonde.nnx.layers.linear import LinearGeneral
 from sonde.nnx.layers.normalization import LayerNorm
-from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, first_given
+from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, chosen
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.layers.stochastic import next_key
 from sonde.nnx.module import Module
@@ -276,11 +276,11 @@ class MultiHeadAttention(Module):
     def _check_heads(self) -> None:
         if self.qkv_features % self.num_heads:
             raise LayerInputError(
-                f"Memory dimension ({self.qkv_features}) must be divisible by 'num_heads' heads ({self.num_heads})."
+                f"qkv_features={self.qkv_features} cannot be shared out evenly among num_heads={self.num_heads} heads."
             )
         if self.num_heads % self.num_kv_heads:
             raise LayerInputError(
-                f"num_heads ({self.num_heads}) must be divisible by num_kv_heads ({self.num_kv_heads})."
+                f"num_heads={self.num_heads} queries cannot be grouped evenly on num_kv_heads={self.num_kv_heads} keys."
             )
 
     @names_its_place
@@ -320,29 +320,19 @@ class MultiHeadAttention(Module):
         Raises:
             ValueError: nothing says whether to decode or to drop, or the cache was not made.
         """
-        if inputs_k is None:
-            if inputs_v is not None:
-                raise LayerInputError(
-                    "`inputs_k` cannot be None if `inputs_v` is not None. To have both `inputs_k` and `inputs_v` be "
-                    "the "
-                    "same value, pass in the value to `inputs_k` and leave `inputs_v` as None."
-                )
-            inputs_k = inputs_q
-        if inputs_v is None:
-            inputs_v = inputs_k
-        inputs = {
-            "inputs_q": (inputs_q, self.in_features),
-            "inputs_k": (inputs_k, self.in_kv_features),
-            "inputs_v": (inputs_v, self.in_kv_features),
-        }
-        for name, (x, size) in inputs.items():
-            expect_size(x, axis=-1, size=size, argument=name, meaning="features")
-        query = self.query(inputs_q, out_sharding=qkv_sharding)
-        key = self.key(inputs_k, out_sharding=qkv_sharding)
-        value = self.value(inputs_v, out_sharding=qkv_sharding)
+        if inputs_k is None and inputs_v is not None:
+            raise LayerInputError(
+                "`inputs_v` is given and `inputs_k` is not. Give `inputs_k`; alone it stands for keys and values."
+            )
+        keyed = inputs_q if inputs_k is None else inputs_k
+        inputs = {"query": inputs_q, "key": keyed, "value": keyed if inputs_v is None else inputs_v}
+        for part, x in inputs.items():
+            size = self.in_features if part == "query" else self.in_kv_features
+            expect_size(x, axis=-1, size=size, argument=f"inputs_{part[0]}", meaning="features")
+        query, key, value = (getattr(self, part)(x, out_sharding=qkv_sharding) for part, x in inputs.items())
         if self.query_ln is not None and self.key_ln is not None:
             query, key = self.query_ln(query), self.key_ln(key)
-        if first_given(decode, self.decode, otherwise=_unsaid("decode")):
+        if chosen(self, "decode", decode, self.decode):
             key, value, mask = self._decode(query, key, value, mask)
         dropping, rng = self._dropout(deterministic, rngs)
         heads = self.attention_fn(
@@ -362,15 +352,13 @@ class MultiHeadAttention(Module):
         return self.out(heads, out_sharding=out_sharding)
 
     def _dropout(self, deterministic: bool | None, rngs: Any) -> tuple[bool, jax.Array | None]:
-        if self.dropout_rate == 0.0:
-            return False, None
-        if first_given(deterministic, self.deterministic, otherwise=_unsaid("deterministic")):
+        if self.dropout_rate == 0.0 or chosen(self, "deterministic", deterministic, self.deterministic):
             return False, None
         source = rngs if rngs is not None else self.rngs
         if source is None:
             raise LayerInputError(
-                "'rngs' must be provided to __call__ method if MultiHeadAttention instance is defined with "
-                "keep_rngs=False."
+                f"dropping with dropout_rate={self.dropout_rate} draws random numbers, and a layer made with "
+                "keep_rngs=False keeps no stream to draw from: give the call `rngs`, or deterministic=True."
             )
         return True, next_key(source, "dropout")
 
@@ -378,7 +366,9 @@ class MultiHeadAttention(Module):
         self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         if self.cached_key is None or self.cached_value is None or self.cache_index is None:
-            raise LayerInputError("Autoregressive cache not initialized, call ``init_cache`` first.")
+            raise LayerInputError(
+                "decode=True reads and writes a cache, and this layer has none: call `init_cache` before."
+            )
         cached_key, cached_value, index, mask = ops.decode_step(
             query,
             key,
@@ -409,9 +399,8 @@ class MultiHeadAttention(Module):
             ((3, 1, 4), 1)
         """
         shape = (*input_shape[:-1], self.num_kv_heads, self.head_dim)
-        self.cached_key = Cache(jnp.zeros(shape, dtype))
-        self.cached_value = Cache(jnp.zeros(shape, dtype))
-        self.cache_index = Cache(jnp.array(0, dtype=jnp.int32))
+        self.cached_key, self.cached_value = Cache(jnp.zeros(shape, dtype)), Cache(jnp.zeros(shape, dtype))
+        self.cache_index = Cache(jnp.zeros((), jnp.int32))
 
     def set_view(
         self,
@@ -428,10 +417,9 @@ class MultiHeadAttention(Module):
             batch_size: the batch size to use for the cache.
             max_length: the max length to use for the cache.
         """
-        if deterministic is not None:
-            self.deterministic = deterministic
-        if decode is not None:
-            self.decode = decode
+        for setting, value in {"deterministic": deterministic, "decode": decode}.items():
+            if value is not None:
+                setattr(self, setting, value)
         if (batch_size is None) != (max_length is None):
             raise LayerInputError(
                 f"`batch_size` and `max_length` make a cache together, got {batch_size} and {max_length}.",
@@ -440,10 +428,3 @@ class MultiHeadAttention(Module):
         if batch_size is not None and max_length is not None:
             batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
             self.init_cache((*batch, max_length, self.in_features))
-
-
-def _unsaid(name: str) -> str:
-    return (
-        f"No `{name}` argument was provided to MultiHeadAttention as either a __call__ argument, class attribute, or "
-        f"nnx.flag. Write nnx.MultiHeadAttention(..., {name}=True/False) or attention(x, {name}=True/False)."
-    )

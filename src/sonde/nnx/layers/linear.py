@@ -167,12 +167,13 @@ class LinearGeneral(Module):
         name = type(self).__name__
         if len(self.in_features) != len(self.axis):
             raise LayerInputError(
-                f"in_features and axis must have the same length. Got {self.in_features} and {self.axis}.", place=name
+                f"in_features={self.in_features} and axis={self.axis} must have one entry each for every axis mapped.",
+                place=name,
             )
         axes = tuple(axis for axis, _ in self.batch_axis)
         if axes != tuple(range(len(axes))):
             raise LayerInputError(
-                f"batch_dims {axes} must be consecutive leading dimensions starting from 0.", place=name
+                f"the axes of batch_axis, {axes}, must be the first ones in order: (0,), (0, 1) and so on.", place=name
             )
         batch = tuple(size for _, size in self.batch_axis)
         shape = batch + self.in_features + self.out_features

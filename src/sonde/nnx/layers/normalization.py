@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import ops
-from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, first_given, optional_param, value_of
+from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, chosen, optional_param, value_of
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.module import Module
 from sonde.nnx.variable import BatchStat
@@ -107,14 +107,7 @@ class BatchNorm(Module):
         Returns:
             An array shaped as `x`.
         """
-        by_running_average: bool = first_given(
-            use_running_average,
-            self.use_running_average,
-            otherwise="No `use_running_average` argument was provided to BatchNorm. Say it in the constructor, "
-            "nnx.BatchNorm(..., use_running_average=True/False), in the call, bn(x, use_running_average=True/False), "
-            "or "
-            "for a whole model, nnx.view(model, use_running_average=True/False).",
-        )
+        by_running_average: bool = chosen(self, "use_running_average", use_running_average, self.use_running_average)
         y, mean, var = ops.batch_norm(
             x,
             value_of(self.scale),

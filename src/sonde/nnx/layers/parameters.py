@@ -81,13 +81,19 @@ def value_of(variable: Variable[Any] | None) -> Any:
     return None if variable is None else variable[...]
 
 
-def first_given(*options: Any, otherwise: str) -> Any:
-    """The first option that is not None.
+def chosen(layer: Any, option: str, in_call: Any, in_constructor: Any) -> Any:
+    """What an option of a layer is: as the call says, or else as the constructor said.
 
     Raises:
-        ValueError: all are None; the text is `otherwise`.
+        ValueError: neither says it.
     """
-    for option in options:
-        if option is not None:
-            return option
-    raise ValueError(otherwise)
+    if in_call is not None:
+        return in_call
+    if in_constructor is not None:
+        return in_constructor
+    name, value = type(layer).__name__, f"{option}=True/False"
+    view = f", or for a whole model, nnx.view(model, {value})" if hasattr(layer, "set_view") else ""
+    raise ValueError(
+        f"{name}: nothing says what `{option}` is. Say it in the constructor, {name}(..., {value}), or in the call, "
+        f"layer(x, {value}){view}."
+    )

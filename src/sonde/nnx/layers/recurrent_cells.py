@@ -83,15 +83,15 @@ class _VectorCell(RNNCellBase):
     def _keep(self, rngs: Any, keep_rngs: bool, carry_init: Init | None) -> None:
         if keep_rngs:
             warnings.warn(
-                "keep_rngs argument is deprecated. Please use rngs argument in initialize_carry instead.",
+                "keep_rngs=True is an old way to draw the first carry: give `rngs` to initialize_carry, and leave out "
+                "keep_rngs.",
                 UserWarning,
                 stacklevel=3,
             )
         if carry_init is not None:
             warnings.warn(
-                "carry_init is provided in __init__. Please use the carry_init argument of initialize_carry instead: "
-                "two "
-                "cells that differ in carry_init alone have different graphdefs.",
+                "carry_init of the constructor is an old way to say how the first carry is made: give it to "
+                "initialize_carry. Two cells that differ in carry_init alone have different graphdefs.",
                 UserWarning,
                 stacklevel=3,
             )
@@ -112,7 +112,9 @@ class _VectorCell(RNNCellBase):
         """
         source = rngs if rngs is not None else self.rngs
         if source is None:
-            raise LayerInputError("RNGs must be provided to initialize the cell carry.")
+            raise LayerInputError(
+                "`initialize_carry` draws from `rngs`, and got none: give it an nnx.Rngs or an nnx.RngStream."
+            )
         if isinstance(source, Rngs):
             source = source.carry
         init = carry_init or self.carry_init or zeros

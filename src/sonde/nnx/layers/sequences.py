@@ -312,4 +312,4 @@ def _carry_stream(rngs: Any) -> RngStream | None:
         return rngs.carry.fork()
     if isinstance(rngs, RngStream):
         return rngs
-    raise TypeError(f"rngs must be a Rngs, RngStream, bool or None, but got {type(rngs)}.")
+    raise TypeError(f"`rngs` of a recurrent layer is an nnx.Rngs, an nnx.RngStream, a bool or None, got {type(rngs)}.")

@@ -9,7 +9,7 @@ import jax
 
 from sonde import ops
 from sonde.errors import LayerInputError
-from sonde.nnx.layers.parameters import first_given
+from sonde.nnx.layers.parameters import chosen
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.module import Module
 from sonde.nnx.pytree import data
@@ -70,22 +70,15 @@ class Dropout(Module):
         Returns:
             An array shaped as the inputs.
         """
-        deterministic = first_given(
-            deterministic,
-            self.deterministic,
-            otherwise="No `deterministic` argument was provided to Dropout. Say it in the constructor, "
-            "nnx.Dropout(..., deterministic=True/False), or in the call, dropout(x, deterministic=True/False).",
-        )
-        if deterministic or self.rate == 0.0:
+        if chosen(self, "deterministic", deterministic, self.deterministic) or self.rate == 0.0:
             return inputs
         if self.rate == 1.0:
-            return ops.dropout(inputs, None, rate=1.0)  # type: ignore[arg-type]
+            return ops.dropout(inputs, None, rate=1.0)
         source = rngs if rngs is not None else self.rngs
         if source is None:
             raise LayerInputError(
-                "`deterministic` is False, but no `rngs` argument was provided to Dropout as either a __call__ "
-                "argument "
-                "or class attribute. Write nnx.Dropout(..., rngs=rngs) or dropout(x, rngs=rngs)."
+                f"dropping with rate={self.rate} draws random numbers, and neither the constructor nor the call has "
+                "`rngs` to draw from. Write nnx.Dropout(..., rngs=rngs) or dropout(x, rngs=rngs)."
             )
         key = next_key(source, self.rng_collection)
         return ops.dropout(inputs, key, rate=self.rate, broadcast_dims=self.broadcast_dims)
@@ -118,4 +111,4 @@ def _own_stream(rngs: Any, collection: str) -> RngStream | None:
         return rngs[collection].fork()
     if isinstance(rngs, RngStream):
         return rngs.fork()
-    raise TypeError(f"rngs must be a Rngs, RngStream or None, but got {type(rngs)}.")
+    raise TypeError(f"Dropout: `rngs` takes an nnx.Rngs, an nnx.RngStream or None, got {type(rngs).__name__}.")

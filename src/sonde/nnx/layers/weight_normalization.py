@@ -15,7 +15,7 @@ from sonde import ops
 from sonde.errors import LayerInputError
 from sonde.nnx.filters import Filter, PathContains, to_predicate
 from sonde.nnx.iteration import iter_graph
-from sonde.nnx.layers.parameters import Init, first_given
+from sonde.nnx.layers.parameters import Init, chosen
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.module import Module
 from sonde.nnx.pytree import data
@@ -88,19 +88,15 @@ class SpectralNorm(Module):
         Returns:
             What the wrapped layer returns.
         """
-        update_stats = first_given(
-            update_stats,
-            None if self.use_running_average is None else not self.use_running_average,
-            otherwise="No `update_stats` argument was provided to SpectralNorm, neither in the constructor nor in the "
-            "call.",
-        )
+        own = None if self.use_running_average is None else not self.use_running_average
+        update_stats = chosen(self, "update_stats", update_stats, own)
         for path, kernel in _params(self.layer_instance, _KERNELS):
             if (*path, "u") not in self.batch_stats:
                 continue
             if kernel.ndim > 2 and self.error_on_non_matrix:
                 raise LayerInputError(
-                    f"Layer instance parameter is {kernel.ndim}D but error_on_non_matrix is True: "
-                    f"{'/'.join(map(str, path))} is {describe(kernel[...])}."
+                    f"with error_on_non_matrix=True every kernel must have two axes, and {'/'.join(map(str, path))} of "
+                    f"the wrapped {type(self.layer_instance).__name__} is {describe(kernel[...])}."
                 )
             u, sigma = self.batch_stats[*path, "u"], self.batch_stats[*path, "sigma"]
             value, new_u, new_sigma = ops.spectral_norm(

@@ -7,7 +7,8 @@ A metric is a Pytree whose state is in `MetricState` Variables, so it can be an 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,26 +30,54 @@ class Metric(Pytree):
     """The base of metrics: define `reset`, `update` and `compute`."""
 
     def __init__(self) -> None:
-        raise NotImplementedError("Must override `__init__()` method.")
+        raise self._undefined("__init__")
 
     def reset(self) -> None:
         """Forgets everything gathered."""
-        raise NotImplementedError("Must override `reset()` method.")
+        raise self._undefined("reset")
 
     def update(self, **kwargs: Any) -> None:
         """Gathers from one batch."""
-        raise NotImplementedError("Must override `update()` method.")
+        raise self._undefined("update")
 
     def compute(self) -> Any:
         """What the metric is, over all batches since the last reset."""
-        raise NotImplementedError("Must override `compute()` method.")
+        raise self._undefined("compute")
+
+    def _undefined(self, method: str) -> NotImplementedError:
+        name = type(self).__name__
+        return NotImplementedError(f"{name} has no `{method}` of its own: a metric defines how it gathers, {name} too.")
 
     def split(self, *filters: Filter) -> Any:
         """The same as `nnx.split(metric, *filters)`."""
         return graph.split(self, *filters)
 
 
-class Average(Metric):
+class _Sums(Metric):
+    """A metric of the values under one name, that gathers them into numbers; `_dtypes` has their names and dtypes."""
+
+    _dtypes: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, argname: str = "values"):
+        self.argname = argname
+        for name, dtype in self._dtypes.items():
+            setattr(self, name, MetricState(jnp.zeros((), dtype)))
+
+    def reset(self) -> None:
+        """Forgets all values."""
+        for name, dtype in self._dtypes.items():
+            getattr(self, name).set_value(jnp.zeros((), dtype))
+
+    def _values(self, kwargs: Mapping[str, Any], dtype: Any = None) -> jax.Array:
+        """What `update` is given, among other things, under the name that counts here."""
+        if self.argname not in kwargs:
+            raise TypeError(
+                f"{type(self).__name__}.update takes its values under the name '{self.argname}', got {sorted(kwargs)}."
+            )
+        return jnp.asarray(kwargs[self.argname], dtype)
+
+
+class Average(_Sums):
     """The mean of all values.
 
     Args:
@@ -64,15 +93,9 @@ class Average(Metric):
         3.0
     """
 
-    def __init__(self, argname: str = "values"):
-        self.argname = argname
-        self.total = MetricState(jnp.array(0, dtype=jnp.float32))
-        self.count = MetricState(jnp.array(0, dtype=jnp.int32))
-
-    def reset(self) -> None:
-        """Forgets all values."""
-        self.total.set_value(jnp.array(0, dtype=jnp.float32))
-        self.count.set_value(jnp.array(0, dtype=jnp.int32))
+    _dtypes: ClassVar[Mapping[str, Any]] = {"total": jnp.float32, "count": jnp.int32}
+    total: MetricState
+    count: MetricState
 
     def update(self, *, mask: Any = None, **kwargs: Any) -> None:
         """Counts in more values.
@@ -84,7 +107,7 @@ class Average(Metric):
         Raises:
             TypeError: the values are missing, or the mask has another shape.
         """
-        values = jnp.asarray(_argument(self, kwargs, self.argname))
+        values = self._values(kwargs)
         if mask is None:
             self.total[...] += jnp.sum(values).astype(jnp.float32)
             self.count[...] += values.size
@@ -124,7 +147,9 @@ class Accuracy(Average):
     def __init__(self, threshold: float | None = None, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if threshold is not None and not isinstance(threshold, float):
-            raise TypeError(f"Expected threshold to be a float, got {type(threshold)}")
+            raise TypeError(
+                f"Accuracy: `threshold` is a float or None, got {threshold!r} of type {type(threshold).__name__}."
+            )
         self.threshold = threshold
 
     def update(self, *, logits: Any, labels: Any, mask: Any = None, **_: Any) -> None:  # type: ignore[override]
@@ -140,19 +165,19 @@ class Accuracy(Average):
             ValueError: shapes or dtype do not fit.
         """
         logits, labels = jnp.asarray(logits), jnp.asarray(labels)
-        if self.threshold is not None:
-            if logits.ndim != labels.ndim:
-                raise ValueError(
-                    f"For binary classification, expected logits.ndim==labels.ndim, got {logits.ndim} and {labels.ndim}"
-                )
-        elif logits.ndim != labels.ndim + 1:
+        by_class = self.threshold is None
+        if logits.ndim - labels.ndim != by_class:
+            form = (
+                "one axis more than labels, the classes"
+                if by_class
+                else f"as many axes, with threshold={self.threshold}"
+            )
             raise ValueError(
-                "For multi-class classification, expected logits.ndim==labels.ndim+1, got "
-                f"{logits.ndim} and {labels.ndim}"
+                f"Accuracy.update: `logits` must have {form}, got {describe(logits)} and labels {describe(labels)}."
             )
         if not jnp.issubdtype(labels.dtype, jnp.integer):
-            raise ValueError(f"Expected labels.dtype==jnp.int32, got {labels.dtype}")
-        predicted = logits > self.threshold if self.threshold is not None else jnp.argmax(logits, axis=-1)
+            raise ValueError(f"Accuracy.update: `labels` must be integers, such as int32, got {describe(labels)}.")
+        predicted = jnp.argmax(logits, axis=-1) if by_class else logits > self.threshold
         super().update(**{self.argname: predicted == labels}, mask=mask)
 
 
@@ -166,7 +191,7 @@ class Statistics:
     standard_deviation: jax.Array
 
 
-class Welford(Metric):
+class Welford(_Sums):
     """Mean and spread of all values, by Welford's algorithm: exact also when the spread is small beside the mean.
 
     Args:
@@ -182,17 +207,10 @@ class Welford(Metric):
         2.0 1.0
     """
 
-    def __init__(self, argname: str = "values"):
-        self.argname = argname
-        self.count = MetricState(jnp.array(0, dtype=jnp.int32))
-        self.mean = MetricState(jnp.array(0, dtype=jnp.float32))
-        self.m2 = MetricState(jnp.array(0, dtype=jnp.float32))
-
-    def reset(self) -> None:
-        """Forgets all values."""
-        self.count.set_value(jnp.array(0, dtype=jnp.int32))
-        self.mean.set_value(jnp.array(0, dtype=jnp.float32))
-        self.m2.set_value(jnp.array(0, dtype=jnp.float32))
+    _dtypes: ClassVar[Mapping[str, Any]] = {"count": jnp.int32, "mean": jnp.float32, "m2": jnp.float32}
+    count: MetricState
+    mean: MetricState
+    m2: MetricState
 
     def update(self, **kwargs: Any) -> None:
         """Counts in more values.
@@ -203,7 +221,7 @@ class Welford(Metric):
         Raises:
             TypeError: the values are missing.
         """
-        values = jnp.asarray(_argument(self, kwargs, self.argname), jnp.float32)
+        values = self._values(kwargs, jnp.float32)
         before, mean = self.count[...], self.mean[...]
         count = before + values.size
         # The values of a batch among themselves, and the batch as a whole against what came before.
@@ -258,9 +276,3 @@ class MultiMetric(Metric):
     def compute(self) -> dict[str, Any]:
         """All metrics by name."""
         return {name: getattr(self, name).compute() for name in self._metric_names}
-
-
-def _argument(metric: Metric, kwargs: dict[str, Any], name: str) -> Any:
-    if name not in kwargs:
-        raise TypeError(f"Expected keyword argument '{name}' in {type(metric).__name__}.update, got {sorted(kwargs)}.")
-    return kwargs[name]

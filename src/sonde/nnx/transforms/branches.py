@@ -88,7 +88,7 @@ def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Calla
     for name, outcome, shape in zip(names, outcomes[1:], shapes[1:]):
         if outcome.definition != outcomes[0].definition:
             raise TypeError(
-                f"nnx.{taken.who}: branch outputs must have the same pytree structure, but they differ: {first_name} "
+                f"nnx.{taken.who}: all branches must return the same form of output, and these differ: {first_name} "
                 f"returns {_shown(shapes[0])}, {name} returns {_shown(shape)}."
             )
     changed = sorted({i for outcome in outcomes for i in outcome.changed})

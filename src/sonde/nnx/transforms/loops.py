@@ -190,8 +190,8 @@ def returned(entered: Entered, out: Any, taken: Taken, places: Sequence[int], na
         before = entered.leaves[i]
         if isinstance(before, Variable) and leaf is not before:
             raise ValueError(
-                f"nnx.{taken.who}: Variable identity must be preserved across iterations, and the body returns another "
-                f"{type(before).__name__} at {show_path(taken.structure.paths[i])} than it was given. Change the value "
-                f"of the Variable in place, `variable[...] = value`, and return the same Variable."
+                f"nnx.{taken.who}: every iteration must hand on the Variables it was given, and the body returns "
+                f"another {type(before).__name__} at {show_path(taken.structure.paths[i])} than it was given. Change "
+                f"its value in place, `variable[...] = value`, and return the same Variable."
             )
     return found.leaves

@@ -80,8 +80,8 @@ def scan(
     carry_in, carry_out = _carry_place(in_axes, "in_axes"), _carry_place(out_axes, "out_axes")
     if (carry_in is None) != (carry_out is None):
         raise ValueError(
-            f"nnx.scan: if one of in_axes or out_axes has Carry, the other must also have Carry. Got "
-            f"in_axes={in_axes} and out_axes={out_axes}."
+            f"nnx.scan: what is carried goes in and comes out, so Carry stands in both in_axes and out_axes or in "
+            f"neither, got in_axes={in_axes} and out_axes={out_axes}."
         )
     _check_out_axes(out_axes)
     fn = f
