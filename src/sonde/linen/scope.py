@@ -358,9 +358,10 @@ class Scope:
             return error(
                 f"module {self.path_text} needs {what}, which collection {collection!r} does not have; it has {given}"
             )
+        make_it = "" if collection == "params" else f", or mutable={[collection]!r}"
         return ScopeCollectionNotFound(
             f"module {self.path_text} needs {what}, and collection {collection!r} has nothing for it; pass variables "
-            f"that were made by init of the same module, or mutable={[collection]!r}"
+            f"that were made by init of the same module{make_it}"
         )
 
     def _check_shape(
