@@ -78,7 +78,7 @@ def test_a_carry_keeps_its_form():
 def test_a_carry_keeps_its_variables():
     with pytest.raises(ValueError) as info:
         nnx.while_loop(lambda m: True, lambda m: Cell(), Cell())
-    assert "nnx.while_loop: Variable identity must be preserved across iterations" in str(info.value)
+    assert "nnx.while_loop: every iteration must hand on the Variables it was given" in str(info.value)
     assert "at init_val/count" in str(info.value)
 
 
