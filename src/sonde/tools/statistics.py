@@ -151,7 +151,8 @@ def _packed(names: Collection[str]) -> tuple[list[str], list[str]]:
 def _counts(x: Any, ok: Any) -> Any:
     """How many of the elements that are `ok` fall into each bin."""
     if AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types:  # how a count over shards is sharded, no type says
-        return jax.sharding.auto_axes(_scattered, out_sharding=PartitionSpec(None))(x, ok)
+        anyhow: Any = jax.sharding.auto_axes(_scattered, out_sharding=PartitionSpec(None))
+        return anyhow(x, ok)
     return _scattered(x, ok)
 
 
