@@ -56,6 +56,10 @@ def run(where, make, updates):
             [{"logits": jnp.array([0.1, 0.9, 0.7]), "labels": jnp.array([0, 1, 0]), "mask": jnp.array([1, 1, 0])}],
         ),
         (
+            lambda n: n.metrics.Accuracy(threshold=0.5),  # at the threshold, and labels that are neither 0 nor 1
+            [{"logits": jnp.array([0.4, 0.5, 0.6, 0.9, 0.5]), "labels": jnp.array([0, 1, 3, 0, -1])}],
+        ),
+        (
             lambda n: n.MultiMetric(accuracy=n.metrics.Accuracy(), loss=n.metrics.Average()),
             [{"logits": jnp.eye(3), "labels": jnp.array([0, 1, 1]), "values": VALUES[0]}],
         ),

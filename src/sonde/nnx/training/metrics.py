@@ -131,7 +131,7 @@ class Accuracy(Average):
 
     Args:
         threshold: None if there is a score per class, of which the largest counts; a float if there is one score, and
-            more than the threshold means class 1.
+            the threshold or more means class 1; labels above 0 count as class 1.
         *args: as in `Average`.
         **kwargs: as in `Average`.
 
@@ -177,8 +177,8 @@ class Accuracy(Average):
             )
         if not jnp.issubdtype(labels.dtype, jnp.integer):
             raise ValueError(f"Accuracy.update: `labels` must be integers, such as int32, got {describe(labels)}.")
-        predicted = jnp.argmax(logits, axis=-1) if by_class else logits > self.threshold
-        super().update(**{self.argname: predicted == labels}, mask=mask)
+        right = jnp.argmax(logits, axis=-1) == labels if by_class else (logits >= self.threshold) == (labels > 0)
+        super().update(**{self.argname: right}, mask=mask)
 
 
 @jax.tree_util.register_dataclass
