@@ -39,7 +39,7 @@ class _Points(NamedTuple):
     most: int | None
 
 
-_AT_A_TIME = _Points(1, 32)
+_AT_A_TIME = _Points(1, 64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
