@@ -285,14 +285,6 @@ def jit_is_plain(params: dict[str, Any]) -> bool:
     )
 
 
-def scan_split(params: dict[str, Any]) -> tuple[int, int]:
-    """How many of a scan's inputs are constants, and how many are carried."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carry, _ = params["ft_in"].unpack()
-    return len(consts), len(carry)
-
-
 def scan_params(params: dict[str, Any], jaxpr: Any, *, n_consts: int, n_xs: int, n_ys: int) -> dict[str, Any]:
     """Parameters of a scan with more constants in front, more scanned inputs and more stacked outputs at the end."""
     new = {**params, "jaxpr": jaxpr}

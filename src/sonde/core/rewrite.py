@@ -48,11 +48,6 @@ class Rewritten:
         return [*self.consts, handler.allot(self.span)] if self.takes_base else self.consts
 
     @property
-    def n_inputs(self) -> int:
-        """How many inputs there are in front of the old ones."""
-        return len(self.consts) + self.takes_base
-
-    @property
     def types(self) -> list[Any]:
         """The types of the extra outputs."""
         return [v.aval for v in _jax.open_jaxpr(self.jaxpr).outvars[self.n_outs :]]
