@@ -338,11 +338,29 @@ def test_graph_mode():
         nnx.set_graph_mode(True)
 
 
-def test_graph_updates_are_off():
-    with nnx.set_graph_updates(False):
-        assert nnx.set_graph_updates.current_value() is False
-    with pytest.raises(ValueError, match="graph_updates=True is not supported"):
-        nnx.set_graph_updates(True)
+@pytest.mark.parametrize("name", ["set_graph_mode", "set_graph_updates"])
+def test_settings_hold_for_a_block_a_function_or_for_good(same, name):
+    def use(n):
+        setting = getattr(n, name)
+
+        @setting(False)
+        def nested(depth):
+            return (setting.current_value(), *(nested(depth - 1) if depth else ()))
+
+        with setting(True):  # the state that the test runs in does not count
+            inside = nested(2)
+            after = setting.current_value()
+            with setting(False):
+                block = setting.current_value()
+        before = setting.current_value()
+        setting(not before)
+        changed = setting.current_value()
+        setting(before)
+        return inside, after, block, changed is not before
+
+    same(use)
+    with pytest.raises(TypeError, match="takes True or False, got 3"):
+        getattr(nnx, name)(3)
 
 
 def test_graph_mode_from_the_environment():

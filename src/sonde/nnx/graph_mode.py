@@ -1,31 +1,86 @@
-"""Which mode functions run in when they are not told: `graph=True` (shared references) or `graph=False` (trees).
+"""Which mode functions run in when they are not told.
 
-Set for good by calling `set_graph_mode(False)`, for a block with `with set_graph_mode(False):` (in this thread only),
-or for a whole process with the environment variable NNX_GRAPH_MODE.
+`graph=True` allows shared references, `graph=False` demands trees. `graph_updates=True` lets a transformed function
+change the structure of its arguments. Both are set for good by calling `set_graph_mode(False)`, for a block with
+`with set_graph_mode(False):`, for the calls of a function with the decorator `@set_graph_mode(False)` (the last two in
+the running thread only), or for a whole process with the environment variables NNX_GRAPH_MODE and NNX_GRAPH_UPDATES.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import threading
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
-_local = threading.local()
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _from_environment() -> bool:
-    text = os.environ.get("NNX_GRAPH_MODE", "true").strip().lower()
+def _from_environment(variable: str) -> bool:
+    text = os.environ.get(variable, "true").strip().lower()
     if text in ("1", "true", "yes", "on"):
         return True
     if text in ("0", "false", "no", "off"):
         return False
-    raise ValueError(f"The environment variable NNX_GRAPH_MODE is '{text}'; it must be 'true' or 'false'.")
+    raise ValueError(f"The environment variable {variable} is '{text}'; it must be 'true' or 'false'.")
 
 
-_everywhere = _from_environment()
+class _Here(threading.local):
+    """The values set by the blocks that this thread is in."""
+
+    stack: tuple[bool, ...] = ()
 
 
-class set_graph_mode(contextlib.AbstractContextManager["set_graph_mode"]):
+class _Setting:
+    """A setting that can be called, entered, and used as a decorator."""
+
+    _everywhere: ClassVar[bool]
+    _here: ClassVar[_Here]
+
+    def __init_subclass__(cls, *, variable: str) -> None:
+        cls._everywhere = _from_environment(variable)
+        cls._here = _Here()
+
+    def __init__(self, value: bool, /):
+        if not isinstance(value, bool):
+            raise TypeError(f"{type(self).__name__} takes True or False, got {value!r}.")
+        self._value = value
+        self._before: bool | None = self._everywhere
+        type(self)._everywhere = value
+
+    def _only_here(self) -> None:
+        """Takes back what the call set for good: the value turned out to be meant for a block or a function."""
+        if self._before is not None:
+            type(self)._everywhere = self._before
+            self._before = None
+
+    def __enter__(self) -> bool:
+        self._only_here()
+        self._here.stack = (*self._here.stack, self._value)
+        return self._value
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._here.stack = self._here.stack[:-1]
+
+    def __call__(self, fun: F, /) -> F:
+        self._only_here()
+
+        @functools.wraps(fun)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return fun(*args, **kwargs)
+
+        return wrapper  # type: ignore[return-value]
+
+    @classmethod
+    def current_value(cls) -> bool:
+        """The value that holds here."""
+        stack = cls._here.stack
+        return stack[-1] if stack else cls._everywhere
+
+
+class set_graph_mode(_Setting, variable="NNX_GRAPH_MODE"):
     """Sets the mode of functions that are not given `graph=`.
 
     Example:
@@ -35,49 +90,25 @@ class set_graph_mode(contextlib.AbstractContextManager["set_graph_mode"]):
         False
     """
 
-    def __init__(self, value: bool, /):
-        global _everywhere
-        if not isinstance(value, bool):
-            raise TypeError(f"set_graph_mode takes True or False, got {value!r}.")
-        self._value = value
-        self._before = _everywhere
-        _everywhere = value
 
-    def __enter__(self) -> set_graph_mode:
-        global _everywhere
-        _everywhere = self._before  # only this block, only this thread
-        _local.stack = (*getattr(_local, "stack", ()), self._value)
-        return self
+class set_graph_updates(_Setting, variable="NNX_GRAPH_UPDATES"):
+    """Sets whether transforms that are not given `graph_updates=` let functions change the structure of arguments.
 
-    def __exit__(self, *exc_info: object) -> None:
-        _local.stack = _local.stack[:-1]
-
-    @staticmethod
-    def current_value() -> bool:
-        """The mode that holds here."""
-        stack = getattr(_local, "stack", ())
-        return stack[-1] if stack else _everywhere
-
-
-class set_graph_updates(contextlib.AbstractContextManager["set_graph_updates"]):
-    """Accepts False, which is how Sonde always works: transforms give back changed Variables, not changed structure."""
-
-    def __init__(self, value: bool, /):
-        if value:
-            raise ValueError(
-                "graph_updates=True is not supported: a transformed function cannot change the structure of its "
-                "arguments. Return new objects from it, or change the structure outside of it."
-            )
-
-    def __exit__(self, *exc_info: object) -> None:
-        return None
-
-    @staticmethod
-    def current_value() -> bool:
-        """Always False."""
-        return False
+    Example:
+        >>> from sonde import nnx
+        >>> @nnx.set_graph_updates(False)
+        ... def current():
+        ...     return nnx.set_graph_updates.current_value()
+        >>> current(), nnx.set_graph_updates.current_value()
+        (False, True)
+    """
 
 
 def resolve(graph: bool | None) -> bool:
     """What `graph=` means, None being the current mode."""
     return set_graph_mode.current_value() if graph is None else graph
+
+
+def resolve_updates(graph_updates: bool | None) -> bool:
+    """What `graph_updates=` means, None being the current setting."""
+    return set_graph_updates.current_value() if graph_updates is None else graph_updates
