@@ -18,15 +18,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from sonde import _extras
 from sonde.nnx import traversals
-from sonde.nnx.checkpoints import extras
 from sonde.nnx.checkpoints.entries import Entry, Name
 from sonde.nnx.checkpoints.fitting import is_key
 from sonde.nnx.checkpoints.placing import sharding_of
 
 
 def _orbax() -> Any:
-    return extras.load("orbax.checkpoint", extra="checkpoints", purpose="A checkpoint directory")
+    return _extras.load("orbax.checkpoint", extra="checkpoints", purpose="A checkpoint directory")
 
 
 def _absolute(path: str) -> str:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.nnx.checkpoints import extras
+from sonde import _extras
 from sonde.nnx.checkpoints.entries import Entry, Name, show
 from sonde.nnx.checkpoints.fitting import is_key
 from sonde.nnx.checkpoints.placing import sharding_of
@@ -42,7 +42,7 @@ _DTYPES = {
 
 
 def _safetensors(module: str = "safetensors") -> Any:
-    return extras.load(module, extra="safetensors", purpose="A .safetensors file")
+    return _extras.load(module, extra="safetensors", purpose="A .safetensors file")
 
 
 def dotted(name: str) -> str:

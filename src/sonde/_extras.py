@@ -1,4 +1,4 @@
-"""Packages that not everybody has: imported when they are needed, with a message that says how to get them."""
+"""Optional packages: imported on first use, with a message that says how to install them."""
 
 from __future__ import annotations
 
