@@ -8,6 +8,7 @@ file alone. Nothing here knows what a site is.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -601,3 +602,45 @@ def has_ended(value: Any) -> bool:
             return False
         around = getattr(around, "parent_trace", None) or getattr(around, "parent", None)
     return around is eval_trace
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tracers that are marked in place
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def copy_of_tracer(tracer: Tracer) -> Tracer:
+    """Another tracer for the same value, for equations to hold on to."""
+    copied = object.__new__(type(tracer))
+    _take_over(copied, tracer)
+    return copied
+
+
+def become(tracer: Tracer, other: Any, copied: Tracer) -> bool:
+    """Makes a tracer stand for the value of another one, for everything that holds it; False if it cannot.
+
+    It can if both are of the same trace. Equations that JAX has made of the tracer before look up its variable only
+    when the trace ends: they are given `copied`, a copy of the tracer as it was.
+    """
+    if type(other) is not type(tracer) or other._trace is not tracer._trace or hasattr(tracer, "recipe"):
+        return False
+    frame = getattr(tracer._trace, "frame", None)
+    for entry in reversed(frame.tracing_eqns if frame is not None else ()):
+        eqn: Any = entry() if isinstance(entry, weakref.ref) else entry
+        if eqn is None:
+            continue
+        if eqn is getattr(tracer, "parent", None):  # nothing before it has the tracer
+            break
+        if any(x is tracer for x in eqn.in_tracers):
+            eqn.in_tracers = [copied if x is tracer else x for x in eqn.in_tracers]
+    _take_over(tracer, other)
+    return True
+
+
+def _take_over(tracer: Any, other: Any) -> None:
+    for kind in type(other).__mro__:
+        for name in getattr(kind, "__slots__", ()):
+            if name not in ("__weakref__", "__dict__") and hasattr(other, name):
+                object.__setattr__(tracer, name, getattr(other, name))
+    if hasattr(other, "__dict__"):
+        tracer.__dict__.update(other.__dict__)

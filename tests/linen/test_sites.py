@@ -397,3 +397,23 @@ def test_the_program_is_the_same_when_nobody_looks():
     assert len(jax.make_jaxpr(nn.Dense(4).apply)({"params": variables["params"]["dense"]}, X).eqns) <= len(
         jax.make_jaxpr(flax.apply)({"params": variables["params"]["dense"]}, X).eqns
     )
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
+def test_a_sown_value_has_its_gradient(wrap):
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            h = jnp.tanh(nn.Dense(4, name="dense")(x))
+            self.sow("intermediates", "h", h)
+            return h
+
+    variables = nn.Dense(4).init(jax.random.key(0), X)
+    model = Model()
+
+    def loss(params):
+        return jnp.sum(model.apply({"params": {"dense": params}}, X) ** 3)
+
+    _, records = sonde.capture(jax.grad(wrap(loss)), grads=True)(variables["params"])
+    h = jnp.tanh(nn.Dense(4).apply(variables, X))
+    np.testing.assert_allclose(records["h"].grad, 3 * h**2, rtol=1e-5)

@@ -1,8 +1,8 @@
 """The engine: sites, and everything that can be done at them.
 
-`sow` and `scope` mark values; `capture`, `edit`, `perturbed` and `sites` run a program with somebody at its sites. The
-layers above use `mark` (a site with something attached), `run_with` (run a function with a handler) and the handlers
-themselves.
+`sow` and `scope` mark values; `capture`, `edit`, `perturbed` and `sites` run a program with a handler at its sites. The
+layers above use `mark` (a site with something attached), `mark_in_place` (for a `sow` that returns nothing), `run_with`
+(run a function with a handler) and the handlers themselves.
 
 How it works, in the order in which to read it: `primitive` is the equation that a site is; `trace` is what a captured
 function runs under; `rules` get sites out of loops, branches and jitted calls, with `rewrite` doing the common part;
@@ -18,7 +18,7 @@ from sonde.core.inventory import SiteInfo, Sites, sites
 from sonde.core.perturbing import perturbations, perturbed
 from sonde.core.record import Record, Records
 from sonde.core.site import Axis, Site
-from sonde.core.sow import mark, perturb, sow
+from sonde.core.sow import mark, mark_in_place, perturb, sow
 
 __all__ = [
     "Axis",
@@ -31,6 +31,7 @@ __all__ = [
     "capture",
     "edit",
     "mark",
+    "mark_in_place",
     "perturb",
     "perturbations",
     "perturbed",

@@ -137,6 +137,12 @@ class Editing(Handler):
             wanted = self.edits[pattern]
             if wanted.calls is not None and call not in _several(wanted.calls):
                 continue
+            if site.in_place:
+                raise EditError(
+                    f"edit of {path!r} ({site.source}): the program goes on with the value itself, as after "
+                    "`Module.sow`, and not with what the site returns; use `sonde.sow` and its result there, or edit "
+                    "the output of a method"
+                )
             new = new_arrays(wanted.new, arrays, site, view)
             if wanted.iterations is not None:
                 now = self._is_now(wanted.iterations, site)

@@ -68,7 +68,7 @@ def pair(items: Iterable[Item], met: Met) -> list[Call]:
         _by_token(candidates, gradients)
     for call in calls:
         for order in met.backward:
-            if call.item.view.order > order:
+            if call.item.view.order > order and all(site.has_gradient for site in call.item.sites):
                 call.grads.setdefault(order, None)
     return calls + orphans
 

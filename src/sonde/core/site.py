@@ -28,9 +28,13 @@ class Site:
             scopes and the module around it.
         tag: What the layer above attached to it, such as the type of a Variable; None for a plain `sow`.
         grads: Whether its gradient was asked for when the program was traced.
+        in_place: Whether the program goes on with the value itself and not with what the site returns, so that it
+            cannot be replaced.
+        has_gradient: Whether later uses of the value go through the site; not so for a value of an outer transform
+            that was marked in place.
     """
 
-    __slots__ = ("_code", "_line", "arrays", "grads", "path", "statics", "tag", "tree")
+    __slots__ = ("_code", "_line", "arrays", "grads", "has_gradient", "in_place", "path", "statics", "tag", "tree")
 
     def __init__(
         self,
@@ -43,6 +47,7 @@ class Site:
         grads: bool,
         code: types.CodeType,
         line: int,
+        in_place: bool = False,
     ) -> None:
         self.path = path
         self.tree = tree
@@ -50,6 +55,8 @@ class Site:
         self.statics = statics
         self.tag = tag
         self.grads = grads
+        self.in_place = in_place
+        self.has_gradient = True
         self._code = code
         self._line = line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +69,7 @@ def perturb(value: T, name: str) -> T:
 
 
 def mark(value: T, name: str, *, tag: Hashable = None, depth: int = 1) -> T:
-    """Marks a value with something for the layer above attached: what `sow` does while somebody looks.
+    """Marks a value with something for the layer above attached: what `sow` does while a capture runs.
 
     Args:
         value: Any pytree.
@@ -78,13 +78,55 @@ def mark(value: T, name: str, *, tag: Hashable = None, depth: int = 1) -> T:
         depth: How many frames up the line is that the site is said to be on.
 
     Returns:
-        `value`, or what it was replaced by. When nobody looks, `value`.
+        `value`, or what it was replaced by. When no capture runs, `value`.
     """
-    state = looking()
-    if state is None:
-        return value
+    return value if looking() is None else _marked(value, name, tag, depth + 1)[0]
+
+
+def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1) -> None:
+    """Marks a value whose holder goes on using it, as `Module.sow` does, which returns nothing.
+
+    A capture with `grads=True` sees the gradient at the site all the same: a tracer in `value` becomes the tracer that
+    came out of the site, so every later use of it is a use of the marked value. An edit of such a site is an error,
+    because an array that is no tracer cannot be replaced in place.
+
+    A tracer of an outer transform (a value that a jitted function or a loop body closes over) cannot become one of the
+    inner transform: its value is recorded, and its gradient is None.
+
+    Args:
+        value: Any pytree.
+        name: The name of the site below the scopes that are open.
+        tag: Kept as `Site.tag`; hashable.
+        depth: How many frames up the line is that the site is said to be on.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sonde
+        >>> from sonde.core import mark_in_place
+        >>> def loss(w):
+        ...     h = jnp.sin(w)
+        ...     mark_in_place(h, "h")
+        ...     return h**2
+        >>> _, records = sonde.capture(jax.grad(loss), grads=True)(0.5)
+        >>> print(f"{records['h'].grad:.4f}")  # 2 * sin(0.5)
+        0.9589
+    """
+    if looking() is None:
+        return
+    leaves, tree = jax.tree.flatten(value)
+    tracers = [x for x in leaves if isinstance(x, _jax.Tracer)]
+    # The site holds on to what it was given, which therefore must not change.
+    copies = {id(x): _jax.copy_of_tracer(x) for x in tracers}
+    copied = jax.tree.unflatten(tree, [copies.get(id(x), x) for x in leaves])
+    marked, site = _marked(copied, name, tag, depth + 1, in_place=True)
+    for before, after in zip(leaves, jax.tree.leaves(marked)):
+        if isinstance(before, _jax.Tracer) and not _jax.become(before, after, copies[id(before)]):
+            site.has_gradient = False
+
+
+def _marked(value: Any, name: str, tag: Hashable, depth: int, *, in_place: bool = False) -> tuple[Any, Site]:
+    state: Any = looking()
     frame = sys._getframe(depth)
-    if state.edits:  # a number can only be replaced if it is an array
+    if state.edits and not in_place:  # a number can only be replaced if it is an array
         value = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, _NUMBERS) else x, value)
     if isinstance(value, jax.Array):
         leaves, tree, arrays, statics = [value], LEAF, _ONE_ARRAY, ()
@@ -100,10 +142,11 @@ def mark(value: T, name: str, *, tag: Hashable = None, depth: int = 1) -> T:
         grads=state.grads,
         code=frame.f_code,
         line=frame.f_lineno,
+        in_place=in_place,
     )
     trace = _jax.current_trace()
     if type(trace) is SiteTrace:  # the capture's own level: no need to go through the primitive
         outs = trace.at_site(leaves, site, PLAIN)
     else:
         outs = site_p.bind(*leaves, site=site, view=PLAIN)
-    return site.rebuild(outs[: len(leaves)])
+    return site.rebuild(outs[: len(leaves)]), site

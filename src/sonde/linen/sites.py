@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde import _jax, core
-from sonde.core import mark
+from sonde.core import mark_in_place
 from sonde.core.capture import run_with
 from sonde.core.collect import Collect, spread
 from sonde.core.context import Looking, ScopeName, look, looking
@@ -185,7 +185,7 @@ def _mark(scope: Scope, name: str, value: Any, tag: Sown | None) -> None:
     if context.silent or (state is None and tag is None):
         return
     with under_path(scope), contextlib.nullcontext() if state is not None else look(Looking(grads=False)):
-        mark(value, name, tag=tag, depth=4)
+        mark_in_place(value, name, tag=tag, depth=4)
 
 
 def flush(run: Run) -> None:

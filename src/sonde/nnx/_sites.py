@@ -17,7 +17,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.context import looking
-from sonde.core.sow import mark
+from sonde.core.sow import mark, mark_in_place
 from sonde.nnx._kinds import NODE, VARIABLE, kind_of
 from sonde.nnx._paths import ModuleScope, Place, carry, place_of, running
 
@@ -62,7 +62,7 @@ def sow(
     place = place_of(module)
     tag = Sown(variable_type, name, place, reduce_fn=reduce_fn, init_fn=init_fn)
     with _jax.open_name(ModuleScope.at(place)):
-        mark(value, name, tag=tag, depth=3)
+        mark_in_place(value, name, tag=tag, depth=3)
     return True
 
 
