@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from sonde import errors
+from sonde._version import __version__
 from sonde.core import (
     Axis,
     Edit,
@@ -37,6 +38,7 @@ from sonde.core import (
 if TYPE_CHECKING:
     from sonde import linen as linen
     from sonde import nnx as nnx
+    from sonde import store as store
     from sonde.tools.nonfinite import NonFinite, first_nonfinite
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "Site",
     "SiteInfo",
     "Sites",
+    "__version__",
     "capture",
     "edit",
     "errors",
@@ -67,6 +70,7 @@ _LATER = {
     "first_nonfinite": "sonde.tools.nonfinite",
     "linen": "sonde.linen",
     "nnx": "sonde.nnx",
+    "store": "sonde.store",
 }
 
 

@@ -7,6 +7,7 @@ SondeError
 ├── LayerInputError       what a layer was given does not fit it  (also a ValueError and TypeError)
 ├── ScopeError            scopes were left in another order than they were entered
 ├── SiteNameError         a name that cannot name a site          (also a TypeError or ValueError)
+├── StoreError            a store of activations cannot be used, or does not fit
 └── TraceContextError     an object is changed from another trace level than the one it was made at
 """
 
@@ -56,6 +57,10 @@ class ScopeError(SondeError):
 
 class SiteNameError(SondeError, TypeError, ValueError):
     """The name of a site or scope is empty, not a string, or contains an empty part."""
+
+
+class StoreError(SondeError):
+    """A store of activations cannot be written or read, or was begun by another call. Says what differs."""
 
 
 class LinenError(SondeError):

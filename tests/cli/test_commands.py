@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from sonde._version import __version__
+
 
 def test_help_and_version(sonde) -> None:
     text = sonde.ok("--help")
@@ -14,7 +16,7 @@ def test_help_and_version(sonde) -> None:
         assert word in text
     for command in ("report", "sites", "nonfinite", "compare", "demo"):
         assert "Exit codes:" in sonde.ok(command, "--help")
-    assert sonde.ok("--version") == "sonde 0.1.0\n"
+    assert sonde.ok("--version") == f"sonde {__version__}\n"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
 import click
 
+from sonde._version import __version__
 from sonde.cli.compare import compare
 from sonde.cli.demo import demo
 from sonde.cli.exits import TEXT
+from sonde.cli.harvest import harvest
 from sonde.cli.nonfinite import nonfinite
 from sonde.cli.report import report
 from sonde.cli.sites import sites
+from sonde.cli.store import store_commands
 
 HELP = """See inside a JAX program.
 
@@ -33,10 +34,10 @@ The current directory can be imported from. For example
 
 
 @click.group("sonde", help=HELP, epilog=TEXT, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(importlib.metadata.version("sonde"), message="sonde %(version)s")
+@click.version_option(__version__, message="sonde %(version)s")
 def sonde_command() -> None:
     """See `HELP`."""
 
 
-for command in (report, sites, nonfinite, compare, demo):
+for command in (report, sites, nonfinite, compare, harvest, store_commands, demo):
     sonde_command.add_command(command)

@@ -20,11 +20,11 @@ NO_SITES = (
 
 
 @contextlib.contextmanager
-def running(program: Program, *, show_traceback: bool) -> Iterator[None]:
-    """Turns what goes wrong in a program into an exit code and a message."""
+def running(program: Program, *, show_traceback: bool, usable: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turns what goes wrong in a program into an exit code and a message; errors in `usable` pass."""
     try:
         yield
-    except (KeyboardInterrupt, click.ClickException):
+    except (KeyboardInterrupt, click.ClickException, *usable):
         raise
     except NoSuchSiteError as error:
         raise Unusable(f"{program.name}: {error}") from error

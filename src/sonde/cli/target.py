@@ -97,6 +97,12 @@ def program_at(target: str, arrays: Arrays | None = None, *, instead: Program | 
     return Program(target, thing, args, kwargs)
 
 
+def object_at(target: str) -> Any:
+    """What a target names, whatever it is."""
+    module, name = _module_of(target)
+    return _attribute(module, name, target)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Finding the object
 # ---------------------------------------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.metadata
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from sonde._version import __version__
 from sonde.report.budget import fitting
 from sonde.report.examined import Examined
 from sonde.report.failing import Failure
@@ -81,7 +81,7 @@ class Report:
         return {
             "title": self.title,
             "made": self.made,
-            "versions": {"sonde": importlib.metadata.version("sonde"), "jax": jax.__version__},
+            "versions": {"sonde": __version__, "jax": jax.__version__},
             "findings": [
                 {
                     name: plain(getattr(f, name))

@@ -1,0 +1,67 @@
+"""`sonde harvest`: run a program on many batches and store what passes its sites."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from sonde import store
+from sonde.cli import options
+from sonde.cli.exits import TEXT, Unusable
+from sonde.cli.output import quiet_stdout, show, show_json
+from sonde.cli.running import running
+from sonde.cli.store import contents_as_json
+from sonde.cli.target import Program, object_at
+from sonde.errors import StoreError
+
+
+@click.command("harvest", epilog=TEXT)
+@click.argument("target")
+@click.argument("folder")
+@options.together(options.sites, options.grads)
+@click.option("--dtype", help="What to store floating-point numbers as, such as float16; as they are by default.")
+@click.option("--memory", type=int, default=1024, show_default=True, help="MiB between the program and the disk.")
+@options.together(options.as_json, options.show_traceback)
+def harvest(
+    target: str,
+    folder: str,
+    patterns: tuple[str, ...],
+    grads: bool,
+    dtype: str | None,
+    memory: int,
+    as_json: bool,
+    show_traceback: bool,
+) -> None:
+    """Run TARGET on its batches and store what passes its sites in FOLDER.
+
+    TARGET is module:name or file.py:name of a function without arguments that returns (f, batches) or (f, batches,
+    options): each batch is a tuple of arguments of f, or one argument; options is a dict with keep, keys or reduce, as
+    sonde.store.harvest takes them. The same command on the same FOLDER goes on where it was interrupted.
+    """
+    with quiet_stdout(as_json):
+        f, batches, more = _taken_apart(target)
+        try:
+            with running(Program(target, f, (), {}), show_traceback=show_traceback, usable=(StoreError, TypeError)):
+                kept = store.harvest(
+                    f, batches, folder, *patterns, dtype=dtype, grads=grads, memory=memory << 20, **more
+                )
+        except (StoreError, TypeError) as error:
+            raise Unusable(str(error)) from error
+    if as_json:
+        show_json(contents_as_json(kept))
+    else:
+        show(kept)
+
+
+def _taken_apart(target: str) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
+    found = object_at(target)
+    if callable(found) and not isinstance(found, tuple):
+        if inspect.signature(found).parameters:
+            raise Unusable(f"{target} takes arguments; sonde harvest wants a function that returns (f, batches)")
+        found = found()
+    if not isinstance(found, tuple) or len(found) not in (2, 3) or not callable(found[0]):
+        raise Unusable(f"{target} stands for a {type(found).__name__}; sonde harvest wants (f, batches)")
+    return found[0], found[1], dict(found[2]) if len(found) == 3 else {}

@@ -1,0 +1,83 @@
+"""`sonde store`: look at stores, verify them, join them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from sonde import store
+from sonde.cli import options
+from sonde.cli.exits import FINE, FOUND, TEXT, Unusable
+from sonde.cli.output import busy, show, show_json
+from sonde.errors import StoreError
+
+
+@click.group("store", epilog=TEXT)
+def store_commands() -> None:
+    """Look at stores of activations, verify them, join them."""
+
+
+@store_commands.command("ls", epilog=TEXT)
+@click.argument("folder")
+@options.as_json
+def ls(folder: str, as_json: bool) -> None:
+    """List the arrays of the store in FOLDER."""
+    try:
+        found = store.open(folder)
+    except StoreError as error:
+        raise Unusable(str(error)) from error
+    if as_json:
+        show_json(contents_as_json(found))
+    else:
+        show(found)
+
+
+@store_commands.command("check", epilog=TEXT)
+@click.argument("folder")
+@options.as_json
+def check(folder: str, as_json: bool) -> int:
+    """Read everything that the store in FOLDER lists, and verify its checksums."""
+    try:
+        with busy("reading the store"):
+            found = store.check(folder)
+    except StoreError as error:
+        raise Unusable(str(error)) from error
+    if as_json:
+        damage = [{"array": d.name, "rows": list(d.rows), "reason": d.reason} for d in found]
+        show_json({"whole": not found, "damage": damage})
+    else:
+        show(*([f"{len(found)} damaged:", *map(str, found)] if found else ["All that the store lists is whole."]))
+    return _end(FOUND if found else FINE)
+
+
+@store_commands.command("merge", epilog=TEXT)
+@click.argument("folders", nargs=-1, required=True)
+@click.argument("into")
+@options.as_json
+def merge(folders: tuple[str, ...], into: str, as_json: bool) -> None:
+    """Put the rows of the stores in FOLDERS one after another into a new store INTO."""
+    try:
+        with busy("copying"):
+            made = store.merge(folders, into)
+    except StoreError as error:
+        raise Unusable(str(error)) from error
+    if as_json:
+        show_json(contents_as_json(made))
+    else:
+        show(made)
+
+
+def contents_as_json(found: store.Store) -> dict[str, Any]:
+    """What a store holds, for machines."""
+    arrays = [
+        {"kind": a.kind, "path": a.path, "shape": list(a.shape), "dtype": a.dtype.name, "bytes": a.nbytes}
+        for a in found.arrays
+    ]
+    return {"folder": found.folder, "batches": found.n_batches, "finished": found.finished, "arrays": arrays}
+
+
+def _end(code: int) -> int:
+    if code:
+        click.get_current_context().exit(code)
+    return code

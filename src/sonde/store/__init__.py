@@ -1,0 +1,14 @@
+"""Activations on disk: harvest them, read them, train on them.
+
+harvest(f, batches, folder, *patterns)   run a program on many batches and store what passes its sites
+open(folder)                             lazy arrays by path; `.batches(n, shuffle=seed)` for training
+check(folder)                            read everything and verify the checksums
+merge(folders, into)                     one store from several
+"""
+
+from sonde.store.checking import Damage, check
+from sonde.store.harvesting import harvest
+from sonde.store.merging import merge
+from sonde.store.reading import Store, StoredArray, open
+
+__all__ = ["Damage", "Store", "StoredArray", "check", "harvest", "merge", "open"]

@@ -1,0 +1,104 @@
+"""Telling a changed program, changed weights or other data from the ones a store was begun with.
+
+These are guards against mistakes, not proofs: a program is compared by its equations, weights by a sum that is computed
+where they are, batches by their first bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_BYTES = 1 << 16
+
+
+def of_program(jaxpr: Any) -> str:
+    """A checksum of the equations of a program, which does not depend on where its objects are in memory."""
+    found = hashlib.sha256()
+    _add_equations(jaxpr, found.update)
+    return found.hexdigest()[:16]
+
+
+def _add_equations(jaxpr: Any, add: Any) -> None:
+    opened = _jax.open_jaxpr(jaxpr)
+    numbers: dict[Any, int] = {}
+
+    def name(var: Any) -> str:
+        if hasattr(var, "val"):
+            return f"={var.val}"
+        return str(numbers.setdefault(var, len(numbers)))
+
+    add(" ".join(f"{name(v)}:{v.aval}" for v in opened.invars).encode())
+    for eqn in opened.eqns:
+        inputs = " ".join(map(name, eqn.invars))
+        outputs = " ".join(f"{name(v)}:{v.aval}" for v in eqn.outvars)
+        add(f"\n{eqn.primitive.name} {inputs} -> {outputs}".encode())
+        for key, value in sorted(eqn.params.items()):
+            inner = list(_jax.sub_jaxprs({key: value}))
+            add(key.encode())
+            if inner:
+                for each in inner:
+                    _add_equations(each, add)
+            elif not callable(value):
+                add(_ADDRESS.sub("", repr(value)).encode())
+    add(" ".join(map(name, opened.outvars)).encode())
+
+
+def of_arrays(arrays: Iterable[Any]) -> str:
+    """A checksum of arrays, computed on their devices; the same on every process."""
+    sums = _sums([jax.random.key_data(x) if _is_key(x) else x for x in arrays])
+    return hashlib.sha256(np.asarray(sums).tobytes()).hexdigest()[:16]
+
+
+def _is_key(array: Any) -> bool:
+    return hasattr(array, "dtype") and jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+@jax.jit
+def _sums(arrays: Sequence[Any]) -> Any:
+    return jnp.stack([jnp.zeros((), jnp.uint32), *[_sum(jnp.asarray(x)) for x in arrays]])
+
+
+def _sum(array: Any) -> Any:
+    if array.dtype == jnp.bool_:
+        array = array.astype(jnp.uint8)
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        array = jnp.stack([array.real, array.imag])
+    width = array.dtype.itemsize * 8
+    if jnp.iinfo(array.dtype).bits < 8 if jnp.issubdtype(array.dtype, jnp.integer) else False:
+        array, width = array.astype(jnp.int8), 8
+    if width == 64:
+        array, width = jax.lax.bitcast_convert_type(array, jnp.uint32), 32
+    words = jax.lax.bitcast_convert_type(array, f"uint{width}").astype(jnp.uint32)
+    total = jnp.zeros((), jnp.uint32)
+    # Weights that differ along every axis: exchanged elements or rows change the sum.
+    weights = jnp.ones((), jnp.uint32)
+    for axis in range(words.ndim):
+        step = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+        weights = weights * jnp.uint32(2654435761) + step * jnp.uint32(40503 + 2 * axis) + jnp.uint32(1)
+    return total + jnp.sum(words * (weights | jnp.uint32(1)), dtype=jnp.uint32)
+
+
+def of_batch(batch: Any) -> str:
+    """A checksum of the shapes, dtypes and first bytes of a batch."""
+    found = 0
+    for leaf in jax.tree.leaves(batch):
+        if isinstance(leaf, jax.Array) and (not leaf.is_fully_addressable or _is_key(leaf)):
+            text = of_arrays([leaf]).encode()
+        elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+            flat = leaf.reshape(-1)[: _BYTES // max(leaf.dtype.itemsize, 1)]
+            text = f"{leaf.dtype}{leaf.shape}".encode() + np.asarray(flat).tobytes()
+        else:
+            text = _ADDRESS.sub("", repr(leaf)).encode()
+        found = zlib.crc32(text, found)
+    return f"{found:08x}"

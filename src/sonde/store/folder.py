@@ -1,0 +1,74 @@
+"""The folder of a store: small files that are replaced as a whole, on a disk or behind an address.
+
+TensorStore's key-value stores do the work, so a local path, `gs://bucket/run` and `s3://bucket/run` behave alike. A
+write either happens or does not: on a disk TensorStore writes a temporary file, syncs it and renames it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+from sonde import _extras
+from sonde.errors import StoreError
+
+PathLike = str | os.PathLike[str]
+
+
+def tensorstore() -> Any:
+    """The package TensorStore, which the extra `store` brings."""
+    return _extras.load("tensorstore", extra="store", purpose="A store of activations")
+
+
+class Folder:
+    """A folder, or an address that TensorStore knows.
+
+    Attributes:
+        name: The path or address as it was given.
+    """
+
+    def __init__(self, where: PathLike) -> None:
+        self.name = os.fspath(where)
+        self._local = None if "://" in self.name else Path(self.name).absolute()
+        if self._local is not None and self._local.exists() and not self._local.is_dir():
+            raise StoreError(f"{self.name!r} is a file: a store is a folder")
+
+    def spec(self, below: str = "") -> Any:
+        """TensorStore's description of the place of a key."""
+        if self._local is not None:
+            return {"driver": "file", "path": f"{self._local.as_posix()}/{below}"}
+        return f"{self.name.rstrip('/')}/{below}"
+
+    def read(self, key: str) -> bytes | None:
+        """The contents of a file, or None if there is none."""
+        found = self._store().read(key).result()
+        return bytes(found.value) if found.state == "value" else None
+
+    def write(self, key: str, contents: bytes) -> None:
+        """Replaces a file."""
+        try:
+            self._store().write(key, contents).result()
+        except Exception as error:
+            raise self.failed(error) from error
+
+    def keys(self, below: str = "") -> list[str]:
+        """The names of all files whose name starts with `below`."""
+        found = self._store().list().result()
+        names = [key.decode() if isinstance(key, bytes) else key for key in found]
+        return [name for name in names if name.startswith(below)]
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing in the folder, or no folder."""
+        if self._local is not None:
+            return not self._local.exists() or not any(itertools.islice(self._local.iterdir(), 1))
+        return not self.keys()
+
+    def failed(self, error: BaseException) -> StoreError:
+        """What to raise when a write to the folder failed."""
+        reason = str(error).split("[", 1)[0].strip().rstrip(":") or type(error).__name__
+        return StoreError(f"cannot write to the store {self.name!r}: {reason}")
+
+    def _store(self) -> Any:
+        return tensorstore().KvStore.open(self.spec()).result()

@@ -1,0 +1,163 @@
+"""Random minibatches from long reads.
+
+The rows are cut into blocks of neighbours. A seed puts the blocks in a random order; as many blocks as fit into the
+window are read, each in one read, their rows are mixed, and minibatches are dealt out until the window is empty. The
+next window is read meanwhile. Which rows come when depends on the seed, the sizes and the store alone.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from sonde.store.reading import StoredArray
+
+WINDOW_BYTES = 1 << 28
+BLOCKS = 16  # in a window
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """Where an iterator stands.
+
+    Attributes:
+        epoch: The pass through the store.
+        batch: The minibatch of that pass that comes next.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+
+
+class Minibatches(Iterator[dict[str, np.ndarray]]):
+    """An iterator over minibatches; made by `Store.batches`."""
+
+    def __init__(
+        self,
+        arrays: Mapping[str, StoredArray],
+        size: int,
+        *,
+        shuffle: int | None,
+        window: int | None,
+        axes: int,
+        epochs: int | None,
+        process: int,
+        processes: int,
+    ) -> None:
+        if size < 1 or axes < 1 or not 0 <= process < processes:
+            raise ValueError(
+                f"batches: size and axes are at least 1 and process is below processes, got size={size}, axes={axes}, "
+                f"process={process}, processes={processes}"
+            )
+        if not arrays:
+            raise ValueError("batches: the store has no values")
+        leads = {name: array.shape[:axes] for name, array in arrays.items()}
+        if len(set(leads.values())) != 1 or any(len(lead) != axes for lead in leads.values()):
+            raise ValueError(f"batches: the arrays do not have the same rows: {leads}; choose some by patterns")
+        self._arrays, self._size, self._seed, self._axes, self._epochs = arrays, size, shuffle, axes, epochs
+        lead = next(iter(leads.values()))
+        inner = int(np.prod(lead[1:], dtype=np.int64))  # rows dealt out per row of the store
+        row_bytes = sum(a.nbytes // max(len(a), 1) for a in arrays.values())
+        self._inner = inner
+        whole = max(window // inner, 1) if window else max(WINDOW_BYTES // max(row_bytes, 1), 1)
+        whole = min(max(whole, -(-size // inner)), max(lead[0], 1))
+        block = max(whole // BLOCKS, 1) if shuffle is not None else whole
+        starts = np.arange(0, lead[0], block)
+        self._blocks = [(int(s), min(int(s) + block, lead[0])) for s in starts][: len(starts) // processes * processes]
+        if processes > 1 and not self._blocks:
+            raise ValueError(f"batches: {lead[0]} rows are too few for {processes} processes with this window")
+        self._part = slice(process, None, processes)
+        self._per_window = max(whole // block, 1)
+        self._state = State()
+        self._ends: tuple[int, np.ndarray] | None = None
+        self._windows: dict[tuple[int, int], concurrent.futures.Future[dict[str, np.ndarray]]] = {}
+        self._reader = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="sonde-store-reader")
+
+    def __iter__(self) -> Minibatches:
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        if self._epochs is not None and self._state.epoch >= self._epochs:
+            raise StopIteration
+        ends = self._window_ends(self._state.epoch)
+        total = int(ends[-1]) if len(ends) else 0
+        start, stop = self._state.batch * self._size, (self._state.batch + 1) * self._size
+        if stop > total:
+            if total < self._size:
+                raise StopIteration
+            self._state = State(self._state.epoch + 1)
+            return next(self)
+        first, last = np.searchsorted(ends, [start, stop - 1], side="right")
+        parts = []
+        for window in range(int(first), int(last) + 1):
+            before = int(ends[window - 1]) if window else 0
+            chosen = slice(max(start - before, 0), stop - before)
+            parts.append({name: rows[chosen] for name, rows in self._window(window, len(ends)).items()})
+        self._state = State(self._state.epoch, self._state.batch + 1)
+        return parts[0] if len(parts) == 1 else {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+
+    def get_state(self) -> dict[str, int]:
+        """Where the iterator stands: numbers that can be stored as JSON."""
+        return dataclasses.asdict(self._state)
+
+    def set_state(self, state: Mapping[str, int]) -> None:
+        """Goes to where an iterator with the same arguments stood."""
+        self._state = State(**state)
+
+    # -- windows -------------------------------------------------------------------------------------------------------
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """The blocks of this process in the order in which they are read."""
+        order = np.arange(len(self._blocks))
+        if self._seed is not None:
+            order = self._random(epoch, 0).permutation(order)
+        return order[self._part]
+
+    def _window_ends(self, epoch: int) -> np.ndarray:
+        """How many rows there are up to the end of each window."""
+        if self._ends is None or self._ends[0] != epoch:
+            sizes = np.array([high - low for low, high in self._blocks])[self._order(epoch)]
+            firsts = range(0, len(sizes), self._per_window)
+            counts = [sizes[i : i + self._per_window].sum() * self._inner for i in firsts]
+            self._ends = epoch, np.cumsum(counts, dtype=np.int64)
+        return self._ends[1]
+
+    def _window(self, window: int, n_windows: int) -> dict[str, np.ndarray]:
+        """The rows of a window of this pass; the next one is read meanwhile, the ones before are forgotten."""
+        at = self._state.epoch, window
+        after = (at[0], at[1] + 1) if at[1] + 1 < n_windows else (at[0] + 1, 0)
+        for known in [known for known in self._windows if known not in (at, after)]:
+            del self._windows[known]
+        for wanted in (at, after):
+            if wanted not in self._windows and (self._epochs is None or wanted[0] < self._epochs):
+                self._windows[wanted] = self._reader.submit(self._read, *wanted)
+        return self._windows[at].result()
+
+    def _read(self, epoch: int, window: int) -> dict[str, np.ndarray]:
+        mine = self._order(epoch)[window * self._per_window : (window + 1) * self._per_window]
+        spans = [self._blocks[i] for i in mine]
+        n = sum(high - low for low, high in spans) * self._inner
+        mixed = self._random(epoch, window + 1).permutation(n) if self._seed is not None else None
+        found = {}
+        for name, array in self._arrays.items():
+            whole = array.read_spans(spans)
+            flat = whole.reshape(n, *array.shape[self._axes :])
+            found[name] = flat if mixed is None else flat[mixed]
+        return found
+
+    def _random(self, epoch: int, use: int) -> np.random.Generator:
+        return np.random.default_rng([abs(self._seed or 0), epoch, use])
+
+    def __del__(self) -> None:
+        reader = getattr(self, "_reader", None)
+        if reader is not None:
+            reader.shutdown(wait=False, cancel_futures=True)
+
+    def __repr__(self) -> str:
+        state: Any = self.get_state()
+        return f"<minibatches of {self._size} rows from {len(self._arrays)} arrays, at {state}>"

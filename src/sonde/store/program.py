@@ -1,0 +1,186 @@
+"""The program of a harvest: from a batch to the arrays that are stored.
+
+The captured function, the conversion to the stored dtype, the mask of rows to keep and the keys of rows are one jitted
+function: what is not stored is not computed, and only what is stored leaves the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde.core.capture import capture
+from sonde.core.path import Pattern
+from sonde.core.record import Record, Records
+from sonde.errors import StoreError
+from sonde.store import checksums
+from sonde.tools.pure import Rest, arrays_and_rest
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What to store of a program.
+
+    Attributes:
+        f: The function.
+        patterns: Which sites.
+        dtype: What floating-point numbers are stored as; None: as they are.
+        reduce: Applied at the sites.
+        grads: Whether gradients are stored too.
+        keep: From the arguments of `f` to a mask of the rows to keep.
+        keys: From the arguments of `f` to a dict of arrays that identify the rows.
+        inside: Which functions or modules that do not mark values are looked into.
+        compiled: Whether the program is jitted.
+    """
+
+    f: Callable[..., Any]
+    patterns: tuple[Pattern, ...]
+    dtype: Any = None
+    reduce: Callable[[Any], Any] | None = None
+    grads: bool = False
+    keep: Callable[..., Any] | None = None
+    keys: Callable[..., Any] | None = None
+    inside: Any = None
+    compiled: bool = True
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a batch gives.
+
+    Attributes:
+        names: Kind and path of every array, in program order.
+        arrays: The arrays.
+        beyond: For every array, how many numbers are too large for the dtype that they are stored as.
+        mask: Which rows to keep; None for all.
+    """
+
+    names: tuple[tuple[str, str], ...]
+    arrays: tuple[Any, ...]
+    beyond: Any
+    mask: Any
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        """For JAX."""
+        return (self.arrays, self.beyond, self.mask), self.names
+
+    @classmethod
+    def tree_unflatten(cls, names: Any, children: Any) -> Outcome:
+        """For JAX."""
+        return cls(names, *children)
+
+
+class Program:
+    """Runs a program on batches, and says what it is."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self._jitted = jax.jit(self._outcome, static_argnums=1)
+
+    def __call__(self, batch: Any) -> Outcome:
+        """What to store of a batch."""
+        run = self._jitted if self.wanted.compiled else self._outcome
+        return run(*arrays_and_rest((self.wanted.f, arguments(batch))))
+
+    def describe(self, batch: Any) -> dict[str, str]:
+        """Checksums of the program for such a batch and of its weights."""
+        n_weights = len(arrays_and_rest(self.wanted.f)[0])
+        arrays, rest = arrays_and_rest((self.wanted.f, arguments(batch)))
+        said = {"weights": checksums.of_arrays(arrays[:n_weights])}
+        if self.wanted.compiled:
+            jaxpr = self._jitted.trace(arrays, rest).jaxpr
+            said["program"] = checksums.of_program(jaxpr)
+            said["weights"] += checksums.of_arrays(x for x in jaxpr.consts if hasattr(x, "dtype"))
+        return said
+
+    def _outcome(self, arrays: list[Any], rest: Rest) -> Outcome:
+        wanted = self.wanted
+        f, args = rest.whole(arrays)
+        looked_into = {} if wanted.inside is None else {"inside": wanted.inside}
+        run = capture(f, *wanted.patterns, grads=wanted.grads, reduce=wanted.reduce, **looked_into)
+        _, records = run(*args)
+        mask = None if wanted.keep is None else _mask(wanted.keep(*args))
+        names, stored, beyond = [], [], []
+        for kind, path, array in itertools.chain(parts(records, grads=wanted.grads), _keys(wanted, args)):
+            _check_rows(kind, path, array, mask)
+            array, lost = (array, jnp.zeros((), jnp.int32)) if kind in ("taken", "keys") else _cast(array, wanted.dtype)
+            names.append((kind, path))
+            stored.append(array)
+            beyond.append(lost)
+        if not any(kind in ("values", "grads") for kind, _ in names):
+            raise StoreError("harvest: the program has no site to store; mark values with sonde.sow(value, name)")
+        return Outcome(tuple(names), tuple(stored), jnp.stack(beyond), mask)
+
+
+def arguments(batch: Any) -> tuple[Any, ...]:
+    """The arguments that a batch stands for."""
+    return tuple(batch) if isinstance(batch, tuple) else (batch,)
+
+
+def parts(records: Records, *, grads: bool) -> Iterator[tuple[str, str, Any]]:
+    """Kind, path and array of everything in records: one array per call, part of a pytree, and iteration of a loop."""
+    for path, record in records.items():
+        found = [("values", record.values), ("taken", record.taken)]
+        if grads:
+            found.append(("grads", record.grads))
+        for kind, of_calls in found:
+            for call, value in enumerate(of_calls):
+                if value is None:
+                    continue
+                numbered = f"{path}#{call}" if len(of_calls) > 1 else path
+                yield from _leaves(kind, numbered, value, _loops(record, call))
+
+
+def _loops(record: Record, call: int) -> tuple[int, ...]:
+    axes = record.axes[call] if call < len(record.axes) else ()
+    return tuple(axis.size for axis in axes if axis.kind == "scan" and axis.size is not None)
+
+
+def _leaves(kind: str, path: str, value: Any, loops: tuple[int, ...]) -> Iterator[tuple[str, str, Any]]:
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
+        if not hasattr(leaf, "dtype") or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            continue
+        name = path + "".join(f"/{jax.tree_util.keystr((key,), simple=True)}" for key in keys)
+        depth = len(loops) if jnp.shape(leaf)[: len(loops)] == loops else 0
+        for index in itertools.product(*map(range, loops[:depth])):
+            row = f"[{','.join(map(str, index))}]" if index else ""
+            yield kind, name + row, jnp.asarray(leaf[index] if index else leaf)
+
+
+def _keys(wanted: Wanted, args: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:
+    if wanted.keys is None:
+        return
+    given = wanted.keys(*args)
+    if not isinstance(given, dict):
+        raise TypeError(f"harvest(keys=...) must return a dict of arrays, got {type(given).__name__}")
+    for name, array in given.items():
+        yield "keys", str(name), jnp.asarray(array)
+
+
+def _mask(mask: Any) -> Any:
+    mask = jnp.asarray(mask)
+    if mask.dtype != jnp.bool_ or not mask.ndim:
+        raise TypeError(f"harvest(keep=...) must return a mask of booleans, got {mask.dtype}{list(mask.shape)}")
+    return mask
+
+
+def _check_rows(kind: str, path: str, array: Any, mask: Any) -> None:
+    if mask is not None and array.shape[: mask.ndim] != mask.shape:
+        raise StoreError(
+            f"harvest: {kind} of {path!r} have shape {array.shape}, which does not begin with that of the mask that "
+            f"keep= returned, {mask.shape}; leave the site out by a pattern, or reduce= it to one row per element"
+        )
+
+
+def _cast(array: Any, dtype: Any) -> tuple[Any, Any]:
+    """The array as it is stored, and how many of its numbers do not fit into the dtype."""
+    if dtype is None or not jnp.issubdtype(array.dtype, jnp.floating):
+        return array, jnp.zeros((), jnp.int32)
+    cast = array.astype(dtype)
+    return cast, jnp.sum(jnp.isfinite(array) & ~jnp.isfinite(cast), dtype=jnp.int32)

@@ -1,0 +1,59 @@
+"""The progress bar of a harvest: batches, rows and bytes per second, time left."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from sonde.store import rows
+
+
+class ProgressBar:
+    """Shows on a terminal how far a harvest is; does nothing where stderr is none.
+
+    Args:
+        total: How many batches there are, if that is known.
+        show: Whether to show anything.
+    """
+
+    def __init__(self, total: int | None, *, show: bool) -> None:
+        self._progress: Any = None
+        self._rows = self._bytes = 0
+        self._start = time.monotonic()
+        if not show:
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        if console.is_terminal:
+            columns = TextColumn("harvest"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}")
+            self._progress = Progress(*columns, TimeRemainingColumn(), console=console)
+            self._task = self._progress.add_task("harvest", total=total, rate="")
+
+    def __enter__(self) -> ProgressBar:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def skip(self) -> None:
+        """A batch that is in the store already."""
+        if self._progress is not None:
+            self._progress.advance(self._task)
+
+    def advance(self, outcome: Any, mask: np.ndarray | None) -> None:
+        """A batch that was computed."""
+        if self._progress is None:
+            return
+        self._rows += max((rows.count(array, mask) for array in outcome.arrays), default=0)
+        self._bytes += sum(array.nbytes for array in outcome.arrays)
+        seconds = max(time.monotonic() - self._start, 1e-3)
+        rate = f"{self._rows / seconds:,.0f} rows/s, {self._bytes / seconds / 1e6:,.1f} MB/s"
+        self._progress.update(self._task, advance=1, rate=rate)

@@ -1,0 +1,260 @@
+"""Reading a store: lazy arrays by path."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sonde.core.path import glob_matches, no_such_site
+from sonde.errors import StoreError
+from sonde.store.folder import Folder, PathLike, tensorstore
+from sonde.store.manifest import ArrayInfo, Progress, read_manifest, read_progress
+from sonde.store.minibatches import Minibatches
+from sonde.store.zarr_arrays import open_array
+
+
+class StoredArray:
+    """An array on disk. Indexing reads, and reads only what was asked for.
+
+    Attributes:
+        path: The path of the site.
+        kind: `"values"`, `"grads"`, `"taken"` or `"keys"`.
+        shape: Rows first.
+        dtype: The dtype.
+    """
+
+    def __init__(self, folder: Folder, info: ArrayInfo, n_rows: int) -> None:
+        self.path, self.kind = info.path, info.kind
+        self.shape = (n_rows, *info.row)
+        self.dtype = np.dtype(tensorstore().dtype(info.dtype).numpy_dtype)
+        self._folder, self._info = folder, info
+        self._array: Any = None
+
+    @property
+    def ndim(self) -> int:
+        """How many axes there are, rows included."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the array in memory."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        wanted, flips = _plain_index(index, self.shape)
+        found = self._opened().oindex[wanted].read().result()
+        return np.flip(found, flips) if flips else np.asarray(found)
+
+    def read_spans(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+        """The rows from each of the first to each of the second numbers, one span after another, in one array."""
+        opened = self._opened()
+        found = np.empty((sum(high - low for low, high in spans), *self.shape[1:]), self.dtype)
+        reads, start = [], 0
+        ts = tensorstore()
+        for low, high in spans:
+            target = ts.array(found[start : start + high - low])
+            reads.append(target.write(opened[low:high].translate_to[(0,) * self.ndim]))
+            start += high - low
+        for read in reads:
+            read.result()
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("an array of a store is on disk: reading makes a copy")
+        return self[:] if dtype is None else self[:].astype(dtype)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for start in range(0, len(self), 1024):
+            yield from self[start : start + 1024]
+
+    def _opened(self) -> Any:
+        if self._array is None:
+            self._array = open_array(self._folder, self._info)
+        return self._array
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} of {self.path!r}: {self.dtype.name}{list(self.shape)}>"
+
+
+def _plain_index(index: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """An index as TensorStore takes it (it does not count from the end), and the axes of the result to turn round."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if sum(part is Ellipsis for part in parts) > 1:
+        raise IndexError("an index can have one '...' only")
+    if Ellipsis not in [p if isinstance(p, type(Ellipsis)) else None for p in parts]:
+        parts.append(Ellipsis)
+    at = next(i for i, part in enumerate(parts) if part is Ellipsis)
+    missing = len(shape) - (len(parts) - 1)
+    if missing < 0:
+        raise IndexError(f"{len(parts) - 1} indices for an array of {len(shape)} axes")
+    parts[at : at + 1] = [slice(None)] * missing
+    plain, flips, axis = [], [], 0
+    for part, size in zip(parts, shape):
+        if isinstance(part, slice):
+            start, stop, step = part.indices(size)
+            if step < 0:
+                count = len(range(start, stop, step))
+                start, stop, step = start + (count - 1) * step, start + 1, -step
+                flips.append(axis)
+            plain.append(slice(start, max(stop, start), step) if step != 1 else slice(start, max(stop, start)))
+            axis += 1
+            continue
+        numbers = np.asarray(part)
+        if numbers.dtype == bool:
+            if numbers.shape != (size,):
+                raise IndexError(f"a mask of shape {numbers.shape} for an axis of {size}")
+            numbers = np.flatnonzero(numbers)
+        if numbers.ndim > 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            raise IndexError(f"an index is a number, a slice or a list of numbers, got {part!r}")
+        numbers = numbers.astype(np.int64)
+        if ((numbers < -size) | (numbers >= size)).any():
+            raise IndexError(f"index {part!r} is out of bounds for an axis of {size}")
+        numbers = np.where(numbers < 0, numbers + size, numbers)
+        plain.append(operator.index(numbers) if numbers.ndim == 0 else numbers)
+        axis += numbers.ndim
+    return tuple(plain), tuple(flips)
+
+
+class _Arrays(Mapping[str, StoredArray]):
+    """The arrays of one kind, by path."""
+
+    def __init__(self, arrays: Mapping[str, StoredArray]) -> None:
+        self._arrays = dict(arrays)
+
+    def __getitem__(self, path: str) -> StoredArray:
+        try:
+            return self._arrays[path]
+        except KeyError:
+            raise KeyError(str(no_such_site(path, self._arrays))) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self.values())) or "(no arrays)"
+
+
+class Store(_Arrays):
+    """What was harvested: the values at every site, by path.
+
+    Attributes:
+        folder: Where it is.
+        request: What was asked for, as texts.
+        n_batches: How many batches are in.
+        finished: Whether the harvest came to its end.
+        grads: The gradients, by path.
+        taken: For sites in a branch, whether it was taken, by path.
+        row_keys: The arrays that `keys=` gave, by name.
+    """
+
+    def __init__(self, folder: Folder, request: Mapping[str, Any], infos: Sequence[ArrayInfo], done: Progress) -> None:
+        def of(kind: str) -> dict[str, StoredArray]:
+            mine = [info for info in infos if info.kind == kind]
+            return {info.path: StoredArray(folder, info, done.rows.get(info.name, 0)) for info in mine}
+
+        super().__init__(of("values"))
+        self.folder, self.request = folder.name, request
+        self.n_batches, self.finished = done.batches, done.finished
+        self.grads, self.taken, self.row_keys = _Arrays(of("grads")), _Arrays(of("taken")), _Arrays(of("keys"))
+
+    @property
+    def arrays(self) -> tuple[StoredArray, ...]:
+        """All arrays, of every kind."""
+        return (*self.values(), *self.grads.values(), *self.taken.values(), *self.row_keys.values())
+
+    def batches(
+        self,
+        size: int,
+        *patterns: str,
+        shuffle: int | None = None,
+        window: int | None = None,
+        axes: int = 1,
+        epochs: int | None = 1,
+        process: int = 0,
+        processes: int = 1,
+    ) -> Minibatches:
+        """Minibatches for training: random ones from long reads, at a bounded memory.
+
+        Args:
+            size: How many rows a minibatch has. Rows left at the end of an epoch are dropped.
+            *patterns: Which arrays; globs over paths. All values, if none are given; keys of rows come along.
+            shuffle: A seed; None reads in the order of the store.
+            window: How many rows are held in memory and mixed; by default as many as make 256 MiB.
+            axes: How many of the first axes count as rows: with 2, arrays of examples by positions are read as rows of
+                positions.
+            epochs: How often to go through the store; None for ever.
+            process: Which part of the store to read, when several processes train together.
+            processes: How many there are.
+
+        Returns:
+            An iterator over dicts of arrays by path; `get_state` and `set_state` stop and go on.
+
+        Example:
+            >>> import tempfile
+            >>> import jax.numpy as jnp, sonde
+            >>> from sonde import store
+            >>> f = lambda x: sonde.sow(x * 2, "h")
+            >>> kept = store.harvest(f, [jnp.ones((100, 3))], tempfile.mkdtemp(), progress=False)
+            >>> [batch["h"].shape for batch in kept.batches(40, shuffle=0)]
+            [(40, 3), (40, 3)]
+        """
+        chosen = [a for path, a in self.items() if not patterns or any(glob_matches(p, path) for p in patterns)]
+        for pattern in patterns:
+            if not any(glob_matches(pattern, path) for path in self):
+                raise no_such_site(pattern, self)
+        named = {a.path: a for a in chosen} | {f"keys/{name}": a for name, a in self.row_keys.items()}
+        return Minibatches(
+            named,
+            size,
+            shuffle=shuffle,
+            window=window,
+            axes=axes,
+            epochs=epochs,
+            process=process,
+            processes=processes,
+        )
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else "not finished"
+        head = f"store {self.folder!r}: {self.n_batches} batches, {state}"
+        return "\n".join([head, *(f"  {array!r}" for array in self.arrays)])
+
+    def __rich__(self) -> Any:
+        from sonde.store.contents import table
+
+        return table(self)
+
+
+def open(folder: PathLike) -> Store:
+    """Opens a store for reading. Arrays are read when they are indexed.
+
+    Args:
+        folder: Where `harvest` put it.
+
+    Raises:
+        StoreError: There is no store.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde import store
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = store.harvest(lambda x: sonde.sow(x * 2, "h"), [jnp.ones((4, 3))], folder, progress=False)
+        >>> store.open(folder)["h"][1:3, 0]
+        array([2., 2.], dtype=float32)
+    """
+    place = Folder(folder)
+    manifest = read_manifest(place)
+    if manifest is None:
+        raise StoreError(f"there is no store in {place.name!r}")
+    return Store(place, manifest.request, manifest.arrays, read_progress(place))

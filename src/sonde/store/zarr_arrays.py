@@ -1,0 +1,108 @@
+"""The Zarr arrays of a store: how they are cut into files, compressed and opened.
+
+A file (a shard, in Zarr's words) holds the rows that one process writes at a time, so that writers do not meet; inside
+it, chunks of about a quarter of a megabyte are compressed and carry a checksum each, so that a slice is read without
+the rest. An all-zero chunk is written like any other: a chunk that is missing was lost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sonde.store.folder import Folder, tensorstore
+from sonde.store.manifest import ArrayInfo
+
+CHUNK_BYTES = 1 << 18
+FILE_BYTES = 1 << 24
+
+
+def rows_per_chunk(rows: int, row_bytes: int) -> int:
+    """How many of the rows of a file make a chunk: a divisor of `rows`, of about `CHUNK_BYTES`.
+
+    Example:
+        >>> rows_per_chunk(8192, 1536)
+        128
+        >>> rows_per_chunk(7, 1 << 20)
+        1
+    """
+    wanted = max(1, CHUNK_BYTES // max(row_bytes, 1))
+    divisors = [d for d in range(1, math.isqrt(rows) + 1) if rows % d == 0]
+    divisors += [rows // d for d in divisors]
+    fitting = max(d for d in divisors if d <= wanted)
+    if fitting * 8 >= min(wanted, rows):
+        return fitting
+    return min(d for d in divisors if d > wanted)  # of a prime number of rows, say: better one large chunk than dust
+
+
+def create(folder: Folder, info: ArrayInfo, *, rows: int, columns: Sequence[int]) -> None:
+    """Makes an array without rows, if it is not there yet.
+
+    Args:
+        folder: The store.
+        info: The array.
+        rows: How many rows a file holds.
+        columns: How much of a row a file holds, per axis.
+    """
+    if folder.read(f"{info.folder}/zarr.json") is not None:
+        return
+    ts = tensorstore()
+    dtype = np.dtype(ts.dtype(info.dtype).numpy_dtype)
+    row_bytes = int(np.prod(columns, dtype=np.int64)) * dtype.itemsize
+    chunk = (rows_per_chunk(rows, row_bytes), *columns)
+    shuffle = "shuffle" if dtype.itemsize > 1 else "noshuffle"
+    blosc = {"cname": "zstd", "clevel": 1, "shuffle": shuffle, "typesize": dtype.itemsize, "blocksize": 0}
+    endian = {"name": "bytes", "configuration": {"endian": "little"}} if dtype.itemsize > 1 else {"name": "bytes"}
+    sharding = {
+        "chunk_shape": chunk,
+        "codecs": [endian, {"name": "blosc", "configuration": blosc}, {"name": "crc32c"}],
+        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+    }
+    spec = _spec(folder, info) | {
+        "metadata": {
+            "shape": [0, *info.row],
+            "data_type": info.dtype,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [rows, *columns]}},
+            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        },
+    }
+    try:
+        ts.open(spec, create=True).result()
+    except Exception as error:
+        raise folder.failed(error) from error
+
+
+def create_groups(folder: Folder, infos: Sequence[ArrayInfo]) -> None:
+    """Makes the store and the kinds in it Zarr groups, for other readers."""
+    group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
+    for kind in ("", *dict.fromkeys(f"{info.kind}/" for info in infos)):
+        folder.write(f"{kind}zarr.json", group)
+
+
+def open_array(folder: Folder, info: ArrayInfo, context: Any = None) -> Any:
+    """An array of a store, as TensorStore sees it."""
+    return tensorstore().open(_spec(folder, info), context=context, open=True).result()
+
+
+def _spec(folder: Folder, info: ArrayInfo) -> dict[str, Any]:
+    kvstore = folder.spec(f"{info.folder}/")
+    return {"driver": "zarr3", "kvstore": kvstore, "store_data_equal_to_fill_value": True}
+
+
+def grown(array: Any, rows: int) -> Any:
+    """The array with room for this many rows at least."""
+    if array.shape[0] >= rows:
+        return array
+    size = [max(rows, 2 * array.shape[0]), *array.shape[1:]]
+    return array.resize(exclusive_max=size, expand_only=True).result()
+
+
+def trimmed(array: Any, rows: int) -> Any:
+    """The array with exactly this many rows."""
+    if array.shape[0] == rows:
+        return array
+    return array.resize(exclusive_max=[rows, *array.shape[1:]]).result()

@@ -1,0 +1,151 @@
+"""Several processes (`jax.distributed`) write one store; the rest of Sonde holds there too."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sonde import store
+
+HEAD = """
+import os, sys
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+index, count, port, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+jax.distributed.initialize(f"127.0.0.1:{port}", count, index, initialization_timeout=60, heartbeat_timeout_seconds=10)
+import sonde
+from sonde import store
+
+mesh = jax.make_mesh((count, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+
+def put(array, *spec):
+    sharding = NamedSharding(mesh, P(*spec))
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+"""
+
+HARVEST = """
+from sonde.store import writing, zarr_arrays
+
+zarr_arrays.FILE_BYTES = 1 << 12
+W = np.random.default_rng(9).standard_normal((4, 6)).astype(np.float32)
+w = put(W, None, "model")
+
+
+def f(x, tokens):
+    sonde.sow(x.sum(0), "replicated")
+    h = sonde.sow(jnp.sin(x) @ w, "h")  # rows over processes, columns over devices
+    return sonde.sow(jax.lax.with_sharding_constraint(h.T, NamedSharding(mesh, P("data", None))).T, "other")
+
+
+def batches():
+    for i in range(int(sys.argv[5])):
+        rng = np.random.default_rng(i)
+        yield (
+            put(rng.standard_normal((8, 12, 4)).astype(np.float32).reshape(96, 4), "data"),
+            put(rng.integers(0, 3, 96), "data"),
+        )
+
+
+options = dict(progress=False)
+store.harvest(f, batches(), folder + "/plain", **options)
+options |= dict(dtype="float16", keep=lambda x, t: t != 0, keys=lambda x, t: {"t": t})
+store.harvest(f, batches(), folder + "/kept", "h", **options)
+"""
+
+
+def _port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _start(program: Path, count: int, *arguments: str) -> list[subprocess.Popen]:
+    flags = "--xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    port = _port()
+    return [
+        subprocess.Popen([sys.executable, str(program), str(i), str(count), str(port), *arguments], env=environment)
+        for i in range(count)
+    ]
+
+
+def _run(program: Path, count: int, *arguments: str) -> None:
+    processes = _start(program, count, *arguments)
+    try:
+        assert [p.wait(180) for p in processes] == [0] * count
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _expected(n: int) -> dict[str, np.ndarray]:
+    rngs = [np.random.default_rng(i) for i in range(n)]
+    drawn = [(r.standard_normal((8, 12, 4)).astype(np.float32).reshape(96, 4), r.integers(0, 3, 96)) for r in rngs]
+    x, tokens = (np.concatenate(part) for part in zip(*drawn))
+    w = np.random.default_rng(9).standard_normal((4, 6)).astype(np.float32)
+    return {"x": x, "tokens": tokens, "h": np.sin(x) @ w, "sums": np.concatenate([d[0].sum(0) for d in drawn])}
+
+
+def _check(folder: Path, n: int) -> None:
+    expected = _expected(n)
+    plain, kept = store.open(folder / "plain"), store.open(folder / "kept")
+    np.testing.assert_allclose(plain["h"][:], expected["h"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(plain["other"][:], expected["h"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(plain["replicated"][:], expected["sums"], rtol=1e-5, atol=1e-5)
+    chosen = expected["tokens"] != 0
+    np.testing.assert_array_equal(kept.row_keys["t"][:], expected["tokens"][chosen])
+    np.testing.assert_allclose(kept["h"][:], expected["h"][chosen], rtol=1e-2, atol=1e-2)
+    assert store.check(folder / "plain") == [] == store.check(folder / "kept")
+    assert plain.finished and kept.finished
+
+
+def test_two_processes_write_one_store(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + HARVEST)
+    _run(program, 2, str(tmp_path), "5")
+    _check(tmp_path, 5)
+
+
+@pytest.mark.thorough
+def test_four_processes_write_one_store(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + HARVEST)
+    _run(program, 4, str(tmp_path), "5")
+    _check(tmp_path, 5)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_process_is_killed_and_all_start_again(tmp_path, count):
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + HARVEST)
+    rng = random.Random(count)
+    for _ in range(10):
+        processes = _start(program, count, str(tmp_path), "60")
+        time.sleep(rng.uniform(2, 12))
+        processes[rng.randrange(count)].send_signal(signal.SIGKILL)
+        for process in processes:  # a cluster's manager ends a job of which one process died
+            process.kill()
+            process.wait(60)
+        for folder in (tmp_path / "plain", tmp_path / "kept"):
+            if (folder / "sonde.json").exists():
+                assert store.check(folder) == []
+                found = store.open(folder)
+                if folder.name == "plain":
+                    rows = found["h"][:]
+                    np.testing.assert_allclose(rows, _expected(60)["h"][: len(rows)], rtol=1e-5, atol=1e-5)
+    _run(program, count, str(tmp_path), "60")
+    _check(tmp_path, 60)

@@ -1,0 +1,171 @@
+"""A stored array is indexed as NumPy's are; checks find damage; stores can be joined; minibatches are fair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sonde
+from sonde import store
+from sonde.errors import NoSuchSiteError, StoreError
+
+ARRAY = np.random.default_rng(0).standard_normal((50, 4, 6)).astype(np.float32)
+
+
+def make(folder, array=ARRAY, parts=5):
+    batches = np.split(array, parts)
+    numbers = np.split(np.arange(len(array)), parts)
+    run = lambda x, n: sonde.sow(x, "a/h")
+    return store.harvest(run, list(zip(batches, numbers)), folder, keys=lambda x, n: {"n": n}, progress=False)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("kept"))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        3,
+        -1,
+        slice(None),
+        slice(5, 12),
+        slice(-7, None),
+        slice(40, 3, -3),
+        slice(10, 10),
+        slice(None, None, -1),
+        (slice(2, 9), 1),
+        (..., -1),
+        (slice(3, 5), ..., slice(None, None, 2)),
+        [4, 4, -2],
+        np.arange(50) % 7 == 0,
+        (slice(0, 3), [1, 3]),
+        (0, 0, 0),
+    ],
+)
+def test_indexing(kept, index):
+    np.testing.assert_array_equal(kept["a/h"][index], ARRAY[index])
+
+
+@pytest.mark.parametrize("index", [50, -51, (0, 0, 0, 0), "a", 1.5, [[0]]])
+def test_indices_that_do_not_fit(kept, index):
+    with pytest.raises(IndexError):
+        kept["a/h"][index]
+
+
+def test_an_array_of_a_store_is_an_array(kept):
+    stored = kept["a/h"]
+    assert (stored.shape, stored.dtype, stored.ndim, stored.nbytes, len(stored)) == (
+        ARRAY.shape,
+        ARRAY.dtype,
+        3,
+        ARRAY.nbytes,
+        50,
+    )
+    np.testing.assert_array_equal(np.asarray(stored), ARRAY)
+    np.testing.assert_array_equal(np.stack(list(stored)), ARRAY)
+    assert "float32[50, 4, 6]" in repr(kept)
+
+
+def test_a_path_that_is_not_there_names_the_nearest(kept):
+    with pytest.raises(KeyError, match="nearest: 'a/h'"):
+        kept["a/g"]
+    with pytest.raises(NoSuchSiteError):
+        kept.batches(3, "b/*")
+
+
+def test_no_store(tmp_path):
+    with pytest.raises(StoreError, match="there is no store"):
+        store.open(tmp_path)
+    with pytest.raises(StoreError, match="there is no store"):
+        store.open(tmp_path / "missing")
+
+
+# -- minibatches ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": 3}, {"shuffle": 3, "window": 16}, {"shuffle": 0, "window": 7}])
+def test_an_epoch_has_every_row_once(kept, options):
+    batches = list(kept.batches(5, **options))
+    numbers = np.concatenate([b["keys/n"] for b in batches])
+    assert sorted(numbers) == list(range(50))
+    assert (list(numbers) != list(range(50))) == ("shuffle" in options)
+    np.testing.assert_array_equal(np.concatenate([b["a/h"] for b in batches]), ARRAY[numbers])
+
+
+def test_rows_of_positions(kept):
+    batches = list(kept.batches(10, "a/*", axes=1))
+    assert batches[0]["a/h"].shape == (10, 4, 6)
+    flat = store.open(kept.folder)
+    flat.row_keys._arrays.clear()  # the keys have one axis
+    batches = list(flat.batches(20, axes=2, shuffle=1))
+    rows = np.concatenate([b["a/h"] for b in batches])
+    assert rows.shape == (200, 6)
+    np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(ARRAY.reshape(200, 6), axis=0))
+
+
+def test_the_seed_decides_and_epochs_differ(kept):
+    def numbers(seed, epochs=1):
+        drawn = [b["keys/n"] for b in kept.batches(5, shuffle=seed, window=20, epochs=epochs)]
+        return np.concatenate(drawn).tolist()
+
+    assert numbers(1) == numbers(1) != numbers(2)
+    twice = numbers(1, 2)
+    assert twice[:50] == numbers(1) and sorted(twice[50:]) == list(range(50)) and twice[50:] != twice[:50]
+
+
+def test_going_on_from_a_state(kept):
+    whole = [b["keys/n"].tolist() for b in kept.batches(4, shuffle=5, window=9, epochs=2)]
+    for stop in (1, 7, 12, 15):
+        iterator = kept.batches(4, shuffle=5, window=9, epochs=2)
+        for _ in range(stop):
+            next(iterator)
+        other = kept.batches(4, shuffle=5, window=9, epochs=2)
+        other.set_state(iterator.get_state())
+        assert [b["keys/n"].tolist() for b in other] == whole[stop:]
+
+
+def test_processes_share_the_rows(kept):
+    parts = [
+        np.concatenate([b["keys/n"] for b in kept.batches(3, shuffle=1, window=16, process=p, processes=2)])
+        for p in range(2)
+    ]
+    assert len(parts[0]) == len(parts[1]) and not set(parts[0]) & set(parts[1])
+
+
+def test_batches_that_cannot_be(kept):
+    with pytest.raises(ValueError, match="size and axes are at least 1"):
+        kept.batches(0)
+    assert list(kept.batches(51)) == []
+
+
+# -- check and merge --------------------------------------------------------------------------------------------------
+
+
+def test_check_finds_a_flipped_bit_and_a_missing_file(tmp_path):
+    kept = make(tmp_path)
+    assert store.check(tmp_path) == []
+    (file,) = [p for p in (tmp_path / "values" / "a.h" / "c").rglob("*") if p.is_file()]
+    good = file.read_bytes()
+    for at in (10, len(good) // 2, len(good) - 3):
+        file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        (damage,) = store.check(tmp_path)
+        assert damage.name == "values/a/h" and damage.rows == (0, 50)
+    file.unlink()
+    assert "is missing" in str(store.check(tmp_path)[0])
+    del kept
+
+
+def test_merge(tmp_path):
+    make(tmp_path / "one", ARRAY[:20], 2)
+    make(tmp_path / "two", ARRAY[20:], 3)
+    merged = store.merge([tmp_path / "one", tmp_path / "two"], tmp_path / "both")
+    np.testing.assert_array_equal(merged["a/h"][:], ARRAY)
+    assert merged.n_batches == 5 and store.check(tmp_path / "both") == []
+    with pytest.raises(StoreError, match="holds a store already"):
+        store.merge([tmp_path / "one"], tmp_path / "two")
+    make(tmp_path / "other", ARRAY[:, :2], 1)
+    with pytest.raises(StoreError, match="hold other arrays: values/a/h"):
+        store.merge([tmp_path / "one", tmp_path / "other"], tmp_path / "new")
+    assert not (tmp_path / "new").exists()

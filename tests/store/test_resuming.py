@@ -1,0 +1,173 @@
+"""A harvest that stops at any moment loses the batches in flight, and goes on to the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sonde
+from sonde import store
+from sonde.errors import StoreError
+
+PROGRAM = """
+import sys
+import numpy as np
+import jax.numpy as jnp
+import sonde
+from sonde import store
+from sonde.store import writing, zarr_arrays
+
+zarr_arrays.FILE_BYTES = 1 << 13  # small files: many commits, and some that are written twice
+writing.SECONDS = 0.01
+
+
+def f(x):
+    h = sonde.sow(jnp.sin(x) * 3, "a")
+    return sonde.sow(h.sum(-1), "b")
+
+
+def batches():
+    for i in range(60):
+        yield np.random.default_rng(i).standard_normal((17 + i % 3, 32)).astype(np.float32)
+
+
+print("go", flush=True)
+store.harvest(f, batches(), sys.argv[1], dtype="float16", keys=lambda x: {"x": x[:, 0]}, progress=False)
+"""
+
+
+def _start(program: Path, folder: Path) -> subprocess.Popen:
+    """Starts a harvest, and returns when it begins."""
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    process = subprocess.Popen([sys.executable, str(program), str(folder)], stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    with process.stdout as out:
+        assert out.readline() == b"go\n"
+    return process
+
+
+def _arrays(folder: Path) -> dict[str, np.ndarray]:
+    kept = store.open(folder)
+    return {f"{a.kind}/{a.path}": a[:] for a in kept.arrays}
+
+
+def _kill_and_go_on(tmp_path: Path, kills: int, seed: int) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    undisturbed = tmp_path / "undisturbed"
+    start = time.monotonic()
+    assert _start(program, undisturbed).wait(120) == 0
+    duration = time.monotonic() - start
+    whole = _arrays(undisturbed)
+    rng = random.Random(seed)
+    folder, number = tmp_path / "killed0", 0
+    for _ in range(kills):
+        process = _start(program, folder)
+        time.sleep(rng.uniform(0, duration))
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+        if not (folder / "sonde.json").exists():
+            continue
+        assert store.check(folder) == []
+        for name, array in _arrays(folder).items():  # what is listed is there, and right
+            np.testing.assert_array_equal(array, whole[name][: len(array)])
+        if store.open(folder).finished:
+            number += 1
+            folder = tmp_path / f"killed{number}"
+    assert _start(program, folder).wait(120) == 0
+    resumed = _arrays(folder)
+    assert resumed.keys() == whole.keys() and store.open(folder).finished
+    for name, array in resumed.items():
+        assert array.tobytes() == whole[name].tobytes()
+
+
+def test_killed_and_resumed(tmp_path):
+    _kill_and_go_on(tmp_path, kills=2, seed=0)
+
+
+@pytest.mark.thorough
+def test_killed_a_hundred_times(tmp_path):
+    _kill_and_go_on(tmp_path, kills=100, seed=1)
+
+
+def test_an_error_in_the_program_keeps_the_batches_before(tmp_path):
+    def batches(n):
+        for i in range(n):
+            yield np.full((2, 3), i, np.float32)
+        raise RuntimeError("the disk with the data is gone")
+
+    with pytest.raises(RuntimeError, match="data is gone"):
+        store.harvest(lambda x: sonde.sow(x, "h"), batches(3), tmp_path, progress=False)
+    kept = store.open(tmp_path)
+    assert kept.n_batches == 3 and not kept.finished and kept["h"].shape == (6, 3)
+    whole = [np.full((2, 3), i, np.float32) for i in range(5)]
+    kept = store.harvest(lambda x: sonde.sow(x, "h"), whole, tmp_path, progress=False)
+    np.testing.assert_array_equal(kept["h"][:], np.concatenate(whole))
+
+
+def test_a_finished_store_goes_on_with_more_batches(tmp_path):
+    whole = [np.full((2, 3), i, np.float32) for i in range(5)]
+    for n in (2, 2, 5):
+        kept = store.harvest(lambda x: sonde.sow(x * 2, "h"), whole[:n], tmp_path, progress=False)
+        np.testing.assert_array_equal(kept["h"][:], 2 * np.concatenate(whole[:n]))
+
+
+FULL = """
+import resource, signal, sys
+import numpy as np
+import sonde
+from sonde import store
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+batches = [np.random.default_rng(i).standard_normal((64, 64)).astype(np.float32) for i in range(3)]
+store.harvest(lambda x: sonde.sow(x, "h"), batches[:1], sys.argv[1], progress=False)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # what a full disk does to a write
+try:
+    store.harvest(lambda x: sonde.sow(x, "h"), batches, sys.argv[1], progress=False)
+except sonde.errors.StoreError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(tmp_path):
+    program = tmp_path / "full.py"
+    program.write_text(FULL)
+    folder = tmp_path / "store"
+    done = subprocess.run([sys.executable, str(program), str(folder)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"cannot write to the store {str(folder)!r}")
+    assert store.check(folder) == []
+    first = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    np.testing.assert_array_equal(store.open(folder)["h"][:], first)
+
+
+def test_a_writer_that_fails_stops_the_program(tmp_path):
+    def batches():
+        for i in range(10_000):
+            if i == 3:
+                (tmp_path / "values").rename(tmp_path / "gone")
+                (tmp_path / "values").write_text("in the way")
+            yield np.full((2, 3), i, np.float32)
+
+    with pytest.raises(StoreError, match="cannot write"):
+        store.harvest(lambda x: sonde.sow(x, "h"), batches(), tmp_path, progress=False, memory=200)
+
+
+def test_another_version_of_the_format_is_named(tmp_path):
+    store.harvest(lambda x: sonde.sow(x, "h"), [jnp.ones(2)], tmp_path, progress=False)
+    manifest = tmp_path / "sonde.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 7'))
+    with pytest.raises(StoreError, match="is a store of version 7"):
+        store.open(tmp_path)
+    manifest.write_text("{}")
+    with pytest.raises(StoreError, match="is not the manifest of a store"):
+        store.open(tmp_path)
