@@ -29,12 +29,17 @@ LINEAR = {
     "general batches": lambda nn: nn.DenseGeneral(3, axis=-1, batch_dims=(0, 1)),
     "einsum": lambda nn: nn.Einsum((4, 3, 2), "abc,cde->abde", bias_init=NORMAL),
     "einsum dots": lambda nn: nn.Einsum((3, 4), "...c,dc->...d", bias_init=NORMAL),
+    "general unsorted axes": lambda nn: nn.DenseGeneral((3, 2), axis=(2, -2), bias_init=NORMAL),
+    "einsum kernel dots": lambda nn: nn.Einsum((4, 5, 6), "n...b,bc...->c...n", bias_init=NORMAL),
+    "einsum kernel has fewer dots": lambda nn: nn.Einsum((6, 4, 3), "...b,...bc->...c", bias_init=NORMAL),
     "einsum without bias": lambda nn: nn.Einsum((3, 4), "abc,dc->adb", use_bias=False),
 }
 
 CONV = {
     "conv": lambda nn: nn.Conv(5, (3, 3)),
     "conv one axis": lambda nn: nn.Conv(5, (3,), strides=2, padding="CAUSAL"),
+    "conv one number": lambda nn: nn.Conv(5, 3),
+    "local one number": lambda nn: nn.ConvLocal(5, 3, bias_init=NORMAL),
     "conv strides": lambda nn: nn.Conv(5, (3, 2), strides=(2, 1), padding="VALID"),
     "conv circular": lambda nn: nn.Conv(5, (3, 2), padding="CIRCULAR"),
     "conv reflect": lambda nn: nn.Conv(5, (3, 2), padding="REFLECT"),
@@ -156,7 +161,8 @@ def weight(nn):
         def __call__(self, x):
             x = nn.WeightNorm(nn.Dense(4), variable_filter=None)(x)
             x = nn.WeightNorm(nn.Dense(4, name="foo"), feature_axes=None, scale_init=NORMAL)(x)
-            return nn.WeightNorm(nn.Dense(3), use_scale=False)(x)
+            boxed = nn.Dense(3, kernel_init=nn.with_partitioning(NORMAL, ("x", "y")))
+            return nn.WeightNorm(boxed)(nn.WeightNorm(nn.Dense(3), use_scale=False)(x))
 
     return Model()
 
@@ -169,6 +175,7 @@ def test_normalised_weights(build):
 def test_sequential():
     check(lambda nn: nn.Sequential([nn.Dense(5), nn.relu, lambda x: (x, x), lambda x, y: x * y, nn.Dense(2)]), X)
     check(lambda nn: nn.Sequential([lambda x: {"a": x, "b": 1.0}, lambda a, b: a + b, nn.Dense(2)]), X)
+    check(lambda nn: nn.Sequential([nn.Dense(5), lambda x: nn.Dense(3, name="q")(x), lambda x: nn.Dense(2)(x)]), X)
     with pytest.raises(ValueError, match="Empty Sequential module Sequential at /"):
         nn.Sequential([]).apply({}, X)
     with pytest.raises(ValueError, match="takes a sequence of layers"):
@@ -249,5 +256,3 @@ def test_a_wrong_input_is_reported_with_the_path_of_the_layer():
     assert jax.tree.structure(variables) == jax.tree.structure(bad)
     with pytest.raises(LayerInputError, match="Embed at /"):
         nn.Embed(3, 4).init(jax.random.key(0), X)
-    with pytest.raises(TypeError, match="Conv at /: expected kernel_size to be a tuple or list"):
-        nn.Conv(3, 3).init(jax.random.key(0), IMAGE)

@@ -594,7 +594,7 @@ def test_classes_that_cannot_be():
         def __call__(self, x):
             return self.shown
 
-    with pytest.raises(errors.DescriptorAttributeError, match=r"property Hides\.shown accesses an attribute"):
+    with pytest.raises(errors.DescriptorAttributeError, match=r"Hides\.shown accesses an attribute"):
         Hides().init(KEY, X)
 
 

@@ -244,8 +244,100 @@ def test_scan_says_what_is_wrong():
         nn.scan(Cell)().init(key, jnp.float32(0), None)
     with pytest.raises(ValueError, match=r"inconsistent scan lengths: \[3, 4\]"):
         nn.scan(Cell, length=4)().init(key, jnp.float32(0), jnp.arange(3.0))
-    with pytest.raises(TypeError, match=r"keyword arguments \['x'\]"):
-        nn.scan(Cell)().init(key, jnp.float32(0), x=jnp.arange(3.0))
+
+
+def test_maps_leave_keyword_arguments_out_and_say_so():
+    class Cell(nn.Module):
+        @nn.compact
+        def __call__(self, x, y=1.0, scale=1.0):
+            return x * y * scale, x
+
+    for lifted in (nn.scan(Cell)(), nn.vmap(Cell, in_axes=0)()):
+        with pytest.warns(RuntimeWarning, match=r"at / ignores the keyword arguments \['scale'\]"):
+            out = lifted.apply({}, jnp.ones(3), jnp.ones(3), scale=5.0)
+        assert float(out[0].max()) == 1.0
+    with pytest.raises(TypeError, match=r"keyword arguments \['y'\]: it takes the carry alone"):
+        nn.remat_scan(Cell, lengths=(2,))().apply({}, 1.0, y=2.0)
+
+
+class _OwnParam:
+    """A module that makes a parameter and a submodule in `setup`, for either library."""
+
+    @staticmethod
+    def of(nn):
+        class Scaled(nn.Module):
+            def setup(self):
+                self.dense = nn.Dense(5)
+                self.scale = self.param("scale", nn.initializers.uniform(), (5,))
+
+            def __call__(self, x, _=None):
+                return self.dense(x) * self.scale, None
+
+        return Scaled
+
+
+@pytest.mark.parametrize("name", ["scan", "scan backwards", "vmap", "vmap with shared params", "remat", "jit"])
+def test_what_a_lifted_class_makes_in_setup_is_lifted_too(name):
+    def build(nn):
+        class Top(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return WRAPS[name](nn)(_OwnParam.of(nn))(name="layers")(x, None)
+
+        return Top()
+
+    check(build, X, grads=True)
+
+
+def test_branches_may_give_the_same_names():
+    def build(nn):
+        class Heads(nn.Module):
+            @nn.compact
+            def __call__(self, x, i):
+                def head(sign):
+                    return lambda module, x: sign * nn.Dense(3, name="head")(nn.Dense(4)(x))
+
+                y = nn.switch(i, [head(1.0), head(-1.0)], self, x)
+                y = nn.cond(y.sum() > 0, lambda m, y: nn.Dense(2)(y), lambda m, y: -nn.Dense(2)(y), self, y)
+                return nn.Dense(2)(y)
+
+        return Heads()
+
+    for i in range(2):
+        check(build, X, i, grads=True)
+
+
+def test_bound_methods_stand_for_methods():
+    def build(nn):
+        class Model(nn.Module):
+            def setup(self):
+                self.dense = nn.Dense(5)
+
+            def twice(self, x):
+                return self.dense(self.dense(x))
+
+            def once(self, x):
+                return self.dense(x)
+
+            def total(self, x):
+                return self.dense(x).sum()
+
+            def goes_on(self, state):
+                return state[0] < 3
+
+            def step(self, state):
+                return state[0] + 1, self.dense(state[1])
+
+            def __call__(self, x):
+                y = nn.cond(x.sum() > 0, self.twice, self.once, self, x)
+                _, z = nn.while_loop(self.goes_on, self.step, self, (0, x))
+                (gradient,) = nn.grad(self.total, self, x)
+                _, pull_back = nn.vjp(self.total, self, x)
+                return y + z + gradient + pull_back(1.0)[1]
+
+        return Model()
+
+    check(build, X)
 
 
 def test_remat_scan():

@@ -2,14 +2,14 @@
 
 A module that is created while a method of another one runs has that one as its parent. In a compact method it gets its
 name and scope at once. In `setup` it waits until it is assigned to an attribute and is named after it. A module that
-was created outside and given as a field is adopted when the module it was given to is set up: a copy is made, named
-after the field; one object given in two places stays one submodule.
+was created outside and given as a field is adopted as soon as the module it was given to has a scope: a copy is made,
+named after the field; one object given in two places stays one submodule, of the first of these.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import AssignSubModuleError
@@ -43,22 +43,20 @@ class State:
     """What a module remembers beside its fields.
 
     Attributes:
-        attached: Whether parent, name and scope are settled; from then on the module is frozen.
+        attached: Whether parent, name and scope are settled.
         in_setup: Whether `setup` is running.
         in_compact: Whether a compact method is running.
-        fields_adopted: Whether the submodules among the fields have been adopted.
         set_up: Whether `setup` has run.
         cursor: How many unnamed submodules of each class the running compact method has made.
         children: What the module has made, by name: submodules, and for variables the name of the collection.
     """
 
-    __slots__ = ("attached", "children", "cursor", "fields_adopted", "in_compact", "in_setup", "set_up")
+    __slots__ = ("attached", "children", "cursor", "in_compact", "in_setup", "set_up")
 
     def __init__(self) -> None:
         self.attached = False
         self.in_setup = False
         self.in_compact = False
-        self.fields_adopted = False
         self.set_up = False
         self.cursor: dict[str, int] = {}
         self.children: dict[str, Any] = {}
@@ -117,7 +115,17 @@ def attach(module: Module) -> None:
             parent.scope.reserve(name, None, what="submodule", owner=type(parent).__name__)
             object.__setattr__(module, "scope", parent.scope.child(name))
         above.children[name] = module
+    if module.scope is not None:
+        adopt_fields(module)
     state.attached = True
+
+
+def adopt_fields(module: Module) -> None:
+    """Makes the modules among the fields of a module that has a scope its submodules."""
+    for name in fields_of(module):
+        value = getattr(module, name)
+        if value is not None:
+            object.__setattr__(module, name, adopt(module, name, value))
 
 
 def describe(module: Module) -> str:
@@ -137,8 +145,17 @@ def frozen_containers(value: Any, fn: Callable[[Any, str], Any], suffix: str = "
     if isinstance(value, (list, tuple)):
         return tuple(frozen_containers(v, fn, f"{suffix}_{i}") for i, v in enumerate(value))
     if isinstance(value, (dict, FrozenDict)):
-        return FrozenDict({k: frozen_containers(v, fn, f"{suffix}_{k}") for k, v in value.items()})
+        # Visited in the order of a pytree: a module given under two keys is named after the first.
+        done = {k: frozen_containers(value[k], fn, f"{suffix}_{k}") for k in _sorted(value)}
+        return FrozenDict({k: done[k] for k in value})
     return fn(value, suffix)
+
+
+def _sorted(keys: Iterable[Any]) -> list[Any]:
+    try:
+        return sorted(keys)
+    except TypeError:  # keys of several types
+        return list(keys)
 
 
 def adopt(owner: Module, attribute: str, value: Any) -> Any:
@@ -146,6 +163,7 @@ def adopt(owner: Module, attribute: str, value: Any) -> Any:
     from sonde.linen.module import Module
 
     scope = owner.bound_scope("adopt submodules")
+    keeps_names = getattr(type(owner), "preserve_adopted_names", False)
 
     def take(leaf: Any, suffix: str) -> Any:
         if not isinstance(leaf, Module) or leaf.scope is not None:
@@ -155,14 +173,13 @@ def adopt(owner: Module, attribute: str, value: Any) -> Any:
             object.__setattr__(leaf, "parent", owner)
             object.__setattr__(leaf, "name", name)
             attach(leaf)
-            leaf._set_up(fields_only=True)
             return leaf
         known = scope.run.adopted.get(id(leaf))
         if known is None:
+            if keeps_names and leaf.name is not None:
+                name = leaf.name
             known = (leaf, leaf.clone(parent=owner, name=name))
             scope.run.adopted[id(leaf)] = known
-            # At once, so that a module given in two places belongs to where it is met first, going inwards.
-            known[1]._set_up(fields_only=True)
         return known[1]
 
     return frozen_containers(value, take)
@@ -202,12 +219,17 @@ class _Cloning:
         return self._copies.get(id(leaf), leaf)
 
 
+def contains(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
+    """Whether there is something wanted in a value or in the containers it consists of."""
+    if isinstance(value, (list, tuple)):
+        return any(contains(v, is_wanted) for v in value)
+    if isinstance(value, (dict, FrozenDict)):
+        return any(contains(v, is_wanted) for v in value.values())
+    return is_wanted(value)
+
+
 def contains_module(value: Any) -> bool:
     """Whether there is a module in a value or in the containers it consists of."""
     from sonde.linen.module import Module
 
-    if isinstance(value, (list, tuple)):
-        return any(map(contains_module, value))
-    if isinstance(value, (dict, FrozenDict)):
-        return any(map(contains_module, value.values()))
-    return isinstance(value, Module)
+    return contains(value, lambda leaf: isinstance(leaf, Module))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,14 +64,18 @@ class Lifting:
         for scope in self.packed:
             scope.check_live()
         contents = [partition(unfreeze(scope.collections()), variables) for scope in self.packed]
-        self.variables: Groups = tuple(zip(*contents)) if contents else ()
-        streams = [partition(scope.streams, rngs) for scope in self.packed]
-        self.rngs: Groups = tuple(zip(*streams)) if streams else ()
+        self.variables = _by_filter(contents, variables)
+        self.rngs = _by_filter([partition(scope.streams, rngs) for scope in self.packed], rngs)
 
     @property
     def mutable(self) -> Filter:
         """Which collections may change outside."""
-        return self.packed[0].run.mutable
+        return self.packed[0].run.mutable if self.packed else False
+
+    @property
+    def places(self) -> tuple[tuple[int, Path], ...]:
+        """For each scope which of the packed ones it lies in, and where."""
+        return tuple(self._places)
 
     def call(
         self, body: Body, variables: Groups, rngs: Groups, *args: Any, mutable: Filter = True, **kwargs: Any
@@ -80,6 +85,8 @@ class Lifting:
         Returns:
             What the body returns, and the variables that may have changed, by the filters in `changes`.
         """
+        if not self.packed:  # a method of a module without variables
+            return body([], *args, **kwargs), tuple(() for _ in self._changes)
         outer = self.packed[0].run
         run = outer.inner(Both(outer.mutable, Both(Either(self._changes), mutable)), self._keeps_sown)
         opened = []
@@ -90,7 +97,7 @@ class Lifting:
         inner = [opened[i].descend(path) for i, path in self._places]
         output = perform(run, opened, lambda: body(inner, *args, **kwargs))
         changed = [partition(changed_variables(scope), self._changes) for scope in opened]
-        return output, tuple(zip(*changed))
+        return output, _by_filter(changed, self._changes)
 
     def publish(self, changes: Groups) -> None:
         """Puts what `call` returned, as it looks outside the transform, into the scopes that were packed."""
@@ -107,6 +114,11 @@ class Lifting:
         """Makes the next keys those that came after `counts`: a body that is traced again must get the same keys."""
         for scope, snapshot in zip(self.packed, counts):
             scope.counts.restore(snapshot)
+
+
+def _by_filter(by_scope: Sequence[tuple[dict[str, Any], ...]], filters: Sequence[Filter]) -> Groups:
+    """Groups by filter, then by scope, from groups by scope, then by filter."""
+    return tuple(zip(*by_scope)) if by_scope else tuple(() for _ in filters)
 
 
 def keeps_structure(scope: Scope, collection: str, name: str, grows: bool) -> bool:
@@ -179,7 +191,7 @@ class Bridge:
 
     def __init__(self, module: Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
         self.module = module
-        module.bound_scope("run a lifted transform")
+        module.check_post_init()
         self._taken: list[Any] = []
         self.args, self.kwargs = jax.tree.map(self._take, (args, kwargs or {}), is_leaf=_is_bound)
         self._index: dict[int, int] = {}
@@ -206,22 +218,25 @@ class Bridge:
         self._index[id(source)] = len(self.scopes)
         self.scopes.append(source.scope)
         if isinstance(source, Module):
-            source._set_up(fields_only=True)
             for name in attach.fields_of(source):
                 value = getattr(source, name)
-                if attach.contains_module(value):
-                    attach.frozen_containers(
-                        value, lambda leaf, _: self._collect(leaf) if isinstance(leaf, Module) else None
-                    )
+                if attach.contains(value, _is_bound):
+                    attach.frozen_containers(value, lambda leaf, _: self._collect(leaf) if _is_bound(leaf) else None)
+
+    def index_of(self, source: Any) -> int | None:
+        """The index of the scope of a module or variable among `scopes`, None if it is not one of these."""
+        return self._index.get(id(source))
 
     def body(self, fn: Callable[..., Any], cls: type[Module] | None = None) -> Body:
         """The function of scopes that runs `fn(module, *args, **kwargs)` on copies of the modules.
 
         Args:
-            fn: The function; its first argument is the copy of the bridge's module.
+            fn: The function; its first argument is the copy of the bridge's module. A bound method of a module stands
+                for the method.
             cls: The class of that copy, the module's own if None.
         """
         source = self.module
+        fn = wrap(fn.__func__ if isinstance(getattr(fn, "__self__", None), Module) else fn)  # pyright: ignore
         # Taken now: a body that is traced again gives the same names again.
         state = source._state.for_transform()
 
@@ -232,7 +247,8 @@ class Bridge:
                 return self._copy(self._taken[leaf.value.index], scopes, copies) if _is_slot(leaf) else leaf
 
             copy = self._copy(source, scopes, copies, cls)
-            object.__setattr__(copy, "_state", state.for_transform())
+            if copy is not source:
+                object.__setattr__(copy, "_state", state.for_transform())
             args, kwargs = jax.tree.map(put_back, (args, kwargs), is_leaf=_is_slot)
             output = fn(copy, *args, **kwargs)
             source._state.catch_up(copy._state)
@@ -252,7 +268,7 @@ class Bridge:
         else:
             values = {name: getattr(old, name) for name in attach.fields_of(old)}
             for name, value in values.items():
-                if attach.contains_module(value):
+                if attach.contains(value, _is_bound):
                     values[name] = attach.frozen_containers(value, lambda leaf, _: self._copy(leaf, scopes, copies))
             new = (cls or type(old))(**values, name=old.name, parent=scopes[index])
         copies[id(old)] = new
@@ -333,14 +349,17 @@ def _lifted(fn: Callable[..., Any], run: Callable[..., Any], options: dict[str, 
     method.compact = getattr(fn, "compact", False)  # pyright: ignore[reportFunctionMemberAccess]
     # Only the function inside is offered to capture_intermediates: one call, one value.
     method.transparent = True  # pyright: ignore[reportFunctionMemberAccess]
+    # What a lifted class makes in setup is part of what is lifted.
+    method.sets_up_inside = cls is not None  # pyright: ignore[reportFunctionMemberAccess]
     return method
 
 
-def no_keywords(kwargs: dict[str, Any], label: str, module: Module) -> None:
-    """Raises if a call under a transform that has no place for keyword arguments has some."""
+def ignore_keywords(kwargs: dict[str, Any], label: str, module: Module) -> None:
+    """Warns that a transform that maps its arguments by position leaves keyword arguments out, as Flax does."""
     if kwargs:
-        raise TypeError(
-            f"nn.{label} of {attach.describe(module)} is called with keyword arguments {sorted(kwargs)}: it "
-            "cannot tell how to "
-            "treat them; pass them by position"
+        warnings.warn(
+            f"nn.{label} of {attach.describe(module)} ignores the keyword arguments {sorted(kwargs)}: it cannot tell "
+            "which axes they have; pass them by position",
+            RuntimeWarning,
+            stacklevel=2,
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
-from sonde.errors import CallCompactUnboundModuleError, DescriptorAttributeError, LayerInputError
+from sonde.errors import CallCompactUnboundModuleError, LayerInputError
 from sonde.linen import sites
 from sonde.linen.attach import describe
 from sonde.linen.context import context
@@ -180,7 +180,8 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
             raise _unbound(self, name)
     else:
         scope.check_live()
-        self._set_up()
+        if not getattr(fun, "sets_up_inside", False):
+            self._set_up()
     outermost = is_compact and not state.in_compact
     if is_compact:
         state.in_compact = True
@@ -226,31 +227,10 @@ def _run_interceptors(
     return run(*args, **kwargs)
 
 
-def wrap_property(prop: property, owner: str, name: str) -> property:
-    """A property whose own AttributeErrors are not taken for the property being missing."""
-    getter = prop.fget
-    if getter is None or hasattr(getter, "__wrapped_method__"):
-        return prop
-
-    @functools.wraps(getter)
-    def get(self: Any) -> Any:
-        try:
-            return getter(self)
-        except AttributeError as error:
-            raise DescriptorAttributeError(
-                f"property {owner}.{name} accesses an attribute that does not exist: {error}"
-            ) from error
-
-    get.__wrapped_method__ = getter  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-    return property(get, prop.fset, prop.fdel, prop.__doc__)
-
-
 def prepare_class(cls: type[Any]) -> None:
     """Wraps what a new module class defines itself."""
     for name, value in list(vars(cls).items()):
         if name.startswith("__") and name != "__call__":
             continue
-        if isinstance(value, property):
-            setattr(cls, name, wrap_property(value, cls.__name__, name))
-        elif inspect.isfunction(value) and not getattr(value, "nowrap", False):
+        if inspect.isfunction(value) and not getattr(value, "nowrap", False):
             setattr(cls, name, wrap(value))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 from sonde.errors import (
     CallSetupUnboundModuleError,
     CallUnbindOnUnboundModuleError,
+    DescriptorAttributeError,
     IncorrectPostInitOverrideError,
     InvalidInstanceModuleError,
     ReservedModuleAttributeError,
@@ -125,7 +126,7 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         state = self.__dict__.get("_state")
-        if state is None or not (state.in_setup or state.attached):
+        if state is None or self.scope is None or name == "__class__":
             object.__setattr__(self, name, value)
             return
         is_field = name in type(self).__dataclass_fields__ and type(self).__dataclass_fields__[name].init
@@ -151,10 +152,24 @@ class Module:
             self._set_up()
             if name in self.__dict__:
                 return self.__dict__[name]
+        self._check_descriptor(name)
         message = f'"{type(self).__name__}" object has no attribute "{name}".'
         if self.scope is None:
             message += " What setup makes is there inside init and apply only, or after bind."
         raise AttributeError(message)
+
+    def _check_descriptor(self, name: str) -> None:
+        """Raises if the class has the attribute, and it is the property's own code that misses another one."""
+        found = inspect.getattr_static(type(self), name, None)
+        getter = getattr(type(found), "__get__", None)
+        if getter is None or isinstance(found, type):
+            return
+        try:
+            getter(found, self, type(self))
+        except AttributeError as error:
+            raise DescriptorAttributeError(
+                f"{type(self).__name__}.{name} accesses an attribute that does not exist: {error}"
+            ) from error
 
     def __dir__(self) -> list[str]:
         self._set_up()
@@ -179,23 +194,15 @@ class Module:
         Runs once for every `init` or `apply`, before the first method or attribute is used.
         """
 
-    def _set_up(self, *, fields_only: bool = False) -> None:
-        state, scope = self._state, self.scope
-        if scope is None or state.in_setup or state.set_up:
+    def _set_up(self) -> None:
+        state = self._state
+        if self.scope is None or state.in_setup or state.set_up:
             return
-        state.in_setup = True
+        state.in_setup = state.set_up = True
         try:
-            if not state.fields_adopted:
-                state.fields_adopted = True
-                for field in attach.fields_of(self):
-                    value = getattr(self, field)
-                    if value is not None:
-                        object.__setattr__(self, field, attach.adopt(self, field, value))
-            if not fields_only:
-                state.set_up = True
-                with context.calling(self):
-                    setup = type(self).setup
-                    getattr(setup, "__wrapped_method__", setup)(self)
+            with context.calling(self):
+                setup = type(self).setup
+                getattr(setup, "__wrapped_method__", setup)(self)
         finally:
             state.in_setup = False
 

@@ -18,7 +18,7 @@ from sonde.errors import (
     ApplyScopeInvalidVariablesTypeError,
     LazyInitError,
 )
-from sonde.linen import sites
+from sonde.linen import attach, sites
 from sonde.linen.filters import DenyList, Either, Filter, check, matches
 from sonde.linen.rng import streams
 from sonde.linen.scope import Run, Scope, check_no_dead_tracers, open_collections
@@ -82,6 +82,8 @@ def function_of(module: Module, method: Any, *, where: str) -> Callable[..., Any
     if isinstance(method, str):
         name = method
         found = getattr(type(module), name, None)
+        if found is None and name in attach.fields_of(module):
+            found = getattr(module, name)
         if found is None:
             raise AttributeError(
                 f"cannot call {where} with method={name!r}: {type(module).__name__} has no such attribute"

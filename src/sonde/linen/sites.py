@@ -32,7 +32,7 @@ from sonde.core.collect import Collect, spread
 from sonde.core.context import Looking, ScopeName, look, looking
 from sonde.core.item import Item, expand
 from sonde.core.site import Axis, Site, View
-from sonde.errors import JaxTransformError, ScopeVariableNotFoundError
+from sonde.errors import JaxTransformError
 from sonde.linen.context import context
 from sonde.linen.filters import may_overlap
 
@@ -298,7 +298,7 @@ def perturb(module: Module, name: str, value: Any, collection: str) -> Any:
             scope.reserve(name, collection, what="perturbation", owner=type(module).__name__)
             scope.put(collection, name, jax.tree.map(jnp.zeros_like, value))
         elif scope.has_collection(collection):
-            raise ScopeVariableNotFoundError(
+            raise ValueError(
                 f"module {scope.path_text} perturbs {name!r}, which collection {collection!r} does not have, "
                 "although the "
                 "collection was given; make it anew with init"

@@ -150,13 +150,13 @@ def einsum(
     promote_dtype: PromoteDtype | None = promote_dtype,
     out_sharding: Any = None,
 ) -> jax.Array:
-    """Multiply inputs and kernel by an einsum equation and add a bias along the kernel's letters.
+    """Multiply inputs and kernel by an einsum equation and add a bias along the kernel's axes.
 
     Args:
         equation: two operands, the inputs first: `"...d,dhk->...hk"`.
         inputs: the first operand.
         kernel: the second operand.
-        bias: None, or an array with the kernel's letters in the order of the result.
+        bias: None, or an array with the kernel's axes that are in the result, in its order.
         dtype: what to compute in; None finds it from the arrays.
         precision: as in `jnp.einsum`.
         preferred_element_type: as in `jnp.einsum`.
@@ -188,22 +188,23 @@ def einsum(
     if bias is None:
         return y
     sizes = _kernel_sizes(equation, parsed, kernel.shape)
-    # The ellipsis of the result may stand for any number of axes; the bias has none of them.
-    head, dots, tail = parsed[2].partition("...")
-    letters = list(head) + [""] * (y.ndim - len(head + tail) if dots else 0) + list(tail)
-    return y + jnp.reshape(bias, tuple(sizes.get(letter, 1) for letter in letters))
+    return y + jnp.reshape(bias, tuple(sizes.get(name, 1) for name in _axis_names(parsed[2], y.ndim)))
 
 
 def einsum_bias_shape(equation: str, kernel_shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a bias for `einsum`: the kernel's letters that are in the result, in its order.
+    """The shape of a bias for `einsum`: the kernel's axes that are in the result, in its order.
 
     Example:
         >>> einsum_bias_shape("ntd,dhk->nkth", (3, 4, 6))
         (6, 4)
+        >>> einsum_bias_shape("...ab,bc...->...ac", (4, 5, 3))
+        (3, 5)
     """
     parsed = _parse(equation)
     sizes = _kernel_sizes(equation, parsed, kernel_shape)
-    return tuple(sizes[letter] for letter in parsed[2] if letter in sizes)
+    # Axes that the result's "..." has beyond the kernel's are none of the bias.
+    n_dots = sum(isinstance(name, int) for name in sizes)
+    return tuple(sizes[name] for name in _axis_names(parsed[2], len(_letters(parsed[2])) + n_dots) if name in sizes)
 
 
 def _parse(equation: str) -> tuple[str, str, str]:
@@ -223,7 +224,7 @@ def _parse(equation: str) -> tuple[str, str, str]:
 
 def _check_operands(equation: str, parsed: tuple[str, str, str], inputs: jax.Array, kernel: jax.Array) -> None:
     kernel_sizes = _kernel_sizes(equation, parsed, kernel.shape)
-    letters = parsed[0].replace("...", "")
+    letters = _letters(parsed[0])
     if "..." in parsed[0]:
         expect_rank(inputs, least=len(letters), argument="inputs", meaning=f"for {equation!r}")
     elif inputs.ndim != len(letters):
@@ -243,13 +244,22 @@ def _check_operands(equation: str, parsed: tuple[str, str, str], inputs: jax.Arr
             )
 
 
-def _kernel_sizes(equation: str, parsed: tuple[str, str, str], kernel_shape: Sequence[int]) -> dict[str, int]:
-    letters = parsed[1]
-    if "." in letters:
-        raise LayerInputError(f"the einsum equation {equation!r} must name every axis of the kernel, without '...'.")
-    if len(letters) != len(kernel_shape):
+def _letters(operand: str) -> str:
+    return operand.replace("...", "")
+
+
+def _axis_names(operand: str, ndim: int) -> list[str | int]:
+    """What names each axis of an operand: its letter, or its place in the `...` counted from the end, -1 last."""
+    head, dots, tail = operand.partition("...")
+    n_dots = ndim - len(head + tail) if dots else 0
+    return [*head, *range(-n_dots, 0), *tail]
+
+
+def _kernel_sizes(equation: str, parsed: tuple[str, str, str], kernel_shape: Sequence[int]) -> dict[str | int, int]:
+    names = _axis_names(parsed[1], len(kernel_shape))
+    if len(names) != len(kernel_shape) or len(_letters(parsed[1])) > len(kernel_shape):
         raise LayerInputError(
-            f"the kernel has shape {tuple(kernel_shape)}, which does not fit the {len(letters)} letters "
-            f"{letters!r} of the einsum equation {equation!r}."
+            f"the kernel has shape {tuple(kernel_shape)}, which does not fit the {len(_letters(parsed[1]))} letters "
+            f"{parsed[1]!r} of the einsum equation {equation!r}."
         )
-    return dict(zip(letters, kernel_shape))
+    return dict(zip(names, kernel_shape))

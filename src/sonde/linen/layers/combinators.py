@@ -19,6 +19,7 @@ class Sequential(Module):
     """Calls modules and functions one after the other.
 
     A tuple that one returns is spread over the positional arguments of the next, a dict over its keyword arguments.
+    A function may make modules.
 
     Attributes:
         layers: The modules and functions.
@@ -39,6 +40,7 @@ class Sequential(Module):
             raise ValueError(f"Sequential takes a sequence of layers, got {self.layers!r}")
         super().__post_init__()
 
+    @compact
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the first layer with the arguments, and each other one with what the one before returned."""
         if not self.layers:

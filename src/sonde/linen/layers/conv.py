@@ -18,14 +18,9 @@ from sonde.linen.module import Module
 from sonde.ops.initializers import default_bias_init, default_kernel_init
 
 
-def _kernel_size(module: Any) -> tuple[int, ...]:
-    if isinstance(module.kernel_size, int):
-        raise TypeError(
-            f"{describe(module)}: expected kernel_size to be a tuple or list of integers, one for each spatial "
-            "axis, such as "
-            f"({module.kernel_size}, {module.kernel_size}), but got {module.kernel_size}"
-        )
-    return tuple(module.kernel_size)
+def _sizes(kernel_size: int | Sequence[int]) -> tuple[int, ...]:
+    """The size of the window along each spatial axis; one number means one spatial axis."""
+    return (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
 
 
 class _Conv(Module):
@@ -33,7 +28,7 @@ class _Conv(Module):
 
     Attributes:
         features: The number of output features.
-        kernel_size: The size of the window along each spatial axis.
+        kernel_size: The size of the window along each spatial axis; one number means one spatial axis.
         strides: The step of the window, one number or one for each spatial axis.
         padding: `"SAME"`, `"VALID"`, `"CIRCULAR"`, `"REFLECT"`, `"CAUSAL"` (one spatial axis), or numbers.
         input_dilation: The spread of the inputs.
@@ -84,7 +79,7 @@ class Conv(_Conv):
     @compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Convolves the inputs."""
-        size = _kernel_size(self)
+        size = _sizes(self.kernel_size)
         n_in = jnp.shape(inputs)[-1]
         if n_in % self.feature_group_count:
             raise ValueError(
@@ -126,7 +121,7 @@ class ConvLocal(_Conv):
                 "divided into groups; use Conv"
             )
         window: dict[str, Any] = {
-            "kernel_size": _kernel_size(self),
+            "kernel_size": _sizes(self.kernel_size),
             "strides": self.strides,
             "padding": self.padding,
             "input_dilation": self.input_dilation,
@@ -154,7 +149,7 @@ class ConvTranspose(Module):
 
     Attributes:
         features: The number of output features.
-        kernel_size: The size of the window along each spatial axis.
+        kernel_size: The size of the window along each spatial axis; one number means one spatial axis.
         strides: By how much to enlarge.
         padding: `"SAME"`, `"VALID"`, `"CIRCULAR"`, or numbers.
         kernel_dilation: The spread of the window.
@@ -189,7 +184,7 @@ class ConvTranspose(Module):
     @compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Convolves the inputs."""
-        size = (self.kernel_size,) if isinstance(self.kernel_size, int) else tuple(self.kernel_size)
+        size = _sizes(self.kernel_size)
         n_in = jnp.shape(inputs)[-1]
         ends = (self.features, n_in) if self.transpose_kernel else (n_in, self.features)
         kernel = self.param("kernel", self.kernel_init, (*size, *ends), self.param_dtype)

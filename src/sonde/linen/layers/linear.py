@@ -128,7 +128,7 @@ class DenseGeneral(Module):
         if batch and sorted(batch) != list(range(len(batch))):
             raise ValueError(f"batch_dims={batch} must be the first axes of the inputs: (0,), (0, 1) and so on")
         ndim = jnp.ndim(inputs)
-        axis = tuple(ax % ndim for ax in axis)
+        axis = tuple(sorted(ax % ndim for ax in axis))  # the kernel has them in the order of the inputs
         sizes = tuple(jnp.shape(inputs)[ax] for ax in (*batch, *axis))
         n_batch, n_in = len(batch), len(axis)
         kernel_init = drawn_as(lambda shape: matrix_shape(shape, n_batch=n_batch, n_in=n_in), self.kernel_init)

@@ -24,7 +24,8 @@ from sonde.ops.norm import canonicalize_axes
 
 def _name(layer: Module, path: Sequence[Any]) -> str:
     """The name of a variable below the layer, from its key path, of which the collection is the first."""
-    return "/".join((layer.name or type(layer).__name__, *(str(key.key) for key in path[1:])))
+    names = jax.tree_util.keystr(tuple(path[1:]), simple=True, separator="/")
+    return f"{layer.name or type(layer).__name__}/{names}"
 
 
 class SpectralNorm(Module):

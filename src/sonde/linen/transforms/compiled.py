@@ -8,11 +8,17 @@ streams of its own, made from the next key of each stream (`fold_rngs` is that p
 from __future__ import annotations
 
 import contextlib
+import copy
+import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
+from sonde import _jax
+from sonde.core.context import looking
 from sonde.linen import attach
 from sonde.linen.filters import Filter, hashable
 from sonde.linen.frozen_dict import FrozenDict
@@ -63,32 +69,43 @@ def _numbers(numbers: int | Iterable[int]) -> tuple[int, ...]:
     return (numbers,) if isinstance(numbers, int) else tuple(numbers)
 
 
-class _Call:
-    """Everything that a compiled call depends on beside its arrays; equal calls share one compilation."""
+class _Calls(threading.local):
+    """The calls that are being traced or run in this thread, innermost last.
 
-    def __init__(self, lifting: Lifting, bridge: Bridge, body: Any) -> None:
-        run, state = bridge.scopes[0].run, bridge.module._state
+    What is compiled takes scopes, modules and variables from here and not from its static argument, which JAX keeps
+    for as long as the compiled program.
+    """
+
+    def __init__(self) -> None:
+        self.active: list[_Call] = []
+
+
+_calls = _Calls()
+
+
+class _Call:
+    """One call of a compiled method.
+
+    Attributes:
+        key: Everything that the compiled program depends on beside its arrays; equal calls share one compilation.
+    """
+
+    def __init__(self, lifting: Lifting, bridge: Bridge, body: Any, variables: Filter) -> None:
+        state = bridge.module._state
         self.lifting, self.module, self.body = lifting, bridge.module, body
         self.streams = [tuple(scope.streams) for scope in lifting.packed]
-        key = (
-            body.of,
-            tuple(fingerprint(source) for source in bridge.sources),
-            tuple(scope.path for scope in bridge.scopes),
-            tuple(map(tuple, self.streams)),
-            (_levels(run), run.initializing, run.capture),
+        run = lifting.packed[0].run if lifting.packed else None
+        # Where the module is matters to a capture, and to values that are sown past this transform.
+        paths = looking() is not None or (variables is not True and run is not None and run.mutable is not False)
+        self.key = (
+            tuple(map(_weakly, body.of)),
+            tuple(fingerprint(source, bridge) for source in bridge.sources),
+            lifting.places,
+            tuple(scope.path for scope in bridge.scopes) if paths else None,
+            tuple(self.streams),
+            (_levels(run), run is not None and run.initializing, run is not None and run.capture),
             (state.in_compact, tuple(sorted(state.cursor.items()))),
         )
-        try:
-            hash(key)
-        except TypeError:  # A field that cannot be hashed: this call shares with no other.
-            key = object()
-        self.key = key
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Call) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
 
     def run(self, variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> Any:
         """What is compiled.
@@ -111,10 +128,6 @@ def _levels(run: Run | None) -> tuple[Any, ...]:
     return () if run is None else ((hashable(run.mutable), run.level), *_levels(run.outer))
 
 
-def _run_call(call: _Call, variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> Any:
-    return call.run(variables, rngs, *args, **kwargs)
-
-
 def _jit(
     bridge: Bridge,
     body: Body,
@@ -131,9 +144,14 @@ def _jit(
     compiled: dict[str, Any],
 ) -> Any:
     if not compiled:
+        # A function of its own for each transform: JAX forgets what it has compiled when the function goes.
+        def run_call(key: Any, variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+            del key
+            return _calls.active[-1].run(variables, rngs, *args, **kwargs)
+
         place = {"device": device, "backend": backend}
         compiled["function"] = jax.jit(
-            _run_call,
+            run_call,
             static_argnums=(0, *(i + 2 for i in static_argnums if i > 0)),
             static_argnames=static_argnames or None,
             donate_argnums=tuple(i + 2 for i in donate_argnums if i > 0),
@@ -141,8 +159,12 @@ def _jit(
         )
     with _own_streams(bridge, variables, rngs) as lifting:
         before = lifting.counts()
-        call = _Call(lifting, bridge, body)
-        output, changes, after = compiled["function"](call, lifting.variables, lifting.rngs, *args, **kwargs)
+        call = _Call(lifting, bridge, body, variables)
+        _calls.active.append(call)
+        try:
+            output, changes, after = compiled["function"](call.key, lifting.variables, lifting.rngs, *args, **kwargs)
+        finally:
+            _calls.active.pop()
         used, cursor = after.value
         totals = [{**old, **{key: old.get(key, 0) + n for key, n in new}} for old, new in zip(before, used)]
         lifting.restore_counts(totals)
@@ -176,9 +198,10 @@ def _fold_rngs(
 @contextlib.contextmanager
 def _own_streams(bridge: Bridge, variables: Filter, rngs: Filter) -> Iterator[Lifting]:
     """A lifting in which the module's streams start from their next keys, and all others from their roots."""
-    scope = bridge.scopes[0]
-    streams = scope.streams
-    scope.streams = {name: Stream(scope.make_rng(name)) for name in streams}
+    scope = bridge.scopes[0] if bridge.module.scope is not None else None
+    streams = scope.streams if scope is not None else {}
+    if scope is not None:
+        scope.streams = {name: Stream(scope.make_rng(name)) for name in streams}
     try:
         lifting = Lifting(bridge.scopes, variables=(variables,), changes=(variables,), rngs=(rngs,))
         lifting.rngs = jax.tree.map(
@@ -186,19 +209,72 @@ def _own_streams(bridge: Bridge, variables: Filter, rngs: Filter) -> Iterator[Li
         )
         yield lifting
     finally:
-        scope.streams = streams
+        if scope is not None:
+            scope.streams = streams
 
 
-def fingerprint(value: Any) -> Any:
-    """A value that is equal for two modules (or variables) that behave the same on the same variables."""
+def _weakly(value: Any) -> Any:
+    """A function or class in a key, not kept alive by it: these hold the transform that holds the key."""
+    return None if value is None else weakref.ref(value)
+
+
+class _Same:
+    """A value that is equal to itself alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class _Copy:
+    """What a value that may change was when it was copied; equal by the `==` of the values."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = copy.deepcopy(value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Copy) and type(other.value) is type(self.value) and bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+
+def fingerprint(value: Any, bridge: Bridge) -> Any:
+    """Something hashable that is equal for two modules (or variables) that behave the same on the same variables."""
     if isinstance(value, Module):
-        place = value.scope.path if value.scope is not None else None
-        fields = tuple((name, fingerprint(getattr(value, name))) for name in attach.fields_of(value))
-        return type(value), value.name, place, fields
+        fields = tuple((name, fingerprint(getattr(value, name), bridge)) for name in attach.fields_of(value))
+        return _weakly(type(value)), bridge.index_of(value), fields
     if isinstance(value, Variable):
-        return value.scope.path, value.collection, value.name
+        return Variable, bridge.index_of(value), value.collection, value.name
     if isinstance(value, (tuple, list)):
-        return type(value), tuple(map(fingerprint, value))
+        return type(value), tuple(fingerprint(entry, bridge) for entry in value)
     if isinstance(value, (dict, FrozenDict)):
-        return tuple((key, fingerprint(entry)) for key, entry in value.items())
-    return value
+        return type(value), tuple((key, fingerprint(entry, bridge)) for key, entry in value.items())
+    if isinstance(value, (set, frozenset)):
+        return type(value), frozenset(value)
+    if isinstance(value, _jax.Tracer):
+        return object()  # of one trace: this call shares with no other
+    if isinstance(value, jax.Array):
+        return _Same(value)
+    if isinstance(value, np.ndarray):
+        return np.ndarray, value.shape, value.dtype, value.tobytes() if value.dtype != object else _Copy(value.tolist())
+    return _hashable(value)
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        pass
+    else:
+        return type(value), value
+    try:
+        snapshot = _Copy(value)
+        return snapshot if snapshot == _Copy(value) else object()
+    except Exception:  # it cannot be copied or compared: this call shares with no other
+        return object()

@@ -19,7 +19,7 @@ from sonde.linen import meta, sites
 from sonde.linen.attach import describe
 from sonde.linen.filters import DenyList, Filter, first_match, matches, may_overlap
 from sonde.linen.frozen_dict import FrozenDict
-from sonde.linen.lift import Body, Bridge, Groups, Lifting, keeps_structure, lift, no_keywords
+from sonde.linen.lift import Body, Bridge, Groups, Lifting, ignore_keywords, keeps_structure, lift
 from sonde.linen.module import Module
 from sonde.linen.rng import is_key
 from sonde.linen.scope import Scope
@@ -114,7 +114,7 @@ def _scan(
     _split_transpose: bool,
     check_constancy_invariants: bool,
 ) -> Any:
-    no_keywords(kwargs, "scan", bridge.module)
+    ignore_keywords(kwargs, "scan", bridge.module)
     where = f"nn.scan of {describe(bridge.module)}"
     if not args:
         raise TypeError(f"{where} needs a carry as its first argument")
@@ -325,7 +325,11 @@ def _remat_scan(
 ) -> Any:
     if not lengths:
         raise ValueError(f"nn.remat_scan of {describe(bridge.module)} needs at least one length")
-    no_keywords(kwargs, "remat_scan", bridge.module)
+    if kwargs:
+        raise TypeError(
+            f"nn.remat_scan of {describe(bridge.module)} is called with keyword arguments {sorted(kwargs)}: it takes "
+            "the carry alone"
+        )
 
     def iteration(scopes: Sequence[Scope], carry: Any) -> Any:
         inner = bridge.on(scopes)

@@ -11,7 +11,7 @@ from sonde.linen import meta
 from sonde.linen.attach import describe
 from sonde.linen.filters import first_match
 from sonde.linen.frozen_dict import FrozenDict
-from sonde.linen.lift import Body, Bridge, Lifting, lift, no_keywords
+from sonde.linen.lift import Body, Bridge, Lifting, ignore_keywords, lift
 from sonde.linen.scope import Scope
 from sonde.linen.transforms.axes import common_size, group, split_streams
 
@@ -81,7 +81,7 @@ def _vmap(
     spmd_axis_name: Any,
     metadata_params: Mapping[Any, Any],
 ) -> Any:
-    no_keywords(kwargs, "vmap", bridge.module)
+    ignore_keywords(kwargs, "vmap", bridge.module)
     by = group(variable_axes)
 
     def keeps_sown(scope: Scope, collection: str, name: str, grows: bool) -> bool:
