@@ -5,6 +5,7 @@ SondeError
 ├── NoSuchSiteError       a pattern matches no site               (also a LookupError)
 ├── EditError             an edit does not fit the site           (also a ValueError)
 ├── LayerInputError       what a layer was given does not fit it  (also a ValueError and TypeError)
+├── ModelFileError        a checkpoint cannot be read or written   (also a ValueError)
 ├── ScopeError            scopes were left in another order than they were entered
 ├── SiteNameError         a name that cannot name a site          (also a TypeError or ValueError)
 ├── StoreError            a store of activations cannot be used, or does not fit
@@ -49,6 +50,13 @@ class LayerInputError(SondeError, ValueError, TypeError):
 
     def __str__(self) -> str:
         return self.problem if self.place is None else f"{self.place}: {self.problem}"
+
+
+class ModelFileError(SondeError, ValueError):
+    """A checkpoint cannot be read: its architecture is not known, tensors are missing or misshapen, a file is cut off.
+
+    Names what is wrong. No model is returned then.
+    """
 
 
 class ScopeError(SondeError):

@@ -44,9 +44,12 @@ from sonde.nnx.iteration import find_duplicates, iter_children, iter_graph
 from sonde.nnx.layers.activations import PReLU
 from sonde.nnx.layers.attention import MultiHeadAttention, dot_product_attention
 from sonde.nnx.layers.convolution import Conv, ConvTranspose
+from sonde.nnx.layers.grouped_attention import GroupedAttention, KeyValues
 from sonde.nnx.layers.linear import Einsum, Embed, Linear, LinearGeneral
 from sonde.nnx.layers.lora import LoRA, LoRALinear, LoRAParam
+from sonde.nnx.layers.mlp import MLP
 from sonde.nnx.layers.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from sonde.nnx.layers.offset_norm import OffsetRMSNorm
 from sonde.nnx.layers.recurrent_cells import GRUCell, LSTMCell, OptimizedLSTMCell, RNNCellBase, SimpleCell
 from sonde.nnx.layers.sequences import RNN, Bidirectional
 from sonde.nnx.layers.stochastic import Dropout
@@ -140,6 +143,7 @@ from sonde.ops.sequence import flip_sequences
 
 __all__ = [
     "EMA",
+    "MLP",
     "PARTITION_NAME",
     "RNN",
     "All",
@@ -163,9 +167,11 @@ __all__ = [
     "GraphDef",
     "GraphState",
     "GroupNorm",
+    "GroupedAttention",
     "Initializer",
     "InstanceNorm",
     "Intermediate",
+    "KeyValues",
     "LSTMCell",
     "LayerNorm",
     "Linear",
@@ -183,6 +189,7 @@ __all__ = [
     "Nothing",
     "Object",
     "OfType",
+    "OffsetRMSNorm",
     "OptArray",
     "OptState",
     "OptVariable",

@@ -4,8 +4,8 @@ Arrays in, arrays out: no parameters, no state, no random streams. A layer is it
 here. Results equal Flax's; where its two faces compute differently, an option says which way.
 
 One file, one idea: `dense`, `conv`, `padding`, `embedding`, `pooling`, `norm`, `weight_norm`, `attention`,
-`masks`, `recurrent` (cells), `sequence` (their loop), `dropout`, `lora`, `activations`, `initializers`,
-`dtypes`, `checks`.
+`masks`, `grouped_attention`, `rotary`, `soft_cap`, `recurrent` (cells), `sequence` (their loop), `dropout`, `lora`,
+`activations`, `initializers`, `dtypes`, `checks`.
 """
 
 from sonde.ops import activations, initializers
@@ -22,6 +22,7 @@ from sonde.ops.dense import dense, dense_general, einsum, einsum_bias_shape
 from sonde.ops.dropout import dropout
 from sonde.ops.dtypes import canonicalize_dtype, promote_dtype
 from sonde.ops.embedding import attend, embed
+from sonde.ops.grouped_attention import grouped_attention, head_results, visible
 from sonde.ops.lora import low_rank
 from sonde.ops.masks import combine_masks, make_attention_mask, make_causal_mask
 from sonde.ops.norm import (
@@ -36,10 +37,13 @@ from sonde.ops.norm import (
 )
 from sonde.ops.pooling import avg_pool, max_pool, min_pool, pool
 from sonde.ops.recurrent import check_carry, conv_lstm, dense_gates, gru, lstm, mgu, simple_rnn, split_gates
+from sonde.ops.rotary import Rotary, rotary_frequencies, rotary_scale, rotary_tables, rotate
 from sonde.ops.sequence import flip_sequences, run_sequence, scan_loop
+from sonde.ops.soft_cap import soft_cap
 from sonde.ops.weight_norm import initial_u, spectral_norm, weight_norm
 
 __all__ = [
+    "Rotary",
     "activations",
     "attend",
     "avg_pool",
@@ -66,7 +70,9 @@ __all__ = [
     "fused_attention",
     "group_count",
     "group_norm",
+    "grouped_attention",
     "gru",
+    "head_results",
     "initial_u",
     "initializers",
     "instance_norm",
@@ -85,10 +91,16 @@ __all__ = [
     "prelu",
     "promote_dtype",
     "rms_norm",
+    "rotary_frequencies",
+    "rotary_scale",
+    "rotary_tables",
+    "rotate",
     "run_sequence",
     "scan_loop",
     "simple_rnn",
+    "soft_cap",
     "spectral_norm",
     "split_gates",
+    "visible",
     "weight_norm",
 ]

@@ -1,0 +1,35 @@
+"""An architecture: which checkpoints it is for, how their config is read, and how their tensors are named."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sonde.models.names import Row
+
+Raw = Mapping[str, Any]
+"""A checkpoint's own config: what `config.json` holds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """How the checkpoints of some model classes are read.
+
+    Attributes:
+        name: the name of the architecture.
+        classes: names of the classes of `transformers`, as in `architectures` of a `config.json`.
+        module: makes the model from its config.
+        read: reads the checkpoint's config; the second argument is the name of the class.
+        rows: the table of names for a config.
+        prefix: what stands before all names but those of heads; some checkpoints leave it out.
+        model_type: `model_type` of a `config.json` that does not say its class.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    module: Callable[..., Any]
+    read: Callable[[Raw, str], Any]
+    rows: Callable[[Any], list[Row]]
+    prefix: str = ""
+    model_type: str | None = None

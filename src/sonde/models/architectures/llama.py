@@ -1,0 +1,96 @@
+"""Llama 2 and 3, and what has their form: SmolLM2, TinyLlama, Mistral."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sonde.models.architectures.architecture import Architecture, Raw
+from sonde.models.config import Config, Kind
+from sonde.models.decoder import Decoder
+from sonde.models.names import Row, ignored, linear, norm, plain
+from sonde.ops.rotary import Rotary
+
+
+def read_rotary(raw: Raw, depth: int, *, theta: float = 10000.0, part: float = 1.0) -> Rotary:
+    """The rotary embedding that a config describes."""
+    return Rotary.from_config(
+        raw.get("rope_scaling"),
+        width=int(depth * raw.get("partial_rotary_factor", part)),
+        theta=raw.get("rope_theta", theta),
+        max_positions=raw.get("max_position_embeddings", 2048),
+        original=raw.get("original_max_position_embeddings"),
+    )
+
+
+def read_sizes(raw: Raw) -> dict[str, Any]:
+    """The sizes under the names that most configs use."""
+    heads = raw["num_attention_heads"]
+    return {
+        "layers": raw["num_hidden_layers"],
+        "width": raw["hidden_size"],
+        "heads": heads,
+        "key_heads": raw.get("num_key_value_heads") or heads,
+        "depth": raw.get("head_dim") or raw["hidden_size"] // heads,
+        "hidden": raw["intermediate_size"],
+        "vocabulary": raw["vocab_size"],
+        "max_length": raw.get("max_position_embeddings", 2048),
+        "source": raw,
+    }
+
+
+def read(raw: Raw, kind: str) -> Config:
+    """Reads the config."""
+    sizes = read_sizes(raw)
+    window = raw.get("sliding_window", 4096) if kind.startswith("Mistral") else None
+    return Config(
+        architecture="llama",
+        **sizes,
+        kinds=(Kind(window, read_rotary(raw, sizes["depth"])),),
+        epsilon=raw.get("rms_norm_eps", 1e-6),
+        activation=raw.get("hidden_act", "silu"),
+        gated=True,
+        qkv_bias=raw.get("attention_bias", False),
+        out_bias=raw.get("attention_bias", False),
+        mlp_bias=raw.get("mlp_bias", False),
+        tied=raw.get("tie_word_embeddings", False),
+        head="logits",
+    )
+
+
+def rows(config: Config) -> list[Row]:
+    """The table of names."""
+    layer, block = "model.layers.{i}", "blocks/{i}"
+    found = [
+        plain("model.embed_tokens.weight", "embed/embedding"),
+        *norm(f"{layer}.input_layernorm", f"{block}/norm1"),
+        *(
+            row
+            for part in "qkv"
+            for row in linear(f"{layer}.self_attn.{part}_proj", f"{block}/attn/{part}", bias=config.qkv_bias)
+        ),
+        *linear(f"{layer}.self_attn.o_proj", f"{block}/attn/o", bias=config.out_bias),
+        *linear(f"{layer}.mlp.up_proj", f"{block}/mlp/up", bias=config.mlp_bias),
+        *linear(f"{layer}.mlp.gate_proj", f"{block}/mlp/gate", bias=config.mlp_bias),
+        *linear(f"{layer}.mlp.down_proj", f"{block}/mlp/down", bias=config.mlp_bias),
+        *norm("model.norm", "norm"),
+        ignored(f"{layer}.self_attn.rotary_emb.inv_freq"),
+    ]
+    if config.qk_norm:
+        found += norm(f"{layer}.self_attn.q_norm", f"{block}/attn/q_norm")
+        found += norm(f"{layer}.self_attn.k_norm", f"{block}/attn/k_norm")
+    if config.style == "sandwich":
+        found += norm(f"{layer}.post_attention_layernorm", f"{block}/attn_norm")
+        found += norm(f"{layer}.pre_feedforward_layernorm", f"{block}/norm2")
+        found += norm(f"{layer}.post_feedforward_layernorm", f"{block}/mlp_norm")
+    else:
+        found += norm(f"{layer}.post_attention_layernorm", f"{block}/norm2")
+    return found + output_rows(config)
+
+
+def output_rows(config: Config, theirs: str = "lm_head") -> list[Row]:
+    """The rows of the output layer; a checkpoint with tied weights may repeat the embeddings there."""
+    return [ignored(f"{theirs}.weight")] if config.tied else linear(theirs, "head", bias=config.head_bias)
+
+
+LLAMA = Architecture("llama", ("LlamaForCausalLM",), Decoder, read, rows, prefix="model.", model_type="llama")
+MISTRAL = Architecture("mistral", ("MistralForCausalLM",), Decoder, read, rows, prefix="model.", model_type="mistral")

@@ -1,0 +1,94 @@
+"""One block: attention and an MLP around the residual stream, with norms where the architecture has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from sonde import nnx
+from sonde.core.sow import sow
+from sonde.models.config import Config, activation
+
+
+class Block(nnx.Module):
+    """Attention and an MLP, each added to the residual stream.
+
+    Sites: `in`, `norm1`, `attn/...`, `mid`, `norm2`, `mlp/...`, `out`, and `attn_norm`, `mlp_norm` where there are norms
+    after attention and MLP.
+
+    Args:
+        config: what it is made of.
+        rngs: random streams for the initial parameters.
+        dtype: what parameters are stored in.
+    """
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs, dtype: Any):
+        self.style = config.style
+
+        def norm(features: int = config.width, rngs: Any = rngs, kind: Any = None) -> nnx.Module:
+            return config.new_norm(features, rngs=rngs, kind=kind, param_dtype=dtype)
+
+        self.norm1: Any = norm()
+        self.attn = nnx.GroupedAttention(
+            config.width,
+            heads=config.heads,
+            key_heads=config.key_heads,
+            depth=config.depth,
+            use_bias=config.qkv_bias,
+            use_out_bias=config.out_bias,
+            norm=(lambda depth, rngs: norm(depth, rngs, config.qk_norm)) if config.qk_norm else None,
+            scale=config.scale,
+            cap=config.score_cap,
+            param_dtype=dtype,
+            rngs=rngs,
+        )
+        self.attn_norm: Any = nnx.data(norm() if config.style == "sandwich" else None)
+        self.norm2: Any = nnx.data(None if config.shares_norm else norm())
+        self.mlp = nnx.MLP(
+            config.width,
+            config.hidden,
+            activation=activation(config.activation),
+            gated=config.gated,
+            use_bias=config.mlp_bias,
+            param_dtype=dtype,
+            rngs=rngs,
+        )
+        self.mlp_norm: Any = nnx.data(norm() if config.style == "sandwich" else None)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        rotation: tuple[jax.Array, jax.Array] | None = None,
+        cache: Callable[[nnx.KeyValues], nnx.KeyValues] | None = None,
+    ) -> jax.Array:
+        """Applies the block.
+
+        Args:
+            x: `(batch, length, width)`.
+            mask: which keys each query may look at.
+            rotation: cosines and sines for the positions.
+            cache: is given new keys and values, and returns all that there are.
+
+        Returns:
+            `(batch, length, width)`.
+        """
+        x = sow(x, "in")
+        attend = {"mask": mask, "rotation": rotation, "cache": cache}
+        if self.style == "post":
+            x = sow(sow(self.norm1(x + self.attn(x, **attend)), "norm1"), "mid")
+            return sow(sow(self.norm2(x + self.mlp(x)), "norm2"), "out")
+        normed = sow(self.norm1(x), "norm1")
+        attended = self.attn(normed, **attend)
+        if self.attn_norm is not None:
+            attended = sow(self.attn_norm(attended), "attn_norm")
+        mid = sow(x + attended, "mid")
+        if self.norm2 is not None:
+            normed = sow(self.norm2(x if self.style == "parallel" else mid), "norm2")
+        added = self.mlp(normed)
+        if self.mlp_norm is not None:
+            added = sow(self.mlp_norm(added), "mlp_norm")
+        return sow(mid + added, "out")

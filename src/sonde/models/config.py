@@ -1,0 +1,179 @@
+"""What a transformer is made of, as data: one description for every architecture.
+
+An architecture's file (`architectures/`) reads the checkpoint's own config into this one. The modules know nothing of
+architectures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from sonde import nnx
+from sonde.errors import ModelFileError
+from sonde.ops.rotary import Rotary
+
+Style = Literal["pre", "post", "sandwich", "parallel"]
+"""Where the norms of a block are: before attention and MLP, after each sum, before and after each of them, or before
+both, which then run side by side."""
+Norm = Literal["rms", "offset_rms", "layer"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What differs between the layers of one model: how far back they see, and how positions turn.
+
+    Attributes:
+        window: how many positions back a query sees, its own counted; all if None.
+        rotary: the rotary embedding; None if there is none.
+    """
+
+    window: int | None = None
+    rotary: Rotary | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A stack of transformer blocks with embeddings before and a head after it.
+
+    Attributes:
+        architecture: the name of the architecture, as in the file that reads it.
+        layers: how many blocks there are.
+        width: features of the residual stream.
+        heads: attention heads.
+        key_heads: heads of keys and values.
+        depth: features of a head.
+        hidden: features inside the MLP.
+        vocabulary: how many tokens there are; 0 for a model of images.
+        positions: how many positions have a learnt embedding; 0 for rotary embeddings.
+        position_offset: added to positions before they are looked up.
+        max_length: the longest text, in tokens.
+        kinds: the kinds of layers that there are.
+        kind_of: for every layer the index of its kind.
+        style: where the norms of a block are.
+        shares_norm: parallel blocks: whether attention and MLP read the same norm.
+        causal: whether a position sees only what came before it.
+        norm: the kind of norm.
+        epsilon: of the norms.
+        activation: of the MLP, by the name that checkpoints use.
+        gated: whether the MLP is gated.
+        qkv_bias: whether queries, keys and values have biases.
+        out_bias: whether the attention's output has one.
+        mlp_bias: whether the MLP has biases.
+        head_bias: whether the output layer has one.
+        qk_norm: the kind of norm on queries and keys, if any.
+        scale: of attention scores; 1/√depth if None.
+        score_cap: soft cap of attention scores.
+        logit_cap: soft cap of logits.
+        embedding_scale: what embeddings are multiplied with.
+        tied: whether the output layer is the table of embeddings.
+        types: how many kinds of segments have an embedding (BERT).
+        embedding_norm: whether embeddings are normalised.
+        final_norm: whether there is a norm after the last block.
+        pooler: whether there is a pooler (BERT).
+        head: what stands at the end: nothing, `logits` over tokens, `masked` (BERT's), `classes`, or a `projection`.
+        classes: how many classes or projected features the head has.
+        image: the height and width of images; 0 for a model of texts.
+        patch: the height and width of patches.
+        patch_bias: whether the embedding of patches has a bias.
+        end_token: CLIP's text tower: the token whose position is the text's vector.
+        source: the checkpoint's own config, as it will be saved.
+    """
+
+    architecture: str
+    layers: int
+    width: int
+    heads: int
+    hidden: int
+    depth: int
+    key_heads: int
+    vocabulary: int = 0
+    positions: int = 0
+    position_offset: int = 0
+    max_length: int = 0
+    kinds: tuple[Kind, ...] = (Kind(),)
+    kind_of: tuple[int, ...] = ()
+    style: Style = "pre"
+    shares_norm: bool = False
+    causal: bool = True
+    norm: Norm = "rms"
+    epsilon: float = 1e-6
+    activation: str = "silu"
+    gated: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    qk_norm: Norm | None = None
+    scale: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    embedding_scale: float | None = None
+    tied: bool = False
+    types: int = 0
+    embedding_norm: bool = False
+    final_norm: bool = True
+    pooler: bool = False
+    head: Literal["none", "logits", "masked", "classes", "projection"] = "none"
+    classes: int = 0
+    image: int = 0
+    patch: int = 0
+    patch_bias: bool = True
+    end_token: int | None = None
+    source: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.kind_of:
+            object.__setattr__(self, "kind_of", (0,) * self.layers)
+        if len(self.kind_of) != self.layers:
+            raise ModelFileError(f"{self.layers} layers, but {len(self.kind_of)} are described: {self.kind_of}.")
+
+    def kind(self, layer: int) -> Kind:
+        """The kind of a layer."""
+        return self.kinds[self.kind_of[layer]]
+
+    def new_norm(self, features: int, *, rngs: Any, kind: Norm | None = None, **options: Any) -> nnx.Module:
+        """A norm of this model."""
+        made = {"rms": nnx.RMSNorm, "offset_rms": nnx.OffsetRMSNorm, "layer": nnx.LayerNorm}[kind or self.norm]
+        return made(features, epsilon=self.epsilon, rngs=rngs, **options)
+
+
+def activation(name: str) -> Callable[[jax.Array], jax.Array]:
+    """A nonlinearity by the name that checkpoints use.
+
+    Raises:
+        ModelFileError: the name is not known.
+
+    Example:
+        >>> activation("relu").__name__
+        'relu'
+    """
+    known = ACTIVATIONS.get(name)
+    if known is None:
+        raise ModelFileError(f"the activation {name!r} is not known; known are {', '.join(sorted(ACTIVATIONS))}.")
+    return known
+
+
+def _gelu_exact(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _quick_gelu(x: jax.Array) -> jax.Array:
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": _gelu_exact,
+    "gelu_new": jax.nn.gelu,
+    "gelu_fast": jax.nn.gelu,
+    "gelu_pytorch_tanh": jax.nn.gelu,
+    "quick_gelu": _quick_gelu,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "tanh": jnp.tanh,
+}

@@ -1,0 +1,179 @@
+"""Files of safetensors: a JSON header with names, dtypes, shapes and offsets, then the numbers.
+
+They are read here and not by the package `safetensors`, so that numbers stay in the mapped file until a device takes
+them, its pages can be given back tensor by tensor, and a file that was cut off is told apart from one that is none.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.errors import ModelFileError
+from sonde.models.files.tensors import Tensor, Tensors
+
+DTYPES: dict[str, np.dtype] = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "I16": np.dtype(np.int16),
+    "U16": np.dtype(np.uint16),
+    "I32": np.dtype(np.int32),
+    "U32": np.dtype(np.uint32),
+    "I64": np.dtype(np.int64),
+    "U64": np.dtype(np.uint64),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+    "F8_E4M3": np.dtype(jnp.float8_e4m3fn),
+    "F8_E5M2": np.dtype(jnp.float8_e5m2),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_LARGEST_HEADER = 100_000_000
+_INDEX = "model.safetensors.index.json"
+
+
+def read_folder(folder: Path) -> Tensors:
+    """The tensors of a folder: of `model.safetensors`, or of the files that an index names.
+
+    Raises:
+        ModelFileError: there is no file of safetensors, one that the index names is missing, or one cannot be read.
+    """
+    index = folder / _INDEX
+    if index.exists():
+        weights = json.loads(index.read_text())["weight_map"]
+        missing = sorted({name for name in weights.values() if not (folder / name).exists()})
+        if missing:
+            raise ModelFileError(f"{index} names files that do not exist: {', '.join(missing)}.")
+        found: Tensors = {}
+        for name in sorted(set(weights.values())):
+            found |= read_file(folder / name)
+        lost = sorted(set(weights) - set(found))
+        if lost:
+            raise ModelFileError(f"{index} names tensors that its files do not have: {_some(lost)}.")
+        return found
+    files = [folder / "model.safetensors"] if (folder / "model.safetensors").exists() else []
+    files = files or sorted(folder.glob("*.safetensors"))
+    if not files:
+        others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+        hint = f" Its {', '.join(others)} may hold pickled code and will not be opened." if others else ""
+        raise ModelFileError(f"{folder} has no .safetensors file.{hint}")
+    return {name: tensor for file in files for name, tensor in read_file(file).items()}
+
+
+def read_file(path: Path) -> Tensors:
+    """The tensors of a file. Nothing but the header is read.
+
+    Raises:
+        ModelFileError: the file is none of safetensors, was cut off, or has a dtype that is not known.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= start <= _LARGEST_HEADER:
+            raise ModelFileError(f"{path} is no file of safetensors.")
+        if size < 8 + start:
+            raise ModelFileError(f"{path} is cut off: its header has {start} bytes, the file {size}.")
+        try:
+            header: dict[str, Any] = json.loads(file.read(start))
+        except ValueError as error:
+            raise ModelFileError(f"{path} is no file of safetensors: its header cannot be read.") from error
+        header.pop("__metadata__", None)
+        needed = 8 + start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if size < needed:
+            raise ModelFileError(f"{path} is cut off: its tensors need {needed} bytes, the file has {size}.")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return {name: _tensor(name, entry, mapped, 8 + start, path) for name, entry in header.items()}
+
+
+def _tensor(name: str, entry: Mapping[str, Any], mapped: mmap.mmap, start: int, path: Path) -> Tensor:
+    dtype = DTYPES.get(entry["dtype"])
+    if dtype is None:
+        raise ModelFileError(f"{path} has {name} in the dtype {entry['dtype']}, which is not known.")
+    shape = tuple(entry["shape"])
+    first, last = (start + offset for offset in entry["data_offsets"])
+    if last - first != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
+        raise ModelFileError(f"{path} has {name} with {last - first} bytes, which are no {dtype}{list(shape)}.")
+
+    def read() -> np.ndarray:
+        return np.frombuffer(mapped, np.uint8, last - first, first).view(dtype).reshape(shape)
+
+    return Tensor(name, shape, dtype, read, lambda: give_back(mapped, first, last), str(path))
+
+
+def give_back(mapped: mmap.mmap, first: int, last: int) -> None:
+    """Says that some pages of a mapped file are not needed any more; they count as memory of the process otherwise."""
+    page = mmap.PAGESIZE
+    begin, end = -(-first // page) * page, last // page * page
+    if end > begin and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def write_folder(folder: Path, tensors: Iterable[tuple[str, Any, Any]], *, largest: int) -> None:
+    """Writes tensors as `model.safetensors`, or as several files with an index if they are too large for one.
+
+    Args:
+        folder: where to.
+        tensors: names, types (with `shape` and `dtype`), and functions that give the numbers.
+        largest: how many bytes of numbers go into one file.
+    """
+    files: list[list[tuple[str, Any, Any]]] = [[]]
+    filled = 0
+    for entry in tensors:
+        size = _bytes(entry[1])
+        if filled and filled + size > largest:
+            files.append([])
+            filled = 0
+        files[-1].append(entry)
+        filled += size
+    if len(files) == 1:
+        write_file(folder / "model.safetensors", files[0])
+        return
+    names = [f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, len(files) + 1)]
+    for name, entries in zip(names, files):
+        write_file(folder / name, entries)
+    weights = {entry[0]: name for name, entries in zip(names, files) for entry in entries}
+    total = sum(_bytes(entry[1]) for entries in files for entry in entries)
+    index = {"metadata": {"total_size": total}, "weight_map": weights}
+    (folder / _INDEX).write_text(json.dumps(index, indent=2))
+
+
+def write_file(path: Path, entries: Iterable[tuple[str, Any, Any]]) -> None:
+    """Writes a file, one tensor at a time; it takes its name when it is whole.
+
+    Raises:
+        ModelFileError: the format has no name for a dtype.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # what `transformers` expects to find there
+    entries, offset = list(entries), 0
+    for name, kind, _ in entries:
+        dtype = _NAMES.get(np.dtype(kind.dtype))
+        if dtype is None:
+            raise ModelFileError(f"a .safetensors file cannot hold {name}: its dtype is {kind.dtype}.")
+        header[name] = {"dtype": dtype, "shape": list(kind.shape), "data_offsets": [offset, offset + _bytes(kind)]}
+        offset += _bytes(kind)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, _, numbers in entries:
+            file.write(np.ascontiguousarray(numbers()).view(np.uint8).reshape(-1).data)
+    os.replace(partial, path)
+
+
+def _bytes(kind: Any) -> int:
+    return int(np.prod(kind.shape, dtype=np.int64)) * np.dtype(kind.dtype).itemsize
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

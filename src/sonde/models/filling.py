@@ -1,0 +1,192 @@
+"""Filling a model with the tensors of a checkpoint: everything is checked before anything is read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from sonde import nnx
+from sonde.errors import ModelFileError
+from sonde.models.architectures import Architecture
+from sonde.models.files import Tensor, Tensors
+from sonde.models.names import Row, expand
+from sonde.models.placing import place, sharding_of
+
+_SHOWN = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where the values of a parameter are: a tensor, and which of the parts that it splits into."""
+
+    tensor: Tensor
+    row: Row
+    part: int
+
+    def view(self) -> np.ndarray:
+        """The values, as a view of the file if it has them as they are."""
+        return self.row.split(self.tensor.read())[self.part]
+
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the values; nothing is read."""
+        return self.row.split(np.broadcast_to(np.int8(0), self.tensor.shape))[self.part].shape
+
+
+def number_of_layers(config: Any) -> int:
+    """How many rows a table needs per layer: of two towers, as many as the higher one has."""
+    towers = [part for part in (getattr(config, "image", 0), getattr(config, "text", 0)) if hasattr(part, "layers")]
+    return max(tower.layers for tower in towers) if towers else config.layers
+
+
+def parameters_of(model: nnx.Module) -> dict[str, Any]:
+    """The parameters of a model by path."""
+    return {"/".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+
+
+def fill(
+    model: nnx.Module,
+    architecture: Architecture,
+    tensors: Tensors,
+    *,
+    mesh: Mesh | None,
+    where: str,
+) -> None:
+    """Fills a model that has shapes only.
+
+    Args:
+        model: the model; its parameters are `jax.ShapeDtypeStruct`.
+        architecture: whose table of names is used.
+        tensors: the tensors of the checkpoint.
+        mesh: the devices; None for the default device.
+        where: the checkpoint, for messages.
+
+    Raises:
+        ModelFileError: tensors are missing, surplus or misshapen. The model is as it was.
+    """
+    config: Any = model.config  # pyright: ignore[reportAttributeAccessIssue]
+    wanted = parameters_of(model)
+    rows = list(expand(architecture.rows(config), number_of_layers(config)))
+    tensors = _with_prefix(tensors, architecture.prefix, rows)
+    sources = _sources(rows, tensors)
+    plan = {path: _plan(path, leaf, sources) for path, leaf in wanted.items()}
+    _check(plan, wanted, rows, tensors, where)
+    uses = {source.tensor.name: 0 for found in plan.values() for source in found}
+    for found in plan.values():
+        for source in found:
+            uses[source.tensor.name] += 1
+    # The largest first: what is needed beside the model while a tensor is converted is then small when most is there.
+    for path in sorted(wanted, key=lambda p: -_size(wanted[p])):
+        leaf, found = wanted[path], plan[path]
+        sharding = sharding_of(path, leaf.shape, mesh)
+        leaf.set_raw_value(place(_joined(found, leaf), leaf.dtype, sharding))
+        for source in found:
+            uses[source.tensor.name] -= 1
+            if not uses[source.tensor.name]:
+                source.tensor.release()
+    nnx.update(model, nnx.from_flat_state([(_parts(path), leaf) for path, leaf in wanted.items()]))
+
+
+def _joined(found: Sequence[Source], leaf: Any) -> np.ndarray:
+    """The numbers of a parameter; those of scanned layers are put together here."""
+    if len(found) == 1:
+        view = found[0].view()
+        return view if view.shape == leaf.shape else view[None]
+    whole = np.empty(leaf.shape, leaf.dtype)
+    for layer, source in enumerate(found):
+        whole[layer] = source.view()
+    return whole
+
+
+def _parts(path: str) -> tuple[Any, ...]:
+    return tuple(int(part) if part.isdigit() else part for part in path.split("/"))
+
+
+def _size(leaf: Any) -> int:
+    return int(np.prod(leaf.shape, dtype=np.int64))
+
+
+def _with_prefix(tensors: Tensors, prefix: str, rows: Iterable[Row]) -> Tensors:
+    """The tensors under the names of the table: some checkpoints leave out what most names begin with."""
+    if not prefix or any(name.startswith(prefix) for name in tensors):
+        return tensors
+    whole = {row.theirs for row in rows}
+    return {name if name in whole else prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def _sources(rows: Iterable[Row], tensors: Tensors) -> dict[str, Source]:
+    return {
+        path: Source(tensors[row.theirs], row, part)
+        for row in rows
+        if row.theirs in tensors
+        for part, path in enumerate(row.ours)
+    }
+
+
+def _plan(path: str, leaf: Any, sources: Mapping[str, Source]) -> list[Source]:
+    """Where the values of a parameter come from: one tensor, or for scanned layers one per layer."""
+    if path in sources:
+        return [sources[path]]
+    before, name, after = path.partition("blocks/")
+    if not name:
+        return []
+    found = [sources.get(f"{before}blocks/{layer}/{after}") for layer in range(leaf.shape[0] if leaf.shape else 0)]
+    return [source for source in found if source is not None]
+
+
+def _check(
+    plan: Mapping[str, Sequence[Source]],
+    wanted: Mapping[str, Any],
+    rows: Sequence[Row],
+    tensors: Tensors,
+    where: str,
+) -> None:
+    """Raises ModelFileError that names every tensor that does not fit."""
+    named = {row.theirs for row in rows}
+    missing = sorted(row.theirs for row in rows if row.theirs not in tensors and not row.optional)
+    surplus = sorted(name for name in tensors if name not in named)
+    misshapen = [
+        f"{source.tensor.name} is {list(source.tensor.shape)}, and {path} needs {list(expected)}"
+        for path, found in plan.items()
+        for source in found
+        if source.shape() != (expected := _one_layer(wanted[path].shape, path, found))
+    ]
+    filled = {path for path, found in plan.items() if found}
+    problems = [
+        f"{title}: {_listed(names)}"
+        for title, names in (("missing", missing), ("surplus", surplus), ("misshapen", misshapen))
+        if names
+    ]
+    if not problems and filled != set(wanted):
+        problems = [f"parameters without a tensor: {_listed(sorted(set(wanted) - filled))}"]
+    if problems:
+        raise ModelFileError(f"{where} does not fit its config. " + "; ".join(problems) + ".")
+
+
+def _one_layer(shape: tuple[int, ...], path: str, found: Sequence[Source]) -> tuple[int, ...]:
+    stacked = len(found) > 1 or (found and path not in found[0].row.ours)
+    return shape[1:] if stacked else shape
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def abstract(architecture: Architecture, config: Any, *, layers: Any, dtype: Any, tokenizer: Any) -> Any:
+    """A model that has shapes only."""
+
+    def make() -> Any:
+        return architecture.module(config, layers=layers, rngs=nnx.Rngs(0), dtype=dtype, tokenizer=tokenizer)
+
+    return nnx.eval_shape(make)
+
+
+def zeros_like(leaf: Any) -> jax.Array:
+    """Zeros with the shape and dtype of a parameter."""
+    return jnp.zeros(leaf.shape, leaf.dtype)

@@ -1,0 +1,150 @@
+"""`load`: a model from a folder of Hugging Face, a GGUF file, or a name on the hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from sonde import _extras, nnx
+from sonde.errors import ModelFileError
+from sonde.models.architectures import Architecture, read_config
+from sonde.models.files import Tensors
+from sonde.models.files.safetensors import read_folder
+from sonde.models.filling import abstract, fill
+from sonde.models.stack import Layers
+from sonde.models.tokens import Tokenizer
+
+
+def load(
+    source: str | Path,
+    *,
+    dtype: Any = None,
+    mesh: Mesh | None = None,
+    layers: Layers = "list",
+) -> Any:
+    """Loads a model.
+
+    Tensors are read one by one from the mapped file, straight to the devices where they belong. Either a whole model is
+    returned or an error is raised. No pickle is ever opened.
+
+    Args:
+        source: a folder with `config.json`, `.safetensors` files and, for texts, `tokenizer.json`; a `.gguf` file; or, if
+            `huggingface_hub` is installed, the name of a repository, `"org/name"`.
+        dtype: what parameters are stored in and computed with; None keeps the checkpoint's, and gives float32 where it is
+            quantised.
+        mesh: devices to spread the model over; None puts it on the default device.
+        layers: `"list"`: layers are Modules of their own, `blocks/0` and so on. `"scan"`: they are one Module with an axis
+            for the layers, run as one loop, which compiles faster. Both have the same weights.
+
+    Returns:
+        A `Decoder`, `Encoder`, `Vision` or `CLIP`, with its tokenizer as `model.tokenizer`.
+
+    Raises:
+        ModelFileError: the architecture is not known; tensors are missing, surplus or misshapen; a file is cut off.
+        FileNotFoundError: there is nothing at `source`.
+
+    Example:
+        >>> import tempfile, jax.numpy as jnp
+        >>> from sonde import models
+        >>> config = {"architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_embd": 8, "n_head": 2,
+        ...           "vocab_size": 32, "n_positions": 16}
+        >>> folder = tempfile.mkdtemp()
+        >>> models.save(models.new(config), folder)
+        >>> model = models.load(folder)
+        >>> model(jnp.array([[1, 2, 3]])).shape
+        (1, 3, 32)
+    """
+    path = _found(source)
+    if path.is_dir():
+        raw = _read_json(path / "config.json")
+        tensors = read_folder(path)
+        tokenizer = Tokenizer.from_folder(path)
+    else:
+        raw, tensors, tokenizer = _read_gguf(path)
+    architecture, config = read_config(raw)
+    model = abstract(architecture, config, layers=layers, dtype=_dtype(dtype, tensors), tokenizer=tokenizer)
+    fill(model, architecture, tensors, mesh=mesh, where=str(path))
+    return model
+
+
+def new(
+    config: Any,
+    *,
+    seed: int = 0,
+    dtype: Any = jnp.float32,
+    layers: Layers = "list",
+    tokenizer: Tokenizer | None = None,
+) -> Any:
+    """A model with initial weights.
+
+    Args:
+        config: what `config.json` of a checkpoint would hold.
+        seed: for the weights.
+        dtype: what parameters are stored in and computed with.
+        layers: `"list"` or `"scan"`.
+        tokenizer: for texts, if there is one.
+
+    Returns:
+        A model, as from `load`.
+
+    Raises:
+        ModelFileError: the architecture is not known, or the config lacks an entry.
+
+    Example:
+        >>> from sonde import models
+        >>> model = models.new({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8,
+        ...                     "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32})
+        >>> len(model.blocks)
+        2
+    """
+    architecture, read = read_config(config)
+    return architecture.module(read, layers=layers, rngs=nnx.Rngs(seed), dtype=dtype, tokenizer=tokenizer)
+
+
+def _found(source: str | Path) -> Path:
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if str(source).count("/") == 1 and not str(source).startswith((".", "/", "~")) and path.suffix != ".gguf":
+        try:
+            hub = _extras.load("huggingface_hub", extra="models", purpose=f"Asking the hub for {source!r}")
+        except ModuleNotFoundError as error:
+            raise FileNotFoundError(f"there is nothing at {source!r}. {error}") from error
+        return Path(hub.snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    raise FileNotFoundError(f"there is nothing at {str(source)!r}.")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise ModelFileError(f"{path.parent} has no {path.name}, which says what the model is made of.")
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelFileError(f"{path} is no JSON: {error}.") from error
+
+
+def _read_gguf(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
+    if path.suffix != ".gguf":
+        raise ModelFileError(f"{path} is neither a folder nor a .gguf file.")
+    from sonde.models.files import gguf
+
+    return gguf.read_file(path)
+
+
+def _dtype(asked: Any, tensors: Tensors) -> Any:
+    """What parameters are stored in: as asked, or as most numbers of the checkpoint are."""
+    if asked is not None:
+        return jnp.dtype(asked)
+    sizes: dict[np.dtype, int] = {}
+    for tensor in tensors.values():
+        if jnp.issubdtype(tensor.dtype, jnp.floating):
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.bytes
+    return max(sizes, key=lambda dtype: sizes[dtype], default=np.dtype(np.float32))
+
+
+__all__ = ["Architecture", "load", "new"]

@@ -1,0 +1,121 @@
+"""Which parameter is which tensor of a checkpoint: tables of names, and how the arrays are laid out.
+
+A row says the tensor's name, the parameters that it fills and how: a matrix is stored the other way round, a fused
+tensor holds several parameters. `{i}` stands for the number of a layer, on both sides. Splitting is done on views of
+the file, so that nothing is copied before a device asks for its part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+Array = np.ndarray
+Split = Callable[[Array], tuple[Array, ...]]
+Join = Callable[..., Array]
+
+
+def _one(x: Array) -> tuple[Array, ...]:
+    return (x,)
+
+
+def _same(x: Array) -> Array:
+    return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One tensor of a checkpoint.
+
+    Attributes:
+        theirs: its name.
+        ours: the paths of the parameters that it fills.
+        split: makes their values of it, as views.
+        join: makes it of their values.
+        optional: whether a checkpoint may lack it: tensors that checkpoints have but that hold nothing of the model
+            (`ours` is empty), or that can be told from others.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    split: Split = _one
+    join: Join = _same
+    optional: bool = False
+
+    def of_layer(self, layer: int) -> Row:
+        """The row for one layer."""
+        number = str(layer)
+        ours = tuple(name.replace("{i}", number) for name in self.ours)
+        return dataclasses.replace(self, theirs=self.theirs.replace("{i}", number), ours=ours)
+
+
+def plain(theirs: str, ours: str) -> Row:
+    """A tensor that is stored as it is used."""
+    return Row(theirs, (ours,))
+
+
+def matrix(theirs: str, ours: str) -> Row:
+    """The kernel of a linear map, stored as `(out, in)`."""
+    return Row(theirs, (ours,), lambda x: (x.T,), lambda x: x.T)
+
+
+def ignored(theirs: str) -> Row:
+    """A tensor that a checkpoint may have and that is no parameter."""
+    return Row(theirs, (), lambda x: (), optional=True)
+
+
+def linear(theirs: str, ours: str, *, bias: bool) -> list[Row]:
+    """Kernel and bias of a linear map."""
+    rows = [matrix(f"{theirs}.weight", f"{ours}/kernel")]
+    return [*rows, plain(f"{theirs}.bias", f"{ours}/bias")] if bias else rows
+
+
+def norm(theirs: str, ours: str, *, bias: bool = False) -> list[Row]:
+    """Scale and bias of a norm."""
+    rows = [plain(f"{theirs}.weight", f"{ours}/scale")]
+    return [*rows, plain(f"{theirs}.bias", f"{ours}/bias")] if bias else rows
+
+
+def fused(theirs: str, ours: Iterable[str], widths: Iterable[int], *, bias: bool, transposed: bool = True) -> list[Row]:
+    """Linear maps whose outputs stand one after the other in one tensor.
+
+    Args:
+        theirs: the name of the map.
+        ours: the paths of the maps.
+        widths: how many outputs each has.
+        bias: whether they have biases.
+        transposed: whether the kernel is stored as `(out, in)`.
+    """
+    ends = np.cumsum(list(widths))[:-1]
+    paths = tuple(ours)
+
+    def split(x: Array) -> tuple[Array, ...]:
+        return tuple(np.split(x.T if transposed else x, ends, axis=-1))
+
+    def join(*parts: Array) -> Array:
+        whole = np.concatenate(parts, axis=-1)
+        return whole.T if transposed else whole
+
+    rows = [Row(f"{theirs}.weight", tuple(f"{path}/kernel" for path in paths), split, join)]
+    if bias:
+        biases = tuple(f"{path}/bias" for path in paths)
+        rows.append(
+            Row(
+                f"{theirs}.bias",
+                biases,
+                lambda x: tuple(np.split(x, ends)),
+                lambda *parts: np.concatenate(parts),
+            )
+        )
+    return rows
+
+
+def expand(rows: Iterable[Row], layers: int) -> Iterator[Row]:
+    """The rows of all layers."""
+    for row in rows:
+        if "{i}" in row.theirs:
+            yield from (row.of_layer(layer) for layer in range(layers))
+        else:
+            yield row

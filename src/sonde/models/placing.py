@@ -1,0 +1,67 @@
+"""Where the parameters of a model live: on one device, or spread over a mesh.
+
+Over a mesh, the wide axis of every large parameter is split, so that the devices share the heads of attention, the
+hidden features of MLPs, and the vocabulary; what cannot be split evenly is on all devices. The compiler adds the
+communication.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+# The axis to split, counted from the end, by the path of the parameter.
+_SPLIT: tuple[tuple[str, int], ...] = (
+    (r"attn/[qkv]/(kernel|bias)$", -1),
+    (r"attn/o/kernel$", -2),
+    (r"mlp/(up|gate)/(kernel|bias)$", -1),
+    (r"mlp/down/kernel$", -2),
+    (r"(^|/)embed/embedding$", -2),
+    (r"(^|/)head/kernel$", -1),
+)
+_NAMES = ("model", "tensor", "tp")
+
+
+def sharding_of(path: str, shape: tuple[int, ...], mesh: Mesh | None) -> Any:
+    """Where a parameter lives.
+
+    Args:
+        path: of the parameter.
+        shape: of the parameter.
+        mesh: the devices; None for the default device. Parameters are split over its axis `model`, `tensor` or `tp`, or
+            else over its last one.
+    """
+    if mesh is None:
+        # Committed nowhere, so that the model follows the inputs as any array does.
+        return SingleDeviceSharding(jax.config.jax_default_device or jax.local_devices()[0])
+    mesh = Mesh(mesh.devices, mesh.axis_names)  # whatever kind of axes: the compiler is to spread the work
+    axis = next((name for name in _NAMES if name in mesh.axis_names), mesh.axis_names[-1])
+    places: list[Any] = [None] * len(shape)
+    for pattern, split in _SPLIT:
+        if re.search(pattern, path) and shape[split] % mesh.shape[axis] == 0:
+            places[split] = axis
+    return NamedSharding(mesh, PartitionSpec(*places))
+
+
+def place(view: np.ndarray, dtype: Any, sharding: Any) -> jax.Array:
+    """Puts numbers on their devices; of a part only what a device needs is read and converted.
+
+    Args:
+        view: the numbers, which may still be in a file.
+        dtype: what they are to be.
+        sharding: where they go.
+    """
+
+    def part(index: Any) -> np.ndarray:
+        chosen = view[index]
+        if chosen.dtype != dtype:
+            chosen = chosen.astype(dtype)
+        return chosen if chosen.flags.aligned else chosen.copy()
+
+    if isinstance(sharding, SingleDeviceSharding):
+        return jax.device_put(part(...))
+    return jax.make_array_from_callback(view.shape, sharding, part)

@@ -1,0 +1,178 @@
+"""Running the blocks of a model, one after the other or as one scan, with or without a cache.
+
+Blocks are a list of Modules, or one Module whose arrays have an axis for the layers in front. Both have the same
+weights and give the same numbers; a scan compiles once for all layers. What differs between layers (`Kind`) is known
+when a list is traced; in a scan it is chosen by the layer's number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sonde import nnx, ops
+from sonde.models.block import Block
+from sonde.models.config import Config, Kind
+
+Layers = Literal["list", "scan"]
+Blocks = Any  # nnx.List of Blocks, or one Block with a layer axis
+
+
+class Cache(NamedTuple):
+    """Keys and values of every layer, and how many slots are filled.
+
+    Attributes:
+        keys: for a list of layers a tuple of arrays `(batch, slots, key heads, depth)`; for a scan one array with an axis
+            for the layers in front.
+        values: as `keys`.
+        filled: how many slots are filled, the same for all rows of the batch.
+    """
+
+    keys: Any
+    values: Any
+    filled: jax.Array
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are."""
+        return (self.keys[0] if isinstance(self.keys, tuple) else self.keys).shape[-3]
+
+
+class Seen(NamedTuple):
+    """What is the same for all layers of one kind: which keys are visible, and how positions turn."""
+
+    mask: jax.Array | None
+    rotation: tuple[jax.Array, jax.Array] | None
+
+
+def new_blocks(config: Config, layers: Layers, *, rngs: nnx.Rngs, dtype: Any) -> Blocks:
+    """The blocks of a model, with initial weights.
+
+    Raises:
+        ValueError: `layers` is neither `"list"` nor `"scan"`.
+    """
+    if layers == "list":
+        return nnx.List([Block(config, rngs=rngs, dtype=dtype) for _ in range(config.layers)])
+    if layers != "scan":
+        raise ValueError(f"layers is 'list' or 'scan', got {layers!r}.")
+    make = nnx.vmap(lambda rngs: Block(config, rngs=rngs, dtype=dtype), in_axes=0, out_axes=0)
+    return nnx.split_rngs(splits=config.layers)(make)(rngs)
+
+
+def new_cache(config: Config, layers: Layers, batch: int, slots: int, dtype: Any) -> Cache:
+    """An empty cache."""
+    shape = (batch, slots, config.key_heads, config.depth)
+    if layers == "scan":
+        zeros: Any = jnp.zeros((config.layers, *shape), dtype)
+        return Cache(zeros, zeros, jnp.int32(0))
+    empty = tuple(jnp.zeros(shape, dtype) for _ in range(config.layers))
+    return Cache(empty, empty, jnp.int32(0))
+
+
+def run_blocks(
+    blocks: Blocks,
+    config: Config,
+    x: jax.Array,
+    *,
+    positions: jax.Array,
+    valid: jax.Array | None = None,
+    cache: Cache | None = None,
+) -> tuple[jax.Array, Cache | None]:
+    """Applies all blocks.
+
+    Args:
+        blocks: a list of blocks, or one with a layer axis.
+        config: what they are made of.
+        x: `(batch, length, width)`.
+        positions: `(batch or 1, length)`: the position of every token in its text.
+        valid: `(batch or 1, keys)`: which keys are no padding; with a cache, which of its slots.
+        cache: what earlier positions left; the tokens of `x` go into its next slots.
+
+    Returns:
+        The residual stream after the last block, and the new cache.
+    """
+    if cache is None:
+        key_positions = positions
+    else:
+        # Slots are filled in the order of the text, so distances between slots are distances between positions.
+        first = cache.filled - positions[:, :1]
+        key_positions = jnp.arange(cache.slots, dtype=positions.dtype)[None] - first
+    seen = [_seen(config, kind, positions, key_positions, valid) for kind in config.kinds]
+    run = _run_list if isinstance(blocks, nnx.List) else _run_scan
+    x, filled = run(blocks, config, x, seen, cache)
+    if cache is None or filled is None:
+        return x, None
+    return x, Cache(*filled, cache.filled + x.shape[1])
+
+
+def _seen(
+    config: Config, kind: Kind, positions: jax.Array, key_positions: jax.Array, valid: jax.Array | None
+) -> Seen:
+    mask = ops.visible(positions, key_positions, causal=config.causal, window=kind.window, valid=valid)
+    return Seen(mask, None if kind.rotary is None else ops.rotary_tables(positions, kind.rotary))
+
+
+def _run_list(
+    blocks: Any, config: Config, x: jax.Array, seen: list[Seen], cache: Cache | None
+) -> tuple[jax.Array, tuple[Any, Any] | None]:
+    kept: list[nnx.KeyValues] = []
+    for layer, block in enumerate(blocks):
+        write = None
+        if cache is not None:
+            write = _writer(nnx.KeyValues(cache.keys[layer], cache.values[layer]), (0, cache.filled, 0, 0), kept)
+        mask, rotation = seen[config.kind_of[layer]]
+        x = block(x, mask=mask, rotation=rotation, cache=write)
+    if cache is None:
+        return x, None
+    return x, (tuple(new.keys for new in kept), tuple(new.values for new in kept))
+
+
+def _writer(
+    cached: nnx.KeyValues, start: tuple[Any, ...], kept: list[nnx.KeyValues]
+) -> Callable[[nnx.KeyValues], nnx.KeyValues]:
+    """A function that puts new keys and values into a cache and keeps it."""
+
+    def write(new: nnx.KeyValues) -> nnx.KeyValues:
+        whole = nnx.KeyValues(*(lax.dynamic_update_slice(a, b.astype(a.dtype), start) for a, b in zip(cached, new)))
+        kept.append(whole)
+        return whole
+
+    return write
+
+
+def _run_scan(
+    blocks: Block, config: Config, x: jax.Array, seen: list[Seen], cache: Cache | None
+) -> tuple[jax.Array, tuple[Any, Any] | None]:
+    one_kind = len(config.kinds) == 1
+    stacked = seen[0] if one_kind else cast(Seen, jax.tree.map(lambda *parts: jnp.stack(_alike(parts)), *seen))
+    kinds = jnp.asarray(np.asarray(config.kind_of, np.int32))
+    whole = None if cache is None else nnx.KeyValues(cache.keys, cache.values)
+
+    def step(carry: Any, block: Block, layer: jax.Array, kind: jax.Array) -> Any:
+        x, whole = carry
+        mask, rotation = stacked if one_kind else jax.tree.map(lambda part: part[kind], stacked)
+        if cache is None:
+            return block(x, mask=mask, rotation=rotation), None
+        kept: list[nnx.KeyValues] = []
+
+        def write(new: nnx.KeyValues) -> nnx.KeyValues:
+            start = (layer, 0, cache.filled, 0, 0)
+            filled = [lax.dynamic_update_slice(a, b[None].astype(a.dtype), start) for a, b in zip(whole, new)]
+            kept.append(nnx.KeyValues(*filled))
+            return nnx.KeyValues(*(lax.dynamic_index_in_dim(a, layer, keepdims=False) for a in filled))
+
+        x = block(x, mask=mask, rotation=rotation, cache=write)
+        return x, kept[0]
+
+    run = nnx.scan(step, in_axes=(nnx.Carry, 0, 0, 0), out_axes=nnx.Carry)
+    x, whole = run((x, whole), blocks, jnp.arange(config.layers), kinds)
+    return x, None if whole is None else tuple(whole)
+
+
+def _alike(parts: tuple[jax.Array, ...]) -> list[jax.Array]:
+    return list(jnp.broadcast_arrays(*parts))

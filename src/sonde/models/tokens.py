@@ -1,0 +1,205 @@
+"""Tokens: the `tokenizers` package with what a model needs around it, chat templates included."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sonde import _extras
+
+Message = Mapping[str, Any]
+_SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+
+class Batch(NamedTuple):
+    """Texts as tokens, padded to one length.
+
+    Attributes:
+        tokens: integers, `(texts, length)`.
+        mask: boolean, `(texts, length)`: which tokens are no padding.
+    """
+
+    tokens: np.ndarray
+    mask: np.ndarray
+
+
+class Tokenizer:
+    """Turns texts into tokens and back.
+
+    Args:
+        inner: a `tokenizers.Tokenizer`.
+        config: what `tokenizer_config.json` holds: special tokens, the chat template.
+        stop: the tokens that end a text.
+
+    Example:
+        >>> from tokenizers import Tokenizer as Inner, models as kinds, pre_tokenizers
+        >>> inner = Inner(kinds.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+        >>> inner.pre_tokenizer = pre_tokenizers.Whitespace()
+        >>> tokenizer = Tokenizer(inner)
+        >>> tokenizer.encode("a b c"), tokenizer.pieces([0, 1])
+        ([0, 1, 2], ['a', 'b'])
+    """
+
+    def __init__(self, inner: Any, config: Mapping[str, Any] | None = None, stop: Iterable[int] = ()):
+        self.inner = inner
+        self.config = dict(config or {})
+        self.special = {name: _text(self.config[name]) for name in _SPECIAL if self.config.get(name)}
+        end = self.token_id(self.special.get("eos_token"))
+        self.stop = tuple(dict.fromkeys([*stop, *([] if end is None else [end])]))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer | None:
+        """Reads `tokenizer.json` and what belongs to it; None if a folder has none."""
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            return None
+        config = _read(folder / "tokenizer_config.json")
+        template = folder / "chat_template.jinja"
+        if template.exists():
+            config["chat_template"] = template.read_text()
+        generation, model = _read(folder / "generation_config.json"), _read(folder / "config.json")
+        stop = generation.get("eos_token_id", model.get("eos_token_id"))
+        stop = stop if isinstance(stop, list) else [] if stop is None else [stop]
+        return cls(_tokenizers().Tokenizer.from_file(str(path)), config, stop)
+
+    def save(self, folder: Path) -> None:
+        """Writes `tokenizer.json` and `tokenizer_config.json`."""
+        self.inner.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps(self.config, indent=2, ensure_ascii=False) + "\n")
+
+    # -------------------------------------------------------------------------------------------------- texts
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The tokens of a text.
+
+        Args:
+            text: the text.
+            special: whether to add the tokens that the model expects around a text.
+        """
+        return self.inner.encode(text, add_special_tokens=special).ids
+
+    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
+        """The text of some tokens.
+
+        Args:
+            tokens: the tokens.
+            special: whether special tokens are shown.
+        """
+        return self.inner.decode([int(token) for token in tokens], skip_special_tokens=not special)
+
+    def pieces(self, tokens: Iterable[int]) -> list[str]:
+        """Every token as a text of its own, to stand beside a picture."""
+        return [self.inner.decode([int(token)], skip_special_tokens=False) for token in tokens]
+
+    def batch(self, texts: Sequence[str], *, special: bool = True, longest: int | None = None) -> Batch:
+        """Several texts, with padding after the shorter ones.
+
+        Args:
+            texts: the texts.
+            special: whether to add the tokens that the model expects around a text.
+            longest: how many tokens are kept of a text; all if None.
+        """
+        rows = [self.encode(text, special=special)[:longest] for text in texts]
+        return pad(rows, self.pad_id)
+
+    def one(self, text: str) -> int:
+        """The token that a text is.
+
+        Raises:
+            ValueError: it is none or several.
+        """
+        tokens = self.encode(text, special=False)
+        if len(tokens) != 1:
+            raise ValueError(f"{text!r} is {len(tokens)} tokens, {self.pieces(tokens)}, not one.")
+        return tokens[0]
+
+    def token_id(self, text: str | None) -> int | None:
+        """The number of a token by its text in the vocabulary; None if there is no such token."""
+        return None if text is None else self.inner.token_to_id(text)
+
+    @property
+    def pad_id(self) -> int:
+        """The token that fills up shorter texts."""
+        found = self.token_id(self.special.get("pad_token"))
+        return found if found is not None else (self.stop[0] if self.stop else 0)
+
+    # --------------------------------------------------------------------------------------------------- chats
+
+    def chat(self, messages: str | Sequence[Message], *, reply: bool = True, **values: Any) -> str:
+        """A conversation as the text that the model was trained on.
+
+        Args:
+            messages: dicts with `role` and `content`; a text stands for one message of the user.
+            reply: whether the text ends where the model's answer begins.
+            **values: more values for the template.
+
+        Raises:
+            ValueError: the model has no chat template, or the template refuses the messages.
+        """
+        template = self.config.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            named = {entry["name"]: entry["template"] for entry in template}
+            template = named.get("default", next(iter(named.values()), None))
+        if not template:
+            raise ValueError("this model has no chat template: give the prompt as a text.")
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        known = {**self.special, "messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None}
+        return _template(template).render(known | values)
+
+
+def pad(rows: Sequence[Sequence[int]], fill: int, *, left: bool = False, length: int | None = None) -> Batch:
+    """Rows of tokens as one array.
+
+    Args:
+        rows: the tokens of every text.
+        fill: the token that fills up shorter ones.
+        left: whether padding goes before a text.
+        length: the length of the array; that of the longest text if None.
+
+    Example:
+        >>> pad([[1, 2], [3]], 0).tokens.tolist()
+        [[1, 2], [3, 0]]
+    """
+    length = length or max((len(row) for row in rows), default=0)
+    tokens = np.full((len(rows), length), fill, np.int32)
+    mask = np.zeros((len(rows), length), bool)
+    for i, row in enumerate(rows):
+        at = slice(length - len(row), None) if left else slice(len(row))
+        tokens[i, at] = row
+        mask[i, at] = True
+    return Batch(tokens, mask)
+
+
+def _tokenizers() -> Any:
+    return _extras.load("tokenizers", extra="models", purpose="Turning texts into tokens")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _text(token: Any) -> str:
+    return token["content"] if isinstance(token, Mapping) else str(token)
+
+
+def _template(text: str) -> Any:
+    sandbox = _extras.load("jinja2.sandbox", extra="models", purpose="A chat template")
+
+    def refuse(message: str) -> None:
+        raise ValueError(f"the chat template refuses these messages: {message}")
+
+    def as_json(value: Any, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))
+
+    extensions = ["jinja2.ext.loopcontrols"]
+    environment = sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = as_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment.from_string(text)

@@ -1,0 +1,129 @@
+"""Attention as the language models of today have it: grouped keys, rotary embeddings, windows, caps, and a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sonde import ops
+from sonde.core.sow import sow
+from sonde.nnx.layers.linear import Linear
+from sonde.nnx.layers.parameters import value_of
+from sonde.nnx.layers.place import names_its_place
+from sonde.nnx.module import Module
+from sonde.nnx.pytree import data
+from sonde.ops.dtypes import Dtype
+from sonde.ops.grouped_attention import Implementation
+
+
+class KeyValues(NamedTuple):
+    """Keys and values of the positions seen so far, `(batch, length, key heads, depth)` each."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+class GroupedAttention(Module):
+    """Attention with fewer key heads than heads.
+
+    Sites: `q`, `k`, `v` (as projected), `q_rotated`, `k_rotated` (as compared), `scores`, `weights`, `heads`, `out`; and
+    `results`, what each head adds to the output, if `per_head`.
+
+    Args:
+        features: how many features come in and go out.
+        heads: how many heads there are.
+        key_heads: how many heads keys and values have; as many as `heads` if None.
+        depth: how many features a head has; `features / heads` if None.
+        use_bias: whether queries, keys and values have biases.
+        use_out_bias: whether the output has one; as `use_bias` if None.
+        norm: makes a norm for the queries and one for the keys of a head, called with `depth` and `rngs`.
+        scale: what scores are multiplied with; 1/√depth if None.
+        cap: soft cap of the scores.
+        implementation: of `jax.nn.dot_product_attention`, to use it: `"cudnn"` or `"xla"`.
+        per_head: whether the output is summed from the heads' results, one by one, so that they are a site.
+        dtype: what to compute in; None finds it from inputs and parameters.
+        param_dtype: what parameters are stored in.
+        rngs: random streams for the initial parameters.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> layer = nnx.GroupedAttention(16, heads=4, key_heads=2, rngs=nnx.Rngs(0))
+        >>> layer(jnp.ones((1, 5, 16))).shape
+        (1, 5, 16)
+    """
+
+    def __init__(
+        self,
+        features: int,
+        *,
+        heads: int,
+        key_heads: int | None = None,
+        depth: int | None = None,
+        use_bias: bool = False,
+        use_out_bias: bool | None = None,
+        norm: Callable[..., Module] | None = None,
+        scale: float | None = None,
+        cap: float | None = None,
+        implementation: Implementation | None = None,
+        per_head: bool = False,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        rngs: Any,
+    ):
+        self.heads = heads
+        self.key_heads = key_heads or heads
+        self.depth = depth or features // heads
+        self.scale = scale
+        self.cap = cap
+        self.implementation = implementation
+        self.per_head = per_head
+        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.q = Linear(features, heads * self.depth, use_bias=use_bias, **options)
+        self.k = Linear(features, self.key_heads * self.depth, use_bias=use_bias, **options)
+        self.v = Linear(features, self.key_heads * self.depth, use_bias=use_bias, **options)
+        self.q_norm: Any = data(norm(self.depth, rngs=rngs) if norm else None)
+        self.k_norm: Any = data(norm(self.depth, rngs=rngs) if norm else None)
+        use_out_bias = use_bias if use_out_bias is None else use_out_bias
+        self.o = Linear(heads * self.depth, features, use_bias=use_out_bias, **options)
+
+    @names_its_place
+    def __call__(
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array | None = None,
+        rotation: tuple[jax.Array, jax.Array] | None = None,
+        cache: Callable[[KeyValues], KeyValues] | None = None,
+    ) -> jax.Array:
+        """Attends.
+
+        Args:
+            x: `(batch, length, features)`.
+            mask: boolean, broadcast to `(batch, length, keys)`: which keys each query may look at.
+            rotation: cosines and sines for the positions, from `ops.rotary_tables`.
+            cache: is given the new keys and values, and returns all that there are.
+
+        Returns:
+            `(batch, length, features)`.
+        """
+        batch, length, _ = x.shape
+        q = sow(self.q(x).reshape(batch, length, self.heads, self.depth), "q")
+        k = sow(self.k(x).reshape(batch, length, self.key_heads, self.depth), "k")
+        v = sow(self.v(x).reshape(batch, length, self.key_heads, self.depth), "v")
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q, k = sow(ops.rotate(q, *rotation), "q_rotated"), sow(ops.rotate(k, *rotation), "k_rotated")
+        if cache is not None:
+            k, v = cache(KeyValues(k, v))
+        options: dict[str, Any] = {"scale": self.scale, "cap": self.cap, "implementation": self.implementation}
+        heads = ops.grouped_attention(q, k.astype(q.dtype), v.astype(q.dtype), mask=mask, **options)
+        if not self.per_head:
+            return sow(self.o(heads.reshape(batch, length, -1)), "out")
+        results = sow(ops.head_results(heads, self.o.kernel[...]), "results")
+        bias = value_of(self.o.bias)
+        return sow(results.sum(-2) if bias is None else results.sum(-2) + bias, "out")

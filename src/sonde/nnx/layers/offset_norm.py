@@ -1,0 +1,51 @@
+"""RMSNorm whose scale is stored as its distance from one, as Gemma's checkpoints have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from sonde import ops
+from sonde.nnx.layers.normalization import RMSNorm
+from sonde.nnx.layers.parameters import value_of
+from sonde.nnx.layers.place import names_its_place
+from sonde.ops.initializers import zeros
+
+
+class OffsetRMSNorm(RMSNorm):
+    """Divides every position by the root of its mean square and multiplies with `1 + scale`.
+
+    With a scale of zero, where it starts, this is a plain RMSNorm, and weight decay pulls it there.
+
+    Args:
+        num_features: how many features there are.
+        **options: as in `RMSNorm`.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> nnx.OffsetRMSNorm(2, rngs=nnx.Rngs(0))(jnp.array([3.0, -3.0])).round(3)
+        Array([ 1., -1.], dtype=float32)
+    """
+
+    def __init__(self, num_features: int, **options: Any):
+        super().__init__(num_features, **{"scale_init": zeros, **options})
+
+    @names_its_place
+    def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Normalises; arguments and result as in `RMSNorm`."""
+        scale = value_of(self.scale)
+        # One plus the scale in float32: in bfloat16 the sum would lose the digits that the distance keeps.
+        scale = None if scale is None else 1.0 + scale.astype("float32")
+        dtype = self.dtype or x.dtype
+        return ops.rms_norm(
+            x.astype("float32"),
+            scale,
+            reduction_axes=self.reduction_axes,
+            feature_axes=self.feature_axes,
+            epsilon=self.epsilon,
+            mask=mask,
+            axis_name=self.axis_name,
+            axis_index_groups=self.axis_index_groups,
+        ).astype(dtype)

@@ -1,0 +1,176 @@
+"""Attention as language models of today compute it: grouped keys, a scale and a soft cap of their own, windows.
+
+Queries are `(batch, queries, heads, depth)`, keys and values `(batch, keys, key heads, depth)`. Scores and softmax are
+computed in float32, whatever the dtype of the arrays.
+
+Sites: `scores` (scaled and capped, before the mask), `weights` (after softmax), `heads` (one vector per head).
+
+With `implementation`, `jax.nn.dot_product_attention` computes the heads, and no scores exist. While a capture runs,
+scores and weights are computed beside it for their sites; a compiled program drops them again unless the capture asks
+for them. Where a capture may change them or wants their gradients, the heads are computed from them instead.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from sonde.core.context import looking
+from sonde.core.sow import sow
+from sonde.errors import LayerInputError
+from sonde.ops.checks import describe
+from sonde.ops.soft_cap import soft_cap
+
+Implementation = Literal["xla", "cudnn"]
+
+
+def grouped_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: jax.Array | None = None,
+    scale: float | None = None,
+    cap: float | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Attention in which a key head serves a group of consecutive heads.
+
+    Args:
+        query: `(batch, queries, heads, depth)`.
+        key: `(batch, keys, key heads, depth)`.
+        value: as `key`.
+        mask: boolean, broadcast to `(batch, queries, keys)`; what is False gets no weight. A query that may look
+            at nothing gets equal weights.
+        scale: what scores are multiplied with; 1/√depth if None.
+        cap: soft cap of the scores.
+        implementation: of `jax.nn.dot_product_attention`, which is used then, unless there is a cap.
+
+    Returns:
+        `(batch, queries, heads, depth)`.
+
+    Raises:
+        LayerInputError: shapes do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> q, kv = jnp.ones((2, 5, 4, 8)), jnp.ones((2, 7, 2, 8))
+        >>> grouped_attention(q, kv, kv).shape
+        (2, 5, 4, 8)
+    """
+    _check(query, key, value)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    state = looking()
+    if implementation is None or cap is not None or (state is not None and (state.edits or state.grads)):
+        return sow(_heads(_weights(query, key, mask, scale, cap), value), "heads")
+    if state is not None:
+        _weights(query, key, mask, scale, cap)
+    mask = None if mask is None else jnp.broadcast_to(mask, _mask_shape(query, key))[:, None]
+    heads = jax.nn.dot_product_attention(query, key, value, mask=mask, scale=scale, implementation=implementation)
+    return sow(heads, "heads")
+
+
+def visible(
+    query_positions: jax.Array,
+    key_positions: jax.Array,
+    *,
+    causal: bool = True,
+    window: int | jax.Array | None = None,
+    valid: jax.Array | None = None,
+) -> jax.Array | None:
+    """Which keys each query may look at.
+
+    Args:
+        query_positions: `(batch or 1, queries)`.
+        key_positions: `(batch or 1, keys)`.
+        causal: whether keys after the query are hidden.
+        window: how many positions back a query sees, its own counted; all if None.
+        valid: `(batch or 1, keys)`: keys that are no padding.
+
+    Returns:
+        Boolean, `(batch or 1, queries, keys)`; None if everything is visible.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> at = jnp.arange(4)[None]
+        >>> visible(at, at, window=2)[0].astype(int)
+        Array([[1, 0, 0, 0],
+               [1, 1, 0, 0],
+               [0, 1, 1, 0],
+               [0, 0, 1, 1]], dtype=int32)
+    """
+    back = query_positions[:, :, None] - key_positions[:, None, :]
+    parts = [] if valid is None else [valid[:, None, :]]
+    if causal:
+        parts.append(back >= 0)
+    if window is not None:
+        parts.append(back < window)
+        if not causal:
+            parts.append(back > -window)
+    seen = None
+    for part in parts:
+        seen = part if seen is None else seen & part
+    return seen
+
+
+def head_results(heads: jax.Array, kernel: jax.Array) -> jax.Array:
+    """What each head adds to the residual stream.
+
+    Args:
+        heads: `(batch..., heads, depth)`.
+        kernel: of the output projection, `(heads * depth, features)`.
+
+    Returns:
+        `(batch..., heads, features)`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> head_results(jnp.ones((5, 2, 3)), jnp.ones((6, 4))).shape
+        (5, 2, 4)
+    """
+    kernel = kernel.reshape(heads.shape[-2], heads.shape[-1], -1)
+    return jnp.einsum("...hd,hdf->...hf", heads, kernel)
+
+
+def _weights(
+    query: jax.Array, key: jax.Array, mask: jax.Array | None, scale: float, cap: float | None
+) -> jax.Array:
+    batch, queries, heads, depth = query.shape
+    key_heads = key.shape[2]
+    grouped = query.reshape(batch, queries, key_heads, heads // key_heads, depth)
+    scores = jnp.einsum("bqkgd,bskd->bkgqs", grouped, key, preferred_element_type=jnp.float32)
+    scores = soft_cap(scores * scale, cap).reshape(batch, heads, queries, key.shape[1])
+    scores = sow(scores, "scores")
+    if mask is not None:
+        # Not minus infinity: a query that may look at nothing then gets equal weights, and not NaN.
+        scores = jnp.where(mask[:, None], scores, -0.7 * float(jnp.finfo(jnp.float32).max))
+    return sow(jax.nn.softmax(scores, axis=-1).astype(query.dtype), "weights")
+
+
+def _heads(weights: jax.Array, value: jax.Array) -> jax.Array:
+    batch, heads, queries, keys = weights.shape
+    key_heads = value.shape[2]
+    grouped = weights.reshape(batch, key_heads, heads // key_heads, queries, keys)
+    mixed = jnp.einsum("bkgqs,bskd->bqkgd", grouped, value)
+    return mixed.reshape(batch, queries, heads, value.shape[-1])
+
+
+def _mask_shape(query: jax.Array, key: jax.Array) -> tuple[int, int, int]:
+    return query.shape[0], query.shape[1], key.shape[1]
+
+
+def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim != 4:
+            raise LayerInputError(f"`{name}` must have the axes (batch, length, heads, depth), got {describe(x)}.")
+    if key.shape[:3] != value.shape[:3] or key.shape[0] != query.shape[0] or key.shape[3] != query.shape[3]:
+        raise LayerInputError(
+            f"queries {describe(query)}, keys {describe(key)} and values {describe(value)} do not fit together."
+        )
+    if query.shape[2] % key.shape[2]:
+        raise LayerInputError(
+            f"the number of heads must be a multiple of the number of key heads, got {query.shape[2]} and "
+            f"{key.shape[2]}."
+        )

@@ -1,0 +1,21 @@
+"""Soft caps: numbers kept between two limits by a hyperbolic tangent."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
+    """Squeezes numbers into the range from `-cap` to `cap`; small ones stay nearly as they are.
+
+    Args:
+        x: any array.
+        cap: the limit; None changes nothing.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> soft_cap(jnp.array([0.1, 1000.0]), 30.0).round(2)
+        Array([ 0.1, 30. ], dtype=float32)
+    """
+    return x if cap is None else cap * jnp.tanh(x / cap)

@@ -1,0 +1,95 @@
+"""Every architecture gives the numbers that `transformers` gave for the same weights, as a list and as a scan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sonde import models, nnx
+from sonde.models.architectures import find
+from sonde.models.filling import parameters_of
+from sonde.models.names import expand
+from tests.models.cases import CASES, apart, inputs, oracle, outputs, write_checkpoint
+
+
+def counted(given: dict[str, np.ndarray], values: Any) -> Any:
+    """The values at tokens that are no padding."""
+    return np.asarray(values)[given["mask"]] if "mask" in given else values
+
+
+# Those whose layers differ from one another, and one of every module.
+SCANNED = ("llama", "qwen2_windows", "gemma3", "gpt2", "bert_masked", "clip")
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """The programs are small and run once: most of the time would go into optimising them."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs(name: str, tmp_path: Any) -> None:
+    stored, given = oracle(name), inputs(CASES[name])
+    folder = write_checkpoint(tmp_path / "checkpoint", stored)
+    expected = counted(given, stored["outputs"])
+    assert apart(counted(given, nnx.jit(outputs)(models.load(folder), given)), expected) < 1e-5
+    if name in SCANNED:
+        assert apart(counted(given, nnx.jit(outputs)(models.load(folder, layers="scan"), given)), expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_saved_is_what_was_loaded(name: str, tmp_path: Any) -> None:
+    stored = oracle(name)
+    first = models.load(write_checkpoint(tmp_path / "first", stored))
+    models.save(first, tmp_path / "second")
+    models.save(models.load(tmp_path / "second", layers="scan"), tmp_path / "third")
+    third = models.load(tmp_path / "third")
+    for (path, a), b in zip(parameters_of(first).items(), parameters_of(third).values()):
+        np.testing.assert_array_equal(a[...], b[...], err_msg=path)
+    assert third.config == first.config
+
+
+@pytest.mark.parametrize(("name", "layers"), [("llama", "list"), ("gpt2", "scan")])
+def test_gradients(name: str, layers: Any, tmp_path: Any) -> None:
+    stored, given = oracle(name), inputs(CASES[name])
+    model = models.load(write_checkpoint(tmp_path / "checkpoint", stored), layers=layers)
+    tokens, mask = jnp.asarray(given["tokens"]), jnp.asarray(given["mask"])
+
+    definition, parameters = nnx.split(model)
+
+    def loss(parameters: Any) -> jax.Array:
+        logs = jax.nn.log_softmax(nnx.merge(definition, parameters)(tokens, mask=mask)[:, :-1])
+        chosen = jnp.take_along_axis(logs, tokens[:, 1:, None], -1)[..., 0]
+        return -(chosen * mask[:, :-1]).sum() / mask[:, :-1].sum()
+
+    value, grads = jax.jit(jax.value_and_grad(loss))(parameters)
+    assert abs(float(value) - stored["loss"]) < 1e-5 * stored["loss"]
+    flat = {"/".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(grads)}
+    rows = {row.theirs: row for row in expand(find(stored["config"])[0].rows(model.config), model.config.layers)}
+    for theirs, expected in stored["gradients"].items():
+        row = rows[theirs]
+        found = row.join(*(np.asarray(gradient_at(flat, path)) for path in row.ours))
+        assert apart(found, expected) < 1e-4, theirs
+
+
+def gradient_at(flat: dict[str, Any], path: str) -> Any:
+    if path in flat:
+        return flat[path]
+    before, _, after = path.partition("blocks/")
+    layer, _, rest = after.partition("/")
+    return flat[f"{before}blocks/{rest}"][int(layer)]
+
+
+def test_bfloat16_is_near_float32(tmp_path: Any) -> None:
+    stored, given = oracle("gemma2"), inputs(CASES["gemma2"])
+    model = models.load(write_checkpoint(tmp_path / "checkpoint", stored), dtype=jnp.bfloat16)
+    assert {leaf.dtype for leaf in parameters_of(model).values()} == {jnp.dtype("bfloat16")}
+    assert apart(nnx.jit(outputs)(model, given), stored["outputs"]) < 0.1
