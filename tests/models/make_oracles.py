@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-
 from tests.models.cases import CASES, ORACLES, Case, inputs, is_decoder, weights
 
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.models.cases import CASES, apart, inputs, oracle, outputs, write_checkpoint
 
 from sonde import models, nnx
 from sonde.models.architectures import find
 from sonde.models.filling import parameters_of
 from sonde.models.names import expand
-from tests.models.cases import CASES, apart, inputs, oracle, outputs, write_checkpoint
 
 
 def counted(given: dict[str, np.ndarray], values: Any) -> Any:

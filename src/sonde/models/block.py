@@ -15,8 +15,8 @@ from sonde.models.config import Config, activation
 class Block(nnx.Module):
     """Attention and an MLP, each added to the residual stream.
 
-    Sites: `in`, `norm1`, `attn/...`, `mid`, `norm2`, `mlp/...`, `out`, and `attn_norm`, `mlp_norm` where there are norms
-    after attention and MLP.
+    Sites: `in`, `norm1`, `attn/...`, `mid`, `norm2`, `mlp/...`, `out`; and `attn_norm`, `mlp_norm` where there are
+    norms after attention and MLP.
 
     Args:
         config: what it is made of.

@@ -36,7 +36,7 @@ class Decoder(nnx.Module):
         tokenizer: Any = None,
     ):
         self.config = config
-        self.layers = layers
+        self.layers: Layers = layers
         self.tokenizer = nnx.static(tokenizer)
         options: dict[str, Any] = {"rngs": rngs, "param_dtype": dtype}
         self.embed = nnx.Embed(config.vocabulary, config.width, **options)
@@ -44,7 +44,9 @@ class Decoder(nnx.Module):
         self.positions: nnx.Embed | None = nnx.data(positions)
         self.blocks = new_blocks(config, layers, rngs=rngs, dtype=dtype)
         self.norm: Any = config.new_norm(config.width, rngs=rngs, param_dtype=dtype)
-        head = None if config.tied else nnx.Linear(config.width, config.vocabulary, use_bias=config.head_bias, **options)
+        head = (
+            None if config.tied else nnx.Linear(config.width, config.vocabulary, use_bias=config.head_bias, **options)
+        )
         self.head: nnx.Linear | None = nnx.data(head)
 
     @property

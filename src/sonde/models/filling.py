@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from sonde import nnx
 from sonde.errors import ModelFileError
 from sonde.models.architectures import Architecture
+from sonde.models.clip import TowersConfig
 from sonde.models.files import Tensor, Tensors
 from sonde.models.names import Row, expand
 from sonde.models.placing import place, sharding_of
@@ -33,15 +32,10 @@ class Source:
         """The values, as a view of the file if it has them as they are."""
         return self.row.split(self.tensor.read())[self.part]
 
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the values; nothing is read."""
-        return self.row.split(np.broadcast_to(np.int8(0), self.tensor.shape))[self.part].shape
-
 
 def number_of_layers(config: Any) -> int:
     """How many rows a table needs per layer: of two towers, as many as the higher one has."""
-    towers = [part for part in (getattr(config, "image", 0), getattr(config, "text", 0)) if hasattr(part, "layers")]
-    return max(tower.layers for tower in towers) if towers else config.layers
+    return max(config.image.layers, config.text.layers) if isinstance(config, TowersConfig) else config.layers
 
 
 def parameters_of(model: nnx.Module) -> dict[str, Any]:
@@ -150,16 +144,16 @@ def _check(
     named = {row.theirs for row in rows}
     missing = sorted(row.theirs for row in rows if row.theirs not in tensors and not row.optional)
     surplus = sorted(name for name in tensors if name not in named)
-    misshapen = [
-        f"{source.tensor.name} is {list(source.tensor.shape)}, and {path} needs {list(expected)}"
-        for path, found in plan.items()
-        for source in found
-        if source.shape() != (expected := _one_layer(wanted[path].shape, path, found))
-    ]
+    misshapen = []
+    for row in rows:
+        expected = _expected(row, wanted) if row.theirs in tensors else None
+        if expected is not None and tensors[row.theirs].shape != expected:
+            found = list(tensors[row.theirs].shape)
+            misshapen.append(f"{row.theirs} is {found}, should be {list(expected)}")
     filled = {path for path, found in plan.items() if found}
     problems = [
         f"{title}: {_listed(names)}"
-        for title, names in (("missing", missing), ("surplus", surplus), ("misshapen", misshapen))
+        for title, names in (("missing", missing), ("surplus", surplus), ("misshapen", sorted(misshapen)))
         if names
     ]
     if not problems and filled != set(wanted):
@@ -168,9 +162,20 @@ def _check(
         raise ModelFileError(f"{where} does not fit its config. " + "; ".join(problems) + ".")
 
 
-def _one_layer(shape: tuple[int, ...], path: str, found: Sequence[Source]) -> tuple[int, ...]:
-    stacked = len(found) > 1 or (found and path not in found[0].row.ours)
-    return shape[1:] if stacked else shape
+def _expected(row: Row, wanted: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The shape that a tensor must have; None if it is no parameter of the model."""
+    shapes = [_shape(path, wanted) for path in row.ours]
+    if not shapes or None in shapes:
+        return None
+    return row.join(*(np.broadcast_to(np.int8(0), shape) for shape in shapes)).shape
+
+
+def _shape(path: str, wanted: Mapping[str, Any]) -> tuple[int, ...] | None:
+    if path in wanted:
+        return wanted[path].shape
+    before, _, after = path.partition("blocks/")
+    scanned = wanted.get(f"{before}blocks/{after.partition('/')[2]}")
+    return None if scanned is None else scanned.shape[1:]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -185,8 +190,3 @@ def abstract(architecture: Architecture, config: Any, *, layers: Any, dtype: Any
         return architecture.module(config, layers=layers, rngs=nnx.Rngs(0), dtype=dtype, tokenizer=tokenizer)
 
     return nnx.eval_shape(make)
-
-
-def zeros_like(leaf: Any) -> jax.Array:
-    """Zeros with the shape and dtype of a parameter."""
-    return jnp.zeros(leaf.shape, leaf.dtype)

@@ -33,13 +33,13 @@ def load(
     returned or an error is raised. No pickle is ever opened.
 
     Args:
-        source: a folder with `config.json`, `.safetensors` files and, for texts, `tokenizer.json`; a `.gguf` file; or, if
-            `huggingface_hub` is installed, the name of a repository, `"org/name"`.
-        dtype: what parameters are stored in and computed with; None keeps the checkpoint's, and gives float32 where it is
-            quantised.
+        source: a folder with `config.json`, `.safetensors` files and, for texts, `tokenizer.json`; a `.gguf` file; or,
+            if `huggingface_hub` is installed, the name of a repository, `"org/name"`.
+        dtype: what parameters are stored in and computed with; None keeps the checkpoint's, and gives float32 where it
+            is quantised.
         mesh: devices to spread the model over; None puts it on the default device.
-        layers: `"list"`: layers are Modules of their own, `blocks/0` and so on. `"scan"`: they are one Module with an axis
-            for the layers, run as one loop, which compiles faster. Both have the same weights.
+        layers: `"list"`: layers are Modules of their own, `blocks/0` and so on. `"scan"`: they are one Module with an
+            axis for the layers, run as one loop, which compiles faster. Both have the same weights.
 
     Returns:
         A `Decoder`, `Encoder`, `Vision` or `CLIP`, with its tokenizer as `model.tokenizer`.

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # The axis to split, counted from the end, by the path of the parameter.
 _SPLIT: tuple[tuple[str, int], ...] = (
@@ -36,8 +36,7 @@ def sharding_of(path: str, shape: tuple[int, ...], mesh: Mesh | None) -> Any:
             else over its last one.
     """
     if mesh is None:
-        # Committed nowhere, so that the model follows the inputs as any array does.
-        return SingleDeviceSharding(jax.config.jax_default_device or jax.local_devices()[0])
+        return None
     mesh = Mesh(mesh.devices, mesh.axis_names)  # whatever kind of axes: the compiler is to spread the work
     axis = next((name for name in _NAMES if name in mesh.axis_names), mesh.axis_names[-1])
     places: list[Any] = [None] * len(shape)
@@ -53,7 +52,7 @@ def place(view: np.ndarray, dtype: Any, sharding: Any) -> jax.Array:
     Args:
         view: the numbers, which may still be in a file.
         dtype: what they are to be.
-        sharding: where they go.
+        sharding: where they go; None for the default device.
     """
 
     def part(index: Any) -> np.ndarray:
@@ -62,6 +61,6 @@ def place(view: np.ndarray, dtype: Any, sharding: Any) -> jax.Array:
             chosen = chosen.astype(dtype)
         return chosen if chosen.flags.aligned else chosen.copy()
 
-    if isinstance(sharding, SingleDeviceSharding):
+    if sharding is None:
         return jax.device_put(part(...))
     return jax.make_array_from_callback(view.shape, sharding, part)

@@ -27,8 +27,8 @@ class Cache(NamedTuple):
     """Keys and values of every layer, and how many slots are filled.
 
     Attributes:
-        keys: for a list of layers a tuple of arrays `(batch, slots, key heads, depth)`; for a scan one array with an axis
-            for the layers in front.
+        keys: for a list of layers a tuple of arrays `(batch, slots, key heads, depth)`; for a scan one array with an
+            axis for the layers in front.
         values: as `keys`.
         filled: how many slots are filled, the same for all rows of the batch.
     """
@@ -103,16 +103,14 @@ def run_blocks(
         first = cache.filled - positions[:, :1]
         key_positions = jnp.arange(cache.slots, dtype=positions.dtype)[None] - first
     seen = [_seen(config, kind, positions, key_positions, valid) for kind in config.kinds]
-    run = _run_list if isinstance(blocks, nnx.List) else _run_scan
+    run: Any = _run_list if isinstance(blocks, nnx.List) else _run_scan
     x, filled = run(blocks, config, x, seen, cache)
     if cache is None or filled is None:
         return x, None
-    return x, Cache(*filled, cache.filled + x.shape[1])
+    return x, Cache(filled[0], filled[1], cache.filled + x.shape[1])
 
 
-def _seen(
-    config: Config, kind: Kind, positions: jax.Array, key_positions: jax.Array, valid: jax.Array | None
-) -> Seen:
+def _seen(config: Config, kind: Kind, positions: jax.Array, key_positions: jax.Array, valid: jax.Array | None) -> Seen:
     mask = ops.visible(positions, key_positions, causal=config.causal, window=kind.window, valid=valid)
     return Seen(mask, None if kind.rotary is None else ops.rotary_tables(positions, kind.rotary))
 
@@ -152,16 +150,17 @@ def _run_scan(
     stacked = seen[0] if one_kind else cast(Seen, jax.tree.map(lambda *parts: jnp.stack(_alike(parts)), *seen))
     kinds = jnp.asarray(np.asarray(config.kind_of, np.int32))
     whole = None if cache is None else nnx.KeyValues(cache.keys, cache.values)
+    slot = jnp.int32(0) if cache is None else cache.filled
 
     def step(carry: Any, block: Block, layer: jax.Array, kind: jax.Array) -> Any:
         x, whole = carry
         mask, rotation = stacked if one_kind else jax.tree.map(lambda part: part[kind], stacked)
-        if cache is None:
+        if whole is None:
             return block(x, mask=mask, rotation=rotation), None
         kept: list[nnx.KeyValues] = []
 
         def write(new: nnx.KeyValues) -> nnx.KeyValues:
-            start = (layer, 0, cache.filled, 0, 0)
+            start = (layer, 0, slot, 0, 0)
             filled = [lax.dynamic_update_slice(a, b[None].astype(a.dtype), start) for a, b in zip(whole, new)]
             kept.append(nnx.KeyValues(*filled))
             return nnx.KeyValues(*(lax.dynamic_index_in_dim(a, layer, keepdims=False) for a in filled))

@@ -50,7 +50,7 @@ class Tokenizer:
         self.config = dict(config or {})
         self.special = {name: _text(self.config[name]) for name in _SPECIAL if self.config.get(name)}
         end = self.token_id(self.special.get("eos_token"))
-        self.stop = tuple(dict.fromkeys([*stop, *([] if end is None else [end])]))
+        self.stop: tuple[int, ...] = tuple(dict.fromkeys([*stop, *([] if end is None else [end])]))
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer | None:

@@ -71,8 +71,8 @@ class Vision(nnx.Module):
             images: `(batch, height, width, 3)`, scaled as the model was trained.
 
         Returns:
-            A vector for the first token and every patch, `(batch, 1 + patches, width)`; logits, `(batch, classes)`, from
-            a classifier; vectors, `(batch, features)`, from a tower with a projection.
+            A vector for the first token and every patch, `(batch, 1 + patches, width)`; logits, `(batch, classes)`,
+            from a classifier; vectors, `(batch, features)`, from a tower with a projection.
         """
         x = self.hidden(images)
         return x if self.head is None else sow(self.head(x[:, 0]), "logits")

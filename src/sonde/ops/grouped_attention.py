@@ -61,7 +61,7 @@ def grouped_attention(
         (2, 5, 4, 8)
     """
     _check(query, key, value)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = float(query.shape[-1] ** -0.5) if scale is None else scale
     state = looking()
     if implementation is None or cap is not None or (state is not None and (state.edits or state.grads)):
         return sow(_heads(_weights(query, key, mask, scale, cap), value), "heads")
@@ -134,9 +134,7 @@ def head_results(heads: jax.Array, kernel: jax.Array) -> jax.Array:
     return jnp.einsum("...hd,hdf->...hf", heads, kernel)
 
 
-def _weights(
-    query: jax.Array, key: jax.Array, mask: jax.Array | None, scale: float, cap: float | None
-) -> jax.Array:
+def _weights(query: jax.Array, key: jax.Array, mask: jax.Array | None, scale: float, cap: float | None) -> jax.Array:
     batch, queries, heads, depth = query.shape
     key_heads = key.shape[2]
     grouped = query.reshape(batch, queries, key_heads, heads // key_heads, depth)

@@ -15,7 +15,7 @@ def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> soft_cap(jnp.array([0.1, 1000.0]), 30.0).round(2)
-        Array([ 0.1, 30. ], dtype=float32)
+        >>> soft_cap(jnp.array([0.0, 1000.0]), 30.0)
+        Array([ 0., 30.], dtype=float32)
     """
     return x if cap is None else cap * jnp.tanh(x / cap)

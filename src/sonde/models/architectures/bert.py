@@ -98,7 +98,11 @@ def rows_of_roberta(config: Config) -> list[Row]:
     if config.head == "masked":
         found += linear("lm_head.dense", "head/dense", bias=True)
         found += norm("lm_head.layer_norm", "head/norm", bias=True)
-        found += [plain("lm_head.bias", "head/bias"), ignored("lm_head.decoder.weight"), ignored("lm_head.decoder.bias")]
+        found += [
+            plain("lm_head.bias", "head/bias"),
+            ignored("lm_head.decoder.weight"),
+            ignored("lm_head.decoder.bias"),
+        ]
     if config.head == "classes":
         found += linear("classifier.dense", "pooler", bias=True) + linear("classifier.out_proj", "head", bias=True)
     elif config.pooler:

@@ -127,7 +127,12 @@ def rows(config: TowersConfig) -> list[Row]:
 
 CLIP_BOTH = Architecture("clip", ("CLIPModel",), CLIP, read, rows, model_type="clip")
 CLIP_TEXT = Architecture(
-    "clip", ("CLIPTextModel", "CLIPTextModelWithProjection"), TextTower, read_text, rows_of_text, model_type="clip_text_model"
+    "clip",
+    ("CLIPTextModel", "CLIPTextModelWithProjection"),
+    TextTower,
+    read_text,
+    rows_of_text,
+    model_type="clip_text_model",
 )
 CLIP_IMAGE = Architecture(
     "clip",

@@ -15,7 +15,9 @@ def read(raw: Raw, kind: str) -> Config:
     """Reads the config."""
     del kind
     sizes = read_sizes(raw)
-    rotary = read_rotary(raw, sizes["depth"], theta=raw.get("rotary_emb_base", 10000.0), part=raw.get("rotary_pct", 0.25))
+    rotary = read_rotary(
+        raw, sizes["depth"], theta=raw.get("rotary_emb_base", 10000.0), part=raw.get("rotary_pct", 0.25)
+    )
     return Config(
         architecture="gpt_neox",
         **sizes,

@@ -38,11 +38,7 @@ def rows(config: Config) -> list[Row]:
     found = [
         plain("model.embed_tokens.weight", "embed/embedding"),
         *norm(f"{layer}.input_layernorm", f"{block}/norm1", bias=True),
-        *(
-            row
-            for part in "qkv"
-            for row in linear(f"{layer}.self_attn.{part}_proj", f"{block}/attn/{part}", bias=True)
-        ),
+        *(row for part in "qkv" for row in linear(f"{layer}.self_attn.{part}_proj", f"{block}/attn/{part}", bias=True)),
         *linear(f"{layer}.self_attn.dense", f"{block}/attn/o", bias=True),
         *linear(f"{layer}.mlp.fc1", f"{block}/mlp/up", bias=True),
         *linear(f"{layer}.mlp.fc2", f"{block}/mlp/down", bias=True),

@@ -70,4 +70,6 @@ def rows(config: Config) -> list[Row]:
     return found + (linear("classifier", "head", bias=True) if config.head == "classes" else [])
 
 
-VIT = Architecture("vit", ("ViTModel", "ViTForImageClassification"), Vision, read, rows, prefix="vit.", model_type="vit")
+VIT = Architecture(
+    "vit", ("ViTModel", "ViTForImageClassification"), Vision, read, rows, prefix="vit.", model_type="vit"
+)

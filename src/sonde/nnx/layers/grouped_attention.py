@@ -29,8 +29,8 @@ class KeyValues(NamedTuple):
 class GroupedAttention(Module):
     """Attention with fewer key heads than heads.
 
-    Sites: `q`, `k`, `v` (as projected), `q_rotated`, `k_rotated` (as compared), `scores`, `weights`, `heads`, `out`; and
-    `results`, what each head adds to the output, if `per_head`.
+    Sites: `q`, `k`, `v` (as projected), `q_rotated`, `k_rotated` (as compared), `scores`, `weights`, `heads`, `out`;
+    and `results`, what each head adds to the output, if `per_head`.
 
     Args:
         features: how many features come in and go out.

@@ -1,0 +1,140 @@
+"""GGUF files of llama.cpp: metadata, tokenizer and tensors in one file, quantised or not.
+
+The header is read here, because the reader of the package `gguf` takes longer for it than for all tensors together;
+the package dequantises. Metadata becomes the config, and tensors get the names and layouts, that a Hugging Face folder
+of the same model has: everything after that is the same for both.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sonde import _extras
+from sonde.errors import ModelFileError
+from sonde.models.files.gguf_configs import Fields, config_of
+from sonde.models.files.gguf_names import changes_of, names_of
+from sonde.models.files.gguf_tokens import tokenizer_of
+from sonde.models.files.safetensors import give_back
+from sonde.models.files.tensors import Tensor, Tensors
+from sonde.models.tokens import Tokenizer
+
+# The numbers that metadata is made of, by their code in the file.
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+def read_file(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
+    """The config, the tensors and the tokenizer of a file, as of a Hugging Face folder.
+
+    Raises:
+        ModelFileError: the file is no GGUF file, was cut off, or is of an architecture that is not known.
+    """
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ModelFileError(f"{path} is no GGUF file.")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    reader = _Reader(mapped, path)
+    version, count, entries = reader.numbers("IQQ")
+    if version not in (2, 3):
+        raise ModelFileError(f"{path} is a GGUF file of version {version}; versions 2 and 3 are known.")
+    fields: Fields = {reader.string(): reader.value(reader.numbers("I")[0]) for _ in range(entries)}
+    infos = [reader.tensor() for _ in range(count)]
+    alignment = fields.get("general.alignment", 32)
+    start = -(-reader.at // alignment) * alignment
+    tensors = {name: _tensor(name, shape, kind, start + at, mapped, path) for name, shape, kind, at in infos}
+    raw = config_of(fields, tensors, str(path))
+    return raw, _renamed(tensors, fields["general.architecture"], raw), tokenizer_of(fields)
+
+
+class _Reader:
+    """Reads one thing after the other."""
+
+    def __init__(self, mapped: mmap.mmap, path: Path) -> None:
+        self._mapped, self._path = mapped, path
+        self.at = 4
+
+    def _take(self, size: int) -> int:
+        start, self.at = self.at, self.at + size
+        if self.at > len(self._mapped):
+            raise ModelFileError(f"{self._path} is cut off: its header goes on beyond its {len(self._mapped)} bytes.")
+        return start
+
+    def numbers(self, form: str) -> tuple[Any, ...]:
+        form = "<" + form
+        return struct.unpack_from(form, self._mapped, self._take(struct.calcsize(form)))
+
+    def string(self) -> str:
+        size = self.numbers("Q")[0]
+        start = self._take(size)
+        return self._mapped[start : start + size].decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            inner, count = self.numbers("IQ")
+            if inner in _NUMBERS:
+                return list(self.numbers(f"{count}{_NUMBERS[inner]}"))
+            return [self.value(inner) for _ in range(count)]
+        if kind not in _NUMBERS:
+            raise ModelFileError(f"{self._path} has metadata of the kind {kind}, which is not known.")
+        return self.numbers(_NUMBERS[kind])[0]
+
+    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        """The name, shape, kind and place of a tensor."""
+        name = self.string()
+        sizes = self.numbers(f"{self.numbers('I')[0]}Q")
+        kind, at = self.numbers("IQ")
+        return name, tuple(reversed(sizes)), kind, at
+
+
+def _tensor(name: str, shape: tuple[int, ...], kind: int, first: int, mapped: mmap.mmap, path: Path) -> Tensor:
+    gguf = _extras.load("gguf", extra="models", purpose="A .gguf file")
+    try:
+        quantisation = gguf.GGMLQuantizationType(kind)
+        block, size = gguf.GGML_QUANT_SIZES[quantisation]
+    except (ValueError, KeyError) as error:
+        raise ModelFileError(f"{path} has {name} in the quantisation {kind}, which is not known.") from error
+    row = shape[-1] // block * size
+    last = first + int(np.prod(shape[:-1], dtype=np.int64)) * row
+    if last > len(mapped):
+        raise ModelFileError(f"{path} is cut off: {name} ends at byte {last}, the file at {len(mapped)}.")
+
+    def read() -> np.ndarray:
+        stored = np.frombuffer(mapped, np.uint8, last - first, first).reshape(*shape[:-1], row)
+        plain = {"F32": np.float32, "F16": np.float16, "F64": np.float64}.get(quantisation.name)
+        if plain is not None:
+            return stored.view(plain)
+        try:
+            return gguf.quants.dequantize(stored, quantisation).reshape(shape)
+        except NotImplementedError as error:
+            raise ModelFileError(
+                f"{path} has {name} as {quantisation.name}, which the package gguf does not dequantise."
+            ) from error
+
+    dtype = np.dtype(np.float16) if quantisation.name == "F16" else np.dtype(np.float32)
+    return Tensor(name, shape, dtype, read, lambda: give_back(mapped, first, last), str(path))
+
+
+def _renamed(tensors: Tensors, architecture: str, raw: dict[str, Any]) -> Tensors:
+    """The tensors with the names and layouts of a Hugging Face folder; those that are no parameters are left out."""
+    names, changes = names_of(architecture), changes_of(architecture, raw)
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        theirs = names(name)
+        if theirs is not None:
+            found[theirs] = _changed(tensor, theirs, changes(theirs))
+    return found
+
+
+def _changed(tensor: Tensor, name: str, change: Callable[[np.ndarray], np.ndarray] | None) -> Tensor:
+    if change is None:
+        return Tensor(name, tensor.shape, tensor.dtype, tensor.read, tensor.release, tensor.where)
+    shape = change(np.broadcast_to(np.float32(0), tensor.shape)).shape
+    return Tensor(name, shape, tensor.dtype, lambda: change(tensor.read()), tensor.release, tensor.where)

@@ -1,0 +1,119 @@
+"""The tokenizer inside a GGUF file, rebuilt with the `tokenizers` package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sonde import _extras
+from sonde.errors import ModelFileError
+from sonde.models.tokens import Tokenizer
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_CONTROL, _USER_DEFINED = 3, 4
+
+
+def tokenizer_of(fields: dict[str, Any]) -> Tokenizer | None:
+    """The tokenizer of a file; None if it has none.
+
+    Raises:
+        ModelFileError: it is of a kind that is not known.
+    """
+    kind = fields.get("tokenizer.ggml.model")
+    if kind is None or "tokenizer.ggml.tokens" not in fields:
+        return None
+    package = _extras.load("tokenizers", extra="models", purpose="The tokenizer of a .gguf file")
+    if kind == "gpt2":
+        inner = _byte_level(package, fields)
+    elif kind == "llama":
+        inner = _sentence_pieces(package, fields)
+    else:
+        raise ModelFileError(f"the tokenizer {kind!r} is not known; known are gpt2 and llama.")
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    kinds = fields.get("tokenizer.ggml.token_type") or []
+    added = package.AddedToken
+    inner.add_special_tokens([added(t, special=True) for t, k in zip(tokens, kinds) if k == _CONTROL])
+    inner.add_tokens([added(t, normalized=False) for t, k in zip(tokens, kinds) if k == _USER_DEFINED])
+    config = _config(fields, tokens)
+    if fields.get("tokenizer.ggml.add_bos_token", kind == "llama") and config.get("bos_token"):
+        bos = config["bos_token"]
+        inner.post_processor = package.processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, inner.token_to_id(bos))]
+        )
+    return Tokenizer(inner, config)
+
+
+def _config(fields: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        number = fields.get(f"tokenizer.ggml.{theirs}_token_id")
+        if number is not None and number < len(tokens):
+            found[f"{name}_token"] = tokens[number]
+    if "tokenizer.chat_template" in fields:
+        found["chat_template"] = fields["tokenizer.chat_template"]
+    return found
+
+
+def _byte_level(package: Any, fields: dict[str, Any]) -> Any:
+    kind = fields.get("tokenizer.ggml.pre", "gpt-2")
+    pre = package.pre_tokenizers
+
+    def split(pattern: str) -> Any:
+        parts = pre.Split(package.Regex(pattern), "isolated"), pre.ByteLevel(add_prefix_space=False, use_regex=False)
+        return pre.Sequence(list(parts))
+
+    def plain() -> Any:
+        return pre.ByteLevel(add_prefix_space=False)
+
+    known: dict[str, Callable[[], Any]] = {
+        "default": plain,
+        "gpt-2": plain,
+        "smollm": lambda: pre.Sequence([pre.Digits(individual_digits=True), plain()]),
+        "llama-bpe": lambda: split(_LLAMA3),
+        "qwen2": lambda: split(_QWEN2),
+    }
+    if kind not in known:
+        raise ModelFileError(f"the way {kind!r} of splitting texts is not known; known are {', '.join(sorted(known))}.")
+    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
+    vocabulary = {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"])}
+    inner = package.Tokenizer(package.models.BPE(vocabulary, merges, ignore_merges=kind == "llama-bpe"))
+    inner.pre_tokenizer = known[kind]()
+    inner.decoder = package.decoders.ByteLevel()
+    if kind == "qwen2":
+        inner.normalizer = package.normalizers.NFC()
+    return inner
+
+
+def _sentence_pieces(package: Any, fields: dict[str, Any]) -> Any:
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    scores: list[float] = fields["tokenizer.ggml.scores"]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    # A piece may be made of any two others; which come first is what the scores say.
+    merges = [
+        (scores[i], vocabulary[token[:at]], vocabulary[token[at:]], token[:at], token[at:])
+        for i, token in enumerate(tokens)
+        for at in range(1, len(token))
+        if token[:at] in vocabulary and token[at:] in vocabulary
+    ]
+    merges.sort(key=lambda merge: (-merge[0], merge[1], merge[2]))
+    unknown = fields.get("tokenizer.ggml.unknown_token_id")
+    inner = package.Tokenizer(
+        package.models.BPE(
+            vocabulary,
+            [merge[3:] for merge in merges],
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spaced = fields.get("tokenizer.ggml.add_space_prefix", True)
+    parts = [package.normalizers.Prepend("▁")] if spaced else []
+    inner.normalizer = package.normalizers.Sequence([*parts, package.normalizers.Replace(" ", "▁")])
+    kinds = package.decoders
+    decoders = [kinds.Replace("▁", " "), kinds.ByteFallback(), kinds.Fuse()]
+    inner.decoder = kinds.Sequence([*decoders, *([kinds.Strip(" ", 1, 0)] if spaced else [])])
+    return inner
