@@ -2,10 +2,13 @@
 
 `from sonde import linen as nn` stands where `from flax import linen as nn` stood: the same names, arguments, results,
 parameter trees and initial values. What is new: a value that a module sows inside any transform, of Linen's or of
-JAX's, arrives without `variable_axes`. Left out: the fp8 layers, `nn.partitioning` and `nn.experimental`.
+JAX's, arrives without `variable_axes`. The import paths of Flax's own files, such as `linen.linear`, work too
+(`_flax_paths.py`).
 """
 
-from sonde.linen import dtypes, frozen_dict, initializers, logical, meta
+from sonde._handing_on import hand_on
+from sonde.linen import dtypes, frozen_dict, initializers, kw_only_dataclasses, logical, meta
+from sonde.linen._flax_paths import PATHS
 from sonde.linen.filters import DenyList
 from sonde.linen.frozen_dict import FrozenDict, freeze, unfreeze
 from sonde.linen.initializers import ones, ones_init, zeros, zeros_init
@@ -99,6 +102,7 @@ from sonde.ops.masks import combine_masks, make_attention_mask, make_causal_mask
 from sonde.ops.pooling import avg_pool, max_pool, min_pool, pool
 
 normalize = standardize
+hand_on(__name__, PATHS)
 
 __all__ = [
     "PARTITION_NAME",
@@ -179,6 +183,7 @@ __all__ = [
     "intercept_methods",
     "jit",
     "jvp",
+    "kw_only_dataclasses",
     "leaky_relu",
     "log_sigmoid",
     "log_softmax",

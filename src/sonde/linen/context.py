@@ -15,7 +15,7 @@ class Context(threading.local):
     """Per-thread state.
 
     Attributes:
-        modules: The modules whose methods are running, innermost last; None stands for "no parent".
+        module_stack: The modules whose methods are running, innermost last; None stands for "no parent".
         interceptors: The functions given to `intercept_methods`, innermost last.
         named: Whether method calls get a name in profiles, or None for the process-wide setting.
         level: How many runs are active that collect sown values.
@@ -25,7 +25,7 @@ class Context(threading.local):
     """
 
     def __init__(self) -> None:
-        self.modules: list[Module | None] = [None]
+        self.module_stack: list[Module | None] = [None]
         self.interceptors: list[Callable[..., Any]] = []
         self.named: bool | None = None
         self.level = 0
@@ -36,11 +36,11 @@ class Context(threading.local):
     @contextlib.contextmanager
     def calling(self, module: Module | None) -> Iterator[None]:
         """Makes `module` the parent of modules that are created inside the block."""
-        self.modules.append(module)
+        self.module_stack.append(module)
         try:
             yield
         finally:
-            self.modules.pop()
+            self.module_stack.pop()
 
 
 context = Context()

@@ -264,7 +264,7 @@ class Bridge:
         if index is None or id(old) in copies:
             return copies.get(id(old), old)
         if isinstance(old, Variable):
-            new: Any = Variable(scopes[index], old.collection, old.name, unbox=old._unbox)
+            new: Any = old.on(scopes[index])
         else:
             values = {name: getattr(old, name) for name in attach.fields_of(old)}
             for name, value in values.items():

@@ -186,7 +186,7 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
     if is_compact:
         state.in_compact = True
     profile_name = _profile_name(self, name)
-    context.modules.append(self)
+    context.module_stack.append(self)
     try:
         with (
             jax.named_scope(profile_name) if profile_name else _NOTHING,
@@ -204,7 +204,7 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
             error.place = describe(self)
         raise
     finally:
-        context.modules.pop()
+        context.module_stack.pop()
         if is_compact:
             if self.scope is not None:
                 object.__setattr__(self, "scope", self.scope.rewound())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from sonde.errors import (
     CallSetupUnboundModuleError,
@@ -17,7 +17,7 @@ from sonde.errors import (
     SetAttributeFrozenModuleError,
     SetAttributeInModuleSetupError,
 )
-from sonde.linen import attach, methods, run, sites
+from sonde.linen import attach, kw_only_dataclasses, methods, run, sites
 from sonde.linen.attach import UNSPECIFIED, State
 from sonde.linen.context import context
 from sonde.linen.filters import Filter
@@ -25,6 +25,9 @@ from sonde.linen.frozen_dict import unfreeze
 from sonde.linen.scope import Path, Scope, Variable
 
 T = TypeVar("T")
+
+
+_OF_ALL = ("parent", "name")  # the fields that every module has
 
 
 class _OnInstances:
@@ -88,14 +91,17 @@ class Module:
     parent: Any = dataclasses.field(default=UNSPECIFIED, repr=False, kw_only=True)
     name: str | None = dataclasses.field(default=None, kw_only=True)
 
-    # Not fields: a copy must not be given them.
-    scope: ClassVar[Scope | None] = None
-    _state: ClassVar[Any] = None
+    if TYPE_CHECKING:  # Not fields: a copy must not be given them.
+        scope: ClassVar[Scope | None]
+        _state: ClassVar[Any]
+    else:
+        scope = None
+        _state = None
 
     def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
         """Makes a dataclass of the subclass and prepares its methods."""
         super().__init_subclass__(**kwargs)
-        reserved = {"parent", "name"} & set(inspect.get_annotations(cls))
+        reserved = set(_OF_ALL) & set(inspect.get_annotations(cls))
         if reserved:
             raise ReservedModuleAttributeError(
                 f"module class {cls.__name__} defines the field {', '.join(sorted(reserved))}: every module "
@@ -103,7 +109,10 @@ class Module:
                 "'parent' and 'name' already; choose another name"
             )
         own_hash = vars(cls).get("__hash__", Module.__hash__)
-        dataclasses.dataclass(repr=False, kw_only=kw_only)(cls)
+        kw_only_dataclasses.dataclass(cls, repr=False, kw_only=kw_only)
+        fields = cls.__dataclass_fields__  # the class's own first, as they are given and shown
+        own = [name for name in fields if name not in _OF_ALL]
+        cls.__dataclass_fields__ = {name: fields[name] for name in (*own, *_OF_ALL)}
         cls.__hash__ = own_hash  # dataclass removes it where it makes an __eq__
         methods.prepare_class(cls)
 
@@ -112,7 +121,7 @@ class Module:
         object.__setattr__(self, "scope", None)
         object.__setattr__(self, "_state", State())
         if self.parent is UNSPECIFIED:
-            object.__setattr__(self, "parent", context.modules[-1])
+            object.__setattr__(self, "parent", context.module_stack[-1])
         attach.attach(self)
 
     def check_post_init(self) -> None:

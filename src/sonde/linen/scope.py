@@ -416,6 +416,10 @@ class Variable(Generic[T]):
         self.name = name
         self._unbox = unbox
 
+    def on(self, scope: Scope) -> Variable[T]:
+        """The same variable in another scope."""
+        return Variable(scope, self.collection, self.name, unbox=self._unbox)
+
     @property
     def value(self) -> T:
         """The value, out of its box unless the variable was asked for with `unbox=False`."""

@@ -33,18 +33,30 @@ def checkpoint(
         policy: As in `jax.checkpoint`.
         methods: For a class, the methods to transform.
     """
+    options = remat_options(variables, rngs, concrete, prevent_cse, static_argnums, policy)
+    return lift(target, run_checkpoint, label="checkpoint", methods=methods, options=options)
+
+
+def remat_options(
+    variables: Filter,
+    rngs: Filter,
+    concrete: bool,
+    prevent_cse: bool,
+    static_argnums: int | tuple[int, ...],
+    policy: Callable[..., bool] | None,
+) -> dict[str, Any]:
+    """The options of `run_checkpoint`, checked."""
     if concrete:
         raise ValueError(
             "nn.remat(concrete=True) has no meaning in JAX any more; use static_argnums for arguments that Python needs"
         )
-    options = {
+    return {
         "variables": variables,
         "rngs": rngs,
         "prevent_cse": prevent_cse,
         "static_argnums": (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums),
         "policy": policy,
     }
-    return lift(target, run_checkpoint, label="checkpoint", methods=methods, options=options)
 
 
 remat = checkpoint

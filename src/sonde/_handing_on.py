@@ -1,0 +1,62 @@
+"""Modules that hand names on: further import paths for what lives elsewhere in the package.
+
+Code written for Flax imports `nnx.nn.linear` or `nnx.graphlib`; here the layers and functions live in other files. A
+table says which path stands for which modules, and `hand_on` makes the paths importable. A path holds nothing itself: a
+name is looked up when it is asked for, in the modules it stands for, in their order, and last in the package.
+
+A path that is a module of the package, and loaded, gets the further names besides its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+_MISSING: Any = object()
+
+
+def hand_on(package: str, paths: Mapping[str, Sequence[str]]) -> None:
+    """Makes paths below a package importable.
+
+    Args:
+        package: the package, which is being imported.
+        paths: the modules that each path stands for, both relative to the package; parents before children.
+    """
+    for path, sources in paths.items():
+        name = f"{package}.{path}"
+        module = _existing(name) if name in sys.modules else _new(name)
+        places = [source if source.startswith("sonde.") else f"{package}.{source}" for source in sources]
+        module.__dict__["__getattr__"] = _lookup(name, [*places, package])
+        parent, _, last = name.rpartition(".")
+        setattr(sys.modules[parent], last, module)
+
+
+def _existing(name: str) -> types.ModuleType:
+    module = sys.modules[name]
+    if hasattr(module, "__getattr__"):
+        raise ValueError(f"{name} has a `__getattr__` of its own: it cannot hand on further names.")
+    return module
+
+
+def _new(name: str) -> types.ModuleType:
+    module = types.ModuleType(name, f"Hands on names under the path that Flax has for them, {name}.")
+    module.__path__ = []
+    module.__spec__ = ModuleSpec(name, None, is_package=True)
+    sys.modules[name] = module
+    return module
+
+
+def _lookup(name: str, places: Sequence[str]) -> Any:
+    def lookup(attribute: str) -> Any:
+        if not attribute.startswith("__"):
+            for place in places:
+                found = getattr(importlib.import_module(place), attribute, _MISSING)
+                if found is not _MISSING:
+                    return found
+        raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+
+    return lookup

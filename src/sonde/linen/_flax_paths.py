@@ -1,0 +1,20 @@
+"""Import paths of Flax's own files, and the modules of Sonde that have their names.
+
+Code in the wild imports `flax.linen.linear`, `flax.linen.spmd` and the like. See `sonde._handing_on`.
+"""
+
+PATHS: dict[str, tuple[str, ...]] = {
+    "activation": ("layers.combinators", "sonde.ops.activations"),
+    "attention": ("layers.attention", "layers.linear", "layers.norm", "sonde.ops.masks"),
+    "batch_apply": ("layers.combinators",),
+    "combinators": ("layers.combinators",),
+    "linear": ("layers.linear", "layers.conv", "sonde.ops.padding", "sonde.ops.initializers"),
+    "module": ("path_names",),
+    "normalization": ("layers.norm", "layers.weight_norm", "sonde.ops.norm"),
+    "pooling": ("sonde.ops.pooling",),
+    "recurrent": ("layers.recurrent", "layers.rnn", "sonde.ops.sequence", "sonde.ops.initializers"),
+    "spmd": ("logical",),
+    "stochastic": ("layers.stochastic",),
+    "summary": ("table",),
+    "transforms": ("path_names",),
+}

@@ -1,0 +1,48 @@
+"""Dataclasses in which a field that a base class has made keyword-only stays so when a subclass declares it again."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import KW_ONLY as KW_ONLY
+from dataclasses import field as field
+from typing import Any, TypeVar, dataclass_transform
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field,))
+def dataclass(cls: Any = None, **options: Any) -> Any:
+    """`dataclasses.dataclass` in which fields stay keyword-only.
+
+    Args:
+        cls: The class; without it, a decorator comes back.
+        **options: As of `dataclasses.dataclass`.
+
+    Example:
+        >>> @dataclass
+        ... class Base:
+        ...     name: str = field(default="", kw_only=True)
+        >>> @dataclass
+        ... class Derived(Base):
+        ...     size: int
+        ...     name: str = "derived"
+        >>> Derived(3).name
+        'derived'
+    """
+    if cls is None:
+        decorate: Callable[[C], C] = lambda cls: dataclass(cls, **options)  # noqa: E731
+        return decorate
+    inherited = {
+        name: found
+        for base in reversed(cls.__mro__[1:])
+        for name, found in getattr(base, "__dataclass_fields__", {}).items()
+    }
+    for name in inspect.get_annotations(cls):
+        if name in inherited and inherited[name].kw_only:
+            default = vars(cls).get(name, dataclasses.MISSING)
+            declared = default if isinstance(default, dataclasses.Field) else field(default=default)
+            declared.kw_only = True
+            setattr(cls, name, declared)
+    return dataclasses.dataclass(cls, **options)

@@ -1,0 +1,372 @@
+"""Names of axes kept beside the variables, in a collection of their own: `params_axes` for `params`.
+
+An older way than the boxes of `sonde.linen.meta`, and still what many models use. Where a module makes a parameter
+with `param_with_axes("kernel", ...)`, the names of its axes are found as `kernel_axes` in `params_axes`, as an
+`AxisMetadata`; `get_axis_names` turns such a collection into PartitionSpecs. Values are constrained to what the rules
+(`axis_rules`) say, as `nn.with_logical_constraint` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from sonde.linen.context import context
+from sonde.linen.filters import Either, Filter, first_match
+from sonde.linen.frozen_dict import FrozenDict
+from sonde.linen.lift import lift
+from sonde.linen.logical import (
+    RulesFallback,
+    get_logical_axis_rules,
+    logical_axis_rules,
+    set_logical_axis_rules,
+    with_logical_constraint,
+)
+from sonde.linen.logical import logical_to_mesh as logical_to_mesh
+from sonde.linen.logical import logical_to_mesh_axes as logical_to_mesh_axes
+from sonde.linen.module import Module
+from sonde.linen.scope import Scope, Variable
+from sonde.linen.transforms.axes import In, Out
+from sonde.linen.transforms.looped import scan
+from sonde.linen.transforms.mapped import vmap
+from sonde.linen.transforms.recomputed import remat_options, run_checkpoint
+from sonde.linen.transforms.rewritten import map_variables
+
+axis_rules = logical_axis_rules
+get_axis_rules = get_logical_axis_rules
+set_axis_rules = set_logical_axis_rules
+with_sharding_constraint = with_logical_constraint
+ScanIn = In
+ScanOut = Out
+
+_SUFFIX = "_axes"
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class AxisMetadata:
+    """The names of the axes of a variable: a tuple of names, or a tree of such tuples. A pytree without leaves."""
+
+    names: Any
+
+
+class PartitionedVariable(Variable[Any]):
+    """A variable whose value is constrained by the names of its axes whenever it is read or set.
+
+    Attributes:
+        axes: The names.
+        fallback: What happens about a name that no rule knows.
+    """
+
+    __slots__ = ("axes", "fallback")
+
+    def __init__(
+        self,
+        scope: Scope,
+        collection: str,
+        name: str,
+        axes: Any = None,
+        fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED,
+        *,
+        unbox: bool = True,
+    ) -> None:
+        super().__init__(scope, collection, name, unbox=unbox)
+        self.axes = axes
+        self.fallback = fallback
+
+    def on(self, scope: Scope) -> PartitionedVariable:
+        """The same variable in another scope."""
+        return PartitionedVariable(scope, self.collection, self.name, self.axes, self.fallback, unbox=self._unbox)
+
+    @property
+    def value(self) -> Any:
+        """The value."""
+        return self._constrained(Variable.value.fget(self))  # pyright: ignore[reportOptionalCall]
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        Variable.value.fset(self, self._constrained(value))  # pyright: ignore[reportOptionalCall]
+
+    def _constrained(self, value: Any) -> Any:
+        return _constrained(value, self.axes, self.fallback)
+
+
+def _constrained(value: Any, axes: Any, fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED) -> Any:
+    return with_logical_constraint(value, axes, fallback=fallback) if axes else value
+
+
+def _running(module: Module | None, what: str) -> Module:
+    module = context.module_stack[-1] if module is None else module
+    if module is None:
+        raise ValueError(f"{what} is called outside of a module's method; pass module=")
+    return module
+
+
+def _note(module: Module, collection: str, name: str, axes: Any) -> None:
+    """Puts the names of a variable's axes into their collection, if that may change."""
+    scope = module.bound_scope(f"name the axes of {name!r}")
+    collection, name = f"{collection}{_SUFFIX}", f"{name}{_SUFFIX}"
+    if not scope.is_mutable(collection):
+        return
+    new, old = AxisMetadata(axes), scope.get(collection, name)
+    if old is not None and old != new:
+        raise ValueError(
+            f"module {scope.path_text} names the axes of {name.removesuffix(_SUFFIX)!r} {new.names}, and before it has "
+            f"named them {getattr(old, 'names', old)}"
+        )
+    scope.put(collection, name, new)
+
+
+def param_with_axes(
+    name: str,
+    init_fn: Callable[..., Any],
+    *init_args: Any,
+    axes: Any = None,
+    module: Module | None = None,
+    **init_kwargs: Any,
+) -> Any:
+    """A parameter of the module that is running, with names for its axes.
+
+    Args:
+        name: The name of the parameter.
+        init_fn: Its initializer.
+        *init_args: Arguments for the initializer, after the key.
+        axes: A name for each axis, or a tree of such tuples for a parameter that is a tree; None for no names.
+        module: The module, if it is not the one whose method is running.
+        **init_kwargs: Keyword arguments for the initializer.
+
+    Example:
+        >>> import jax
+        >>> from sonde import linen as nn
+        >>> from sonde.linen import partitioning
+        >>> class Scale(nn.Module):
+        ...     @nn.compact
+        ...     def __call__(self, x):
+        ...         return x * partitioning.param_with_axes("scale", nn.initializers.ones, (3,), axes=("embed",))
+        >>> variables = Scale().init(jax.random.key(0), jax.numpy.ones(3))
+        >>> tuple(partitioning.get_axis_names(variables["params_axes"])["scale"])
+        ('embed',)
+    """
+    module = _running(module, "param_with_axes")
+    value = module.param(name, init_fn, *init_args, **init_kwargs)
+    if axes is not None:
+        value = _constrained(value, axes)
+        _note(module, "params", name, axes)
+    return value
+
+
+def variable_with_axes(
+    collection: str,
+    name: str,
+    init_fn: Callable[..., Any] | None,
+    *init_args: Any,
+    axes: Any = None,
+    module: Module | None = None,
+    fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED,
+    **init_kwargs: Any,
+) -> PartitionedVariable:
+    """A variable of the module that is running, with names for its axes.
+
+    Args:
+        collection: The collection.
+        name: The name of the variable.
+        init_fn: Makes its first value.
+        *init_args: Arguments for `init_fn`.
+        axes: A name for each axis; None for no names.
+        module: The module, if it is not the one whose method is running.
+        fallback: What happens about a name that no rule knows.
+        **init_kwargs: Keyword arguments for `init_fn`.
+    """
+    module = _running(module, "variable_with_axes")
+    made = module.variable(collection, name, init_fn, *init_args, **init_kwargs)
+    found = PartitionedVariable(made.scope, collection, name, axes, fallback)
+    if axes is not None:
+        _note(module, collection, name, axes)
+        if found.is_mutable():
+            found.value = made.value
+    return found
+
+
+def _is_names(names: Any) -> bool:
+    return isinstance(names, tuple) and all(name is None or isinstance(name, str) for name in names)
+
+
+def _map_names(fn: Callable[[tuple[Any, ...]], Any], tree: Any) -> Any:
+    """Applies a function to the names in every `AxisMetadata` of a tree."""
+
+    def in_box(box: Any) -> Any:
+        return AxisMetadata(jax.tree.map(fn, box.names, is_leaf=_is_names)) if isinstance(box, AxisMetadata) else box
+
+    return jax.tree.map(in_box, tree, is_leaf=lambda x: isinstance(x, AxisMetadata))
+
+
+def get_axis_names(axes_metadata: Any) -> Any:
+    """The names in a collection such as `params_axes` as PartitionSpecs, under the names of the variables."""
+    if isinstance(axes_metadata, AxisMetadata):
+        return jax.tree.map(lambda names: PartitionSpec(*names), axes_metadata.names, is_leaf=_is_names)
+    if isinstance(axes_metadata, Mapping):
+        return {key.removesuffix(_SUFFIX): get_axis_names(value) for key, value in axes_metadata.items()}
+    return axes_metadata
+
+
+def _with_axis_name(target: Any, collection: str, axis: int, name: str | None, methods: Any) -> Any:
+    """A lifted target in whose collection of names the axis that the transform adds is called `name`."""
+
+    def put_in(names: tuple[Any, ...]) -> tuple[Any, ...]:
+        at = axis if axis >= 0 else axis + len(names) + 1
+        return (*names[:at], name, *names[at:])
+
+    def take_out(names: tuple[Any, ...]) -> tuple[Any, ...]:
+        at = axis % len(names)
+        if names[at] != name:
+            raise ValueError(
+                f"axis {axis} of a variable in {collection!r} must be called {name!r}; its axes are {names}"
+            )
+        return (*names[:at], *names[at + 1 :])
+
+    return map_variables(
+        target,
+        f"{collection}{_SUFFIX}",
+        lambda tree: _map_names(take_out, tree),
+        lambda tree: _map_names(put_in, tree),
+        mutable=True,
+        methods=methods,
+    )
+
+
+def _axis_of(variable_axes: Mapping[Any, Any], collection: str) -> Any:
+    index = first_match(variable_axes, collection)
+    axis = None if index is None else list(variable_axes.values())[index]
+    return axis.axis if isinstance(axis, (In, Out)) else axis
+
+
+def scan_with_axes(
+    target: Any,
+    variable_axes: Mapping[Any, Any] = FrozenDict(),
+    variable_broadcast: Filter = False,
+    variable_carry: Filter = False,
+    split_rngs: Mapping[Any, bool] = FrozenDict(),
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int = 1,
+    axis_name: str = "layers",
+    axes_collections: Sequence[str] = ("params",),
+    data_transform: Callable[..., Any] | None = None,
+    methods: Any = None,
+) -> Any:
+    """`nn.scan` that names the axis of iterations in the names of the variables that have one.
+
+    Args:
+        target: As in `nn.scan`.
+        variable_axes: As in `nn.scan`.
+        variable_broadcast: As in `nn.scan`.
+        variable_carry: As in `nn.scan`.
+        split_rngs: As in `nn.scan`.
+        in_axes: As in `nn.scan`.
+        out_axes: As in `nn.scan`.
+        length: As in `nn.scan`.
+        reverse: As in `nn.scan`.
+        unroll: As in `nn.scan`.
+        axis_name: The name of the axis.
+        axes_collections: The collections whose variables have names.
+        data_transform: As in `nn.scan`.
+        methods: As in `nn.scan`.
+    """
+    lifted = scan(
+        target,
+        variable_axes=variable_axes,
+        variable_broadcast=Either((variable_broadcast, tuple(f"{c}{_SUFFIX}" for c in axes_collections))),
+        variable_carry=variable_carry,
+        split_rngs=split_rngs,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        length=length,
+        reverse=reverse,
+        unroll=unroll,
+        data_transform=data_transform,
+        methods=methods,
+    )
+    for collection in axes_collections:
+        axis = _axis_of(variable_axes, collection)
+        if axis is not None:
+            lifted = _with_axis_name(lifted, collection, axis, axis_name, methods)
+    return lifted
+
+
+def vmap_with_axes(
+    target: Any,
+    variable_axes: Mapping[Any, Any] = FrozenDict(),
+    split_rngs: Mapping[Any, bool] = FrozenDict(),
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_size: int | None = None,
+    axis_name: str | None = None,
+    partitioning_axis_names: Mapping[Any, str] = FrozenDict(),
+    spmd_axis_name: Any = None,
+    methods: Any = None,
+) -> Any:
+    """`nn.vmap` that names the mapped axis in the names of the variables that have one.
+
+    Args:
+        target: As in `nn.vmap`.
+        variable_axes: As in `nn.vmap`.
+        split_rngs: As in `nn.vmap`.
+        in_axes: As in `nn.vmap`.
+        out_axes: As in `nn.vmap`.
+        axis_size: As in `nn.vmap`.
+        axis_name: As in `nn.vmap`.
+        partitioning_axis_names: The name of the axis for each collection whose variables have names.
+        spmd_axis_name: As in `nn.vmap`.
+        methods: As in `nn.vmap`.
+    """
+    shared = {f"{collection}{_SUFFIX}": None for collection in partitioning_axis_names}
+    lifted = vmap(
+        target,
+        variable_axes={**variable_axes, **shared},
+        split_rngs=split_rngs,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        axis_size=axis_size,
+        axis_name=axis_name,
+        spmd_axis_name=spmd_axis_name,
+        methods=methods,
+    )
+    for collection, name in partitioning_axis_names.items():
+        axis = _axis_of(variable_axes, collection)
+        if axis is not None:
+            lifted = _with_axis_name(lifted, collection, axis, name, methods)
+    return lifted
+
+
+def remat(
+    target: Any,
+    variables: Filter = True,
+    rngs: Filter = True,
+    concrete: bool = False,
+    prevent_cse: bool = True,
+    static_argnums: int | Sequence[int] = (),
+    policy: Callable[..., bool] | None = None,
+    methods: Any = None,
+) -> Any:
+    """`nn.remat` that counts `static_argnums` without the module: argument 0 is the first after `self`.
+
+    Args:
+        target: As in `nn.remat`.
+        variables: As in `nn.remat`.
+        rngs: As in `nn.remat`.
+        concrete: As in `nn.remat`.
+        prevent_cse: As in `nn.remat`.
+        static_argnums: The arguments that Python needs; the first after the module is 0.
+        policy: As in `nn.remat`.
+        methods: As in `nn.remat`.
+    """
+    numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    options = remat_options(variables, rngs, concrete, prevent_cse, tuple(number + 1 for number in numbers), policy)
+    # The label is part of the names of submodules that are given none, and must be Flax's.
+    return lift(target, run_checkpoint, label="core_remat_static", methods=methods, options=options)

@@ -1,0 +1,64 @@
+"""Import paths of Flax's own files below `flax.linen`."""
+
+import importlib
+import inspect
+
+import pytest
+
+from sonde import linen as nn
+from sonde.linen._flax_paths import PATHS
+
+
+@pytest.mark.parametrize("path", [*PATHS, "dtypes", "initializers", "kw_only_dataclasses", "partitioning"])
+def test_public_names_of_a_file_are_found_under_its_path(path):
+    theirs = importlib.import_module(f"flax.linen.{path}")
+    ours = importlib.import_module(f"sonde.linen.{path}")
+    assert getattr(nn, path) is ours
+    own = {
+        name
+        for name, value in vars(theirs).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == theirs.__name__ and len(name) > 1
+    }
+    assert own
+    missing = {name for name in own if not hasattr(ours, name)}
+    assert missing <= NOT_OURS, missing
+
+
+# Types for annotations, and what the mechanism of Flax's own lifting, wrapping and tables is made of.
+NOT_OURS = {
+    *("CompactNameScope", "Descriptor", "DescriptorWrapper", "ModuleBase", "ParentDescriptor", "SetupState"),
+    *("TestScope", "ThreadLocalStack", "capture_call_intermediates", "create_descriptor_wrapper", "module_field"),
+    *("run_interceptors", "tuple_init", "tuple_reduce", "wrap_descriptor_once", "wrap_method_once"),
+    *("PromoteDtypeFn", "Row", "Table", "RNNBase", "DenseParams", "core_remat_static"),
+    *("arbitrary_mergeable_leaf", "merge_leading_dims", "ndim_at_least", "split_leading_dim"),
+    *("InstancePlaceholder", "VariablePlaceholder", "clean_clone", "decorator_lift_transform", "fork_rngs"),
+    *("decorator_lift_transform_cached", "get_module_scopes", "lift_direct_transform", "lift_transform"),
+    *("lift_transform_cached", "module_class_lift_transform", "module_class_lift_transform_cached"),
+    *("set_module_scopes", "ModuleT", "Target"),
+}
+
+
+def test_the_module_that_is_running_is_found():
+    class Model(nn.Module):
+        def __call__(self):
+            return nn.module._context.module_stack[-1] is self
+
+    assert Model().apply({})
+
+
+def test_fields_stay_keyword_only_and_own_fields_come_first():
+    class Base(nn.Module):
+        width: int = 3
+
+    class Derived(Base):
+        depth: int = nn.kw_only_dataclasses.field(default=1, kw_only=True)
+
+    class Last(Derived):
+        size: float = 0.0
+        depth: int = 2
+
+    assert list(Last.__dataclass_fields__) == ["width", "depth", "size", "parent", "name"]
+    parameters = inspect.signature(Last).parameters
+    assert list(parameters) == ["width", "size", "parent", "name", "depth"]
+    assert parameters["depth"].default == 2
+    assert Last(4, 5.0).depth == 2
