@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import core as _core
 from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import dtypes as _dtypes
@@ -549,6 +550,54 @@ class EagerShortcut:
             self._users -= 1
             if self._users == 0:
                 _pjit._run_python_pjit = self._plain
+
+
+class TracingHook:
+    """While it is entered, the tracing of functions to jaxprs goes through functions of ours.
+
+    JAX finds the trace of a function by the function, the types of its arguments and their structure. There are three
+    places to look at, because jit and remat have caches in front of the one that all transforms share. One object
+    serves all threads.
+
+    Args:
+        with_arguments: Called with the function, its positional and keyword arguments, and a function that goes on with
+            another function in its place; where jit looks for a trace.
+        with_tree: The same with a function that returns the structure of the arguments; where other transforms do.
+    """
+
+    def __init__(self, with_arguments: Callable[..., Any], with_tree: Callable[..., Any]) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        infer, remat, trace = _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr
+
+        def infer_params(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+            return with_arguments(fun, args, kwargs, lambda new: infer(new, info, args, kwargs))
+
+        def remat_to_jaxpr(fun: Any, in_tree: Any, *rest: Any) -> Any:
+            return with_tree(fun, lambda: in_tree, lambda new: remat(new, in_tree, *rest))
+
+        def trace_to_jaxpr(fun: Any, in_avals: Any, *rest: Any, **options: Any) -> Any:
+            if options.get("fun_takes_flat_tree_arg"):  # JAX's own functions
+                return trace(fun, in_avals, *rest, **options)
+            return with_tree(fun, lambda: in_avals.tree, lambda new: trace(new, in_avals, *rest, **options))
+
+        for name in ("cache_clear", "cache_info", "cache_keys", "evict_weakref"):
+            if hasattr(trace, name):
+                setattr(trace_to_jaxpr, name, getattr(trace, name))
+        self._plain = infer, remat, trace
+        self._hooked = infer_params, remat_to_jaxpr, trace_to_jaxpr
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr = self._hooked
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr = self._plain
 
 
 # ---------------------------------------------------------------------------------------------------------------------

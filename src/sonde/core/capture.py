@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import weakref
@@ -12,12 +11,13 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 from sonde import _jax
-from sonde.core import rules  # noqa: F401 (registers the rules)
+from sonde.core import boundaries, rules  # noqa: F401 (registers the rules)
 from sonde.core.collect import Collect, Reduce
 from sonde.core.context import Looking, look, looking
 from sonde.core.failing import remember
 from sonde.core.handler import Handler
 from sonde.core.inside import has_sites
+from sonde.core.module_paths import NOTHING, Request, trail
 from sonde.core.path import Pattern, check_pattern
 from sonde.core.record import Records, make_records
 from sonde.core.trace import SiteTrace
@@ -110,11 +110,6 @@ def capture_only(
     return _capture_now(f, patterns, options, args, kwargs)[1]
 
 
-# What layers above want to know of a run before it begins: the function, its arguments, and what was requested of the
-# layer. Each returns a context manager around the run, which gives what jitted functions depend on (`Looking.extra`).
-LAYERS: list[Callable[[Callable, Any, Any, Any], contextlib.AbstractContextManager[Hashable]]] = []
-
-
 _shortcut = _jax.EagerShortcut(SiteTrace, has_sites)
 
 
@@ -126,7 +121,7 @@ def run_with(
     *,
     grads: bool = False,
     edits: bool = False,
-    request: Any = None,
+    request: Request | None = None,
 ) -> tuple[Any, Any]:
     """Runs `f` with a handler at its sites.
 
@@ -137,22 +132,27 @@ def run_with(
         kwargs: Its keyword arguments.
         grads: Whether gradients must be marked.
         edits: Whether the handler replaces values.
-        request: For the layers above; see `LAYERS`.
+        request: What is wanted of modules.
 
     Returns:
         The result of `f` and the handler, finished.
     """
     outer = looking()
-    depth = 1
+    depth, modules = 1, (NOTHING if request is None else request.traced,)
     if outer is not None:
         grads, edits, depth = grads or outer.grads, edits or outer.edits, outer.depth + 1
+        modules = (*outer.modules, *modules)
     handler: Handler = make(depth)
     trace = SiteTrace(_jax.current_trace(), handler)
     try:
-        with contextlib.ExitStack() as stack:
-            extra = tuple([stack.enter_context(layer(f, args, kwargs, request)) for layer in LAYERS])
-            with _shortcut, _jax.set_current_trace(trace), look(Looking(grads, edits, depth, extra)):
-                result = f(*args, **kwargs)
+        with (
+            trail(f, args, kwargs, request, handler),
+            boundaries.hook,
+            _shortcut,
+            _jax.set_current_trace(trace),
+            look(Looking(grads, edits, depth, modules)),
+        ):
+            result = f(*args, **kwargs)
     finally:
         trace.invalidate()
     handler.finish()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 import threading
-from collections.abc import Hashable
 from types import TracebackType
 from typing import Any
 
@@ -33,13 +32,13 @@ class Looking:
         grads: Whether gradients are wanted too.
         edits: Whether values may be replaced: one that does not vary over a mapped axis may then come to do so.
         depth: How many captures, edits and so on are nested around.
-        extra: What a layer above wants jitted functions to be traced again for.
+        modules: What each of them wants of modules (`module_paths.Wanted`).
     """
 
     grads: bool
     edits: bool = False
     depth: int = 1
-    extra: Hashable = None
+    modules: tuple[Any, ...] = ()
 
 
 _context = jax.make_user_context(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Hashable
 from typing import Any, TypeVar
 
@@ -68,7 +69,7 @@ def perturb(value: T, name: str) -> T:
     return value if looking() is None else mark(value, name, tag=PERTURBED, depth=2)
 
 
-def mark(value: T, name: str, *, tag: Hashable = None, depth: int = 1) -> T:
+def mark(value: T, name: str, *, tag: Hashable = None, depth: int = 1, code: types.CodeType | None = None) -> T:
     """Marks a value with something for the layer above attached: what `sow` does while a capture runs.
 
     Args:
@@ -76,11 +77,12 @@ def mark(value: T, name: str, *, tag: Hashable = None, depth: int = 1) -> T:
         name: The name of the site below the scopes that are open.
         tag: Kept as `Site.tag`; hashable.
         depth: How many frames up the line is that the site is said to be on.
+        code: The function whose first line the site is said to be on, in place of a frame.
 
     Returns:
         `value`, or what it was replaced by. When no capture runs, `value`.
     """
-    return value if looking() is None else _marked(value, name, tag, depth + 1)[0]
+    return value if looking() is None else _marked(value, name, tag, depth + 1, code)[0]
 
 
 def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1) -> None:
@@ -123,9 +125,15 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
             site.has_gradient = False
 
 
-def _marked(value: Any, name: str, tag: Hashable, depth: int, *, in_place: bool = False) -> tuple[Any, Site]:
+def _marked(
+    value: Any, name: str, tag: Hashable, depth: int, code: types.CodeType | None = None, *, in_place: bool = False
+) -> tuple[Any, Site]:
     state: Any = looking()
-    frame = sys._getframe(depth)
+    if code is None:
+        frame = sys._getframe(depth)
+        code, line = frame.f_code, frame.f_lineno
+    else:
+        line = code.co_firstlineno
     if state.edits and not in_place:  # a number can only be replaced if it is an array
         value = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, _NUMBERS) else x, value)
     if isinstance(value, jax.Array):
@@ -140,8 +148,8 @@ def _marked(value: Any, name: str, tag: Hashable, depth: int, *, in_place: bool 
         statics=statics,
         tag=tag,
         grads=state.grads,
-        code=frame.f_code,
-        line=frame.f_lineno,
+        code=code,
+        line=line,
         in_place=in_place,
     )
     trace = _jax.current_trace()

@@ -11,24 +11,22 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.capture import LAYERS, check_callable, run_with
+from sonde.core.capture import check_callable, run_with
 from sonde.core.choices import merge_choices
 from sonde.core.collect import Collect
 from sonde.core.item import expand
+from sonde.core.module_paths import Request
 from sonde.core.pairing import Call, pair
 from sonde.core.perturbing import Adding
 from sonde.core.record import record_of
 from sonde.core.site import Site, View
-from sonde.nnx._paths import Path, Request, known_places
-from sonde.nnx._sites import Sown
+from sonde.nnx import iteration
 from sonde.nnx.module import Module
+from sonde.nnx.module_sites import Sown, Types
 from sonde.nnx.states import State, from_flat_state, to_flat_state
 from sonde.nnx.variable import Intermediate, Perturbation, Variable
 
-LAYERS.append(known_places)
-
-Key = tuple[Path, str]
-Values = dict[type, dict[Key, Any]]
+Values = dict[type, dict[str, Any]]  # by type and path
 
 
 def capture(
@@ -76,8 +74,8 @@ def capture(
     @functools.wraps(fn if hasattr(fn, "__name__") else type(fn).__call__)
     def captured(*args: Any, **kwargs: Any) -> Any:
         root = _root(fn, args, kwargs)
-        result, calls, depth = _run(fn, args, kwargs, root, types, begin, method_outputs)
-        states = _states(calls, depth, types, begin, _perturbed_to_zeros)
+        result, calls = _run(fn, args, kwargs, root, types, begin, method_outputs)
+        states = _states(calls, root, types, begin, _perturbed_to_zeros)
         return (result, *(states[t] for t in types)) if types else result
 
     captured.__wrapped__ = fn  # pyright: ignore[reportAttributeAccessIssue]
@@ -123,9 +121,9 @@ def capture_grads(
     @functools.wraps(fn if hasattr(fn, "__name__") else type(fn).__call__)
     def captured(*args: Any, **kwargs: Any) -> Any:
         root = _root(fn, args, kwargs)
-        result, calls, depth = _run(fn, args, kwargs, root, types, {}, method_outputs, grads=True)
-        values = _states(calls, depth, types, {}, lambda call, tag: _value(call))
-        grads = _states(calls, depth, types, {}, lambda call, tag: _gradient(call))
+        result, calls = _run(fn, args, kwargs, root, types, {}, method_outputs, grads=True)
+        values = _states(calls, root, types, {}, lambda call, tag: _value(call))
+        grads = _states(calls, root, types, {}, lambda call, tag: _gradient(call))
         return result, State.merge(*values.values()), State.merge(*grads.values())
 
     captured.__wrapped__ = fn  # pyright: ignore[reportAttributeAccessIssue]
@@ -163,11 +161,11 @@ def _root(fn: Any, args: Any, kwargs: Any) -> Module:
 
 
 def _given_values(init: Mapping[Any, Any] | None) -> Values:
-    """The values of a State by type, path of the Module, and name."""
+    """The values of a State by type and path."""
     given: Values = {}
     for path, leaf in to_flat_state(init) if init else ():
         if isinstance(leaf, Variable):
-            given.setdefault(type(leaf), {})[path[:-1], path[-1]] = leaf.get_value()
+            given.setdefault(type(leaf), {})[_text(path)] = leaf.get_value()
     return given
 
 
@@ -187,7 +185,7 @@ class _Recording(Collect):
     def wants(self, site: Site, path: str, view: View) -> bool:
         """Whether the site is one of a Module, of one of the types, in the model that is looked at."""
         tag = site.tag
-        if not isinstance(tag, Sown) or tag.type not in self.types or tag.place[self.depth - 1] is None:
+        if not isinstance(tag, Sown) or tag.type not in self.types or not tag.known[self.depth - 1]:
             return False
         return super().wants(site, path, view)
 
@@ -196,11 +194,9 @@ class _Adding(Adding):
     """Adds given values where Modules perturb."""
 
     def key_of(self, site: Site, path: str) -> Any:
-        """Type, place of the Module and name."""
+        """Type and path."""
         tag = site.tag
-        if not isinstance(tag, Sown) or not tag.perturbs:
-            return None
-        return tag.type, tag.place[self.depth - 1], tag.name
+        return (tag.type, path) if isinstance(tag, Sown) and tag.perturbs and tag.known[self.depth - 1] else None
 
     def finish(self) -> None:
         """Values that nothing asked for are no error: a State may hold more than one function needs."""
@@ -216,20 +212,19 @@ def _run(
     outputs: type | None,
     *,
     grads: bool = False,
-) -> tuple[Any, list[Call], int]:
-    """The result, what was recorded, and how many captures are nested."""
-    deltas = {(t, *key): value for t, values in given.items() for key, value in values.items()}
+) -> tuple[Any, list[Call]]:
+    """The result, and what was recorded."""
+    deltas = {(t, path): value for t, values in given.items() for path, value in values.items()}
     inner = fn
     if deltas:
 
         def inner(*args: Any, **kwargs: Any) -> Any:
-            request = Request(root, frozenset(), frozenset(given))
-            return run_with(lambda depth: _Adding(deltas, depth=depth), fn, args, kwargs, edits=True, request=request)[
-                0
-            ]
+            request = Request(root, more=Types(given=frozenset(given)))
+            make = functools.partial(_Adding, deltas)
+            return run_with(lambda depth: make(depth=depth), fn, args, kwargs, edits=True, request=request)[0]
 
     if not types:
-        return inner(*args, **kwargs), [], 0
+        return inner(*args, **kwargs), []
     wanted = frozenset(types)
     result, handler = run_with(
         lambda depth: _Recording(wanted, grads=grads, depth=depth),
@@ -237,9 +232,9 @@ def _run(
         args,
         kwargs,
         grads=grads,
-        request=Request(root, wanted, frozenset(), outputs),
+        request=Request(root, more=Types(wanted, outputs=outputs)),
     )
-    return result, pair(merge_choices(expand(handler.items)), handler.met), handler.depth
+    return result, pair(merge_choices(expand(handler.items)), handler.met)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -263,7 +258,7 @@ def _perturbed_to_zeros(call: Call, tag: Sown) -> Any:
 
 
 def _states(
-    calls: list[Call], depth: int, types: tuple[type, ...], given: Values, value_of: Callable[[Call, Sown], Any]
+    calls: list[Call], root: Module, types: tuple[type, ...], given: Values, value_of: Callable[[Call, Sown], Any]
 ) -> dict[type, State[Any, Any]]:
     """One State per type, from what was recorded in program order."""
     found: Values = {t: {} for t in types}
@@ -273,7 +268,7 @@ def _states(
         if not item.view.is_value or _is_not_taken(item.extras.get("taken")):
             continue
         value = value_of(call, tag)
-        key = (tag.place[depth - 1], tag.name)
+        key = item.path
         begin = given.get(tag.type, {})
         values = found[tag.type]
         if tag.perturbs and value_of is _perturbed_to_zeros:
@@ -284,7 +279,13 @@ def _states(
             start = values[key] if key in values else begin[key] if key in begin else tag.init_fn()
             n_loops = sum(axis.is_loop for axis in item.view.axes)
             values[key] = functools.reduce(tag.reduce_fn, _iterations(value, n_loops), start)
-    return {t: _nested(t, values) for t, values in found.items()}
+    keys = {_text(path): path for path, _ in iteration.iter_nodes(root, graph=True, who="capture")}
+    return {t: _nested(t, values, keys) for t, values in found.items()}
+
+
+def _text(path: tuple[Any, ...]) -> str:
+    """A path in a State as one of the engine. An empty name is that of a Module, see `_nested`."""
+    return "/".join(str(key) for key in path if key != "")
 
 
 def _is_not_taken(taken: Any) -> bool:
@@ -301,12 +302,20 @@ def _iterations(value: Any, n_loops: int) -> Iterator[Any]:
         yield jax.tree.map(lambda x, index=index: x[index], value)
 
 
-def _nested(variable_type: type, values: Mapping[Key, Any]) -> State[Any, Any]:
+def _nested(variable_type: type, values: Mapping[str, Any], modules: Mapping[str, Any]) -> State[Any, Any]:
     """A State of Variables.
 
     A Module that sows under the name of one of its children keeps both: its own value has an empty name below the
     child's.
     """
-    flat = {(*path, name): value for (path, name), value in values.items() if value is not None}
+    flat = {_keys(path, modules): value for path, value in values.items() if value is not None}
     inner = {path[:i] for path in flat for i in range(len(path))}
     return from_flat_state([((*p, "") if p in inner else p, variable_type(v)) for p, v in flat.items()])
+
+
+def _keys(path: str, modules: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The keys of a path in a State: those of the Modules of the model, as far as they lead."""
+    module, _, name = path.rpartition("/")
+    if module in modules:
+        return *modules[module], name
+    return *(_keys(module, modules) if module else ()), int(name) if name.isdigit() else name

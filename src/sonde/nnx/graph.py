@@ -12,13 +12,14 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from sonde._jax import trace_level
+from sonde.core.module_index import ModuleKind, Origin, register_modules
 from sonde.nnx import traversals
 from sonde.nnx._kinds import CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx._walk import ARRAY, Walk, build, collect, count_leaves, flatten_once, has_references, show_path, walk
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.metadata import structural_hash
-from sonde.nnx.pytree import Places
+from sonde.nnx.module_sites import carry_all, carry_below, origin_of
 from sonde.nnx.states import FlatState, State, group_flat, merge_state, select_flat, split_flat
 from sonde.nnx.variable import Variable, _set_value, copied
 
@@ -31,14 +32,14 @@ class GraphDef(Generic[A]):
     Attributes:
         definition: the nested tuples that `sonde.nnx._walk` describes.
         num_leaves: how many leaves the states must have together.
-        place: while a capture runs, where the model stands (see `sonde.nnx._paths`); otherwise None.
+        origin: while a capture runs, what it is the structure of, for what is merged from it; otherwise None.
     """
 
-    __slots__ = ("__weakref__", "_hash", "_prototypes", "_references", "definition", "num_leaves", "place")
+    __slots__ = ("__weakref__", "_hash", "_prototypes", "_references", "definition", "num_leaves", "origin")
 
-    def __init__(self, definition: Any, place: Any = None):
+    def __init__(self, definition: Any, origin: Origin | None = None):
         self.definition = definition
-        self.place = place
+        self.origin = origin
         self.num_leaves = count_leaves(definition)
         self._hash: int | None = None
         self._prototypes: dict[int, dict[Any, Any]] = {}
@@ -57,7 +58,7 @@ class GraphDef(Generic[A]):
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, GraphDef) and self.definition == other.definition and self.place == other.place
+        return isinstance(other, GraphDef) and self.definition == other.definition
 
     def __hash__(self) -> int:
         if self._hash is None:
@@ -92,6 +93,7 @@ def _hash_of(definition: Any) -> int:
 
 
 jax.tree_util.register_static(GraphDef)
+register_modules(GraphDef, ModuleKind(lambda _: (), origin=lambda g: g.origin, is_root=lambda _: False))
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -167,8 +169,8 @@ def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     """
     found = walk(node, graph=resolve(graph), who="split")
     if not filters:
-        return GraphDef(found.definition, _place(node)), _nested(found)
-    return (GraphDef(found.definition, _place(node)), *_states(split_flat(found.flat(), filters)))
+        return GraphDef(found.definition, origin_of(node)), _nested(found)
+    return (GraphDef(found.definition, origin_of(node)), *_states(split_flat(found.flat(), filters)))
 
 
 def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
@@ -197,7 +199,7 @@ variables = state
 
 def graphdef(node: Any, /, *, graph: bool | None = None) -> GraphDef[Any]:
     """The structure of a model: the first part of what `split` returns."""
-    return GraphDef(walk(node, graph=resolve(graph), who="graphdef").definition, _place(node))
+    return GraphDef(walk(node, graph=resolve(graph), who="graphdef").definition, origin_of(node))
 
 
 def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
@@ -231,12 +233,8 @@ def flatten(
         ref_index.setdefault(_MET, []).append((found.nodes, found.leaves))
     if with_paths:
         flat = FlatState.from_sorted_keys_values(tuple(found.paths), found.leaves)
-        return GraphDef(found.definition, _place(node)), flat
-    return GraphDef(found.definition, _place(node)), found.leaves
-
-
-def _place(node: Any) -> Any:
-    return Places.tag_of(node) if kind_of(node) == NODE else None
+        return GraphDef(found.definition, origin_of(node)), flat
+    return GraphDef(found.definition, origin_of(node)), found.leaves
 
 
 # -------------------------------------------------------------------------------------------- putting together
@@ -280,8 +278,7 @@ def unflatten(
         prototypes=graphdef._prototypes,
         remember=index_ref is not None or graphdef._has_references(),
     )
-    if graphdef.place is not None:
-        Places.put_back_all(built, graphdef.place)
+    carry_below(graphdef.origin, built)
     return built
 
 
@@ -340,7 +337,7 @@ def clone(node: A, variables: bool = True, *, arrays: bool = False, graph: bool 
         leaves = copied(leaves)
     if arrays:
         leaves = jax.tree.map(_copied_array, leaves)
-    return build(found.definition, leaves)
+    return carry_all(node, build(found.definition, leaves))
 
 
 def _copied_array(x: Any) -> Any:

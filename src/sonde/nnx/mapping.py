@@ -9,6 +9,7 @@ from sonde.nnx._walk import build, walk
 from sonde.nnx.filters import Filter, PathParts
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.metadata import shared
+from sonde.nnx.module_sites import carry_all
 
 A = TypeVar("A")
 
@@ -31,7 +32,8 @@ def map(
         2.0
     """
     found = walk(node, graph=resolve(graph), who="map")
-    return build(found.definition, [f(path, leaf) for path, leaf in found.flat()], recreate=recreate_variables)
+    leaves = [f(path, leaf) for path, leaf in found.flat()]
+    return carry_all(node, build(found.definition, leaves, recreate=recreate_variables))
 
 
 def recursive_map(f: Callable[[PathParts, Any], Any], node: Any, /, *, graph: bool | None = None) -> Any:
@@ -44,7 +46,7 @@ def recursive_map(f: Callable[[PathParts, Any], Any], node: Any, /, *, graph: bo
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
     found = walk(node, graph=resolve(graph), who="recursive_map")
-    return build(found.definition, found.leaves, finish=f)
+    return carry_all(node, build(found.definition, found.leaves, finish=f))
 
 
 def with_vars(
@@ -75,7 +77,7 @@ def with_vars(
     if mutable is False:
         raise ValueError("with_vars(mutable=False): Sonde's Variables can always be changed at their trace level.")
     found = walk(node, graph=True, who="with_vars")
-    return build(found.definition, found.leaves)
+    return carry_all(node, build(found.definition, found.leaves))
 
 
 vars_as = with_vars

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from sonde.nnx import _sites, iteration, variable_names
+from sonde.nnx import iteration, module_sites, variable_names
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.pytree import Pytree, PytreeMeta
 from sonde.nnx.variable import Perturbation, Variable
@@ -54,7 +54,7 @@ class Module(Pytree, metaclass=ModuleMeta):
             return
         for name, member in list(vars(cls).items()):
             if isinstance(member, types.FunctionType) and (not name.startswith("_") or name == "__call__"):
-                prepared = _sites.observed(name, member)
+                prepared = module_sites.observed(name, member)
                 if prepared is not member:
                     setattr(cls, name, prepared)
 
@@ -88,7 +88,7 @@ class Module(Pytree, metaclass=ModuleMeta):
         """
         variable_type = _variable_type(variable_type)
         combine = None if reduce_fn is _append else reduce_fn
-        recorded = _sites.sow(self, variable_type, name, value, combine, init_fn)
+        recorded = module_sites.sow(self, variable_type, name, value, combine, init_fn)
         if recorded is not None:
             return recorded
         held = _held(self, name, variable_type, "sow")
@@ -117,7 +117,7 @@ class Module(Pytree, metaclass=ModuleMeta):
             ValueError: the attribute exists and is no Variable of that type.
         """
         variable_type = _variable_type(variable_type)
-        perturbed = _sites.perturb(self, name, value, variable_type)
+        perturbed = module_sites.perturb(self, name, value, variable_type)
         if perturbed is not None:
             return perturbed
         held = _held(self, name, variable_type, "perturb")

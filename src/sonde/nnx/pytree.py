@@ -27,6 +27,9 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar, cast, dataclass_tran
 import jax
 
 from sonde._jax import trace_level
+from sonde.core.context import LOOKERS
+from sonde.core.module_index import Origin
+from sonde.core.module_paths import origin_for_copies
 from sonde.errors import TraceContextError
 from sonde.nnx._epoch import EPOCH, next_number
 from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, VARIABLE, declare_node_type, has_data, is_data, kind_of
@@ -41,7 +44,7 @@ Data = Annotated[T, _DATA]
 #: Annotation of an attribute that is static.
 Static = Annotated[T, _STATIC]
 
-_SLOTS = ("_layout", "_level", "_stamp")
+_SLOTS = ("_layout", "_level", "_origin", "_stamp")
 
 
 def data(value: Any = _MISSING, /, **kwargs: Any) -> Any:
@@ -151,6 +154,7 @@ class Pytree(metaclass=PytreeMeta):
 
     _layout: Layout
     _level: Any
+    _origin: Origin  # only in copies that were made while a capture ran
     _stamp: int
 
     _is_pytree: ClassVar[bool] = True
@@ -353,6 +357,7 @@ class Pytree(metaclass=PytreeMeta):
 _set_layout = cast(Callable[[Any, Any], None], Pytree.__dict__["_layout"].__set__)
 _set_level = cast(Callable[[Any, Any], None], Pytree.__dict__["_level"].__set__)
 _set_stamp = cast(Callable[[Any, Any], None], Pytree.__dict__["_stamp"].__set__)
+set_origin = cast(Callable[[Any, Any], None], Pytree.__dict__["_origin"].__set__)
 _set_dict = cast(Callable[[Any, Any], None], Pytree.__dict__["__dict__"].__set__)
 declare_node_type(Pytree)
 
@@ -422,34 +427,30 @@ def check_pytree(pytree: Any) -> None:
             raise _static_holds_data(pytree, name, value, found, explicit=False, was_static=False)
 
 
-# Layout, static values, and while a capture runs where the object stands in the model (see sonde.nnx._paths).
-Structure = tuple[Layout, tuple[Any, ...], Any]
-
-
-class Places:
-    """How an object's place gets into its structure and out again; `sonde.nnx._paths` says, when captures are used."""
-
-    tag_of: Callable[[Any], Any] = staticmethod(lambda node: None)
-    put_back: Callable[[Any, Any], None] = staticmethod(lambda node, tag: None)
-    put_back_all: Callable[[Any, Any], None] = staticmethod(lambda node, tag: None)
+# Layout, static values, and what the object is, for copies; origins are equal to each other and to None.
+Structure = tuple[Layout, tuple[Any, ...], Origin | None]
 
 
 def _flatten(node: Pytree) -> tuple[tuple[Any, ...], Structure]:
     layout, data, static = node._structure()
-    return data, (layout, static, Places.tag_of(node))
+    return data, (layout, static, _origin_for_copies(node) if LOOKERS.count else None)
 
 
 def _flatten_with_keys(node: Pytree) -> tuple[list[tuple[Any, Any]], Structure]:
     layout, data, static = node._structure()
-    return list(zip(layout.data_keys, data)), (layout, static, Places.tag_of(node))
+    return list(zip(layout.data_keys, data)), (layout, static, _origin_for_copies(node) if LOOKERS.count else None)
+
+
+def _origin_for_copies(node: Pytree) -> Origin | None:
+    return origin_for_copies(node, getattr(node, "_origin", None))
 
 
 def _register(cls: type[Pytree]) -> None:
     def unflatten(structure: Structure, data: Any) -> Pytree:
-        layout, static, tag = structure
+        layout, static, origin = structure
         new = cls._assemble(layout, data, static)
-        if tag is not None:
-            Places.put_back(new, tag)
+        if origin is not None:
+            set_origin(new, origin)
         return new
 
     jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, unflatten, _flatten)

@@ -18,7 +18,8 @@ from sonde.nnx.filters import Filter, to_predicate
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.layers.recurrent_cells import RNNCellBase
 from sonde.nnx.module import Module
-from sonde.nnx.pytree import Places, data
+from sonde.nnx.module_sites import carry_all
+from sonde.nnx.pytree import data
 from sonde.nnx.rngs import Rngs, RngStream
 from sonde.nnx.variable import Variable
 
@@ -164,7 +165,6 @@ def scan_module(
     """
     found = _walk.walk(module, graph=True, who="scan")
     leaves = found.leaves
-    place = Places.tag_of(module)  # while a capture runs
     axes = [axis_of(path, leaf) for path, leaf in zip(found.paths, leaves)]
     sliced = [i for i, axis in enumerate(axes) if isinstance(axis, int)]
     kept = [i for i in range(len(leaves)) if not isinstance(axes[i], int)]
@@ -175,9 +175,7 @@ def scan_module(
             type(leaf)._make(value, leaf._metadata) if isinstance(leaf, Variable) else value
             for leaf, value in zip(leaves, values)
         ]
-        copy = _walk.build(found.definition, fresh)
-        if place is not None:
-            Places.put_back_all(copy, place)
+        copy = carry_all(module, _walk.build(found.definition, fresh))
         carry, output = copy(carry, step)
         return carry, output, [v._raw_value if isinstance(v, Variable) else v for v in fresh]
 

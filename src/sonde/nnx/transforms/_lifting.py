@@ -21,7 +21,7 @@ says what the arrays are. There is one list for every kind of treatment that a t
 `out_specs`), so that the transform can be told about each by a tuple, without knowing the output beforehand.
 
 Captures: `Taken.enter` is the only place where copies of the caller's Modules are made (`nnx.jit` included), and
-`_sites.carry` is told there which copy stands for which original.
+`module_sites.carry` is told there which copy stands for which original.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 import jax
 
 from sonde.core.context import looking
-from sonde.nnx import _epoch, _sites
+from sonde.nnx import _epoch, module_sites
 from sonde.nnx._kinds import NODE, VARIABLE, kind_of
 from sonde.nnx._walk import Path, Walk, build, show_path, walk
 from sonde.nnx.graph import GraphDef
@@ -392,7 +392,7 @@ def _carrier(originals: Mapping[Path, Any]) -> Callable[[Path, Any], Any]:
     def carry(path: Path, copy: Any) -> Any:
         original = originals.get(path)
         if original is not None:
-            _sites.carry(original, copy)
+            module_sites.carry(original, copy)
         return copy
 
     return carry

@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
+from sonde.core import boundaries
 from sonde.core.context import LOOKERS, looking
-from sonde.nnx import _sites
 from sonde.nnx._epoch import EPOCH
 from sonde.nnx._kinds import ARRAY, KIND
 from sonde.nnx.transforms._lifting import Fixed, Structure, enter, is_object, walked
@@ -290,7 +290,8 @@ class _Compiler:
         if nodes is not None:  # a capture runs: say which Modules the copies inside stand for
             before, _tracing.originals = getattr(_tracing, "originals", None), nodes
             try:
-                return plan.run_with(arguments.plain)
+                with boundaries.given(arguments.roots):
+                    return plan.run_with(arguments.plain)
             finally:
                 _tracing.originals = before
         out = plan.run_with(arguments.plain)
@@ -309,9 +310,8 @@ class _Compiler:
         names = tuple(arguments.names)
         found = walked(names, arguments.roots, who="jit", graph=self._graph)
         structure = Structure(found, names, len(names), ())
-        labels = _sites.labels([node for _, node in found.nodes]) if watched else None
         program = self._programs.get(
-            (arguments.skeleton, structure, labels), lambda: self._program(structure, arguments, found.leaves)
+            (arguments.skeleton, structure, watched), lambda: self._program(structure, arguments, found.leaves)
         )
         plan = Plan(found, program)
         if not watched:

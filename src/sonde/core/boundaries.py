@@ -1,0 +1,170 @@
+"""Tracing a function while a capture runs: the boundary between the program around and the program inside.
+
+JAX traces a function once for all calls with arguments of the same types. Two calls with modules in different places
+are then one trace, although what is inside must be recorded under two paths. So for the second place the function is
+given to JAX under another identity. Which one fits a call is decided by where the modules among its arguments stand,
+and by what the trace has used of the program around (`Stretch.used`).
+
+What JAX is made to do for this is in `_jax.TracingHook`; it is in place only while a capture runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from sonde import _jax
+from sonde.core.context import looking
+from sonde.core.module_index import ByIdentity, Origin, module_kind, outermost_modules
+from sonde.core.module_paths import Place, Trail, thread
+
+_MOST = 256  # functions that are kept for one function, for places that may come again
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Variant:
+    """A function that is traced for some places.
+
+    Attributes:
+        fun: The function, or one that calls it.
+        labels: For every capture, where the modules among the arguments stand.
+        used: For every capture, what the trace has asked of the program around.
+    """
+
+    fun: Callable[..., Any]
+    labels: tuple[tuple[Place, ...], ...]
+    used: list[dict[Any, tuple[Any, Any]]]
+
+    def holds(self, trails: Sequence[Trail]) -> bool:
+        """Whether a trace now would find what the earlier one has found."""
+        for trail, used in zip(trails, self.used):
+            for key, (ref, found) in used.items():
+                if (ref is None or ref() is not None) and trail.still(key, ref) != found:
+                    return False
+        return True
+
+
+_variants: ByIdentity[list[Variant]] = ByIdentity(lambda fun: [])
+
+
+class _Tracing(threading.local):
+    def __init__(self) -> None:
+        self.fun: Any = None  # the function whose boundary was passed last
+        self.given: tuple[Any, ...] = ()  # modules that the next function to be traced gets in another form
+
+
+_tracing = _Tracing()
+
+
+@contextlib.contextmanager
+def given(modules: Iterable[Any]) -> Iterator[None]:
+    """Around a call of a jitted function that gets modules in another form than as its arguments."""
+    before, _tracing.given = _tracing.given, tuple(outermost_modules(modules))
+    try:
+        yield
+    finally:
+        _tracing.given = before
+
+
+def pass_boundary(fun: Any, find_modules: Callable[[], Iterable[Any]], trace: Callable[[Any], Any]) -> Any:
+    """Traces a function, or finds the trace that fits.
+
+    Args:
+        fun: The function.
+        find_modules: Returns the modules among its arguments.
+        trace: Traces a function in its place, or returns the trace that JAX has of it.
+    """
+    trails = thread.trails
+    if not trails or looking() is None:
+        return trace(fun)
+    if fun is _tracing.fun:  # a cache behind another
+        _tracing.fun = None
+        return trace(fun)
+    modules = [m for m in (*_tracing.given, *find_modules()) if _stands_for_one(m)]
+    labels = tuple([tuple([trail.label(m) for m in modules]) for trail in trails])
+    variant = _variant_for(fun, labels, trails)
+    chosen = fun if variant is None else variant.fun
+    before = _tracing.fun, _tracing.given
+    _tracing.fun, _tracing.given = chosen, ()
+    for trail, mine in zip(trails, labels):
+        trail.enter(list(zip(mine, modules)))
+    try:
+        return trace(chosen)
+    finally:
+        _tracing.fun, _tracing.given = before
+        used = [trail.stretches.pop().used for trail in trails]
+        if variant is None and (modules or any(used)):
+            variant = Variant(fun, labels, [{} for _ in trails])
+            _variants.of(fun).append(variant)
+        if variant is not None:
+            for mine, new in zip(variant.used, used):
+                mine.update({key: value for key, value in new.items() if value[0] is None or value[0]() is not None})
+
+
+def _stands_for_one(value: Any) -> bool:
+    """Whether a value is a module, or was made from one."""
+    kind = module_kind(value)
+    return kind is not None and (kind.is_root(value) or kind.origin(value) is not None)
+
+
+def _variant_for(fun: Any, labels: Any, trails: Sequence[Trail]) -> Variant | None:
+    """The variant of a function that fits; None if the function has not been traced yet."""
+    known = _variants.of(fun)
+    for variant in known:
+        if variant.labels == labels and variant.holds(trails):
+            return variant
+    if not known:
+        return None
+    new = Variant(_again(fun), labels, [{} for _ in trails])
+    known.append(new)
+    if len(known) > _MOST:
+        del known[1]  # the first is the function itself
+    return new
+
+
+def _again(fun: Any) -> Callable[..., Any]:
+    """The same function under another identity. It does not keep the function alive, which its caller does."""
+    ref = weakref.ref(fun)
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        inner: Any = ref()
+        return inner(*args, **kwargs)
+
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        with contextlib.suppress(AttributeError):
+            setattr(again, name, getattr(fun, name))
+    return again
+
+
+def _modules_in_tree(tree: Any) -> Iterator[Any]:
+    """The modules that were flattened to a structure, as far as their library keeps where they come from."""
+    data = tree.node_data()
+    if data is None:
+        return
+    cls, aux = data
+    if isinstance(origin := _origin_in(aux), Origin):
+        if (module := origin.ref()) is not None:
+            yield module
+        return
+    del cls
+    for child in tree.children():
+        yield from _modules_in_tree(child)
+
+
+def _origin_in(aux: Any) -> Any:
+    return aux[-1] if type(aux) is tuple and aux else getattr(aux, "origin", None)
+
+
+def _from_arguments(fun: Any, args: Any, kwargs: Any, trace: Callable[[Any], Any]) -> Any:
+    return pass_boundary(fun, lambda: outermost_modules((*args, *kwargs.values())), trace)
+
+
+def _from_tree(fun: Any, tree: Callable[[], Any], trace: Callable[[Any], Any]) -> Any:
+    return pass_boundary(fun, lambda: _modules_in_tree(tree()), trace)
+
+
+hook = _jax.TracingHook(_from_arguments, _from_tree)

@@ -1,0 +1,217 @@
+"""Modules of any library: what their attributes are, and which attributes lead from one module to another.
+
+A library's modules are made known with `register_modules`. Everything else here works by identity: a module is found
+among the attributes of another, through lists, dicts, tuples, other pytrees and further modules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+
+T = TypeVar("T")
+Path = tuple[Any, ...]
+_changes = itertools.count()
+
+
+class Origin:
+    """What a copy of a module was made from. All origins are equal: they may stand in the structure of a pytree.
+
+    Attributes:
+        ref: A weak reference to the module.
+        before: What that module was made from itself.
+    """
+
+    __slots__ = ("before", "ref")
+
+    def __init__(self, module: Any, before: Origin | None) -> None:
+        self.ref = weakref.ref(module)
+        self.before = before
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or isinstance(other, Origin)
+
+    def __hash__(self) -> int:
+        return hash(None)  # a structure that was made while no capture ran has None in this place
+
+    def __repr__(self) -> str:
+        return "None"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModuleKind:
+    """How the modules of one library are looked at.
+
+    Attributes:
+        children: The attributes of a module, as pairs of name and value.
+        child: One of them, by name; any exception means that there is none.
+        stamp: Equal to an earlier result if no module of the library can have changed since; by default never.
+        origin: What a module is a copy of, if the library says so.
+        is_root: Whether paths may count from an object; also where nothing has called it.
+    """
+
+    children: Callable[[Any], Iterable[tuple[Any, Any]]]
+    child: Callable[[Any, Any], Any] = getattr
+    stamp: Callable[[], Hashable] = _changes.__next__
+    origin: Callable[[Any], Origin | None] = lambda module: None
+    is_root: Callable[[Any], bool] = lambda module: True
+
+
+_registered: dict[type, ModuleKind] = {}
+_kinds: weakref.WeakKeyDictionary[type, ModuleKind | None] = weakref.WeakKeyDictionary()
+_plain: set[type] = {int, float, complex, bool, str, bytes, type(None), np.ndarray, type(lambda: 0), type(len)}
+
+
+def register_modules(cls: type, kind: ModuleKind) -> None:
+    """Makes the instances of a class, and of its subclasses, modules."""
+    _registered[cls] = kind
+    _kinds.clear()
+
+
+def register_no_modules(cls: type) -> None:
+    """Says that instances of a class hold no modules, so that nothing has to be looked for in them."""
+    _plain.add(cls)
+
+
+def module_kind(value: Any) -> ModuleKind | None:
+    """How to look at a module; None if the value is none."""
+    cls = type(value)
+    try:
+        return _kinds[cls]
+    except KeyError:
+        kind = _kinds[cls] = next((_registered[c] for c in cls.__mro__ if c in _registered), None)
+        return kind
+
+
+def children_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    """What is directly inside a module or container, as pairs of key and value."""
+    kind = module_kind(value)
+    if kind is not None:
+        return kind.children(value)
+    cls = type(value)
+    if cls is list or cls is tuple:
+        return enumerate(value)
+    if isinstance(value, Mapping):
+        return value.items()
+    if _is_plain(value):
+        return ()
+    found, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+    return [(_key(path[0]), child) for path, child in found if path]
+
+
+def _key(entry: Any) -> Any:
+    return next((getattr(entry, name) for name in ("key", "idx", "name") if hasattr(entry, name)), str(entry))
+
+
+def _is_plain(value: Any) -> bool:
+    cls = type(value)
+    if cls in _plain:
+        return True
+    if isinstance(value, (jax.Array, np.generic, type)):
+        return True
+    return jax.tree_util.all_leaves([value])
+
+
+def outermost_modules(values: Iterable[Any]) -> Iterator[Any]:
+    """The modules among some values and in their containers, but not the modules inside modules."""
+    for value in values:
+        if type(value) in _plain:
+            continue
+        if module_kind(value) is not None:
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from outermost_modules(value)
+        elif isinstance(value, Mapping):
+            yield from outermost_modules(value.values())
+        elif not _is_plain(value):
+            leaves = jax.tree.leaves(value, is_leaf=lambda x: module_kind(x) is not None)
+            yield from (x for x in leaves if module_kind(x) is not None)
+
+
+def _child(value: Any, key: Any) -> Any:
+    kind = module_kind(value)
+    if kind is not None:
+        return kind.child(value, key)
+    if isinstance(value, (list, tuple, Mapping)):
+        return value[key]
+    return dict(children_of(value))[key]
+
+
+class Index:
+    """The modules inside a module, by identity; holds neither of them."""
+
+    def __init__(self, root: Any) -> None:
+        self._kind = module_kind(root)
+        self._paths: dict[int, Path] = {}
+        self._stamp: Hashable = None
+        self._loose = False  # whether lists and dicts are inside, which change without a new stamp
+        self._build(root)
+
+    def _build(self, root: Any) -> None:
+        self._stamp = None if self._kind is None else self._kind.stamp()
+        self._paths = paths = {}
+        seen: set[int] = set()
+
+        def visit(value: Any, path: Path) -> None:
+            if type(value) in _plain or id(value) in seen:
+                return
+            seen.add(id(value))
+            if module_kind(value) is not None:
+                paths[id(value)] = path
+            elif isinstance(value, (list, dict)):
+                self._loose = True
+            for key, child in children_of(value):
+                visit(child, (*path, key))
+
+        visit(root, ())
+
+    def path(self, root: Any, module: Any) -> Path | None:
+        """The attributes that lead from the root to a module: the first way, if there are several."""
+        found = self._checked(root, module)
+        if found is None and self._kind is not None and (self._loose or self._stamp != self._kind.stamp()):
+            self._build(root)
+            found = self._checked(root, module)
+        return found
+
+    def _checked(self, root: Any, module: Any) -> Path | None:
+        """The path at which the module was; None if it is not there any more."""
+        path = self._paths.get(id(module))
+        if path is None:
+            return None
+        try:
+            for key in path:
+                root = _child(root, key)
+        except Exception:
+            return None
+        return path if root is module else None
+
+
+class ByIdentity(Generic[T]):
+    """A dict from objects, by identity, to something that is made for them; an entry is gone when its object is."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+        self._entries: dict[int, tuple[weakref.ref[Any], T]] = {}
+
+    def of(self, key: Any) -> T:
+        """What belongs to an object."""
+        number, entries = id(key), self._entries
+        entry = entries.get(number)
+        if entry is None or entry[0]() is not key:
+            entry = (weakref.ref(key, lambda _: entries.pop(number, None)), self._make(key))
+            entries[number] = entry
+        return entry[1]
+
+
+_indices = ByIdentity(Index)
+
+
+def path_between(root: Any, module: Any) -> Path | None:
+    """The attributes that lead from one module to another; `()` if they are the same, None if there is no way."""
+    return () if root is module else _indices.of(root).path(root, module)

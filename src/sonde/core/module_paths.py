@@ -1,0 +1,466 @@
+"""Where a module stands, found when it is called.
+
+While a capture runs, every call of a module is a scope. Its path is the way of attributes that leads to the module from
+the modules whose calls are open, the outermost first; so a module that is shared has its first path. A module that none
+of them has is the root if it is the outermost call, and is otherwise named after its class. Nothing is stored in
+modules, and no structure of a pytree is another one because a capture runs.
+
+    capture(f)(model, x)          a Trail, with a Stretch; `model` is at ""
+      model(x)                    a Frame at ""
+        self.blocks[0](x)         a Frame at "blocks/0"
+          jitted(self.mlp, x)     another Stretch, which starts at "blocks/0" and is given "mlp"
+            mlp(x)                a Frame at "mlp", counted from there
+
+JAX traces a function once and uses the result for many calls, so paths inside count from where the function is called,
+as those of scopes do. What the trace has used beyond that (where the modules among its arguments stand, where a module
+it closes over stands) is kept with it, and compared at the next call: if it differs, the function is traced again. See
+`boundaries.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sonde import _jax
+from sonde.core.context import ScopeName, path_under
+from sonde.core.module_index import Origin, module_kind, outermost_modules, path_between
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a module stands.
+
+    Attributes:
+        text: Its path.
+        absolute: Whether the path counts from the capture, and not from where the current stretch starts.
+        known: Whether it belongs to the model that the capture looks at.
+        here: Whether it is wherever the program is: the outermost call of a module that nothing is known about.
+    """
+
+    text: str
+    absolute: bool = False
+    known: bool = True
+    here: bool = False
+
+    def below(self, text: str) -> Place:
+        """A place further down."""
+        return dataclasses.replace(self, text=_join(self.text, text), here=False) if text else self
+
+
+def _join(*texts: str) -> str:
+    return "/".join(text for text in texts if text)
+
+
+def _depth(text: str) -> int:
+    return text.count("/") + 1 if text else 0
+
+
+class Move(NamedTuple):
+    """How a scope gets from the path around it to its own: up some names (None: to the start), then down."""
+
+    up: int | None
+    down: str
+
+
+@dataclasses.dataclass(slots=True)
+class Frame:
+    """A call of a module that is open.
+
+    Attributes:
+        place: Where the module stands.
+        module: The module.
+        method: The name of the method, and its function.
+        scope: The scope of the call.
+        n_names: How many names are open with it.
+    """
+
+    place: Place
+    module: Any
+    method: tuple[str, Any]
+    scope: ModuleScope | None
+    n_names: int
+
+
+class Stretch:
+    """The calls that are open between two boundaries: the start of a capture, or of tracing a function.
+
+    Attributes:
+        given: Modules whose places are known from the start.
+        frames: The open calls of modules, the outermost first.
+        n_names: How many names were open at the start.
+        around: The path of what is recorded around it, in the stretch outside.
+        used: What was asked of the stretches around: where modules stand (by identity), `"setting"` and `"start"`.
+    """
+
+    __slots__ = ("around", "frames", "given", "n_names", "used")
+
+    def __init__(self, given: Sequence[tuple[Place, Any]], n_names: int, around: str = "") -> None:
+        self.given = given
+        self.around = around
+        self.frames: list[Frame] = []
+        self.n_names = n_names
+        self.used: dict[Any, tuple[Any, Any]] = {}
+
+    def find(self, module: Any) -> Place | None:
+        """Where a module stands, by identity."""
+        for place, root in self.given:
+            if (path := path_between(root, module)) is not None:
+                return place.below("/".join(map(str, path)))
+        for frame in self.frames:
+            if (path := path_between(frame.module, module)) is not None:
+                return frame.place.below("/".join(map(str, path)))
+        return None
+
+    @property
+    def innermost(self) -> Place:
+        """Where the innermost call stands; where the stretch starts, if there is none."""
+        return self.frames[-1].place if self.frames else Place("")
+
+    def here(self, depth: int) -> str:
+        """The path of what is recorded now, scopes included, counted as `innermost` is."""
+        names = _jax.name_stack()
+        start = self.n_names
+        if self.frames:
+            frame = self.frames[-1]
+            n = frame.n_names
+            start = n if n <= len(names) and (n == 0 or names[n - 1] is frame.scope) else 0
+        before = self.innermost.text
+        return path_under(names[start:] if start <= len(names) else names, before and before + "/", depth).rstrip("/")
+
+
+class Trail:
+    """The way from the start of one capture to the call that runs.
+
+    Attributes:
+        depth: How many captures are nested, this one included.
+        handler: What the capture does at sites.
+        stretches: The outermost first.
+    """
+
+    def __init__(
+        self, roots: Sequence[tuple[str, Any]], depth: int, *, only_roots: bool = False, handler: Any = None
+    ) -> None:
+        self.depth = depth
+        self.handler = handler
+        self.only_roots = only_roots
+        given = [(Place(path), root) for path, root in roots]
+        self.stretches = [Stretch(given, len(_jax.name_stack()))]
+
+    # -- where a module stands -----------------------------------------------------------------------------------------
+
+    def place_of(self, module: Any) -> Place:
+        """Where a module stands, seen from the innermost stretch."""
+        return self._find(module) or self._of_unknown(module)
+
+    def _find(self, module: Any) -> Place | None:
+        """Where a module stands that the modules around have, or the module that it is a copy of."""
+        last = len(self.stretches) - 1
+        kind = module_kind(module)
+        first = None if kind is None else kind.origin(module)
+        for level in range(last, -1, -1):
+            stretch = self.stretches[level]
+            found, origin = stretch.find(module), first
+            asked = module
+            while found is None and origin is not None:
+                if (asked := origin.ref()) is not None:
+                    found = stretch.find(asked)
+                origin = origin.before
+            if found is not None:
+                return self._seen_from_inside(found, level, asked)
+        for stretch in self.stretches[1:]:
+            stretch.used[id(module)] = (weakref.ref(module), None)
+        return None
+
+    def _seen_from_inside(self, place: Place, level: int, asked: Any) -> Place:
+        for inner in range(level + 1, len(self.stretches)):
+            place = self._inward(place, inner - 1)
+            if asked is not None:
+                self.stretches[inner].used[id(asked)] = (weakref.ref(asked), place)
+        return place
+
+    def _inward(self, place: Place, level: int) -> Place:
+        """A place as it is seen from a stretch that starts inside of another."""
+        base = self.stretches[level].innermost
+        if place.absolute == base.absolute:
+            if not base.text or place.text == base.text:
+                return Place(place.text[len(base.text) :], False, place.known)
+            if place.text.startswith(base.text + "/"):
+                return Place(place.text[len(base.text) + 1 :], False, place.known)
+        return Place(self._absolute(place, level), True, place.known)
+
+    def _absolute(self, place: Place, level: int) -> str:
+        if place.absolute or level == 0:
+            return place.text
+        return _join(self._start(level), place.text)
+
+    def _start(self, level: int) -> str:
+        """Where a stretch starts, counted from the capture."""
+        start = self._absolute(self.stretches[level - 1].innermost, level - 1)
+        self.stretches[level].used["start"] = (None, start)
+        return start
+
+    def _of_unknown(self, module: Any) -> Place:
+        """A module that no call and no argument has."""
+        last = len(self.stretches) - 1
+        name = type(module).__name__
+        place = None
+        if self.stretches[last].frames:
+            place = self.stretches[last].innermost.below(name)
+        elif last:
+            _, inside, known = self._use_setting(last)
+            place = Place(name, known=known) if inside else None
+        if place is None:  # the outermost call: the root, wherever that is
+            place = Place(self.stretches[last].here(self.depth), known=not self.only_roots, here=True)
+        return place
+
+    def _setting(self, level: int) -> tuple[int, bool, bool]:
+        """Of a stretch: how many scopes are open around it in the innermost call, and whether there is such a call."""
+        outer = self.stretches[level - 1]
+        more = _depth(self.stretches[level].around) - _depth(outer.innermost.text)
+        if outer.frames:
+            return more, True, outer.innermost.known
+        if level == 1:
+            return more, False, not self.only_roots
+        above = self._use_setting(level - 1)
+        return more + above[0], *above[1:]
+
+    def _use_setting(self, level: int) -> tuple[int, bool, bool]:
+        used = self.stretches[level].used
+        if "setting" not in used:
+            used["setting"] = (None, self._setting(level))
+        return used["setting"][1]
+
+    # -- for scopes and boundaries -------------------------------------------------------------------------------------
+
+    def move_to(self, place: Place) -> Move:
+        """How to get to a place from where the program is."""
+        last = len(self.stretches) - 1
+        stretch = self.stretches[last]
+        here = stretch.here(self.depth)
+        if place.here:
+            return Move(0, "")
+        if place.absolute:
+            return Move(None, place.text)
+        if stretch.innermost.absolute:
+            return Move(None, self._absolute(place, last))
+        if not here or place.text.startswith(here + "/") or place.text == here:
+            down = place.text[len(here) :].lstrip("/")
+            up = 0
+        else:
+            up, down = _depth(here), place.text
+        if last and not stretch.frames:
+            more = self._use_setting(last)[0]
+            if more:
+                up, down = _depth(here) + more, place.text
+        return Move(up, down)
+
+    def label(self, module: Any) -> Place:
+        """Where a module stands, as it will be seen from a stretch that starts here."""
+        return self._inward(self.place_of(module), len(self.stretches) - 1)
+
+    def enter(self, given: Sequence[tuple[Place, Any]], n_names: int = 0) -> None:
+        """Starts a stretch here."""
+        self.stretches.append(Stretch(given, n_names, self.stretches[-1].here(self.depth)))
+
+    def still(self, key: Any, ref: Any) -> Any:
+        """What a stretch that starts here would find if it asked for the same as an earlier one did."""
+        self.enter((), len(_jax.name_stack()))
+        try:
+            level = len(self.stretches) - 1
+            if key == "setting":
+                return self._setting(level)
+            if key == "start":
+                return self._start(level)
+            module = ref()
+            return None if module is None else self._find(module)
+        finally:
+            self.stretches.pop()
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.trails: list[Trail] = []
+
+
+thread = _Thread()
+
+
+def origin_for_copies(module: Any, origin: Origin | None) -> Origin | None:
+    """What copies of a module that are made now are to be told; None if no capture runs."""
+    return Origin(module, origin) if thread.trails else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Captures and calls
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """What a capture wants of modules.
+
+    Attributes:
+        root: The module that paths count from, and beside which nothing belongs to the model; None: found.
+        methods: The methods whose arguments and results are sites, `"in"` and `"out"`.
+        more: What else the library of the modules wants to know while they run; hashable.
+    """
+
+    root: Any = None
+    methods: frozenset[str] = frozenset()
+    more: Hashable = None
+
+    @property
+    def traced(self) -> Wanted:
+        """The part that traced programs depend on."""
+        return Wanted(self.methods, self.more)
+
+
+class Wanted(NamedTuple):
+    """See `Request`."""
+
+    methods: frozenset[str] = frozenset()
+    more: Hashable = None
+
+
+NOTHING = Wanted()
+
+
+@contextlib.contextmanager
+def trail(f: Any, args: Any, kwargs: Any, request: Request | None, handler: Any) -> Iterator[None]:
+    """Around the run of a capture."""
+    root = None if request is None else request.root
+    roots = [("", root)] if root is not None else find_roots(f, args, kwargs)
+    trails = thread.trails
+    trails.append(Trail(roots, len(trails) + 1, only_roots=root is not None, handler=handler))
+    try:
+        yield
+    finally:
+        trails.pop()
+
+
+def find_roots(f: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+    """The modules that a call is about: in its arguments, or else what the function belongs to or refers to.
+
+    Paths count from the first; the names of further arguments stand in front of the paths in them.
+    """
+    named = [*((str(i), x) for i, x in enumerate(args)), *kwargs.items()]
+    found = [(name, x) for name, x in (*_around(f), *named) if _is_root(x)]
+    if not found:
+        found = _in_containers(named)
+    if not found:
+        found = [(name, x) for name, x in _referred_to(f) if _is_root(x)]
+    unique = list({id(x): (name, x) for name, x in reversed(found)}.values())[::-1]
+    return [("" if i == 0 else name, x) for i, (name, x) in enumerate(unique)]
+
+
+def _is_root(value: Any) -> bool:
+    kind = module_kind(value)
+    return kind is not None and kind.is_root(value)
+
+
+def _in_containers(named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """A module that is alone in the containers among the arguments. Several are roots when they are called."""
+    found = list({id(x): x for x in outermost_modules(x for _, x in named) if _is_root(x)}.values())
+    return [("", found[0])] if len(found) == 1 else []
+
+
+def _around(f: Any) -> Iterator[tuple[str, Any]]:
+    while f is not None:
+        yield "self", f
+        if (owner := getattr(f, "__self__", None)) is not None:
+            yield "self", owner
+        for i, x in enumerate(getattr(f, "args", None) or ()):
+            yield str(i), x
+        f = getattr(f, "func", None) or getattr(f, "__wrapped__", None)
+
+
+def _referred_to(f: Any) -> Iterator[tuple[str, Any]]:
+    seen: set[int] = set()
+    while f is not None and id(f) not in seen:
+        seen.add(id(f))
+        code = getattr(f, "__code__", None)
+        if code is not None:
+            for name, cell in zip(code.co_freevars, f.__closure__ or ()):
+                with contextlib.suppress(ValueError):  # a cell that is still empty
+                    yield name, cell.cell_contents
+            for name in code.co_names:
+                yield name, f.__globals__.get(name)
+        f = getattr(f, "__wrapped__", None) or getattr(f, "func", None)
+
+
+class ModuleScope(ScopeName):
+    """A call of a module as a scope: what is inside stands at the module's path, whatever called it."""
+
+    moves: tuple[Move, ...] = ()
+
+    @staticmethod
+    @functools.lru_cache(maxsize=4096)
+    def of(moves: tuple[Move, ...]) -> ModuleScope:
+        """The scope that gets every capture to its path."""
+        new = ModuleScope(next((move.down for move in moves if move.down), "module"))
+        new.moves = moves
+        return new
+
+    def path(self, before: str, depth: int) -> str:
+        """The module's path for one of the captures that run."""
+        if depth > len(self.moves):
+            return before
+        up, down = self.moves[depth - 1]
+        if up is None:
+            before = ""
+        elif up:
+            before = "".join(f"{name}/" for name in before.split("/")[: -up - 1])
+        return f"{before}{down}/" if down else before
+
+
+def scope_at(module: Any) -> tuple[ModuleScope, list[Place]]:
+    """The scope of what a module records, and where the module stands for every capture."""
+    places = [trail.place_of(module) for trail in thread.trails]
+    return ModuleScope.of(tuple([t.move_to(place) for t, place in zip(thread.trails, places)])), places
+
+
+class calling:
+    """Around a call of a method of a module."""
+
+    __slots__ = ("_method", "_module", "_opened")
+
+    def __init__(self, module: Any, name: str, fn: Callable[..., Any]) -> None:
+        self._module, self._method = module, (name, fn)
+
+    def __enter__(self) -> None:
+        module, method = self._module, self._method
+        trails = thread.trails
+        frames = [t.stretches[-1].frames for t in trails]
+        self._opened = None
+        if all(f and f[-1].module is module for f in frames):  # a method calls another of the same module
+            for f in frames:
+                f.append(dataclasses.replace(f[-1], method=method))
+            return
+        scope, places = scope_at(module)
+        self._opened = _jax.open_name(scope)
+        self._opened.__enter__()
+        n = len(_jax.name_stack())
+        for f, place in zip(frames, places):
+            f.append(Frame(place, module, method, scope, n))
+
+    def __exit__(self, *error: Any) -> None:
+        for t in thread.trails:
+            t.stretches[-1].frames.pop()
+        if self._opened is not None:
+            self._opened.__exit__(*error)
+
+
+def overrides_running(module: Any, name: str, fn: Callable[..., Any]) -> bool:
+    """Whether a method runs because the one that overrides it has called it: both are one call."""
+    return any(
+        frame.module is module and frame.method[0] == name and frame.method[1] is not fn
+        for trail in thread.trails
+        for stretch in trail.stretches
+        for frame in stretch.frames
+    )

@@ -1,0 +1,202 @@
+"""Where Modules meet captures: `Module.sow`, `Module.perturb` and methods, while a capture runs.
+
+Everything goes to the engine as a site whose tag says what type of Variable and name it is; the path of the Module is
+found by `sonde.core.module_paths`. When no capture runs, every function here steps aside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+from sonde.core.context import LOOKERS, looking
+from sonde.core.module_calls import code_of, mark_arrays, run_method
+from sonde.core.module_index import ModuleKind, Origin, register_modules, register_no_modules
+from sonde.core.module_paths import scope_at, thread
+from sonde.core.sow import mark, mark_in_place
+from sonde.nnx._epoch import EPOCH
+from sonde.nnx._kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of
+from sonde.nnx._walk import walk
+from sonde.nnx.pytree import Pytree, set_origin
+from sonde.nnx.states import FlatState, State
+
+T = TypeVar("T")
+_NUMBERS = (bool, int, float, complex, np.generic)
+_NO_MODULES = (ARRAY, OTHER, VARIABLE)
+
+
+def _children(node: Pytree) -> Iterator[tuple[Any, Any]]:
+    layout, data, static = node._structure()
+    for name, value in zip(layout.data_then_static, (*data, *static)):
+        if KIND.get(type(value)) not in _NO_MODULES:
+            yield name, value
+
+
+def _is_root(node: Any) -> bool:
+    from sonde.nnx.module import Module
+
+    return isinstance(node, Module)
+
+
+register_modules(
+    Pytree,
+    ModuleKind(
+        children=_children,
+        child=lambda node, name: node._get_child(name),
+        stamp=lambda: EPOCH.value,
+        origin=lambda node: getattr(node, "_origin", None),
+        is_root=_is_root,
+    ),
+)
+register_no_modules(State)
+register_no_modules(FlatState)
+
+
+class Types(NamedTuple):
+    """What `nnx.capture` wants of Modules; in `core.module_paths.Wanted.more`.
+
+    Attributes:
+        recorded: The types of Variable that are recorded.
+        given: The types of Variable that values were given for.
+        outputs: The type as which the outputs of methods are recorded, if they are.
+    """
+
+    recorded: frozenset[type] = frozenset()
+    given: frozenset[type] = frozenset()
+    outputs: type | None = None
+
+    def wants(self, variable_type: type) -> bool:
+        """Whether a value of that type is recorded or added to."""
+        return variable_type in self.recorded or variable_type in self.given
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sown:
+    """What a site of a Module is.
+
+    Attributes:
+        type: The type of Variable it is recorded as.
+        name: Its name.
+        known: For every capture that runs, whether the Module belongs to its model.
+        perturbs: Whether values may be added to it.
+        reduce_fn: Combines what was recorded before with a value; None appends to a tuple.
+        init_fn: Makes what `reduce_fn` is given first.
+    """
+
+    type: type
+    name: str
+    known: tuple[bool, ...]
+    perturbs: bool = False
+    reduce_fn: Callable[[Any, Any], Any] | None = dataclasses.field(default=None, compare=False)
+    init_fn: Callable[[], Any] | None = dataclasses.field(default=None, compare=False)
+
+
+def _is_wanted(variable_type: type) -> bool:
+    """Whether a capture wants values of a type; a plain one, of the engine, wants all."""
+    state: Any = looking()
+    return any(not isinstance(w.more, Types) or w.more.wants(variable_type) for w in state.modules)
+
+
+def sow(
+    module: Any,
+    variable_type: type,
+    name: str,
+    value: Any,
+    reduce_fn: Callable[[Any, Any], Any] | None,
+    init_fn: Callable[[], Any],
+) -> bool | None:
+    """Records a value if a capture runs and wants it; None if none runs."""
+    if not LOOKERS.count or looking() is None:
+        return None
+    if not _is_wanted(variable_type):
+        return False
+    scope, places = scope_at(module)
+    tag = Sown(variable_type, name, tuple([p.known for p in places]), reduce_fn=reduce_fn, init_fn=init_fn)
+    with _jax.open_name(scope):
+        mark_in_place(value, name, tag=tag, depth=3)
+    return True
+
+
+def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | None:
+    """The value to go on with if a capture runs; None if none does."""
+    if not LOOKERS.count or looking() is None:
+        return None
+    if not _is_wanted(variable_type):
+        return value
+    scope, places = scope_at(module)
+    value = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, _NUMBERS) else x, value)
+    tag = Sown(variable_type, name, tuple([p.known for p in places]), perturbs=True)
+    with _jax.open_name(scope):
+        return mark(value, name, tag=tag, depth=3)
+
+
+def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that a capture can see; called once per method, when its class is made."""
+
+    @functools.wraps(fn)
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not LOOKERS.count or looking() is None:
+            return fn(self, *args, **kwargs)
+        return run_method(self, name, fn, args, kwargs, keep=_is_object, after=lambda y: _outputs(self, name, fn, y))
+
+    return method
+
+
+def _outputs(module: Any, name: str, fn: Callable[..., Any], result: Any) -> Any:
+    """Records the output of a method as the types that captures ask for."""
+    state: Any = looking()
+    for variable_type in dict.fromkeys(w.more.outputs for w in state.modules if isinstance(w.more, Types)):
+        if variable_type is not None:
+            scope, places = scope_at(module)
+            tag = Sown(variable_type, name, tuple([p.known for p in places]))
+            with _jax.open_name(scope):
+                result = mark_arrays(result, name, _is_object, code_of(fn), tag)
+    return result
+
+
+def _is_object(value: Any) -> bool:
+    return kind_of(value) in (NODE, VARIABLE)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Copies
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def carry(original: Any, copy: Any) -> None:
+    """Says that `copy` was made to stand for `original`."""
+    if thread.trails and original is not copy:
+        set_origin(copy, Origin(original, getattr(original, "_origin", None)))
+
+
+def carry_all(original: Any, copy: T) -> T:
+    """Says the same of all nodes in two objects of the same structure; returns the copy."""
+    if thread.trails:
+        copies = dict(walk(copy, graph=True, who="capture").nodes)
+        for path, node in walk(original, graph=True, who="capture").nodes:
+            if path in copies:
+                carry(node, copies[path])
+    return copy
+
+
+def carry_below(origin: Origin | None, copy: Any) -> None:
+    """Says of a copy, and the nodes in it, what it was made from, if that is known."""
+    if origin is not None and (original := origin.ref()) is not None:
+        carry_all(original, copy)
+
+
+def origin_of(node: Any) -> Origin | None:
+    """What copies that are made of a node are to be told; None when no capture runs."""
+    if not thread.trails or kind_of(node) != NODE:
+        return None
+    return Origin(node, getattr(node, "_origin", None))
+
+
+__all__ = ["Sown", "Types", "carry", "carry_all", "carry_below", "observed", "origin_of", "perturb", "sow"]
