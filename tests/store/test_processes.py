@@ -1,40 +1,17 @@
-"""Several processes (`jax.distributed`) write one store; the rest of Sonde holds there too."""
+"""Several processes (`jax.distributed`) write one store."""
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.processes import HEAD, run, start
 
 from sonde import store
-
-HEAD = """
-import os, sys
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-
-index, count, port, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-jax.distributed.initialize(f"127.0.0.1:{port}", count, index, initialization_timeout=60, heartbeat_timeout_seconds=10)
-import sonde
-from sonde import store
-
-mesh = jax.make_mesh((count, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-
-
-def put(array, *spec):
-    sharding = NamedSharding(mesh, P(*spec))
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-"""
 
 HARVEST = """
 from sonde.store import writing, zarr_arrays
@@ -66,31 +43,6 @@ store.harvest(f, batches(), folder + "/kept", "h", **options)
 """
 
 
-def _port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-def _start(program: Path, count: int, *arguments: str) -> list[subprocess.Popen]:
-    flags = "--xla_force_host_platform_device_count=2"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    port = _port()
-    return [
-        subprocess.Popen([sys.executable, str(program), str(i), str(count), str(port), *arguments], env=environment)
-        for i in range(count)
-    ]
-
-
-def _run(program: Path, count: int, *arguments: str) -> None:
-    processes = _start(program, count, *arguments)
-    try:
-        assert [p.wait(180) for p in processes] == [0] * count
-    finally:
-        for process in processes:
-            process.kill()
-
-
 def _expected(n: int) -> dict[str, np.ndarray]:
     rngs = [np.random.default_rng(i) for i in range(n)]
     drawn = [(r.standard_normal((8, 12, 4)).astype(np.float32).reshape(96, 4), r.integers(0, 3, 96)) for r in rngs]
@@ -115,7 +67,7 @@ def _check(folder: Path, n: int) -> None:
 def test_two_processes_write_one_store(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(HEAD + HARVEST)
-    _run(program, 2, str(tmp_path), "5")
+    run(program, 2, str(tmp_path), "5")
     _check(tmp_path, 5)
 
 
@@ -123,7 +75,7 @@ def test_two_processes_write_one_store(tmp_path):
 def test_four_processes_write_one_store(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(HEAD + HARVEST)
-    _run(program, 4, str(tmp_path), "5")
+    run(program, 4, str(tmp_path), "5")
     _check(tmp_path, 5)
 
 
@@ -134,7 +86,7 @@ def test_one_process_is_killed_and_all_start_again(tmp_path, count):
     program.write_text(HEAD + HARVEST)
     rng = random.Random(count)
     for _ in range(10):
-        processes = _start(program, count, str(tmp_path), "60")
+        processes = start(program, count, str(tmp_path), "60")
         time.sleep(rng.uniform(2, 12))
         processes[rng.randrange(count)].send_signal(signal.SIGKILL)
         for process in processes:  # a cluster's manager ends a job of which one process died
@@ -147,5 +99,5 @@ def test_one_process_is_killed_and_all_start_again(tmp_path, count):
                 if folder.name == "plain":
                     rows = found["h"][:]
                     np.testing.assert_allclose(rows, _expected(60)["h"][: len(rows)], rtol=1e-5, atol=1e-5)
-    _run(program, count, str(tmp_path), "60")
+    run(program, count, str(tmp_path), "60")
     _check(tmp_path, 60)

@@ -67,7 +67,7 @@ def _damage(folder: Folder, info: ArrayInfo, n_rows: int, files: set[str]) -> li
     if not n_rows:
         return []
     try:
-        array = open_array(folder, info)
+        array = open_array(folder, info, cache=0)
     except Exception as error:
         return [Damage(info.name, (0, n_rows), f"cannot be opened: {_first_line(error)}")]
     if array.shape[0] < n_rows:

@@ -32,6 +32,7 @@ from sonde.store.progress_bar import ProgressBar
 from sonde.store.reading import Store
 from sonde.store.reading import open as open_store
 from sonde.store.writing import Writer, local_bytes
+from sonde.tools.fetching import in_turn
 
 GIBIBYTE = 1 << 30
 
@@ -126,7 +127,7 @@ def harvest(
                         _refuse(place, [f"batch {number} is not the one that was stored"])
                     bar.skip()
                     continue
-                outcome = program(batch)
+                outcome = in_turn(program(batch))
                 mask = _whole(outcome.mask)
                 if writer is None:
                     manifest = _prepare(place, manifest, request, outcome)

@@ -66,15 +66,15 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         self._inner = inner
         whole = max(window // inner, 1) if window else max(WINDOW_BYTES // max(row_bytes, 1), 1)
         whole = min(max(whole, -(-size // inner)), max(lead[0], 1))
-        block = max(whole // BLOCKS, 1) if shuffle is not None else whole
-        starts = np.arange(0, lead[0], block)
-        self._blocks = [(int(s), min(int(s) + block, lead[0])) for s in starts][: len(starts) // processes * processes]
-        if processes > 1 and not self._blocks:
-            raise ValueError(f"batches: {lead[0]} rows are too few for {processes} processes with this window")
-        self._part = slice(process, None, processes)
+        block = whole
+        if shuffle is not None:  # a block of whole chunks: part of a chunk costs as much to read as all of it
+            chunk = max(array.rows_per_chunk for array in arrays.values())
+            block = min(max(whole // BLOCKS // chunk * chunk, chunk), whole, max(lead[0] // (4 * processes), 1))
+        self._blocks = [(start, min(start + block, lead[0])) for start in range(0, lead[0], block)]
+        self._process, self._processes = process, processes
         self._per_window = max(whole // block, 1)
         self._state = State()
-        self._ends: tuple[int, np.ndarray] | None = None
+        self._ends: tuple[int, np.ndarray, int] | None = None
         self._windows: dict[tuple[int, int], concurrent.futures.Future[dict[str, np.ndarray]]] = {}
         self._reader = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="sonde-store-reader")
 
@@ -84,8 +84,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
     def __next__(self) -> dict[str, np.ndarray]:
         if self._epochs is not None and self._state.epoch >= self._epochs:
             raise StopIteration
-        ends = self._window_ends(self._state.epoch)
-        total = int(ends[-1]) if len(ends) else 0
+        ends, total = self._window_ends(self._state.epoch)
         start, stop = self._state.batch * self._size, (self._state.batch + 1) * self._size
         if stop > total:
             if total < self._size:
@@ -112,20 +111,19 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
     # -- windows -------------------------------------------------------------------------------------------------------
 
     def _order(self, epoch: int) -> np.ndarray:
-        """The blocks of this process in the order in which they are read."""
+        """All blocks in the order in which they are read; every process takes its share of them."""
         order = np.arange(len(self._blocks))
-        if self._seed is not None:
-            order = self._random(epoch, 0).permutation(order)
-        return order[self._part]
+        return order if self._seed is None else self._random(epoch, 0).permutation(order)
 
-    def _window_ends(self, epoch: int) -> np.ndarray:
-        """How many rows there are up to the end of each window."""
+    def _window_ends(self, epoch: int) -> tuple[np.ndarray, int]:
+        """How many rows there are up to the end of each window; and how many in all, the same for every process."""
         if self._ends is None or self._ends[0] != epoch:
-            sizes = np.array([high - low for low, high in self._blocks])[self._order(epoch)]
-            firsts = range(0, len(sizes), self._per_window)
-            counts = [sizes[i : i + self._per_window].sum() * self._inner for i in firsts]
-            self._ends = epoch, np.cumsum(counts, dtype=np.int64)
-        return self._ends[1]
+            sizes = np.array([high - low for low, high in self._blocks], np.int64)[self._order(epoch)] * self._inner
+            shares = [sizes[i :: self._processes] for i in range(self._processes)]
+            mine = shares[self._process]
+            counts = [mine[i : i + self._per_window].sum() for i in range(0, len(mine), self._per_window)]
+            self._ends = epoch, np.cumsum(counts, dtype=np.int64), int(min(share.sum() for share in shares))
+        return self._ends[1:]
 
     def _window(self, window: int, n_windows: int) -> dict[str, np.ndarray]:
         """The rows of a window of this pass; the next one is read meanwhile, the ones before are forgotten."""
@@ -139,7 +137,8 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         return self._windows[at].result()
 
     def _read(self, epoch: int, window: int) -> dict[str, np.ndarray]:
-        mine = self._order(epoch)[window * self._per_window : (window + 1) * self._per_window]
+        mine = self._order(epoch)[self._process :: self._processes]
+        mine = mine[window * self._per_window : (window + 1) * self._per_window]
         spans = [self._blocks[i] for i in mine]
         n = sum(high - low for low, high in spans) * self._inner
         mixed = self._random(epoch, window + 1).permutation(n) if self._seed is not None else None
@@ -147,7 +146,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         for name, array in self._arrays.items():
             whole = array.read_spans(spans)
             flat = whole.reshape(n, *array.shape[self._axes :])
-            found[name] = flat if mixed is None else flat[mixed]
+            found[name] = flat if mixed is None else np.take(flat, mixed, axis=0)
         return found
 
     def _random(self, epoch: int, use: int) -> np.random.Generator:

@@ -43,6 +43,11 @@ class StoredArray:
         """The bytes of the array in memory."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
+    @property
+    def rows_per_chunk(self) -> int:
+        """How many rows are compressed together: the least that is read."""
+        return self._opened().chunk_layout.read_chunk.shape[0]
+
     def __len__(self) -> int:
         return self.shape[0]
 

@@ -60,9 +60,7 @@ class Writer:
         self.infos = infos
         self._folder, self._process = folder, process
         self._memory, self._file_batches = memory, file_batches
-        ts = tensorstore()
-        context = ts.Context({"cache_pool": {"total_bytes_limit": 0}})
-        self._arrays = [zarr_arrays.open_array(folder, info, context) for info in infos]
+        self._arrays = [zarr_arrays.open_array(folder, info, cache=0) for info in infos]
         self._staged = progress  # what the progress will be when all that is staged is written
         self._transaction: Any = None
         self._opened = 0.0

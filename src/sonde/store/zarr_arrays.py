@@ -1,7 +1,7 @@
 """The Zarr arrays of a store: how they are cut into files, compressed and opened.
 
 A file (a shard, in Zarr's words) holds the rows that one process writes at a time, so that writers do not meet; inside
-it, chunks of about a quarter of a megabyte are compressed and carry a checksum each, so that a slice is read without
+it, chunks of about a megabyte are compressed and carry a checksum each, so that a slice is read without
 the rest. An all-zero chunk is written like any other: a chunk that is missing was lost.
 """
 
@@ -17,8 +17,9 @@ import numpy as np
 from sonde.store.folder import Folder, tensorstore
 from sonde.store.manifest import ArrayInfo
 
-CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 20
 FILE_BYTES = 1 << 24
+READ_CACHE = 1 << 26  # without one, the index of a file is read again for every chunk
 
 
 def rows_per_chunk(rows: int, row_bytes: int) -> int:
@@ -26,8 +27,8 @@ def rows_per_chunk(rows: int, row_bytes: int) -> int:
 
     Example:
         >>> rows_per_chunk(8192, 1536)
-        128
-        >>> rows_per_chunk(7, 1 << 20)
+        512
+        >>> rows_per_chunk(7, 1 << 22)
         1
     """
     wanted = max(1, CHUNK_BYTES // max(row_bytes, 1))
@@ -83,9 +84,18 @@ def create_groups(folder: Folder, infos: Sequence[ArrayInfo]) -> None:
         folder.write(f"{kind}zarr.json", group)
 
 
-def open_array(folder: Folder, info: ArrayInfo, context: Any = None) -> Any:
-    """An array of a store, as TensorStore sees it."""
-    return tensorstore().open(_spec(folder, info), context=context, open=True).result()
+def open_array(folder: Folder, info: ArrayInfo, *, cache: int = READ_CACHE) -> Any:
+    """An array of a store, as TensorStore sees it.
+
+    Args:
+        folder: The store.
+        info: The array.
+        cache: How many bytes of what was read may be kept.
+    """
+    ts = tensorstore()
+    context = ts.Context({"cache_pool": {"total_bytes_limit": cache}})
+    spec = _spec(folder, info) | {"recheck_cached_data": "open"} if cache else _spec(folder, info)
+    return ts.open(spec, context=context, open=True).result()
 
 
 def _spec(folder: Folder, info: ArrayInfo) -> dict[str, Any]:

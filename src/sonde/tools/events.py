@@ -23,6 +23,7 @@ from sonde.core.context import look
 from sonde.core.item import Item
 from sonde.core.path import Pattern
 from sonde.core.site import Site, View
+from sonde.tools.fetching import to_host
 
 # The leaves that `numbers_of` returns. The last is filled in by `Watching`: an array that ends in an axis with whether
 # the site ran, its line, its token, and the number of the iteration of every loop around it.
@@ -160,7 +161,7 @@ class Event:
 
 def events_of(items: Sequence[Item]) -> list[Event]:
     """Every site at every iteration, in program order. The leaves of the items are what `numbers_of` returned."""
-    arrays = jax.device_get([item.leaves for item in items])
+    arrays = to_host([item.leaves for item in items])
     began: dict[int, int] = {}
     for position, item in enumerate(items):
         for loop in item.loops:

@@ -15,6 +15,34 @@ import jax.numpy as jnp
 import numpy as np
 
 
+def in_turn(tree: Any) -> Any:
+    """Waits for a pytree of arrays where a later program could overtake the one that computes them.
+
+    Processes on CPUs that run two programs in a different order wait for one another forever; accelerators keep order.
+    """
+    if jax.process_count() > 1 and jax.default_backend() == "cpu":
+        jax.block_until_ready(tree)
+    return tree
+
+
+def to_host(tree: Any) -> Any:
+    """A pytree with NumPy arrays in the place of JAX's.
+
+    Arrays that several processes share are gathered: every process must ask for them.
+    """
+
+    def whole(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            return x
+        if x.is_fully_replicated:
+            return x.addressable_data(0)
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.process_allgather(x, tiled=True)
+
+    return jax.device_get(jax.tree.map(whole, in_turn(tree)) if jax.process_count() > 1 else tree)
+
+
 @dataclasses.dataclass(frozen=True)
 class Fetching:
     """A pytree of arrays that has set out for the host.
@@ -34,13 +62,13 @@ class Fetching:
     @classmethod
     def of(cls, tree: Any) -> Fetching:
         """Sends a pytree of arrays off. Does not wait for them."""
-        leaves, structure = jax.tree.flatten(tree)
+        leaves, structure = jax.tree.flatten(in_turn(tree))
         types = [(x.shape, x.dtype) for x in leaves]
         # Arrays on different devices cannot be put together, and numbers are all that there is to gain from.
         places = {frozenset(x.sharding.device_set) if isinstance(x, jax.Array) else None for x in leaves}
         numbers = not any(jax.dtypes.issubdtype(dtype, jax.dtypes.extended) for _, dtype in types)
         together = len(leaves) > 1 and len(places) == 1 and None not in places and numbers
-        arrays = _end_to_end(leaves) if together else leaves
+        arrays = in_turn(_end_to_end(leaves)) if together else leaves
         for x in arrays:
             if isinstance(x, jax.Array):
                 x.copy_to_host_async()
@@ -48,7 +76,7 @@ class Fetching:
 
     def arrived(self) -> Any:
         """The pytree with NumPy arrays. Waits for what is not there yet."""
-        arrays = jax.device_get(self.arrays)
+        arrays = to_host(self.arrays)
         if self.whole:
             return jax.tree.unflatten(self.tree, arrays)
         of_dtype = dict(zip(_dtypes([dtype for _, dtype in self.types]), arrays))

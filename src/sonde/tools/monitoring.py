@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from sonde.core.capture import capture, check_callable
@@ -75,8 +76,9 @@ class Monitored:
             step, sent = self._pending
             self._pending = None
             self.latest = self._numbers(sent.arrived())
-            for write in self._writers:
-                write(step, self.latest)
+            if jax.process_index() == 0:  # all processes have the same numbers
+                for write in self._writers:
+                    write(step, self.latest)
         return self.latest
 
     def _numbers(self, records: Records) -> dict[str, float]:

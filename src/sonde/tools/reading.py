@@ -15,6 +15,7 @@ from sonde.core.path import Pattern, glob_matches, matches
 from sonde.core.record import Record, Records
 from sonde.core.site import LEAF, Axis, Site
 from sonde.errors import CaptureError
+from sonde.tools.fetching import to_host
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -126,4 +127,4 @@ def check_numbers(tree: Any, verb: str) -> None:
 def on_host(tree: Any, verb: str) -> Any:
     """A pytree with NumPy arrays. Raises CaptureError if there are no numbers."""
     check_numbers(tree, verb)
-    return jax.device_get(tree)
+    return to_host(tree)

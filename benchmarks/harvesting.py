@@ -1,0 +1,154 @@
+"""Storing activations while a model runs: throughput, memory, reading back, bytes on disk.
+
+The model is a transformer of realistic width; four of its sites are stored as float16. The bare run is the same jitted
+forward over the same batches, which returns its output. Memory is the peak of a process of its own, less that of the
+bare run in another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from measure import Row, main
+from sonde import store
+from transformer import Size, make, model
+
+SIZE = Size(blocks=4, width=768, heads=12, batch=8, length=128)
+BATCHES = 12
+SITES = tuple(f"blocks/{i}/out" for i in range(4))
+
+
+def program(size: Size = SIZE):
+    params, x = make(size)
+    forward = model(size.heads)
+    batches = [np.asarray(x) * (1 + i / 100) for i in range(BATCHES)]
+    return jax.jit(lambda x: forward(params, x)), batches
+
+
+def harvested(f, batches, folder, **options) -> float:
+    start = time.perf_counter()
+    store.harvest(f, batches, folder, *SITES, dtype="float16", progress=False, **options)
+    return time.perf_counter() - start
+
+
+def bare(f, batches) -> float:
+    start = time.perf_counter()
+    for batch in batches:
+        out = f(batch)
+    jax.block_until_ready(out)
+    return time.perf_counter() - start
+
+
+def throughput(folder: Path) -> list[Row]:
+    """Best of several interleaved runs; each harvest compiles anew, so compilation is measured apart and taken off."""
+    f, batches = program()
+    bare(f, batches[:1])
+    first = harvested(f, batches[:1], folder / "first")
+    plain, stored = [], []
+    for i in range(4):
+        plain.append(bare(f, batches))
+        stored.append(harvested(f, batches, folder / str(i)) - harvested(f, batches[:1], folder / f"one{i}"))
+    ratio = min(stored) / (min(plain) * (BATCHES - 1) / BATCHES)
+    control = min(plain[::2]) / min(plain[1::2])
+    detail = f"{min(stored):.2f} s for {BATCHES - 1} batches; the first takes {first:.1f} s, and compiles"
+    question = "harvest of 4 sites against the bare forward, time (0.95 of the throughput)"
+    return [Row(question, ratio, 1 / 0.95, control=control, detail=detail)]
+
+
+def disk(folder: Path) -> list[Row]:
+    kept = store.open(folder / "0")
+    raw = sum(array.nbytes for array in kept.arrays)
+    found = sum(p.stat().st_size for p in (folder / "0").rglob("*") if p.is_file())
+    return [Row("bytes on disk against the raw float16 arrays", found / raw, 1.0)]
+
+
+def reading(folder: Path) -> list[Row]:
+    kept = store.open(folder / "0")
+    path = SITES[0]
+    rows = kept[path].shape[0] * kept[path].shape[1]
+    memmap = np.memmap(folder / "rows", np.float16, "w+", shape=(rows, SIZE.width))
+    memmap[:] = kept[path][:].reshape(rows, SIZE.width)
+    memmap.flush()
+    del memmap  # pages that are mapped stay in the cache
+
+    def sequential():
+        for start in range(0, len(kept[path]), 16):
+            kept[path][start : start + 16]
+
+    def shuffled():
+        for _ in kept.batches(256, path, axes=2, shuffle=0, window=rows // 3):
+            pass
+
+    def by_hand():
+        file = np.memmap(folder / "rows", np.float16, "r", shape=(rows, SIZE.width))
+        order = np.random.default_rng(0).permutation(rows)
+        for start in range(0, rows - 255, 256):
+            file[order[start : start + 256]]
+
+    times: dict[Any, list[float]] = {f: [] for f in (sequential, shuffled, by_hand)}
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    for _ in range(8):
+        for f, seen in times.items():
+            for file in files:
+                forget(file)
+            start = time.perf_counter()
+            f()
+            seen.append(time.perf_counter() - start)
+    best = {f.__name__: min(seen) for f, seen in times.items()}
+    return [
+        Row("shuffled reading against sequential, time", best["shuffled"] / best["sequential"], 2.0),
+        Row("shuffled reading against a memmap by hand, time", best["shuffled"] / best["by_hand"], 1.0),
+    ]
+
+
+def forget(file: Path) -> None:
+    """Drops a file from the page cache, so that reading it means reading the disk."""
+    descriptor = os.open(file, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def peak(what: str) -> float:
+    """The peak memory of a process that runs something, in bytes."""
+    done = subprocess.run([sys.executable, __file__, what], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def memory() -> list[Row]:
+    bound = 256 << 20
+    more = peak("harvest") - peak("bare")
+    return [Row("peak memory beyond the bare run, of the bound that was set (256 MiB)", more / bound, 1.0)]
+
+
+def measure() -> list[Row]:
+    folder = Path(tempfile.mkdtemp())
+    try:
+        return [*throughput(folder), *disk(folder), *reading(folder), *memory()]
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] in (["harvest"], ["bare"]):
+        f, batches = program()
+        if sys.argv[1] == "harvest":
+            folder = tempfile.mkdtemp()
+            harvested(f, batches, folder, memory=256 << 20)
+            shutil.rmtree(folder)
+        else:
+            bare(f, batches)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    else:
+        main(measure)
