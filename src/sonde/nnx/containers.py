@@ -7,6 +7,7 @@ keeps its status as an attribute does: an array cannot take the place of a numbe
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
@@ -276,7 +277,8 @@ class Dict(Module, MutableMapping[str, A], Generic[A]):
 class Sequential(Module):
     """Applies functions and Modules one after the other.
 
-    What one returns is given to the next: a tuple as several arguments, a dict as keywords.
+    What one returns is given to the next: a tuple as several arguments, a dict as keywords. `rngs=` is given to each of
+    them that has a parameter of that name.
 
     Args:
         *fns: the functions and Modules.
@@ -290,18 +292,38 @@ class Sequential(Module):
     def __init__(self, *fns: Callable[..., Any]):
         self.layers = List(fns)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, rngs: Any = None, **kwargs: Any) -> Any:
         """Applies all of them.
+
+        Args:
+            *args: for the first.
+            rngs: random streams, for each that takes them.
+            **kwargs: for the first.
+
+        Returns:
+            What the last returns.
 
         Raises:
             TypeError: one of them cannot be called.
         """
         if not self.layers:
-            return args[0] if len(args) == 1 else args or None
-        return call_in_turn(self._checked_layers(), args, kwargs)
+            return args[0] if len(args) == 1 else args or kwargs or None
+        return call_in_turn(self._callables(rngs), args, kwargs)
 
-    def _checked_layers(self) -> Iterator[Callable[..., Any]]:
+    def _callables(self, rngs: Any) -> Iterator[Callable[..., Any]]:
         for i, layer in enumerate(self.layers):
             if not callable(layer):
                 raise TypeError(f"Sequential.layers[{i}] is not callable: {layer!r}.")
-            yield layer
+            yield layer if rngs is None or not _takes_rngs(layer) else _with_rngs(layer, rngs)
+
+
+def _takes_rngs(layer: Callable[..., Any]) -> bool:
+    try:
+        parameter = inspect.signature(layer).parameters.get("rngs")
+    except ValueError:  # builtins have no signature
+        return False
+    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
+def _with_rngs(layer: Callable[..., Any], rngs: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: layer(*args, **{**kwargs, "rngs": rngs})

@@ -105,7 +105,8 @@ class Average(_Sums):
             **kwargs: the values, under the name given as `argname`; others are ignored.
 
         Raises:
-            TypeError: the values are missing, or the mask has another shape.
+            TypeError: the values are missing.
+            ValueError: the mask has another shape than the values.
         """
         values = self._values(kwargs)
         if mask is None:
@@ -114,7 +115,7 @@ class Average(_Sums):
             return
         mask = jnp.asarray(mask, bool)
         if mask.shape != values.shape:
-            raise TypeError(
+            raise ValueError(
                 f"{type(self).__name__}.update: `mask` must have the shape of the values, {values.shape}, "
                 f"got {describe(mask)}."
             )
@@ -268,10 +269,17 @@ class MultiMetric(Metric):
         for name in self._metric_names:
             getattr(self, name).reset()
 
-    def update(self, **updates: Any) -> None:
-        """Updates all metrics; each gets all arguments and takes its own."""
+    def update(self, *, mask: Any = None, **updates: Any) -> None:
+        """Updates all metrics; each gets all arguments and takes its own.
+
+        Args:
+            mask: a mask for all metrics, or a dict of masks by the names of metrics; metrics without one get none.
+            **updates: the arguments.
+        """
+        masks = mask if isinstance(mask, Mapping) else dict.fromkeys(self._metric_names, mask)
         for name in self._metric_names:
-            getattr(self, name).update(**updates)
+            masked = {} if masks.get(name) is None else {"mask": masks[name]}
+            getattr(self, name).update(**updates, **masked)
 
     def compute(self) -> dict[str, Any]:
         """All metrics by name."""
