@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from sonde import _jax
@@ -68,6 +69,8 @@ def logical_axis_rules(rules: Rules) -> Iterator[None]:
 
 def partition_spec(out_sharding: Any, rules: Rules | None = None) -> PartitionSpec:
     """The PartitionSpec that an `out_sharding` entry means."""
+    if isinstance(out_sharding, Format):
+        out_sharding = getattr(out_sharding.sharding, "spec", None)
     if isinstance(out_sharding, PartitionSpec):
         names: tuple[Any, ...] = tuple(out_sharding)
     elif out_sharding is None or isinstance(out_sharding, str):
@@ -90,7 +93,7 @@ def place(value: Any, out_sharding: Any, *, mesh: Any = None, rules: Rules | Non
     Raises:
         ValueError: there is no mesh, neither given nor around.
     """
-    if isinstance(out_sharding, Sharding):
+    if isinstance(out_sharding, (Sharding, Format)):
         return _constrain(value, out_sharding)
     spec = partition_spec(out_sharding, rules)
     mesh = mesh or _jax.ambient_mesh()
@@ -102,7 +105,9 @@ def place(value: Any, out_sharding: Any, *, mesh: Any = None, rules: Rules | Non
     return _constrain(value, NamedSharding(mesh, spec))
 
 
-def _constrain(value: Any, sharding: Sharding) -> Any:
+def _constrain(value: Any, sharding: Sharding | Format) -> Any:
+    """Every array in `value` on a sharding, or on one with a layout in memory, which is a Format."""
+
     def one(x: Any) -> Any:
         if isinstance(x, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from sonde.nnx import iteration
-from sonde.nnx.filters import Any, Everything, Filter, to_predicate
-from sonde.nnx.graph_mode import resolve
+from sonde.nnx.filters import Any, Filter, to_predicate
+from sonde.nnx.graph_mode import resolve, resolve_updates
 from sonde.nnx.mapping import recursive_map
 from sonde.nnx.rngs import RngStream, Shape, ShapeByFilter, as_key, shape_by_stream
 
@@ -95,7 +95,7 @@ def split_rngs(
     """
     if squeeze and splits != 1:
         raise ValueError(f"split_rngs(squeeze=True) takes splits=1, got splits={splits}.")
-    matches = to_predicate(only)
+    matches = _of_both_variables(only)
 
     def replacement(path: tuple[AnyType, ...], stream: RngStream) -> RngStream | None:
         if not matches(path, stream):
@@ -127,13 +127,22 @@ def fork_rngs(
     Returns:
         Backups for `restore_rngs`, which are a context manager too; or the copy.
     """
-    shape_of = shape_by_stream(split)
-    named = Any(*split) if isinstance(split, Mapping) else Everything()
+    rules = split.items() if isinstance(split, Mapping) else [(..., split)]
+    chosen = [(_of_both_variables(only), shape) for only, shape in rules]
 
     def replacement(path: tuple[AnyType, ...], stream: RngStream) -> RngStream | None:
-        return stream.fork(split=shape_of(path, stream)) if named(path, stream) else None
+        for matches, shape in chosen:
+            if matches(path, stream):
+                return stream.fork(split=shape)
+        return None
 
     return _replace_streams("fork_rngs", node, replacement, graph, graph_updates)
+
+
+def _of_both_variables(only: Filter) -> Callable[[tuple[AnyType, ...], RngStream], bool]:
+    """Whether a filter of Variables matches the key and the counter of a stream."""
+    matches = to_predicate(only)
+    return lambda path, stream: matches((*path, "key"), stream.key) and matches((*path, "count"), stream.count)
 
 
 def _replace_streams(
@@ -163,7 +172,7 @@ def _replace_streams(
 
 
 def _copies(graph: bool | None, graph_updates: bool | None) -> bool:
-    return graph_updates is False or not resolve(graph)
+    return not (resolve_updates(graph_updates) and resolve(graph))
 
 
 def _copy(node: AnyType, replacement: Callable[..., RngStream | None], graph: bool | None) -> AnyType:
@@ -208,15 +217,25 @@ def with_rngs(
         only: leaves all streams alone that it does not match.
         graph: True allows shared references, False demands a tree. None: the current mode.
         graph_updates: accepted as False or None.
+
+    Raises:
+        ValueError: two of `split`, `broadcast` and `fork` name the same stream; `...` names none.
     """
     if graph_updates:
         raise ValueError("with_rngs returns a copy; graph_updates=True is not supported.")
     matches, forks = to_predicate(only), to_predicate(cast(Filter, fork))
     split_shape, broadcast_shape = shape_by_stream(split), shape_by_stream(broadcast)
+    naming = {"split": _named(split), "broadcast": _named(broadcast), "fork": _named(fork)}
 
     def replacement(path: tuple[AnyType, ...], stream: RngStream) -> RngStream | None:
         if not matches(path, stream):
             return None
+        rules = [rule for rule, names in naming.items() if names(path, stream)]
+        if len(rules) > 1:
+            raise ValueError(
+                f"with_rngs: {' and '.join(rules)} both name the stream at {'/'.join(map(str, path)) or '(the root)'}. "
+                "Name it in one of them."
+            )
         if (shape := split_shape(path, stream)) is not None:
             return stream.split(shape)
         if (shape := broadcast_shape(path, stream)) is not None:
@@ -224,6 +243,17 @@ def with_rngs(
         return stream.fork() if forks(path, stream) else None
 
     return _replace_streams("with_rngs", node, replacement, graph, False)
+
+
+def _named(rule: AnyType) -> Callable[[tuple[AnyType, ...], RngStream], bool]:
+    """Whether a rule names a stream; rules for whatever is left, `...` and bare shapes, name none."""
+    filters = list(rule) if isinstance(rule, (Mapping, tuple, list)) and not _is_shape(rule) else [rule]
+    named = [f for f in filters if f is not ... and f is not None and f is not True and not _is_shape(f)]
+    return to_predicate(Any(*named))
+
+
+def _is_shape(rule: AnyType) -> bool:
+    return type(rule) is int or (isinstance(rule, (tuple, list)) and all(type(n) is int for n in rule))
 
 
 def reseed(

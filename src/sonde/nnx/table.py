@@ -10,6 +10,7 @@ import contextvars
 import dataclasses
 import functools
 import io
+import types
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,8 @@ import jax
 
 from sonde.nnx import iteration
 from sonde.nnx._walk import build, walk
+from sonde.nnx.metadata import HOOKS
+from sonde.nnx.module import Module
 from sonde.nnx.pytree import Pytree
 from sonde.nnx.rendering import human_size, size_and_bytes
 from sonde.nnx.rngs import RngState, RngStream
@@ -40,6 +43,7 @@ class CallInfo:
         type: its class.
         inputs: what it was called with, arrays as `jax.ShapeDtypeStruct`; a pair of args and kwargs.
         outputs: what it returned, in the same form.
+        method: the name of the method.
         flops: estimated operations of the call, if asked for.
         vjp_flops: estimated operations of the call and its gradient, if asked for.
     """
@@ -48,8 +52,14 @@ class CallInfo:
     type: type
     inputs: Any
     outputs: Any
+    method: str = "__call__"
     flops: int | None = None
     vjp_flops: int | None = None
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """The path, and the name of a method that is not `__call__`."""
+        return self.path if self.method == "__call__" else (*self.path, self.method)
 
 
 def no_rng_streams(row: CallInfo) -> bool:
@@ -58,20 +68,30 @@ def no_rng_streams(row: CallInfo) -> bool:
 
 
 @functools.cache
-def _recording(cls: type, method: str) -> type:
-    """A subclass whose `method` adds its calls to the current log; made once per class and method."""
-    original = getattr(cls, method)
+def _recording(cls: type, asked_for: str) -> type:
+    """A subclass whose methods add their calls to the current log; made once per class and method asked for."""
+    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__slots__": ()}
+    names = {n for k in cls.__mro__ if k not in Module.__mro__ for n in vars(k) if not n.startswith("_")}
+    for name in sorted(names | {"__call__", asked_for}):
+        method = getattr(cls, name, None)
+        if isinstance(method, types.FunctionType) and name not in vars(Module):
+            namespace[name] = _recorded(cls, name, method)
+    return type(cls)(cls.__name__, (cls,), namespace)
 
-    @functools.wraps(original)
+
+def _recorded(cls: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        out = original(self, *args, **kwargs)
-        log = _log.get()
-        if log is not None:
-            log.append((vars(self)[_PATH], cls, _abstract((args, kwargs)), _abstract(out)))
+        log, path = _log.get(), vars(self).get(_PATH)
+        if log is None or path is None:
+            return method(self, *args, **kwargs)
+        row = [path, name, cls, _abstract((args, kwargs))]
+        log.append(row)  # before what is called inside, so that the table reads from the outside in
+        out = method(self, *args, **kwargs)
+        row.append(_abstract(out))
         return out
 
-    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__slots__": (), method: recorded}
-    return type(cls)(cls.__name__, (cls,), namespace)
+    return recorded
 
 
 def _abstract(tree: Any) -> Any:
@@ -113,7 +133,7 @@ def tabulate(
         The table as text.
     """
     rows = _rows(obj, method, input_args, input_kwargs, compute_flops, compute_vjp_flops)
-    shown = [r for r in rows if row_filter(r) and (depth is None or len(r.path) <= depth)]
+    shown = [r for r in rows if row_filter(r) and (depth is None or len(r.place) <= depth)]
     nodes = dict(iteration.iter_nodes(obj, graph=True, who="tabulate"))
     return _render(obj, shown, nodes, table_kwargs, column_kwargs, console_kwargs, compute_flops, compute_vjp_flops)
 
@@ -131,32 +151,32 @@ def _rows(
         args, kwargs = structure.unflatten([traced.get(i, x) for i, x in enumerate(inputs)])
         model = build(found.definition, _with_values(found.leaves, values))
         for path, node in iteration.iter_nodes(model, graph=True, who="tabulate"):
-            if callable(getattr(type(node), method, None)):
+            if isinstance(node, Module) and not isinstance(node, RngStream):
                 vars(node)[_PATH] = path
                 object.__setattr__(node, "__class__", _recording(type(node), method))
         out = getattr(model, method)(*args, **kwargs)
         return jax.tree.map(lambda x: x if hasattr(x, "shape") else None, out)
 
     if not callable(getattr(type(obj), method, None)):
-        return [CallInfo(path, type(node), ((), {}), None) for path, node in reversed(found.nodes)]
+        return [CallInfo(path, type(node), ((), {}), ()) for path, node in reversed(found.nodes)]
     token = _log.set(log)
     try:
         with _fresh_traces(object()):
             jax.eval_shape(run, _values(found.leaves), traced)
     finally:
         _log.reset(token)
-    # `log` has inner calls before outer ones; a table reads better the other way round
     rows = []
-    for order, (path, cls, inputs, outputs) in enumerate(log):
-        if any(r.path == path for _, r in rows):
+    known = set()
+    for path, name, cls, inputs, outputs in log:
+        row = CallInfo(path, cls, inputs, outputs, name)
+        key = (row.place, _inputs(inputs))
+        if key in known:
             continue
-        row = CallInfo(path, cls, inputs, outputs)
+        known.add(key)
         if flops or vjp_flops:
-            row = _with_flops(row, originals.get(path), method, flops, vjp_flops)
-        rows.append((order, row))
-    order_of = {row.path: order for order, row in rows}
-    first = {row.path: min(o for p, o in order_of.items() if p[: len(row.path)] == row.path) for _, row in rows}
-    return [row for _, row in sorted(rows, key=lambda r: (first[r[1].path], len(r[1].path)))]
+            row = _with_flops(row, originals.get(path), flops, vjp_flops)
+        rows.append(row)
+    return rows
 
 
 def _values(leaves: list[Any]) -> list[Any]:
@@ -173,7 +193,7 @@ def _with_values(leaves: list[Any], values: list[Any]) -> list[Any]:
     return made
 
 
-def _with_flops(row: CallInfo, node: Any, method: str, flops: bool, vjp_flops: bool) -> CallInfo:
+def _with_flops(row: CallInfo, node: Any, flops: bool, vjp_flops: bool) -> CallInfo:
     if node is None:
         return row
     found = walk(node, graph=True, who="tabulate")
@@ -186,7 +206,7 @@ def _with_flops(row: CallInfo, node: Any, method: str, flops: bool, vjp_flops: b
         given = iter(inputs)
         args, kwargs = structure.unflatten([next(given) if known else a for a, known in zip(arrays, is_array)])
         model = build(found.definition, _with_values(found.leaves, values))
-        out = getattr(model, method)(*args, **kwargs)
+        out = getattr(model, row.method)(*args, **kwargs)
         return [x for x in jax.tree.leaves(out) if hasattr(x, "dtype")]
 
     inputs = [a for a, known in zip(arrays, is_array) if known]
@@ -231,6 +251,7 @@ def _render(
 ) -> str:
     import rich.console
     import rich.table
+    import rich.text
 
     variables = [v for v in walk(obj, graph=True, who="tabulate").leaves if isinstance(v, Variable)]
     columns = sorted({_column(v) for v in variables})
@@ -240,13 +261,13 @@ def _render(
     )
     names = ["path", "type", "inputs", "outputs", *["flops"] * flops, *["vjp_flops"] * vjp_flops]
     for name in names:
-        footer: dict[str, Any] = {"footer": "Total"} if name == names[-1] else {}
+        footer: dict[str, Any] = {"footer": rich.text.Text("Total", justify="right")} if name == names[-1] else {}
         table.add_column(name, **footer | dict(column_kwargs))
     for name in columns:
         table.add_column(name, footer=_total([v for v in variables if _column(v) == name]), **dict(column_kwargs))
     for row in rows:
         node = nodes.get(row.path)
-        cells = ["/".join(map(str, row.path)), row.type.__name__, _inputs(row.inputs), _shapes(row.outputs)]
+        cells = ["/".join(map(str, row.place)), row.type.__name__, _inputs(row.inputs), _shapes(row.outputs)]
         cells += [str(row.flops)] * flops + [str(row.vjp_flops)] * vjp_flops
         table.add_row(*cells, *[_sizes(node, name) for name in columns])
     table.caption = f"\nTotal Parameters: {_total(variables) or '0'}"
@@ -270,27 +291,54 @@ def _sizes(node: Any, column: str) -> str:
         v for v in walk(node, graph=True, who="tabulate").leaves if isinstance(v, Variable) and _column(v) == column
     ]
     total = _total(every)
-    own = [
-        f"{name}: {_shapes(_abstract(child.get_raw_value()))}"
+    own = {
+        name: _described(child)
         for name, child in iteration.iter_children(node)
-        if isinstance(child, Variable) and _column(child) == column
-    ]
-    return "\n".join([*own, "", total]) if own else total
+        if isinstance(child, Variable) and _column(child) == column and column != "RngState"
+    }
+    return "\n".join([*_lines(own), "", total]) if own else total
+
+
+def _described(variable: Variable[Any]) -> Any:
+    """The value, together with the metadata if there is any."""
+    value = _abstract(variable.get_raw_value())
+    metadata = variable.get_metadata(exclude_required=True)
+    return {**{k: v for k, v in metadata.items() if k not in HOOKS}, "value": value} if metadata else value
 
 
 def _inputs(inputs: tuple[Any, Any]) -> str:
     args, kwargs = inputs
-    return "\n".join([*[_shapes(a) for a in args], *[f"{k}: {_shapes(v)}" for k, v in kwargs.items()]])
+    if len(args) == 1 and not kwargs:
+        return _shapes(args[0])
+    return "\n".join([*(_lines(args) if args else []), *(_lines(kwargs) if kwargs else [])])
 
 
 def _shapes(tree: Any) -> str:
-    """Arrays as `float32[2,3]`, containers line by line, everything else as it is."""
+    return "\n".join(_lines(tree))
+
+
+def _lines(tree: Any) -> list[str]:
+    """Arrays as `float32[2,3]`, containers line by line with what is inside them indented, the rest as it is."""
     if isinstance(tree, jax.ShapeDtypeStruct):
-        return f"{tree.dtype}[{','.join(map(str, tree.shape))}]"
-    if isinstance(tree, Mapping):
-        return "\n".join(f"{k}: {_shapes(v)}" for k, v in tree.items())
+        return [f"{tree.dtype}[{','.join(map(str, tree.shape))}]"]
+    if isinstance(tree, Mapping) and not isinstance(tree, Pytree):
+        return _entries(tree) or ["{}"]
     if isinstance(tree, (list, tuple)):
-        return "\n".join(f"- {_shapes(v)}" for v in tree)
+        items = [_lines(item) for item in tree]
+        return [line for first, *rest in items for line in (f"- {first}", *(f"  {r}" for r in rest))] or ["[]"]
     if isinstance(tree, (Pytree, Variable)):
-        return type(tree).__name__
-    return repr(tree)
+        return [f"{type(tree).__name__}(...)"]
+    return [str(tree)]
+
+
+def _entries(mapping: Mapping[Any, Any]) -> list[str]:
+    lines = []
+    for key, value in sorted(mapping.items(), key=lambda item: str(item[0])):
+        inside = _lines(value)
+        if isinstance(value, Mapping) and value:
+            lines += [f"{key}:", *(f"  {line}" for line in inside)]
+        elif isinstance(value, (list, tuple)) and value:
+            lines += [f"{key}:", *inside]
+        else:
+            lines.append(f"{key}: {inside[0]}")
+    return lines

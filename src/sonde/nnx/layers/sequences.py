@@ -20,7 +20,8 @@ from sonde.nnx.layers.recurrent_cells import RNNCellBase
 from sonde.nnx.module import Module
 from sonde.nnx.module_sites import carry_all
 from sonde.nnx.pytree import data
-from sonde.nnx.rngs import Rngs, RngStream
+from sonde.nnx.rng_tools import split_rngs
+from sonde.nnx.rngs import Rngs, RngState, RngStream
 from sonde.nnx.variable import Variable
 
 
@@ -36,7 +37,7 @@ class RNN(Module):
         unroll: how many steps to compile into one turn of the loop.
         state_axes: what happens to the cell's Variables, by filter: `nnx.Carry` (the default) takes changes from step
             to step, None starts every step from the same value, a number gives every step a slice along that axis.
-        broadcast_rngs: random streams that start every step from the same counter, by filter.
+        broadcast_rngs: random streams that give every step the same keys, by filter.
         rngs: random streams for the first memory; True makes one of its own.
 
     Example:
@@ -119,17 +120,19 @@ class RNN(Module):
         return (carry, outputs) if return_carry else outputs
 
     def _loop(self, carry: Any, steps: Any, keep_carries: bool) -> tuple[Any, Any, Any]:
-        return scan_module(
-            self.cell,
-            carry,
-            steps,
-            keep_carries=keep_carries,
-            unroll=self.unroll,
-            axis_of=self._axis_of,
-        )
+        # One key of each stream that is broadcast stands for the stream while the loop runs.
+        with split_rngs(self.cell, splits=1, squeeze=True, only=self.broadcast_rngs, graph=True, graph_updates=True):
+            return scan_module(
+                self.cell,
+                carry,
+                steps,
+                keep_carries=keep_carries,
+                unroll=self.unroll,
+                axis_of=self._axis_of,
+            )
 
     def _axis_of(self, path: tuple[Any, ...], variable: Any) -> Any:
-        if self.broadcast_rngs is not None and to_predicate(self.broadcast_rngs)(path, variable):
+        if isinstance(variable, RngState) and to_predicate(self.broadcast_rngs)(path, variable):
             return None
         for chosen, axis in self.state_axes or ():
             if to_predicate(chosen)(path, variable):
