@@ -1,19 +1,20 @@
 """Neural networks as Python objects, with the names of `flax.nnx`.
 
 `from sonde import nnx` stands where `from flax import nnx` stood: the same names, arguments, results, initial values
-and state layouts. Left out on purpose: `graph_updates=True`, Variables backed by array references, `nnx.bridge`.
+and state layouts. `bridge` mixes these Modules with those of `sonde.linen` and of Flax.
+
+Layers, transforms and training are loaded when they are first used (`_later.py`); the import paths of Flax's own files,
+such as `nnx.nn.linear`, work too (`_flax_paths.py`).
 """
 
-from sonde.nnx import filters as filterlib
-from sonde.nnx import graph as graphlib
-from sonde.nnx import rngs as rnglib
-from sonde.nnx import sharding as spmd
-from sonde.nnx import states as statelib
-from sonde.nnx import traversals
-from sonde.nnx import variable as variablelib
-from sonde.nnx._kinds import has_data, is_data, register_data_type
+import importlib
+import typing
 
-# --- captures (nnx/capture.py) ---
+from sonde._handing_on import hand_on
+from sonde.nnx import training, transforms, traversals
+from sonde.nnx._flax_paths import PATHS
+from sonde.nnx._kinds import has_data, is_data, register_data_type
+from sonde.nnx._later import LATER
 from sonde.nnx.capture import capture, capture_grads
 from sonde.nnx.containers import Dict, List, Sequential
 from sonde.nnx.eager_sharding import logical_axis_rules, use_eager_sharding, using_eager_sharding
@@ -39,37 +40,12 @@ from sonde.nnx.graph import (
 )
 from sonde.nnx.graph_mode import set_graph_mode, set_graph_updates
 from sonde.nnx.iteration import find_duplicates, iter_children, iter_graph
-
-# --- layers (nnx/layers/) ---
-from sonde.nnx.layers.activations import PReLU
-from sonde.nnx.layers.attention import MultiHeadAttention, dot_product_attention
-from sonde.nnx.layers.convolution import Conv, ConvTranspose
-from sonde.nnx.layers.grouped_attention import GroupedAttention, KeyValues
-from sonde.nnx.layers.linear import Einsum, Embed, Linear, LinearGeneral
-from sonde.nnx.layers.lora import LoRA, LoRALinear, LoRAParam
-from sonde.nnx.layers.mlp import MLP
-from sonde.nnx.layers.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
-from sonde.nnx.layers.offset_norm import OffsetRMSNorm
-from sonde.nnx.layers.recurrent_cells import GRUCell, LSTMCell, OptimizedLSTMCell, RNNCellBase, SimpleCell
-from sonde.nnx.layers.sequences import RNN, Bidirectional
-from sonde.nnx.layers.stochastic import Dropout
-from sonde.nnx.layers.weight_normalization import SpectralNorm, WeightNorm
 from sonde.nnx.mapping import map, recursive_map, vars_as, with_vars
 from sonde.nnx.metadata import VariableMetadata, with_metadata
 from sonde.nnx.module import Module, iter_module_children, iter_modules
 from sonde.nnx.pure_dict import replace_by_pure_dict, restore_int_paths, to_pure_dict
 from sonde.nnx.pytree import Data, Object, Pytree, Static, check_pytree, data, dataclass, static
-from sonde.nnx.rendering import display
-from sonde.nnx.rng_tools import backup_keys, fork_rngs, reseed, restore_rngs, split_rngs, with_rngs
-from sonde.nnx.rngs import RngCount, RngKey, Rngs, RngState, RngStream
-from sonde.nnx.sharding import (
-    PARTITION_NAME,
-    abstract_with_sharding,
-    as_abstract,
-    get_named_sharding,
-    get_partition_spec,
-    with_partitioning,
-)
+from sonde.nnx.rngs import RngCount, RngKey, RngState, RngStream, Rngs
 from sonde.nnx.states import (
     FlatState,
     State,
@@ -81,71 +57,120 @@ from sonde.nnx.states import (
     split_state,
     to_flat_state,
 )
-from sonde.nnx.table import tabulate
-
-# --- training (nnx/training/) ---
-from sonde.nnx.training import metrics
-from sonde.nnx.training.ema import EMA
-from sonde.nnx.training.metrics import Metric, MultiMetric
-from sonde.nnx.training.optimizer import ModelAndOptimizer, OptArray, Optimizer, OptState, OptVariable
-from sonde.nnx.training.train_state import TrainState
-
-# --- transforms (nnx/transforms/) ---
-from sonde.nnx.transforms._prefixes import Carry, DiffState, StateAxes, StateSharding
-from sonde.nnx.transforms.abstract import eval_shape, make_jaxpr
-from sonde.nnx.transforms.axis_metadata import transform_metadata
-from sonde.nnx.transforms.branches import cond, switch
-from sonde.nnx.transforms.checked import checkify
-from sonde.nnx.transforms.compiled import cached_partial, jit, jit_partial
-from sonde.nnx.transforms.custom_rules import custom_vjp
-from sonde.nnx.transforms.derivatives import grad, jvp, value_and_grad, vjp
-from sonde.nnx.transforms.loops import fori_loop, while_loop
-from sonde.nnx.transforms.mapped import pmap, vmap
-from sonde.nnx.transforms.rematerialised import checkpoint, remat
-from sonde.nnx.transforms.scanned import scan
-from sonde.nnx.transforms.sharded import shard_map
 from sonde.nnx.trees import from_tree, prefix, to_tree
 from sonde.nnx.variable import BatchStat, Cache, Intermediate, Param, Perturbation, Variable
+from sonde.nnx.variable_defaults import var_defaults
 from sonde.nnx.variable_names import register_variable_name, variable_name_from_type, variable_type_from_name
-from sonde.nnx.views import view, view_info, with_attributes
-from sonde.ops import named_initializers as initializers
-from sonde.ops.activations import (
-    celu,
-    elu,
-    gelu,
-    glu,
-    hard_sigmoid,
-    hard_silu,
-    hard_swish,
-    hard_tanh,
-    identity,
-    leaky_relu,
-    log_sigmoid,
-    log_softmax,
-    logsumexp,
-    one_hot,
-    relu,
-    relu6,
-    selu,
-    sigmoid,
-    silu,
-    soft_sign,
-    softmax,
-    softplus,
-    standardize,
-    swish,
-    tanh,
-)
-from sonde.ops.masks import combine_masks, make_attention_mask, make_causal_mask
-from sonde.ops.named_initializers import Initializer
-from sonde.ops.pooling import avg_pool, max_pool, min_pool, pool
-from sonde.ops.sequence import flip_sequences
+
+if typing.TYPE_CHECKING:
+    from sonde.nnx import compat
+    from sonde.nnx.training import metrics, optimizer
+    from sonde.nnx.layers.activations import PReLU
+    from sonde.nnx.layers.attention import MultiHeadAttention, dot_product_attention
+    from sonde.nnx.layers.convolution import Conv, ConvTranspose
+    from sonde.nnx.layers.grouped_attention import GroupedAttention, KeyValues
+    from sonde.nnx.layers.linear import Einsum, Embed, Linear, LinearGeneral
+    from sonde.nnx.layers.lora import LoRA, LoRALinear, LoRAParam
+    from sonde.nnx.layers.mlp import MLP
+    from sonde.nnx.layers.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+    from sonde.nnx.layers.offset_norm import OffsetRMSNorm
+    from sonde.nnx.layers.recurrent_cells import GRUCell, LSTMCell, OptimizedLSTMCell, RNNCellBase, SimpleCell
+    from sonde.nnx.layers.sequences import Bidirectional, RNN
+    from sonde.nnx.layers.stochastic import Dropout
+    from sonde.nnx.layers.weight_normalization import SpectralNorm, WeightNorm
+    from sonde.nnx.rendering import display
+    from sonde.nnx.rng_tools import backup_keys, fork_rngs, reseed, restore_rngs, split_rngs, with_rngs
+    from sonde.nnx.sharding import (
+        PARTITION_NAME,
+        abstract_with_sharding,
+        as_abstract,
+        get_abstract_model,
+        get_named_sharding,
+        get_partition_spec,
+        with_partitioning,
+    )
+    from sonde.nnx.table import tabulate
+    from sonde.nnx.training.ema import EMA
+    from sonde.nnx.training.metrics import Metric, MultiMetric
+    from sonde.nnx.training.optimizer import ModelAndOptimizer, OptArray, OptState, OptVariable, Optimizer
+    from sonde.nnx.training.train_state import TrainState
+    from sonde.nnx.transforms._prefixes import Carry, DiffState, StateAxes, StateSharding
+    from sonde.nnx.transforms.abstract import eval_shape, make_jaxpr
+    from sonde.nnx.transforms.axis_metadata import transform_metadata
+    from sonde.nnx.transforms.branches import cond, switch
+    from sonde.nnx.transforms.checked import checkify
+    from sonde.nnx.transforms.compiled import cached_partial, jit, jit_partial
+    from sonde.nnx.transforms.custom_rules import custom_vjp
+    from sonde.nnx.transforms.derivatives import grad, jvp, value_and_grad, vjp
+    from sonde.nnx.transforms.loops import fori_loop, while_loop
+    from sonde.nnx.transforms.mapped import pmap, vmap
+    from sonde.nnx.transforms.rematerialised import checkpoint, remat
+    from sonde.nnx.transforms.scanned import scan
+    from sonde.nnx.transforms.sharded import shard_map
+    from sonde.nnx.views import view, view_info, with_attributes
+    from sonde.ops.activations import (
+        celu,
+        elu,
+        gelu,
+        glu,
+        hard_sigmoid,
+        hard_silu,
+        hard_swish,
+        hard_tanh,
+        identity,
+        leaky_relu,
+        log_sigmoid,
+        log_softmax,
+        logsumexp,
+        one_hot,
+        relu,
+        relu6,
+        selu,
+        sigmoid,
+        silu,
+        soft_sign,
+        softmax,
+        softplus,
+        standardize,
+        swish,
+        tanh,
+    )
+    from sonde.ops.masks import combine_masks, make_attention_mask, make_causal_mask
+    from sonde.ops.named_initializers import Initializer
+    from sonde.ops.pooling import avg_pool, max_pool, min_pool, pool
+    from sonde.ops.sequence import flip_sequences
+    from sonde.ops import named_initializers as initializers
+
+A = typing.TypeVar("A")
+M = typing.TypeVar("M", bound=Module)
+#: What `nnx.split` returns when it is given no filters.
+PureState: typing.TypeAlias = tuple[GraphDef[A], State[typing.Any, typing.Any]]
+#: A name from when states held something else than Variables.
+VariableState = Variable
+
+hand_on(__name__, PATHS)
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    where, attribute = LATER[name]
+    module = importlib.import_module(where)
+    found = module if attribute is None else getattr(module, attribute)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *LATER})
+
 
 __all__ = [
-    "EMA",
+    "OffsetRMSNorm",
+    "KeyValues",
+    "GroupedAttention",
     "MLP",
-    "PARTITION_NAME",
-    "RNN",
+    "A",
     "All",
     "Any",
     "BatchNorm",
@@ -159,6 +184,7 @@ __all__ = [
     "Dict",
     "DiffState",
     "Dropout",
+    "EMA",
     "Einsum",
     "Embed",
     "Everything",
@@ -167,11 +193,9 @@ __all__ = [
     "GraphDef",
     "GraphState",
     "GroupNorm",
-    "GroupedAttention",
     "Initializer",
     "InstanceNorm",
     "Intermediate",
-    "KeyValues",
     "LSTMCell",
     "LayerNorm",
     "Linear",
@@ -180,6 +204,7 @@ __all__ = [
     "LoRA",
     "LoRALinear",
     "LoRAParam",
+    "M",
     "Metric",
     "ModelAndOptimizer",
     "Module",
@@ -189,19 +214,21 @@ __all__ = [
     "Nothing",
     "Object",
     "OfType",
-    "OffsetRMSNorm",
     "OptArray",
     "OptState",
     "OptVariable",
     "OptimizedLSTMCell",
     "Optimizer",
+    "PARTITION_NAME",
     "PReLU",
     "Param",
     "PathContains",
     "PathIn",
     "Perturbation",
+    "PureState",
     "Pytree",
     "RMSNorm",
+    "RNN",
     "RNNCellBase",
     "RngCount",
     "RngKey",
@@ -218,6 +245,7 @@ __all__ = [
     "TrainState",
     "Variable",
     "VariableMetadata",
+    "VariableState",
     "WeightNorm",
     "WithTag",
     "abstract_with_sharding",
@@ -225,6 +253,7 @@ __all__ = [
     "as_pure",
     "avg_pool",
     "backup_keys",
+    "bridge",
     "cached_partial",
     "call",
     "capture",
@@ -235,6 +264,7 @@ __all__ = [
     "checkpoint",
     "clone",
     "combine_masks",
+    "compat",
     "cond",
     "custom_vjp",
     "data",
@@ -254,6 +284,7 @@ __all__ = [
     "from_flat_state",
     "from_tree",
     "gelu",
+    "get_abstract_model",
     "get_named_sharding",
     "get_partition_spec",
     "glu",
@@ -265,6 +296,7 @@ __all__ = [
     "hard_swish",
     "hard_tanh",
     "has_data",
+    "helpers",
     "identity",
     "initializers",
     "is_data",
@@ -290,12 +322,16 @@ __all__ = [
     "merge_state",
     "metrics",
     "min_pool",
+    "nn",
+    "object",
     "one_hot",
+    "optimizer",
     "pmap",
     "pool",
     "pop",
     "prefix",
     "pure",
+    "pytreelib",
     "recursive_map",
     "register_data_type",
     "register_variable_name",
@@ -326,6 +362,7 @@ __all__ = [
     "state",
     "statelib",
     "static",
+    "summary",
     "swish",
     "switch",
     "tabulate",
@@ -342,6 +379,7 @@ __all__ = [
     "use_eager_sharding",
     "using_eager_sharding",
     "value_and_grad",
+    "var_defaults",
     "variable_name_from_type",
     "variable_type_from_name",
     "variablelib",
@@ -357,4 +395,5 @@ __all__ = [
     "with_partitioning",
     "with_rngs",
     "with_vars",
+    "wrappers",
 ]

@@ -16,7 +16,6 @@ from sonde.nnx import pytree
 from sonde.nnx._epoch import EPOCH, next_number
 from sonde.nnx._layout import EMPTY, Layout, layout_of
 from sonde.nnx.module import Module
-from sonde.ops.chaining import call_in_turn
 
 A = TypeVar("A")
 
@@ -306,6 +305,8 @@ class Sequential(Module):
         Raises:
             TypeError: one of them cannot be called.
         """
+        from sonde.ops.chaining import call_in_turn  # here: `import sonde.nnx` does without the layers' arithmetic
+
         if not self.layers:
             return args[0] if len(args) == 1 else args or kwargs or None
         return call_in_turn(self._callables(rngs), args, kwargs)

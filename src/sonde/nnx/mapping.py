@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sonde.nnx._walk import build, walk
-from sonde.nnx.filters import Filter, PathParts
+from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph_mode import resolve
-from sonde.nnx.metadata import shared
 from sonde.nnx.module_sites import carry_all
+from sonde.nnx.variable import Variable
 
 A = TypeVar("A")
 
@@ -59,25 +59,33 @@ def with_vars(
     only: Filter = ...,
     allow_duplicates: bool = False,
 ) -> A:
-    """A copy of a model that shares its Variables.
+    """A copy of a model, with other entries `hijax` and `ref` in the metadata of its Variables.
 
-    In Flax it changes how Variables are backed; Sonde has one way, so nothing is left to change, and asking for
-    another backing is an error.
+    In Flax they change how Variables are backed. Sonde's Variables hold plain arrays, so the entries are all that
+    changes. A Variable whose entries stay as they are is shared with the model.
 
     Args:
         node: a Module, any other node, or a pytree of them.
-        hijax: must not be True.
-        ref: must not be True.
+        hijax: the entry of that name; None leaves it.
+        ref: the entry of that name; None leaves it.
         mutable: must not be False.
-        only: accepted.
+        only: which Variables.
         allow_duplicates: accepted; shared references stay shared.
     """
-    del only, allow_duplicates
-    shared({"hijax": bool(hijax), "ref": bool(ref)})
+    del allow_duplicates
     if mutable is False:
         raise ValueError("with_vars(mutable=False): Sonde's Variables can always be changed at their trace level.")
+    entries = {name: value for name, value in (("hijax", hijax), ("ref", ref)) if value is not None}
+    chosen = to_predicate(only)
+
+    def changed(path: PathParts, leaf: Any) -> Any:
+        if not isinstance(leaf, Variable) or not chosen(path, leaf):
+            return leaf
+        return leaf.replace(**entries) if any(leaf.get_metadata(k) != v for k, v in entries.items()) else leaf
+
     found = walk(node, graph=True, who="with_vars")
-    return carry_all(node, build(found.definition, found.leaves))
+    leaves = [changed(path, leaf) for path, leaf in zip(found.paths, found.leaves)]
+    return carry_all(node, build(found.definition, leaves))
 
 
 vars_as = with_vars

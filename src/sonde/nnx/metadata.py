@@ -12,10 +12,12 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from sonde.nnx import variable_defaults
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Entries that every Variable has. `hijax` and `ref` are Flax's names for Variables backed by other objects than
-#: arrays; Sonde has none, so they are always False.
+#: arrays; Sonde has none, so they are kept and change nothing.
 REQUIRED = ("hijax", "ref", "eager_sharding")
 HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 
@@ -97,32 +99,21 @@ class Metadata(Mapping[str, Any]):
 
 
 @functools.cache
-def _plain(eager_sharding: bool) -> Metadata:
-    return Metadata({"hijax": False, "ref": False, "eager_sharding": eager_sharding})
+def _plain(hijax: bool, ref: bool, eager_sharding: bool) -> Metadata:
+    return Metadata({"hijax": hijax, "ref": ref, "eager_sharding": eager_sharding})
 
 
 def shared(entries: Mapping[str, Any]) -> Metadata:
-    """The Metadata with these entries; Variables without entries of their own share one object.
-
-    Raises:
-        ValueError: `hijax` or `ref` is asked for.
-    """
+    """The Metadata with these entries; Variables without entries of their own share one object."""
+    defaults = variable_defaults.current()
+    required = {
+        "hijax": bool(entries.get("hijax", defaults.hijax)),
+        "ref": bool(entries.get("ref", defaults.ref)),
+        "eager_sharding": bool(entries.get("eager_sharding", True)),
+    }
     if len(entries) <= 3 and all(name in REQUIRED for name in entries):
-        if entries.get("hijax") or entries.get("ref"):
-            raise _unsupported(entries)
-        return _plain(bool(entries.get("eager_sharding", True)))
-    if entries.get("hijax") or entries.get("ref"):
-        raise _unsupported(entries)
-    required = {name: entries.get(name, name == "eager_sharding") for name in REQUIRED}
+        return _plain(**required)
     return Metadata({**entries, **required})
-
-
-def _unsupported(entries: Mapping[str, Any]) -> ValueError:
-    name = "hijax" if entries.get("hijax") else "ref"
-    return ValueError(
-        f"A Variable with {name}=True was asked for. Sonde's Variables hold plain arrays (an array reference turns off "
-        f"the fast path of jit); leave {name} out or set it to False."
-    )
 
 
 @dataclasses.dataclass(frozen=True)

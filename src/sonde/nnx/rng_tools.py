@@ -247,7 +247,7 @@ def with_rngs(
 
 def _named(rule: AnyType) -> Callable[[tuple[AnyType, ...], RngStream], bool]:
     """Whether a rule names a stream; rules for whatever is left, `...` and bare shapes, name none."""
-    filters = list(rule) if isinstance(rule, (Mapping, tuple, list)) and not _is_shape(rule) else [rule]
+    filters: list[AnyType] = list(rule) if isinstance(rule, (Mapping, tuple, list)) and not _is_shape(rule) else [rule]
     named = [f for f in filters if f is not ... and f is not None and f is not True and not _is_shape(f)]
     return to_predicate(Any(*named))
 

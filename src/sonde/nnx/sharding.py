@@ -150,3 +150,25 @@ def _change_axes(tree: A, change: Callable[[Variable[Any], list[Any]], list[Any]
 
 def _is_spec(out_sharding: Any) -> bool:
     return isinstance(out_sharding, PartitionSpec)
+
+
+def get_abstract_model(init_fn: Callable[[], Any], mesh: Mesh, *, graph: bool | None = None) -> tuple[Any, Any]:
+    """The structure of a model and its state as shapes, dtypes and shardings, with nothing computed.
+
+    Args:
+        init_fn: makes the model.
+        mesh: where the arrays are to live.
+        graph: True allows shared references, False demands a tree. None: the current mode.
+
+    Returns:
+        The GraphDef, and a State of `jax.ShapeDtypeStruct` with the shardings that the Variables' metadata say.
+    """
+    from sonde.nnx import graph as graphs
+    from sonde.nnx.transforms.abstract import eval_shape
+
+    with jax.set_mesh(mesh):
+        graphdef, state = eval_shape(lambda: graphs.split(init_fn(), graph=graph))
+    shardings = get_named_sharding(state, mesh)
+    return graphdef, jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, shardings
+    )

@@ -241,13 +241,13 @@ class Variable(ArrayLike, Generic[A]):
 
     @property
     def hijax(self) -> bool:
-        """Always False: Sonde's Variables hold plain arrays."""
-        return False
+        """The metadata entry of that name, which changes nothing: Sonde's Variables hold plain arrays."""
+        return self._metadata["hijax"]
 
     @property
     def ref(self) -> bool:
-        """Always False: Sonde's Variables hold plain arrays."""
-        return False
+        """The metadata entry of that name, which changes nothing: Sonde's Variables hold plain arrays."""
+        return self._metadata["ref"]
 
     @property
     def type(self) -> type[Self]:

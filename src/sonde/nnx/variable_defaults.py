@@ -1,0 +1,114 @@
+"""`var_defaults`: what new Variables have as `ref` and `hijax` when nothing is said.
+
+Both are names of Flax for Variables that are backed by something else than an array. Sonde's Variables always hold plain
+arrays: the entries are kept, as metadata, and change nothing else. Code that relies on them (a Variable written from
+inside a function that closes over it, under plain `jax.jit`) raises a `TraceContextError` as with any Variable.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Values(NamedTuple):
+    hijax: bool = False
+    ref: bool = False
+
+    def changed(self, hijax: bool | None, ref: bool | None) -> _Values:
+        return _Values(self.hijax if hijax is None else hijax, self.ref if ref is None else ref)
+
+
+class VarDefaults(Mapping[str, bool]):
+    """The defaults in force: a mapping, with its entries as attributes too."""
+
+    def __init__(self, *, hijax: bool, ref: bool):
+        self.hijax = hijax
+        self.ref = ref
+
+    def __getitem__(self, name: str) -> bool:
+        return vars(self)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self))
+
+    def __len__(self) -> int:
+        return len(vars(self))
+
+    def __repr__(self) -> str:
+        return f"VarDefaults(hijax={self.hijax}, ref={self.ref})"
+
+
+class _Here(threading.local):
+    """The values of the blocks that this thread is in."""
+
+    stack: tuple[_Values, ...] = ()
+
+
+_here = _Here()
+_everywhere = _Values()
+
+
+def current() -> _Values:
+    """The defaults in force."""
+    return _here.stack[-1] if _here.stack else _everywhere
+
+
+class VarDefaultsContext:
+    """Defaults that were set for good; as a context manager or decorator, for a block or a function only."""
+
+    def __init__(self, hijax: bool | None, ref: bool | None):
+        global _everywhere
+        self._before: _Values | None = _everywhere
+        self._values = current().changed(hijax, ref)
+        _everywhere = _everywhere.changed(hijax, ref)
+
+    def _only_here(self) -> None:
+        global _everywhere
+        if self._before is not None:
+            _everywhere, self._before = self._before, None
+
+    def __enter__(self) -> None:
+        self._only_here()
+        _here.stack = (*_here.stack, self._values)
+
+    def __exit__(self, *exc_info: object) -> None:
+        _here.stack = _here.stack[:-1]
+
+    def __call__(self, f: F) -> F:
+        """Makes the defaults hold while a function runs."""
+        self._only_here()
+
+        @functools.wraps(f)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return f(*args, **kwargs)
+
+        return wrapper  # type: ignore[return-value]
+
+
+def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> VarDefaultsContext | VarDefaults:
+    """Sets what new Variables have as `hijax` and `ref`; without arguments, returns what they have.
+
+    Args:
+        hijax: the entry of that name; None leaves it.
+        ref: the entry of that name; None leaves it.
+
+    Returns:
+        A context manager that is a decorator too, which need not be used as such; or the defaults.
+
+    Example:
+        >>> from sonde import nnx
+        >>> with nnx.var_defaults(ref=True):
+        ...     nnx.Param(1.0).ref
+        True
+        >>> nnx.var_defaults()
+        VarDefaults(hijax=False, ref=False)
+    """
+    if hijax is None and ref is None:
+        return VarDefaults(**current()._asdict())
+    return VarDefaultsContext(hijax, ref)
