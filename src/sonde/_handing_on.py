@@ -31,6 +31,8 @@ def hand_on(package: str, paths: Mapping[str, Sequence[str]]) -> None:
         module = _existing(name) if name in sys.modules else _new(name)
         places = [source if source.startswith("sonde.") else f"{package}.{source}" for source in sources]
         module.__dict__["__getattr__"] = _lookup(name, [*places, package])
+        if not hasattr(module, "__file__"):
+            module.__dict__["__dir__"] = _listing(places)
         parent, _, last = name.rpartition(".")
         setattr(sys.modules[parent], last, module)
 
@@ -48,6 +50,10 @@ def _new(name: str) -> types.ModuleType:
     module.__spec__ = ModuleSpec(name, None, is_package=True)
     sys.modules[name] = module
     return module
+
+
+def _listing(places: Sequence[str]) -> Any:
+    return lambda: sorted({n for place in places for n in dir(importlib.import_module(place)) if not n.startswith("_")})
 
 
 def _lookup(name: str, places: Sequence[str]) -> Any:

@@ -45,7 +45,7 @@ from sonde.nnx.metadata import VariableMetadata, with_metadata
 from sonde.nnx.module import Module, iter_module_children, iter_modules
 from sonde.nnx.pure_dict import replace_by_pure_dict, restore_int_paths, to_pure_dict
 from sonde.nnx.pytree import Data, Object, Pytree, Static, check_pytree, data, dataclass, static
-from sonde.nnx.rngs import RngCount, RngKey, RngState, RngStream, Rngs
+from sonde.nnx.rngs import RngCount, RngKey, Rngs, RngState, RngStream
 from sonde.nnx.states import (
     FlatState,
     State,
@@ -64,7 +64,6 @@ from sonde.nnx.variable_names import register_variable_name, variable_name_from_
 
 if typing.TYPE_CHECKING:
     from sonde.nnx import compat
-    from sonde.nnx.training import metrics, optimizer
     from sonde.nnx.layers.activations import PReLU
     from sonde.nnx.layers.attention import MultiHeadAttention, dot_product_attention
     from sonde.nnx.layers.convolution import Conv, ConvTranspose
@@ -75,7 +74,7 @@ if typing.TYPE_CHECKING:
     from sonde.nnx.layers.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
     from sonde.nnx.layers.offset_norm import OffsetRMSNorm
     from sonde.nnx.layers.recurrent_cells import GRUCell, LSTMCell, OptimizedLSTMCell, RNNCellBase, SimpleCell
-    from sonde.nnx.layers.sequences import Bidirectional, RNN
+    from sonde.nnx.layers.sequences import RNN, Bidirectional
     from sonde.nnx.layers.stochastic import Dropout
     from sonde.nnx.layers.weight_normalization import SpectralNorm, WeightNorm
     from sonde.nnx.rendering import display
@@ -90,9 +89,10 @@ if typing.TYPE_CHECKING:
         with_partitioning,
     )
     from sonde.nnx.table import tabulate
+    from sonde.nnx.training import metrics, optimizer
     from sonde.nnx.training.ema import EMA
     from sonde.nnx.training.metrics import Metric, MultiMetric
-    from sonde.nnx.training.optimizer import ModelAndOptimizer, OptArray, OptState, OptVariable, Optimizer
+    from sonde.nnx.training.optimizer import ModelAndOptimizer, OptArray, Optimizer, OptState, OptVariable
     from sonde.nnx.training.train_state import TrainState
     from sonde.nnx.transforms._prefixes import Carry, DiffState, StateAxes, StateSharding
     from sonde.nnx.transforms.abstract import eval_shape, make_jaxpr
@@ -108,6 +108,7 @@ if typing.TYPE_CHECKING:
     from sonde.nnx.transforms.scanned import scan
     from sonde.nnx.transforms.sharded import shard_map
     from sonde.nnx.views import view, view_info, with_attributes
+    from sonde.ops import named_initializers as initializers
     from sonde.ops.activations import (
         celu,
         elu,
@@ -139,7 +140,6 @@ if typing.TYPE_CHECKING:
     from sonde.ops.named_initializers import Initializer
     from sonde.ops.pooling import avg_pool, max_pool, min_pool, pool
     from sonde.ops.sequence import flip_sequences
-    from sonde.ops import named_initializers as initializers
 
 A = typing.TypeVar("A")
 M = typing.TypeVar("M", bound=Module)
@@ -166,10 +166,10 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "OffsetRMSNorm",
-    "KeyValues",
-    "GroupedAttention",
+    "EMA",
     "MLP",
+    "PARTITION_NAME",
+    "RNN",
     "A",
     "All",
     "Any",
@@ -184,7 +184,6 @@ __all__ = [
     "Dict",
     "DiffState",
     "Dropout",
-    "EMA",
     "Einsum",
     "Embed",
     "Everything",
@@ -193,9 +192,11 @@ __all__ = [
     "GraphDef",
     "GraphState",
     "GroupNorm",
+    "GroupedAttention",
     "Initializer",
     "InstanceNorm",
     "Intermediate",
+    "KeyValues",
     "LSTMCell",
     "LayerNorm",
     "Linear",
@@ -214,12 +215,12 @@ __all__ = [
     "Nothing",
     "Object",
     "OfType",
+    "OffsetRMSNorm",
     "OptArray",
     "OptState",
     "OptVariable",
     "OptimizedLSTMCell",
     "Optimizer",
-    "PARTITION_NAME",
     "PReLU",
     "Param",
     "PathContains",
@@ -228,7 +229,6 @@ __all__ = [
     "PureState",
     "Pytree",
     "RMSNorm",
-    "RNN",
     "RNNCellBase",
     "RngCount",
     "RngKey",
@@ -253,7 +253,6 @@ __all__ = [
     "as_pure",
     "avg_pool",
     "backup_keys",
-    "bridge",
     "cached_partial",
     "call",
     "capture",
@@ -275,7 +274,6 @@ __all__ = [
     "elu",
     "eval_shape",
     "filter_state",
-    "filterlib",
     "find_duplicates",
     "flatten",
     "flip_sequences",
@@ -290,13 +288,11 @@ __all__ = [
     "glu",
     "grad",
     "graphdef",
-    "graphlib",
     "hard_sigmoid",
     "hard_silu",
     "hard_swish",
     "hard_tanh",
     "has_data",
-    "helpers",
     "identity",
     "initializers",
     "is_data",
@@ -322,8 +318,6 @@ __all__ = [
     "merge_state",
     "metrics",
     "min_pool",
-    "nn",
-    "object",
     "one_hot",
     "optimizer",
     "pmap",
@@ -331,7 +325,6 @@ __all__ = [
     "pop",
     "prefix",
     "pure",
-    "pytreelib",
     "recursive_map",
     "register_data_type",
     "register_variable_name",
@@ -342,7 +335,6 @@ __all__ = [
     "reseed",
     "restore_int_paths",
     "restore_rngs",
-    "rnglib",
     "scan",
     "selu",
     "set_graph_mode",
@@ -357,12 +349,9 @@ __all__ = [
     "split",
     "split_rngs",
     "split_state",
-    "spmd",
     "standardize",
     "state",
-    "statelib",
     "static",
-    "summary",
     "swish",
     "switch",
     "tabulate",
@@ -371,7 +360,9 @@ __all__ = [
     "to_predicate",
     "to_pure_dict",
     "to_tree",
+    "training",
     "transform_metadata",
+    "transforms",
     "traversals",
     "unflatten",
     "unpack",
@@ -382,7 +373,6 @@ __all__ = [
     "var_defaults",
     "variable_name_from_type",
     "variable_type_from_name",
-    "variablelib",
     "variables",
     "vars_as",
     "view",
@@ -395,5 +385,4 @@ __all__ = [
     "with_partitioning",
     "with_rngs",
     "with_vars",
-    "wrappers",
 ]

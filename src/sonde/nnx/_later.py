@@ -57,10 +57,9 @@ _MODULES = {
 
 #: Where each name is: a module, and the name of an attribute of it; None for the module itself.
 LATER: dict[str, tuple[str, str | None]] = {
-    name: (module, name) for module, names in _MODULES.items() for name in names.split()
-} | {
     "compat": ("sonde.nnx.compat", None),
     "initializers": ("sonde.ops.named_initializers", None),
     "metrics": ("sonde.nnx.training.metrics", None),
     "optimizer": ("sonde.nnx.training.optimizer", None),
 }
+LATER |= {name: (module, name) for module, names in _MODULES.items() for name in names.split()}

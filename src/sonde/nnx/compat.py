@@ -11,14 +11,44 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-_GRAPH = (
-    "backup_keys clone flatten get_abstract_model graphdef iter_children iter_graph iter_modules "
-    "recursive_map reseed split state view view_info"
-).split()
-_GRAPH_AND_UPDATES = (
-    "cached_partial checkify cond custom_vjp eval_shape fori_loop fork_rngs grad jit jvp pmap remat scan shard_map "
-    "split_rngs switch value_and_grad vjp vmap while_loop"
-).split()
+_GRAPH = [
+    "backup_keys",
+    "clone",
+    "flatten",
+    "get_abstract_model",
+    "graphdef",
+    "iter_children",
+    "iter_graph",
+    "iter_modules",
+    "recursive_map",
+    "reseed",
+    "split",
+    "state",
+    "view",
+    "view_info",
+]
+_GRAPH_AND_UPDATES = [
+    "cached_partial",
+    "checkify",
+    "cond",
+    "custom_vjp",
+    "eval_shape",
+    "fori_loop",
+    "fork_rngs",
+    "grad",
+    "jit",
+    "jvp",
+    "pmap",
+    "remat",
+    "scan",
+    "shard_map",
+    "split_rngs",
+    "switch",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+    "while_loop",
+]
 
 __all__ = sorted([*_GRAPH, *_GRAPH_AND_UPDATES])  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -1,8 +1,8 @@
 """`var_defaults`: what new Variables have as `ref` and `hijax` when nothing is said.
 
-Both are names of Flax for Variables that are backed by something else than an array. Sonde's Variables always hold plain
-arrays: the entries are kept, as metadata, and change nothing else. Code that relies on them (a Variable written from
-inside a function that closes over it, under plain `jax.jit`) raises a `TraceContextError` as with any Variable.
+Both are names of Flax for Variables that are backed by something else than an array. Sonde's Variables always hold
+plain arrays: the entries are kept, as metadata, and change nothing else. Code that relies on them (a Variable written
+from inside a function that closes over it, under plain `jax.jit`) raises a `TraceContextError` as with any Variable.
 """
 
 from __future__ import annotations

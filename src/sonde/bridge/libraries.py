@@ -1,0 +1,57 @@
+"""Sonde or Flax: which library a module comes from, and what the bridge needs of it.
+
+Everything here uses the names that both libraries have. Flax is never imported for its own sake: only a module of Flax
+brings it in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Library:
+    """The two faces of a library, `nnx` and `linen`, and the name it is imported under."""
+
+    name: str
+
+    @functools.cached_property
+    def nnx(self) -> Any:
+        """The object face."""
+        return importlib.import_module(f"{self.name}.nnx")
+
+    @functools.cached_property
+    def linen(self) -> Any:
+        """The functional face."""
+        return importlib.import_module(f"{self.name}.linen")
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+SONDE = Library("sonde")
+FLAX = Library("flax")
+
+
+def library_of(thing: Any) -> Library:
+    """The library of a module or of a class of modules.
+
+    Raises:
+        TypeError: it is a module of neither library.
+    """
+    cls = thing if isinstance(thing, type) else type(thing)
+    for base in cls.__mro__:
+        package = base.__module__.partition(".")[0]
+        if base.__name__ == "Module" and package in ("sonde", "flax"):
+            return SONDE if package == "sonde" else FLAX
+    raise TypeError(
+        f"{thing!r} is no module: the bridge takes modules of nnx and linen, of Sonde or of Flax, and classes of them."
+    )
+
+
+def is_linen(thing: Any) -> bool:
+    """Whether a thing is a module of linen, of any library; a class of them is not."""
+    return not isinstance(thing, type) and hasattr(thing, "init_with_output") and hasattr(thing, "apply")
