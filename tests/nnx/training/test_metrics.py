@@ -110,7 +110,7 @@ def test_a_metric_in_a_jitted_step():
         ),
         (
             lambda: nnx.metrics.Average().update(values=jnp.ones(2), mask=jnp.ones(3)),
-            TypeError,
+            ValueError,
             r"Average.update: `mask` must have the shape of the values, \(2,\), got bool\[3\]",
         ),
         (lambda: nnx.metrics.Accuracy(threshold=1), TypeError, "`threshold` is a float or None, got 1 of type int"),
@@ -185,3 +185,20 @@ def test_train_state_equals_flax():
         seen.append((train.apply("params")(x)[0], jax.tree.leaves(train.opt_state), train.replace(step=7).step))
     same([seen[0][0], seen[0][1]], [seen[1][0], seen[1][1]], rtol=3e-6)
     assert seen[0][2] == 7
+
+
+def test_masks_by_the_names_of_metrics(same):
+    def use(nnx):
+        class Plain(nnx.metrics.Accuracy):  # an update that knows no masks
+            def update(self, logits, labels, **_):
+                super().update(logits=logits, labels=labels)
+
+        metrics = nnx.MultiMetric(accuracy=Plain(), loss=nnx.metrics.Average())
+        values = jnp.array([1.0, 2.0, 3.0, 4.0])
+        inputs = {"logits": jnp.eye(4), "labels": jnp.arange(4), "values": values}
+        metrics.update(**inputs, mask={"loss": jnp.array([1, 1, 0, 0])})
+        partly = metrics.compute()
+        metrics.update(**inputs)
+        return partly, metrics.compute()
+
+    same(use)
