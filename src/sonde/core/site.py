@@ -34,7 +34,7 @@ class Site:
             that was marked in place.
     """
 
-    __slots__ = ("_code", "_line", "arrays", "grads", "has_gradient", "in_place", "path", "statics", "tag", "tree")
+    __slots__ = ("_file", "_line", "arrays", "grads", "has_gradient", "in_place", "path", "statics", "tag", "tree")
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Site:
         self.grads = grads
         self.in_place = in_place
         self.has_gradient = True
-        self._code = code
+        self._file = code.co_filename  # not the code: a site can be copied to another process
         self._line = line
 
     @property
@@ -68,7 +68,7 @@ class Site:
     @property
     def source(self) -> str:
         """The line of the user's code, as `file:line`."""
-        return f"{self._code.co_filename}:{self._line}"
+        return f"{self._file}:{self._line}"
 
     def at(self, path: str) -> Site:
         """The same site, with its whole path."""
