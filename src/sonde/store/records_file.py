@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde import _extras
+from sonde import _extras, _jax
 from sonde.core.record import ArraysSpec, CallSpec, Layout, Records
 from sonde.core.site import Axis, Gate, Site, View
 from sonde.errors import StoreError
@@ -103,7 +103,7 @@ def _kind(array: Any) -> dict[str, Any]:
 
 
 def _numbers(array: Any) -> np.ndarray:
-    if isinstance(array, jax.core.Tracer):
+    if isinstance(array, _jax.Tracer):
         raise TypeError("save takes numbers, but the records are being traced: call it outside of jit, vmap and grad")
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(array))
@@ -112,7 +112,7 @@ def _numbers(array: Any) -> np.ndarray:
 
 def _array(numbers: np.ndarray, kind: dict[str, Any]) -> Any:
     if "key" in kind:
-        return jax.random.wrap_key_data(numbers, impl=kind["key"])
+        return jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind["key"])
     return jnp.asarray(numbers.view(jnp.dtype(kind["dtype"])))
 
 
