@@ -32,8 +32,8 @@ check: setup  ## Lint, format, types and the arrows between the layers
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-test-thorough: setup  ## The long runs: thousands of generated programs
-	$(BIN)/python -m pytest -n $(JOBS) -m thorough -q
+test-thorough: setup  ## The long runs; SEEDS=a:b runs the generated programs of these seeds alone
+	SEEDS=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) -m thorough -q $(if $(SEEDS),-k test_many_random_programs)
 
 test-browser: setup  ## The page in Chromium; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m pip install --quiet --group browser

@@ -11,17 +11,26 @@ from tests.core.programs import Body, Call, Node, Program, Sow
 
 # Fields of nodes that have a simpler value than the one they may hold.
 SIMPLER = {"reverse": False, "fori": False, "inline": False, "psum": False, "linearize": False, "through": False}
-SIMPLER |= {"test_site": None, "replicated_site": None, "length": 1, "times": 1}
+SIMPLER |= {"test_site": None, "replicated_site": None, "length": 1, "times": 1, "exchanged": False, "apart": False}
+SIMPLER |= {
+    "over": "x",
+    "wrt": "x",
+    "spread": False,
+    "length_outside": False,
+    "chosen_outside": False,
+    "product": False,
+}
 
 
 def smaller_nodes(node: Node) -> Iterator[Body]:
     """Bodies to put in the place of a node."""
     fields: dict[str, Any] = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}  # pyright: ignore
     with_other = lambda **changes: (dataclasses.replace(node, **changes),)  # pyright: ignore
-    if "body" in fields:
-        yield fields["body"]
-        for body in smaller_bodies(fields["body"]):
-            yield with_other(body=body)
+    for name in ("body", "left", "right"):
+        if name in fields:
+            yield fields[name]
+            for body in smaller_bodies(fields[name]):
+                yield with_other(**{name: body})
     for i, branch in enumerate(fields.get("branches", ())):
         others = fields["branches"][:i], fields["branches"][i + 1 :]
         yield branch
@@ -49,6 +58,8 @@ def smaller_programs(program: Program) -> Iterator[Program]:
     for i, function in enumerate(program.functions):
         for body in smaller_bodies(function):
             yield dataclasses.replace(program, functions=(*program.functions[:i], body, *program.functions[i + 1 :]))
+    if program.explicit and "spread=True" not in repr(program):
+        yield dataclasses.replace(program, explicit=False)
     if program.functions and not calls(program.body):
         yield dataclasses.replace(program, functions=())
 

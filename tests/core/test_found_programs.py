@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from tests.core.checking import check_program
 from tests.core.programs import Call, Cond, CustomVjp, Grad, Loop, Program, Remat, Shard, Sow, Vmap, While
-from tests.core.test_random_programs import check_program
 
 ONE_SITE = (Sow("s"),)
 SHARED: tuple = (ONE_SITE,)  # a jitted function, for programs that call it at several places

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
-from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like, run_with
 from sonde.core.handler import Handler
 from sonde.core.inside import sites_inside
@@ -23,13 +22,12 @@ def _is_perturbed(site: Site) -> bool:
     return site.tag == PERTURBED
 
 
-def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callable[..., dict[str, Any]]:
+def perturbations(f: Callable, *patterns: Pattern) -> Callable[..., dict[str, Any]]:
     """A function that returns zeros for every site that can be perturbed, without running `f`.
 
     Args:
         f: Any callable.
         *patterns: Which sites; those marked with `sonde.perturb`, if none are given.
-        inside: Code without sites to look into, as in `capture`.
 
     Returns:
         A function with the arguments of `f` that returns a dict from paths to zeros, for `sonde.perturbed`: shaped like
@@ -37,7 +35,7 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
         None.
     """
     check_callable(f, "perturbations")
-    captured = capture(f, *(patterns or (_is_perturbed,)), inside=inside)
+    captured = capture(f, *(patterns or (_is_perturbed,)))
 
     def shapes(*args: Any, **kwargs: Any) -> dict[str, Any]:
         _, records = captured(*args, **kwargs)
@@ -53,14 +51,13 @@ def _differentiable(tree: Any) -> Any:
     return jax.tree.map(lambda x: x if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact) else None, tree)
 
 
-def perturbed(f: Callable, *, inside: Any = None) -> Callable:
+def perturbed(f: Callable) -> Callable:
     """A function that takes what to add at sites, then the arguments of `f`.
 
     The gradient with respect to what is added is the gradient of the value at the site.
 
     Args:
         f: Any callable.
-        inside: Code without sites whose values to add to, as in `capture`.
 
     Returns:
         A function `g(deltas, *args, **kwargs)` with the results of `f`. `deltas` is a mapping from paths to pytrees
@@ -81,13 +78,12 @@ def perturbed(f: Callable, *, inside: Any = None) -> Callable:
         [0. 0.]
     """
     check_callable(f, "perturbed")
-    asked = asked_for(inside)
 
     def with_deltas(deltas: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         def make(depth: int) -> Adding:
             return Adding(deltas, depth=depth)
 
-        return run_with(make, f, args, kwargs, edits=True, inside=asked)[0]
+        return run_with(make, f, args, kwargs, edits=True)[0]
 
     return like(with_deltas, f)
 
@@ -117,7 +113,7 @@ class Adding(Handler):
         slices = []
         for found in sites_inside(body):
             key = self.key_of(found.site, self.here(found.names) + found.site.path)
-            if key not in self.deltas or key in self._sliced or not found.view.is_value or not self.sees(found.site):
+            if key not in self.deltas or key in self._sliced or not found.view.is_value:
                 continue
             leaves = jax.tree.leaves(self.deltas[key])
             inner = [found.loops + t.ndim for t in found.types if jnp.issubdtype(t.dtype, jnp.inexact)]

@@ -164,9 +164,8 @@ def _check(
 
 def _expected(row: Row, wanted: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The shape that a tensor must have; None if it is no parameter of the model."""
-    found = [_shape(path, wanted) for path in row.ours]
-    shapes = [shape for shape in found if shape is not None]
-    if not shapes or len(shapes) < len(found):
+    shapes = [_shape(path, wanted) for path in row.ours]
+    if not shapes or None in shapes:
         return None
     return row.join(*(np.broadcast_to(np.int8(0), shape) for shape in shapes)).shape
 

@@ -1,0 +1,237 @@
+"""Steps of programs, each in two forms: as a user writes it, and with what passes its sites returned by hand.
+
+Every node maps an array of shape `SHAPE` to another. `Node.run` is the program as a user writes it, with `sonde.sow`.
+`Node.by_hand` computes the same and returns what passed the sites, threaded through every transform without any help
+from Sonde: stacked by scans, padded with zeros by conds, carried along by while loops. Gradients by hand are the
+derivatives with respect to a perturbation, shaped like the record, that is added at every site.
+
+The order of axes is the one that records promise: loops first, outermost first, then mesh axes, then mapped axes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tests.core.programs.records import Perts, Rec, SiteKind, nudged
+
+import sonde
+
+SHAPE = (2,)
+WEIGHTS = np.array([0.7, -1.1], np.float32)
+NOTHING = np.array([0.4, -0.9], np.float32)  # what a function closes over that has nothing to close over
+
+
+@dataclasses.dataclass(frozen=True)
+class Env:
+    """What is around a node: jitted functions of the program, and a value to close over.
+
+    By hand, `functions` are the bodies of those functions, `prefix` are the open scopes, and `differentiated` says
+    whether the values here are differentiated by a transform inside the captured program.
+    """
+
+    functions: tuple[Any, ...] = ()
+    outer: Any = dataclasses.field(default_factory=lambda: NOTHING)
+    prefix: str = ""
+    differentiated: bool = False
+
+    def closing_over(self, outer: Any) -> Env:
+        return dataclasses.replace(self, outer=outer)
+
+    def closing_over_nothing(self) -> Env:
+        return dataclasses.replace(self, outer=NOTHING)
+
+    def where(self, *, differentiated: bool) -> Env:
+        return dataclasses.replace(self, differentiated=differentiated)
+
+
+class Node:
+    """A step of a program."""
+
+    def run(self, x: Any, env: Env) -> Any:
+        raise NotImplementedError
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        raise NotImplementedError
+
+
+Body = tuple[Node, ...]
+
+
+def run(body: Body, x: Any, env: Env) -> Any:
+    for node in body:
+        x = node.run(x, env)
+    return x
+
+
+def by_hand(body: Body, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+    recs: list[Rec] = []
+    for node in body:
+        mine = None if perts is None else perts[len(recs) : len(recs) + len(layout((node,), env))]
+        x, new = node.by_hand(x, mine, env)
+        recs += new
+    return x, recs
+
+
+_layouts: dict[Any, list[Rec]] = {}
+
+
+def layout(body: Body, env: Env) -> list[Rec]:
+    """What a body returns by hand, as shapes. All bodies take the same shape, so it depends on little."""
+    key = (body, env.prefix, env.functions, env.differentiated, jax.config.read("jax_enable_x64"))
+    if key not in _layouts:
+        if len(_layouts) > 2000:
+            _layouts.clear()
+        plain = env.closing_over_nothing()
+        # Loop and axis counts travel in the structure, which eval_shape keeps.
+        _layouts[key] = jax.eval_shape(lambda x: by_hand(body, x, None, plain)[1], jnp.zeros(SHAPE, float))
+    return _layouts[key]
+
+
+@dataclasses.dataclass(frozen=True)
+class Op(Node):
+    """Plain arithmetic, without a site."""
+
+    which: int
+
+    def run(self, x: Any, env: Env) -> Any:
+        return [lambda x: jnp.sin(1.3 * x + 0.1), lambda x: 1.2 * jnp.tanh(x), lambda x: 0.7 * x + 0.2 * x[::-1] ** 2][
+            self.which
+        ](x)
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        return self.run(x, env), []
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer(Node):
+    """Closes over a value of the function around."""
+
+    def run(self, x: Any, env: Env) -> Any:
+        return x + 0.3 * env.outer
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        return self.run(x, env), []
+
+
+def site_value(kind: SiteKind, x: Any, outer: Any) -> Any:
+    if kind == "tree":
+        return {"f": x * 1.1, "i": (x > 0).astype(jnp.int32), "k": jnp.arange(3), "s": "label", "none": None}
+    if kind in ("pair", "half"):  # leaves of one shape, which depend on different things
+        return x * 0.9, jnp.asarray(outer, x.dtype) * 1.1
+    if kind == "mixed":
+        return {"a": jnp.sum(x * WEIGHTS), "b": 0.8 * jnp.asarray(outer, x.dtype), "c": x[:, None] * WEIGHTS}
+    return jnp.sum(x * WEIGHTS) if kind == "scalar" else x * 0.9
+
+
+def after_site(kind: SiteKind, x: Any, sown: Any) -> Any:
+    if kind == "unused":
+        return x
+    if kind == "tree":
+        return jnp.sin(sown["f"])
+    if kind == "pair":
+        return x * 0.5 + jnp.sin(sown[0]) * jnp.cos(0.7 * sown[1])
+    if kind == "half":  # one of the leaves is not used
+        return x * 0.5 + jnp.sin(sown[0])
+    if kind == "mixed":
+        return x * 0.4 + 0.5 * jnp.sin(sown["a"]) + 0.3 * sown["b"] + 0.3 * jnp.tanh(sown["c"]).sum(0)
+    return x * 0.5 + jnp.sin(sown)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sow(Node):
+    """A site."""
+
+    name: str
+    kind: SiteKind = "array"
+
+    def run(self, x: Any, env: Env) -> Any:
+        return after_site(self.kind, x, sonde.sow(site_value(self.kind, x, env.outer), self.name))
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        leaves, tree = jax.tree.flatten(site_value(self.kind, x, env.outer))
+        if perts is not None:
+            left = iter(perts[0])
+            is_float = lambda leaf: isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
+            leaves = [nudged(leaf, next(left)) if is_float(leaf) else leaf for leaf in leaves]
+        value = jax.tree.unflatten(tree, leaves)
+        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+        return after_site(self.kind, x, value), [Rec(arrays, env.prefix + self.name, self.kind)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scope(Node):
+    name: str
+    body: Body
+
+    def run(self, x: Any, env: Env) -> Any:
+        with sonde.scope(self.name):
+            return run(self.body, x, env)
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        return by_hand(self.body, x, perts, dataclasses.replace(env, prefix=f"{env.prefix}{self.name}/"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Dead(Node):
+    """Computes what nothing uses."""
+
+    body: Body
+
+    def run(self, x: Any, env: Env) -> Any:
+        run(self.body, 0.8 * x, env.closing_over(x))
+        return x
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        return x, by_hand(self.body, 0.8 * x, perts, env.closing_over(x))[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Jit(Node):
+    body: Body
+    inline: bool = False
+
+    def run(self, x: Any, env: Env) -> Any:
+        inner = env.closing_over(x)
+        return jax.jit(lambda y: run(self.body, y, inner), inline=self.inline)(jnp.cos(x))
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        return by_hand(self.body, jnp.cos(x), perts, env.closing_over(x))
+
+
+@dataclasses.dataclass(frozen=True)
+class Call(Node):
+    """Calls one of the program's jitted functions, which other nodes call too.
+
+    A function has two arguments: what it works on, and what it closes over. They can be exchanged, so that calls of one
+    function differ in what is mapped and what is differentiated.
+    """
+
+    function: int
+    times: int = 1
+    exchanged: bool = False
+
+    def run(self, x: Any, env: Env) -> Any:
+        for _ in range(self.times):
+            outer = jnp.asarray(env.outer, x.dtype)
+            if self.exchanged:
+                x = 0.5 * x + env.functions[self.function](outer, x)
+            else:
+                x = env.functions[self.function](x, outer)
+        return x
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        body: Body = env.functions[self.function]
+        recs: list[Rec] = []
+        for _ in range(self.times):
+            mine = None if perts is None else perts[len(recs) : len(recs) + len(layout(body, env))]
+            if self.exchanged:
+                y, new = by_hand(body, jnp.asarray(env.outer, x.dtype), mine, env.closing_over(x))
+                x = 0.5 * x + y
+            else:
+                x, new = by_hand(body, x, mine, env)
+            recs += new
+        return x, recs
