@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from sonde import linen as linen
     from sonde import nnx as nnx
     from sonde import store as store
+    from sonde.inside import Inside
     from sonde.tools.nonfinite import NonFinite, first_nonfinite
 
 __all__ = [
     "Axis",
     "Edit",
+    "Inside",
     "NonFinite",
     "Record",
     "Records",
@@ -66,6 +68,7 @@ __all__ = [
 
 # Loaded when first used: `import sonde` costs what JAX costs.
 _LATER = {
+    "Inside": "sonde.inside",
     "NonFinite": "sonde.tools.nonfinite",
     "first_nonfinite": "sonde.tools.nonfinite",
     "linen": "sonde.linen",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import core as _core
@@ -693,3 +694,18 @@ def _take_over(tracer: Any, other: Any) -> None:
                 object.__setattr__(tracer, name, getattr(other, name))
     if hasattr(other, "__dict__"):
         tracer.__dict__.update(other.__dict__)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which values are arrays
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def is_array_type(aval: Any) -> bool:
+    """Whether a type is that of arrays of numbers or keys, and not of references or other objects."""
+    return type(aval) is _core.ShapedArray
+
+
+def is_number_type(dtype: Any) -> bool:
+    """Whether JAX has arrays of a NumPy dtype (such as bfloat16)."""
+    return _dtypes.issubdtype(dtype, np.number) or _dtypes.issubdtype(dtype, np.bool_)

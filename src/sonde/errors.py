@@ -4,6 +4,7 @@ SondeError
 ├── CaptureError          a site is in a place that cannot be captured
 ├── NoSuchSiteError       a pattern matches no site               (also a LookupError)
 ├── EditError             an edit does not fit the site           (also a ValueError)
+├── InsideError           a function cannot be looked into         (also a ValueError)
 ├── LayerInputError       what a layer was given does not fit it  (also a ValueError and TypeError)
 ├── ModelFileError        a checkpoint cannot be read or written   (also a ValueError)
 ├── ScopeError            scopes were left in another order than they were entered
@@ -29,6 +30,10 @@ class NoSuchSiteError(SondeError, LookupError):
 
 class EditError(SondeError, ValueError):
     """An edit or perturbation does not fit the site: its structure, shape or dtype. Says what was expected and got."""
+
+
+class InsideError(SondeError, ValueError):
+    """Something that `inside=` names cannot be looked into. Names it, the file and line, and the reason."""
 
 
 class LayerInputError(SondeError, ValueError, TypeError):

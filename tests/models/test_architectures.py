@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,15 +23,6 @@ def counted(given: dict[str, np.ndarray], values: Any) -> Any:
 
 # Those whose layers differ from one another, and one of every module.
 SCANNED = ("llama", "qwen2_windows", "gemma3", "gpt2", "bert_masked", "clip")
-
-
-@pytest.fixture(autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """The programs are small and run once: most of the time would go into optimising them."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.mark.parametrize("name", CASES)

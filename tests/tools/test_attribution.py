@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from tests.tools.models import HIDDEN, V, X, every_face, forward
 
-from sonde import sow
+from sonde import nnx, sow
 from sonde.errors import NoSuchSiteError
 from sonde.tools import attribute
 
@@ -23,6 +23,46 @@ def test_every_face(face, method):
     np.testing.assert_allclose(found["hidden"][0], HIDDEN * V, rtol=1e-6)  # linear: both methods agree
     np.testing.assert_allclose(found.totals["hidden"], 6.0, rtol=1e-6)
     assert float(found.output) == 6.0
+
+
+class Layer(nnx.Module):
+    def __init__(self, w, in_place):
+        self.w = nnx.Param(jnp.float32(w))
+        self.in_place = in_place
+
+    def __call__(self, x):
+        y = jnp.sin(x * self.w[...])
+        if not self.in_place:
+            return sow(y, "y")
+        self.sow(nnx.Intermediate, "y", y)
+        return y
+
+
+class Model(nnx.Module):
+    def __init__(self, in_place):
+        self.blocks = nnx.List([Layer(1.0, in_place), Layer(2.0, in_place)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@METHODS
+def test_paths_of_modules_and_values_sown_by_modules(method):
+    x = jnp.arange(3.0) + 0.5
+    y = jnp.sin(x)
+    for in_place in (False, True):
+        found = attribute(Model(in_place), metric=jnp.sum, method=method)(x)
+        assert sorted(found) == ["blocks/0/y", "blocks/1/y"]
+        one = attribute(Model(in_place), "blocks/0/y", metric=jnp.sum, method=method)(x)
+        np.testing.assert_array_equal(one["blocks/0/y"][0], found["blocks/0/y"][0])
+        np.testing.assert_allclose(found["blocks/1/y"][0], jnp.sin(2 * (x + y)), rtol=1e-6)
+        if method == "gradient":
+            np.testing.assert_allclose(found["blocks/0/y"][0], y * (1 + 2 * jnp.cos(2 * (x + y))), rtol=1e-5)
+        else:  # the whole difference, up to the error of the midpoint rule
+            whole = jnp.sin(2 * (x + y)) + y - jnp.sin(2 * x)
+            np.testing.assert_allclose(found["blocks/0/y"][0], whole, atol=1e-3)
 
 
 def cubes(x):

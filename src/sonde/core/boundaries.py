@@ -87,11 +87,14 @@ def pass_boundary(fun: Any, find_modules: Callable[[], Iterable[Any]], trace: Ca
     modules = [m for m in (*_tracing.given, *find_modules()) if _stands_for_one(m)]
     labels = tuple([tuple([trail.label(m) for m in modules]) for trail in trails])
     variant = _variant_for(fun, labels, trails)
+    if variant is None and any(_leaves_no_trace(m) for m in modules):
+        variant = Variant(_again(fun, labels), labels, [{} for _ in trails])
+        _variants.of(fun).append(variant)
     chosen = fun if variant is None else variant.fun
     before = _tracing.fun, _tracing.given
     _tracing.fun, _tracing.given = chosen, ()
     for trail, mine in zip(trails, labels):
-        trail.enter(list(zip(mine, modules)))
+        trail.enter(zip(mine, modules))
     try:
         return trace(chosen)
     finally:
@@ -111,6 +114,12 @@ def _stands_for_one(value: Any) -> bool:
     return kind is not None and (kind.is_root(value) or kind.origin(value) is not None)
 
 
+def _leaves_no_trace(module: Any) -> bool:
+    """Whether copies of a module do not say what they are copies of."""
+    kind = module_kind(module)
+    return kind is not None and kind.arrays is not None
+
+
 def _variant_for(fun: Any, labels: Any, trails: Sequence[Trail]) -> Variant | None:
     """The variant of a function that fits; None if the function has not been traced yet."""
     known = _variants.of(fun)
@@ -119,19 +128,23 @@ def _variant_for(fun: Any, labels: Any, trails: Sequence[Trail]) -> Variant | No
             return variant
     if not known:
         return None
-    new = Variant(_again(fun), labels, [{} for _ in trails])
+    new = Variant(_again(fun, labels), labels, [{} for _ in trails])
     known.append(new)
     if len(known) > _MOST:
         del known[1]  # the first is the function itself
     return new
 
 
-def _again(fun: Any) -> Callable[..., Any]:
+def _again(fun: Any, labels: tuple[tuple[Place, ...], ...]) -> Callable[..., Any]:
     """The same function under another identity. It does not keep the function alive, which its caller does."""
     ref = weakref.ref(fun)
 
     def again(*args: Any, **kwargs: Any) -> Any:
         inner: Any = ref()
+        copies = [m for m in outermost_modules((*args, *kwargs.values())) if _leaves_no_trace(m)]
+        for trail, mine in zip(thread.trails, labels):
+            if len(mine) == len(copies):
+                trail.stretches[-1].given += zip(mine, copies)
         return inner(*args, **kwargs)
 
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):

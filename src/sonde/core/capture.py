@@ -12,6 +12,8 @@ import jax
 
 from sonde import _jax
 from sonde.core import boundaries, rules  # noqa: F401 (registers the rules)
+from sonde.core.asking import Request as Asking
+from sonde.core.asking import asked_for
 from sonde.core.collect import Collect, Reduce
 from sonde.core.context import Looking, look, looking
 from sonde.core.failing import remember
@@ -32,6 +34,7 @@ def capture(
     grads: bool = False,
     reduce: Reduce | None = None,
     last: int = 1,
+    inside: Any = None,
 ) -> Callable[P, tuple[R, Records]]:
     """A function that runs `f` and returns its result together with what passed its sites.
 
@@ -47,6 +50,8 @@ def capture(
         reduce: A function of the value, applied at the site, on the device and inside loops, whose result is recorded
             in place of the value. Under `vmap` it sees one example. It must return arrays.
         last: How many of the last iterations of a `while_loop` to keep. With more than one, values have a leading axis.
+        inside: Code without sites to look into: functions, classes, Python modules, their names, a model, or several;
+            see `sonde.Inside`. Their variables, arguments and results are sites too.
 
     Returns:
         A function with the arguments of `f` that returns `(result, records)`.
@@ -55,6 +60,7 @@ def capture(
         TypeError: `f` is not callable, or is a generator or coroutine function, whose body runs after the call.
         NoSuchSiteError: When called: a pattern matches no site.
         CaptureError: When called: a site is in a place that cannot be captured.
+        InsideError: `inside` names a function that cannot be looked into.
 
     Example:
         >>> import jax, jax.numpy as jnp, sonde
@@ -69,7 +75,7 @@ def capture(
     patterns = tuple(map(check_pattern, patterns))
     if last < 1:
         raise ValueError(f"capture(last=...) keeps at least 1 iteration, got {last}")
-    options: dict[str, Any] = {"grads": grads, "reduce": reduce, "last": last}
+    options: dict[str, Any] = {"grads": grads, "reduce": reduce, "last": last, "inside": asked_for(inside)}
     fast = _jitted_capture(f, patterns, options)
     if fast is not None:
         return fast
@@ -82,13 +88,14 @@ def capture(
 
 def _capture_now(f: Callable, patterns: tuple[Pattern, ...], options: dict[str, Any], args: Any, kwargs: Any) -> Any:
     made: list[Collect] = []
+    wanted = {name: option for name, option in options.items() if name != "inside"}
 
     def make(depth: int) -> Collect:
-        made.append(Collect(patterns, depth=depth, **options))
+        made.append(Collect(patterns, depth=depth, **wanted))
         return made[0]
 
     try:
-        result, handler = run_with(make, f, args, kwargs, grads=options["grads"])
+        result, handler = run_with(make, f, args, kwargs, grads=options["grads"], inside=options["inside"])
     except Exception as error:
         if made:
             remember(error, made[0], options["reduce"])
@@ -104,9 +111,10 @@ def capture_only(
     *,
     grads: bool = False,
     reduce: Reduce | None = None,
+    inside: Any = None,
 ) -> Records:
     """What passes the sites of a call whose result nobody wants. What the call was given is not donated."""
-    options = {"grads": grads, "reduce": reduce, "donates": False}
+    options = {"grads": grads, "reduce": reduce, "donates": False, "inside": asked_for(inside)}
     return _capture_now(f, patterns, options, args, kwargs)[1]
 
 
@@ -122,6 +130,7 @@ def run_with(
     grads: bool = False,
     edits: bool = False,
     request: Request | None = None,
+    inside: Asking | None = None,
 ) -> tuple[Any, Any]:
     """Runs `f` with a handler at its sites.
 
@@ -133,15 +142,18 @@ def run_with(
         grads: Whether gradients must be marked.
         edits: Whether the handler replaces values.
         request: What is wanted of modules.
+        inside: What to look into, as `asked_for` gives it.
 
     Returns:
         The result of `f` and the handler, finished.
     """
     outer = looking()
-    depth, modules = 1, (NOTHING if request is None else request.traced,)
+    depth, asked, modules = 1, None, (NOTHING if request is None else request.traced,)
     if outer is not None:
-        grads, edits, depth = grads or outer.grads, edits or outer.edits, outer.depth + 1
+        grads, edits, depth, asked = grads or outer.grads, edits or outer.edits, outer.depth + 1, outer.inside
         modules = (*outer.modules, *modules)
+    if inside is not None:
+        asked = inside.nested_in(asked, depth)
     handler: Handler = make(depth)
     trace = SiteTrace(_jax.current_trace(), handler)
     try:
@@ -150,7 +162,7 @@ def run_with(
             boundaries.hook,
             _shortcut,
             _jax.set_current_trace(trace),
-            look(Looking(grads, edits, depth, modules)),
+            look(Looking(grads, edits, depth, modules, asked)),
         ):
             result = f(*args, **kwargs)
     finally:

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from sonde import _jax
+from sonde.core.asking import Asked
 from sonde.core.path import checked_name
 from sonde.errors import ScopeError
 
@@ -33,12 +34,14 @@ class Looking:
         edits: Whether values may be replaced: one that does not vary over a mapped axis may then come to do so.
         depth: How many captures, edits and so on are nested around.
         modules: What each of them wants of modules (`module_paths.Wanted`).
+        inside: What is to be seen of code without sites; see `core/asking.py`.
     """
 
     grads: bool
     edits: bool = False
     depth: int = 1
     modules: tuple[Any, ...] = ()
+    inside: Asked | None = None
 
 
 _context = jax.make_user_context(None)
@@ -79,6 +82,8 @@ class look:
 
     def __enter__(self) -> None:
         if self._value is not None:
+            if self._value.inside is not None:
+                self._value.inside.install()
             LOOKERS.add(1)
         self._context.__enter__()
         self._names.__enter__()
@@ -88,6 +93,8 @@ class look:
         self._context.__exit__(*error)
         if self._value is not None:
             LOOKERS.add(-1)
+            if self._value.inside is not None:
+                self._value.inside.remove()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

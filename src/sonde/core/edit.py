@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
+from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable, like, run_with
 from sonde.core.collect import per_example
 from sonde.core.context import look
@@ -49,7 +50,7 @@ class Edit:
     iterations: int | Collection[int] | Callable[..., Any] | None = None
 
 
-def edit(f: Callable[P, R], edits: Mapping[Pattern, Any]) -> Callable[P, R]:
+def edit(f: Callable[P, R], edits: Mapping[Pattern, Any], *, inside: Any = None) -> Callable[P, R]:
     """A function that runs `f` with the values at some sites replaced.
 
     Works in every transform and composes with `capture`, which sees the new values wherever it stands.
@@ -59,6 +60,7 @@ def edit(f: Callable[P, R], edits: Mapping[Pattern, Any]) -> Callable[P, R]:
         edits: For each pattern, a function of the value that returns a new one, a new value, or an `Edit` that also
             says at which calls and iterations. Where several match, they are applied in order. Under `vmap` a function
             sees one example.
+        inside: Code without sites whose values to replace, as in `capture`.
 
     Returns:
         A function with the arguments and results of `f`.
@@ -80,17 +82,18 @@ def edit(f: Callable[P, R], edits: Mapping[Pattern, Any]) -> Callable[P, R]:
         raise TypeError(
             f"edit takes a mapping from patterns to new values, got {edits!r} of type {type(edits).__name__}"
         )
+    asked = asked_for(inside)
     chosen = {check_pattern(p): e if isinstance(e, Edit) else Edit(e) for p, e in edits.items()}
 
     def edit_now(fn: Callable, args: Any, kwargs: Any) -> Any:
         def make(depth: int) -> Editing:
             return Editing(chosen, depth=depth)
 
-        return run_with(make, fn, args, kwargs, edits=True)[0]
+        return run_with(make, fn, args, kwargs, edits=True, inside=asked)[0]
 
-    inside = _jax.jit_options(f)
-    if inside is not None:
-        fn, options = inside
+    jitted = _jax.jit_options(f)
+    if jitted is not None:
+        fn, options = jitted
         return jax.jit(like(lambda *args, **kwargs: edit_now(fn, args, kwargs), fn), **options)
     return like(lambda *args, **kwargs: edit_now(f, args, kwargs), f)
 

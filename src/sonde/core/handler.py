@@ -141,8 +141,10 @@ class Handler:
         """Deals with a site; runs under the trace of the program around. Returns the outputs of the site primitive."""
         n = n_arrays(args, site, view)
         arrays, rest = list(args[:n]), args[n:]
-        path = self.meet(site, view, self.here())
-        arrays = self.replace(arrays, site, path, view)
+        sees = self.sees(site)
+        path = self.meet(site, view, self.here()) if sees else ""
+        if sees:
+            arrays = self.replace(arrays, site, path, view)
         token = None
         if self.passes_on:
             outs = site_p.bind(*arrays, *rest, site=site, view=view)
@@ -152,14 +154,20 @@ class Handler:
             token = self.token(site)
         gate = rest[-1] if view.gates else None
         if not view.is_value:
-            self.record(arrays, site, path, view, token=rest[0], gate=gate)
+            if sees:
+                self.record(arrays, site, path, view, token=rest[0], gate=gate)
             return arrays
         if view.role == "look":
-            self.record(arrays, site, path, view, token=rest[view.anchored] if site.grads else None, gate=gate)
+            if sees:
+                self.record(arrays, site, path, view, token=rest[view.anchored] if site.grads else None, gate=gate)
             return []
-        if view.role == "site":
+        if view.role == "site" and sees:
             self.record(arrays, site, path, view, token=token, gate=gate)
         return [*arrays, token] if view.gives_token(site) else arrays
+
+    def sees(self, site: Site) -> bool:
+        """Whether a site is one for this handler, and not only for others that are nested with it."""
+        return site.depths is None or self.depth in site.depths
 
     def token(self, site: Site) -> Any:
         """The token of a site that is met now."""

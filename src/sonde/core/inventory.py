@@ -103,13 +103,14 @@ def _types(info: SiteInfo) -> str:
     return " ".join(f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in info.arrays)
 
 
-def sites(f: Callable, *patterns: Pattern, grads: bool = False) -> Callable[..., Sites]:
+def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = None) -> Callable[..., Sites]:
     """A function that lists what `capture` would record, without running anything.
 
     Args:
         f: Any callable.
         *patterns: Which sites, as in `capture`.
         grads: Whether to list gradients too.
+        inside: Code without sites to look into, as in `capture`.
 
     Returns:
         A function with the arguments of `f` (arrays or `jax.ShapeDtypeStruct`) that returns `Sites`.
@@ -123,7 +124,7 @@ def sites(f: Callable, *patterns: Pattern, grads: bool = False) -> Callable[...,
         ('h', (5, 3), (5,), 60)
     """
     check_callable(f, "sites")
-    capture(f, *patterns, grads=grads)  # for its checks
+    capture(f, *patterns, grads=grads, inside=inside)  # for its checks
 
     def listed(*args: Any, **kwargs: Any) -> Sites:
         # A model is a pytree and may change its state when it is called: the copy inside may, the model must not.
@@ -135,7 +136,7 @@ def sites(f: Callable, *patterns: Pattern, grads: bool = False) -> Callable[...,
             for i, x in zip(traced, arrays):
                 whole[i] = x
             fn, args, kwargs = jax.tree.unflatten(tree, whole)
-            return capture(fn, *patterns, grads=grads)(*args, **kwargs)[1]
+            return capture(fn, *patterns, grads=grads, inside=inside)(*args, **kwargs)[1]
 
         return Sites(list(_infos(jax.eval_shape(records, *[leaves[i] for i in traced]))))
 

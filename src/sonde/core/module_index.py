@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -54,6 +54,8 @@ class ModuleKind:
         stamp: Equal to an earlier result if no module of the library can have changed since; by default never.
         origin: What a module is a copy of, if the library says so.
         is_root: Whether paths may count from an object; also where nothing has called it.
+        arrays: The arrays in a module, for a library that does not say what a module is a copy of: a module that is
+            nowhere is then taken for the one with the same arrays, or for the only one of its class.
     """
 
     children: Callable[[Any], Iterable[tuple[Any, Any]]]
@@ -61,6 +63,7 @@ class ModuleKind:
     stamp: Callable[[], Hashable] = _changes.__next__
     origin: Callable[[Any], Origin | None] = lambda module: None
     is_root: Callable[[Any], bool] = lambda module: True
+    arrays: Callable[[Any], Sequence[Any]] | None = None
 
 
 _registered: dict[type, ModuleKind] = {}
@@ -143,6 +146,19 @@ def _child(value: Any, key: Any) -> Any:
     return dict(children_of(value))[key]
 
 
+def _everything_in(root: Any) -> Iterator[tuple[Path, Any]]:
+    """Modules and containers in a module, itself included, with the first path to each."""
+    seen: set[int] = set()
+    stack: list[tuple[Path, Any]] = [((), root)]
+    while stack:
+        path, value = stack.pop()
+        if type(value) in _plain or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield path, value
+        stack += [((*path, key), child) for key, child in reversed(list(children_of(value)))]
+
+
 class Index:
     """The modules inside a module, by identity; holds neither of them."""
 
@@ -155,21 +171,12 @@ class Index:
 
     def _build(self, root: Any) -> None:
         self._stamp = None if self._kind is None else self._kind.stamp()
-        self._paths = paths = {}
-        seen: set[int] = set()
-
-        def visit(value: Any, path: Path) -> None:
-            if type(value) in _plain or id(value) in seen:
-                return
-            seen.add(id(value))
+        self._paths = {}
+        for path, value in _everything_in(root):
             if module_kind(value) is not None:
-                paths[id(value)] = path
+                self._paths[id(value)] = path
             elif isinstance(value, (list, dict)):
                 self._loose = True
-            for key, child in children_of(value):
-                visit(child, (*path, key))
-
-        visit(root, ())
 
     def path(self, root: Any, module: Any) -> Path | None:
         """The attributes that lead from the root to a module: the first way, if there are several."""
@@ -215,3 +222,14 @@ _indices = ByIdentity(Index)
 def path_between(root: Any, module: Any) -> Path | None:
     """The attributes that lead from one module to another; `()` if they are the same, None if there is no way."""
     return () if root is module else _indices.of(root).path(root, module)
+
+
+def alike(root: Any, module: Any) -> Iterator[tuple[bool, Path]]:
+    """Modules of the same class in a module: whether each has the same arrays, and its path."""
+    kind = module_kind(module)
+    if kind is None or kind.arrays is None:
+        return
+    mine = list(map(id, kind.arrays(module)))
+    for path, value in _everything_in(root):
+        if type(value) is type(module):
+            yield bool(mine) and list(map(id, kind.arrays(value))) == mine, path

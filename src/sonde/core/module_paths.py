@@ -24,12 +24,12 @@ import dataclasses
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sonde import _jax
 from sonde.core.context import ScopeName, path_under
-from sonde.core.module_index import Origin, module_kind, outermost_modules, path_between
+from sonde.core.module_index import Origin, alike, module_kind, outermost_modules, path_between
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Stretch:
     """The calls that are open between two boundaries: the start of a capture, or of tracing a function.
 
     Attributes:
-        given: Modules whose places are known from the start.
+        given: Modules whose places are known, though their calls are not open.
         frames: The open calls of modules, the outermost first.
         n_names: How many names were open at the start.
         around: The path of what is recorded around it, in the stretch outside.
@@ -100,8 +100,8 @@ class Stretch:
 
     __slots__ = ("around", "frames", "given", "n_names", "used")
 
-    def __init__(self, given: Sequence[tuple[Place, Any]], n_names: int, around: str = "") -> None:
-        self.given = given
+    def __init__(self, given: Iterable[tuple[Place, Any]], n_names: int, around: str = "") -> None:
+        self.given = list(given)
         self.around = around
         self.frames: list[Frame] = []
         self.n_names = n_names
@@ -109,13 +109,23 @@ class Stretch:
 
     def find(self, module: Any) -> Place | None:
         """Where a module stands, by identity."""
-        for place, root in self.given:
+        for place, root in self._roots():
             if (path := path_between(root, module)) is not None:
                 return place.below("/".join(map(str, path)))
-        for frame in self.frames:
-            if (path := path_between(frame.module, module)) is not None:
-                return frame.place.below("/".join(map(str, path)))
         return None
+
+    def find_alike(self, module: Any) -> Place | None:
+        """Where a module stands that may be a copy: that of the one it is like, if there is just one."""
+        found: dict[Place, bool] = {}
+        for place, root in self._roots():
+            for same, path in alike(root, module):
+                found.setdefault(place.below("/".join(map(str, path))), same)
+        same = [place for place, is_same in found.items() if is_same] or list(found)
+        return same[0] if len(same) == 1 else None
+
+    def _roots(self) -> Iterator[tuple[Place, Any]]:
+        yield from self.given
+        yield from ((frame.place, frame.module) for frame in self.frames)
 
     @property
     def innermost(self) -> Place:
@@ -171,6 +181,8 @@ class Trail:
                 if (asked := origin.ref()) is not None:
                     found = stretch.find(asked)
                 origin = origin.before
+            if found is None and kind is not None and kind.arrays is not None:
+                found, asked = stretch.find_alike(module), module
             if found is not None:
                 return self._seen_from_inside(found, level, asked)
         for stretch in self.stretches[1:]:
@@ -264,7 +276,7 @@ class Trail:
         """Where a module stands, as it will be seen from a stretch that starts here."""
         return self._inward(self.place_of(module), len(self.stretches) - 1)
 
-    def enter(self, given: Sequence[tuple[Place, Any]], n_names: int = 0) -> None:
+    def enter(self, given: Iterable[tuple[Place, Any]], n_names: int = 0) -> None:
         """Starts a stretch here."""
         self.stretches.append(Stretch(given, n_names, self.stretches[-1].here(self.depth)))
 

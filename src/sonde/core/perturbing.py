@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
+from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like, run_with
 from sonde.core.handler import Handler
 from sonde.core.inside import sites_inside
@@ -22,12 +23,13 @@ def _is_perturbed(site: Site) -> bool:
     return site.tag == PERTURBED
 
 
-def perturbations(f: Callable, *patterns: Pattern) -> Callable[..., dict[str, Any]]:
+def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callable[..., dict[str, Any]]:
     """A function that returns zeros for every site that can be perturbed, without running `f`.
 
     Args:
         f: Any callable.
         *patterns: Which sites; those marked with `sonde.perturb`, if none are given.
+        inside: Code without sites to look into, as in `capture`.
 
     Returns:
         A function with the arguments of `f` that returns a dict from paths to zeros, for `sonde.perturbed`: shaped like
@@ -35,7 +37,7 @@ def perturbations(f: Callable, *patterns: Pattern) -> Callable[..., dict[str, An
         None.
     """
     check_callable(f, "perturbations")
-    captured = capture(f, *(patterns or (_is_perturbed,)))
+    captured = capture(f, *(patterns or (_is_perturbed,)), inside=inside)
 
     def shapes(*args: Any, **kwargs: Any) -> dict[str, Any]:
         _, records = captured(*args, **kwargs)
@@ -51,13 +53,14 @@ def _differentiable(tree: Any) -> Any:
     return jax.tree.map(lambda x: x if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact) else None, tree)
 
 
-def perturbed(f: Callable) -> Callable:
+def perturbed(f: Callable, *, inside: Any = None) -> Callable:
     """A function that takes what to add at sites, then the arguments of `f`.
 
     The gradient with respect to what is added is the gradient of the value at the site.
 
     Args:
         f: Any callable.
+        inside: Code without sites whose values to add to, as in `capture`.
 
     Returns:
         A function `g(deltas, *args, **kwargs)` with the results of `f`. `deltas` is a mapping from paths to pytrees
@@ -78,12 +81,13 @@ def perturbed(f: Callable) -> Callable:
         [0. 0.]
     """
     check_callable(f, "perturbed")
+    asked = asked_for(inside)
 
     def with_deltas(deltas: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         def make(depth: int) -> Adding:
             return Adding(deltas, depth=depth)
 
-        return run_with(make, f, args, kwargs, edits=True)[0]
+        return run_with(make, f, args, kwargs, edits=True, inside=asked)[0]
 
     return like(with_deltas, f)
 
@@ -113,7 +117,7 @@ class Adding(Handler):
         slices = []
         for found in sites_inside(body):
             key = self.key_of(found.site, self.here(found.names) + found.site.path)
-            if key not in self.deltas or key in self._sliced or not found.view.is_value:
+            if key not in self.deltas or key in self._sliced or not found.view.is_value or not self.sees(found.site):
                 continue
             leaves = jax.tree.leaves(self.deltas[key])
             inner = [found.loops + t.ndim for t in found.types if jnp.issubdtype(t.dtype, jnp.inexact)]

@@ -142,9 +142,10 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
                 met.add(site)
             elif not view.is_value or site.grads:
                 token = invars[-1]
-            path = child.meet(site, view, child.here(_jax.names_of(eqn)))
-            if view.role != "mark":
-                child.record(invars[:n], site, path, view, token=token, gate=None)
+            if child.sees(site):
+                path = child.meet(site, view, child.here(_jax.names_of(eqn)))
+                if view.role != "mark":
+                    child.record(invars[:n], site, path, view, token=token, gate=None)
             replaced.update(zip(eqn.outvars, [*invars[:n], token]))
         elif any(map(has_sites, _jax.sub_jaxprs(eqn.params))):
             if eqn.primitive is not _jax.jit_p:

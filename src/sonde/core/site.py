@@ -32,9 +32,24 @@ class Site:
             cannot be replaced.
         has_gradient: Whether later uses of the value go through the site; not so for a value of an outer transform
             that was marked in place.
+        depths: Which of the nested captures see the site, the outermost being 1; None: all. A site that only some see
+            was asked for by them (`inside=`) and is in a program that knows nothing of it: where that runs apart from
+            the captured program, the site is left out.
     """
 
-    __slots__ = ("_code", "_line", "arrays", "grads", "has_gradient", "in_place", "path", "statics", "tag", "tree")
+    __slots__ = (
+        "_file",
+        "_line",
+        "arrays",
+        "depths",
+        "grads",
+        "has_gradient",
+        "in_place",
+        "path",
+        "statics",
+        "tag",
+        "tree",
+    )
 
     def __init__(
         self,
@@ -48,6 +63,7 @@ class Site:
         code: types.CodeType,
         line: int,
         in_place: bool = False,
+        depths: frozenset[int] | None = None,
     ) -> None:
         self.path = path
         self.tree = tree
@@ -57,7 +73,8 @@ class Site:
         self.grads = grads
         self.in_place = in_place
         self.has_gradient = True
-        self._code = code
+        self._file = code.co_filename  # not the code: a site can be copied to another process
+        self.depths = depths
         self._line = line
 
     @property
@@ -68,7 +85,7 @@ class Site:
     @property
     def source(self) -> str:
         """The line of the user's code, as `file:line`."""
-        return f"{self._code.co_filename}:{self._line}"
+        return f"{self._file}:{self._line}"
 
     def at(self, path: str) -> Site:
         """The same site, with its whole path."""

@@ -16,6 +16,7 @@ from sonde.core.path import checked_name
 from sonde.core.primitive import site_p
 from sonde.core.site import LEAF, PLAIN, Site, take_apart
 from sonde.core.trace import SiteTrace
+from sonde.errors import EditError
 
 T = TypeVar("T")
 _ONE_ARRAY = (True,)
@@ -120,9 +121,18 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
     copies = {id(x): _jax.copy_of_tracer(x) for x in tracers}
     copied = jax.tree.unflatten(tree, [copies.get(id(x), x) for x in leaves])
     marked, site = _marked(copied, name, tag, depth + 1, in_place=True)
+    here = type(_jax.current_trace()) is SiteTrace
     for before, after in zip(leaves, jax.tree.leaves(marked)):
-        if isinstance(before, _jax.Tracer) and not _jax.become(before, after, copies[id(before)]):
+        given = copies.get(id(before), before)
+        if isinstance(before, _jax.Tracer):
+            if _jax.become(before, after, given):
+                continue
             site.has_gradient = False
+        if here and after is not given:
+            raise EditError(
+                f"site {site.path!r} ({site.source}) cannot be replaced: the program goes on with the value itself, "
+                "which is not traced; mark it with sonde.sow or Module.perturb, and use what that returns"
+            )
 
 
 def _marked(

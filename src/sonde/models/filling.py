@@ -164,8 +164,9 @@ def _check(
 
 def _expected(row: Row, wanted: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The shape that a tensor must have; None if it is no parameter of the model."""
-    shapes = [_shape(path, wanted) for path in row.ours]
-    if not shapes or None in shapes:
+    found = [_shape(path, wanted) for path in row.ours]
+    shapes = [shape for shape in found if shape is not None]
+    if not shapes or len(shapes) < len(found):
         return None
     return row.join(*(np.broadcast_to(np.int8(0), shape) for shape in shapes)).shape
 

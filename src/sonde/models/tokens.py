@@ -46,6 +46,8 @@ class Tokenizer:
     """
 
     def __init__(self, inner: Any, config: Mapping[str, Any] | None = None, stop: Iterable[int] = ()):
+        inner.no_padding()  # some files ask for padding to a fixed length, which would count as text here
+        inner.no_truncation()
         self.inner = inner
         self.config = dict(config or {})
         self.special = {name: _text(self.config[name]) for name in _SPECIAL if self.config.get(name)}

@@ -10,5 +10,6 @@ from sonde.store.checking import Damage, check
 from sonde.store.harvesting import harvest
 from sonde.store.merging import merge
 from sonde.store.reading import Store, StoredArray, open
+from sonde.store.records_file import load, save
 
-__all__ = ["Damage", "Store", "StoredArray", "check", "harvest", "merge", "open"]
+__all__ = ["Damage", "Store", "StoredArray", "check", "harvest", "load", "merge", "open", "save"]

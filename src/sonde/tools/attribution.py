@@ -126,6 +126,14 @@ def _is_inexact(x: Any) -> bool:
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
 
 
+def _touched(x: Any, zero: Any) -> Any:
+    """The same number as one that depends on a zero that is differentiated.
+
+    A value that `Module.sow` marks in place can only be replaced there if it is part of the differentiated program.
+    """
+    return x + zero.astype(x.dtype) if _is_inexact(x) else x
+
+
 def _by_gradient(
     patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, arrays: Any, rest: Rest
 ) -> Any:
@@ -134,10 +142,9 @@ def _by_gradient(
     def number(touch: Any) -> Any:
         # Whatever a value is computed from, it now depends on what is differentiated.
         def rule(values: list[Any], place: Place) -> list[Any]:
-            del place
-            return [x + touch.astype(x.dtype) if _is_inexact(x) else x for x in values]
+            return values if place.site.in_place else [_touched(x, touch) for x in values]
 
-        f, args, kwargs = rest.whole(arrays)
+        f, args, kwargs = rest.whole([_touched(x, touch) for x in arrays])
         return _number(metric, placed(f, rule)(*args, **kwargs))
 
     (output, _), records = capture(jax.value_and_grad(number), *patterns, grads=True)(jnp.zeros(()))
@@ -191,14 +198,14 @@ def _mean_gradient(
     """The gradient with respect to all values at a site, averaged over the way from the baseline to them."""
     floats = {call: [x if _is_inexact(x) else None for x in xs] for call, xs in values.items()}
 
-    def number(new: Any) -> Any:
+    def number(new: Any, touch: Any) -> Any:
         def rule(old: list[Any], place: Place) -> list[Any]:
             if place.path != path:
                 return old
             mine = new[place.call]
             return [a if b is None else place.slice_of(b, i) for i, (a, b) in enumerate(zip(old, mine))]
 
-        f, args, kwargs = rest.whole(arrays)
+        f, args, kwargs = rest.whole([_touched(x, touch) for x in arrays])
         return _number(metric, placed(f, rule)(*args, **kwargs))
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
@@ -206,7 +213,7 @@ def _mean_gradient(
             base = jnp.asarray(baseline, x.dtype)
             return base + part.astype(x.dtype) * (x - base)
 
-        gradient = jax.grad(number)(jax.tree.map(towards, floats))
+        gradient, _ = jax.grad(number, (0, 1))(jax.tree.map(towards, floats), jnp.zeros(()))
         return jax.tree.map(lambda t, g: t + g / steps, total, gradient), None
 
     middles = (jnp.arange(steps, dtype=jnp.float32) + 0.5) / steps

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sonde import _jax
+from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable, like, run_with
 from sonde.core.item import expand
 from sonde.errors import CaptureError
@@ -59,12 +60,13 @@ class NonFinite:
         return "\n".join(lines)
 
 
-def first_nonfinite(f: Callable, *, context: int = 5) -> Callable[..., NonFinite | None]:
+def first_nonfinite(f: Callable, *, context: int = 5, inside: Any = None) -> Callable[..., NonFinite | None]:
     """A function that runs `f` and reports the first NaN or Inf at a site, forward or backward; None if all is finite.
 
     Args:
         f: Any callable; jitted training steps are fine.
         context: How many of the sites before it to report the ranges of.
+        inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f`. The result of `f` is dropped, and what it was given is not donated. Only
@@ -90,8 +92,10 @@ def first_nonfinite(f: Callable, *, context: int = 5) -> Callable[..., NonFinite
     if context < 0:
         raise ValueError(f"first_nonfinite: context must not be negative, got {context}")
 
+    asked = asked_for(inside)
+
     def look_for(*args: Any, **kwargs: Any) -> NonFinite | None:
-        _, handler = run_with(lambda depth: Watching(depth=depth), f, args, kwargs, grads=True)
+        _, handler = run_with(lambda depth: Watching(depth=depth), f, args, kwargs, grads=True, inside=asked)
         items = expand(handler.items)
         for item in items:
             if any(isinstance(x, _jax.Tracer) for x in item.arrays):

@@ -48,7 +48,10 @@ def tokenizer_of(fields: dict[str, Any]) -> Tokenizer | None:
 
 
 def _config(fields: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    found: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
     for name, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         number = fields.get(f"tokenizer.ggml.{theirs}_token_id")
         if number is not None and number < len(tokens):

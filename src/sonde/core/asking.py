@@ -1,0 +1,51 @@
+"""What a run asks to see of code without sites: the door for `sonde.inside`.
+
+The engine knows nothing of how functions and modules become sites. It keeps what was asked with what is looked for, so
+that jitted functions are traced again for it, and says when it begins and ends to be in force.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol
+
+
+class Asked(Protocol):
+    """What the nested captures of a thread ask to see. Compared by identity; the same for the same requests."""
+
+    def install(self) -> None:
+        """Makes it so, until `remove`. Runs of one thread are nested."""
+        ...
+
+    def remove(self) -> None:
+        """Undoes what `install` did."""
+        ...
+
+    def depths_of(self, function: Any) -> Any:
+        """Which captures see the sites of a function."""
+        ...
+
+    def adopt(self, function: Any, made: Any) -> None:
+        """Takes note of a function object that was made meanwhile."""
+        ...
+
+
+class Request(Protocol):
+    """What one `inside=` asks for."""
+
+    def nested_in(self, outer: Asked | None, depth: int) -> Asked:
+        """What is asked for when this is the request of the capture at `depth`, in captures that ask for `outer`."""
+        ...
+
+
+def asked_for(inside: Any) -> Request | None:
+    """What an argument `inside=` asks for; None if it is None.
+
+    Raises:
+        InsideError: Something was asked for by name that cannot be looked into.
+        TypeError: It is nothing that can be looked into.
+    """
+    if inside is None:
+        return None
+    # By name: `sonde.inside` stands on the engine, and is loaded when first used.
+    return importlib.import_module("sonde.inside").request_of(inside)

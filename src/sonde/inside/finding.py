@@ -1,0 +1,303 @@
+"""From what a person asks to look into to functions in files.
+
+A thing that was asked for itself must be found: otherwise there is an error that says why. What came with a class, a
+Python module or a package is left out if it cannot be marked, and listed (`Inside.left_out`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib
+import inspect
+import os
+import re
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+from sonde.errors import InsideError
+from sonde.inside.marks import FunctionMarks
+from sonde.inside.source import file_named, function_of
+from sonde.inside.swapping import marks_of
+
+_JAX = os.path.dirname(jax.__file__) + os.sep
+_SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# Of JAX, what computes something; the rest runs the program, and would have to look at itself.
+_COMPUTES = re.compile(r"(_src/)?(nn|numpy|scipy|image|example_libraries)/|(_src/)?random\.py|experimental/(?!pallas)")
+
+
+class LeftOut(NamedTuple):
+    """A function that cannot be looked into, where it is, and why."""
+
+    name: str
+    place: str
+    reason: str
+
+
+class Found(NamedTuple):
+    """What was found, and what had to be left out."""
+
+    functions: frozenset[FunctionMarks]
+    left_out: tuple[LeftOut, ...]
+
+
+def find(thing: Any) -> Found:
+    """The functions that something stands for.
+
+    Raises:
+        InsideError: It cannot be looked into.
+        TypeError: It is nothing that has functions.
+    """
+    if isinstance(thing, str):
+        return _named(thing)
+    if isinstance(thing, types.ModuleType):
+        return _modules([thing.__name__, *_below(thing.__name__)], {thing.__name__})
+    if isinstance(thing, type):
+        return _class(thing)
+    function = plain_function(thing)
+    if function is None:
+        raise TypeError(
+            f"inside= takes functions, classes, Python modules, their names and models; got {thing!r} of type "
+            f"{type(thing).__name__}, which has no Python function"
+        )
+    return _asked_for(function)
+
+
+def plain_function(thing: Any) -> types.FunctionType | None:
+    """The function that was written, inside decorators, partials, methods and jitted callables."""
+    for _ in range(100):
+        inner = _unwrapped(thing)
+        if inner is None:
+            break
+        thing = inner
+    return thing if isinstance(thing, types.FunctionType) else None
+
+
+def _unwrapped(thing: Any) -> Any:
+    if isinstance(thing, type):
+        return None
+    for name in ("__wrapped__", "__func__", "func", "fget"):
+        inner = inspect.getattr_static(thing, name, None)
+        inner = None if inner is None else getattr(thing, name, None)
+        if callable(inner) and inner is not thing:
+            return inner
+    if isinstance(thing, types.FunctionType):
+        return None
+    method = getattr(thing, "method", None)  # the descriptor that wraps methods of equinox.Module
+    if callable(method) and hasattr(type(thing), "__get__"):
+        return method
+    call = type(thing).__call__
+    return call if isinstance(call, types.FunctionType) else None
+
+
+def _asked_for(function: types.FunctionType) -> Found:
+    name = f"{function.__module__}.{function.__qualname__}"
+    place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    reason = machinery(function.__code__.co_filename)
+    marks = marks_of(function)
+    if reason is None:
+        found = marks if marks is not None else function_of(function.__code__)
+        reason = found if isinstance(found, str) else found.reason
+        if reason is None and isinstance(found, FunctionMarks):
+            return _with_inner([found])
+    raise InsideError(f"inside= cannot look into {name} ({place}): {reason}")
+
+
+def _with_inner(functions: list[FunctionMarks]) -> Found:
+    """Functions together with those that are defined in them."""
+    every = dict.fromkeys(g for f in functions for g in (f, *f.inner))
+    left_out = [LeftOut(f.qualname, f.place, f.reason) for f in every if f.reason is not None]
+    return Found(frozenset(f for f in every if f.reason is None), tuple(left_out))
+
+
+def machinery(filename: str) -> str | None:
+    """Why the functions of a file must be left alone, if so."""
+    if filename.startswith(_SONDE):
+        return "it is part of Sonde itself"
+    if filename.startswith(_JAX) and not _COMPUTES.match(filename[len(_JAX) :].replace(os.sep, "/")):
+        return "it is part of the machinery of JAX, which runs the program"
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Classes
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _class(cls: type) -> Found:
+    """The methods that are written in the body of a class."""
+    found: list[FunctionMarks] = []
+    left_out: list[LeftOut] = []
+    for function in methods_of(cls):
+        marks = marks_of(function)
+        if marks is not None:
+            found.append(marks)
+        else:
+            code = function.__code__
+            place = f"{code.co_filename}:{code.co_firstlineno}"
+            left_out.append(LeftOut(code.co_qualname, place, str(function_of(code))))
+    usable = [f for f in found if f.reason is None and machinery(f.filename) is None]
+    if not usable:
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        reasons = [machinery(f.filename) or f.reason for f in found] + [x.reason for x in left_out]
+        why = next(filter(None, reasons), "it has no methods of its own")
+        raise InsideError(f"inside= cannot look into class {name}: {why}")
+    whole = _with_inner(found)
+    return Found(whole.functions, (*whole.left_out, *left_out))
+
+
+def methods_of(cls: type) -> list[types.FunctionType]:
+    """The functions that are written in the body of a class, inside whatever decorators."""
+    found: dict[types.FunctionType, None] = {}
+    for value in list(vars(cls).values()):
+        for function in _functions_below(value, 4):
+            if function.__code__.co_qualname.startswith(cls.__qualname__ + "."):
+                found[function] = None
+    return list(found)
+
+
+def _functions_below(value: Any, depth: int) -> Iterator[types.FunctionType]:
+    if isinstance(value, types.FunctionType):
+        yield value
+    if depth == 0 or isinstance(value, type):
+        return
+    inner: list[Any] = []
+    if isinstance(value, types.FunctionType):
+        for cell in value.__closure__ or ():
+            try:
+                inner.append(cell.cell_contents)
+            except ValueError:  # still empty
+                continue
+    for name in ("__wrapped__", "__func__", "func", "fget", "fset", "method", "fun"):
+        if inspect.getattr_static(value, name, None) is not None:
+            inner.append(getattr(value, name, None))
+    for x in inner:
+        if isinstance(x, types.FunctionType) or (callable(x) and x is not value) or isinstance(x, property):
+            yield from _functions_below(x, depth - 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Python modules and packages
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _below(name: str) -> list[str]:
+    return [m for m in list(sys.modules) if m.startswith(name + ".")]
+
+
+def _modules(names: list[str], asked: set[str]) -> Found:
+    """All functions that are written in the files of some modules, and what these show of their own package."""
+    functions: dict[FunctionMarks, None] = {}
+    left_out: list[LeftOut] = []
+    mirrored = [m for name in names for m in _mirror(name)]
+    for name in dict.fromkeys([*names, *mirrored]):
+        module = sys.modules.get(name)
+        filename = getattr(module, "__file__", None)
+        if module is None or not isinstance(filename, str) or not filename.endswith(".py"):
+            continue
+        reason = machinery(filename)
+        file = file_named(filename) if reason is None else None
+        if reason is not None or file is None:
+            left_out.append(LeftOut(name, filename, reason or "its source is not to be found"))
+        else:
+            functions.update(dict.fromkeys(file.functions))
+    for name in asked:
+        functions.update(dict.fromkeys(_shown_by(sys.modules[name])))
+    usable = frozenset(f for f in functions if f.reason is None)
+    left_out += [LeftOut(f.qualname, f.place, f.reason) for f in functions if f.reason is not None]
+    if not usable:
+        reason = left_out[0].reason if left_out else "it has no functions"
+        raise InsideError(f"inside= cannot look into {', '.join(sorted(asked))}: {reason}")
+    return Found(usable, tuple(left_out))
+
+
+def _mirror(name: str) -> list[str]:
+    """Where a package keeps what it shows under a name: `jax.nn` is `jax._src.nn`."""
+    root, _, rest = name.partition(".")
+    inner = f"{root}._src.{rest}"
+    return [inner, *_below(inner)] if rest and inner in sys.modules else []
+
+
+def _shown_by(module: types.ModuleType) -> Iterator[FunctionMarks]:
+    """The functions that a module shows and that are written elsewhere in its package."""
+    root = module.__name__.partition(".")[0]
+    top = getattr(sys.modules.get(root), "__file__", None)
+    folder = os.path.dirname(top) + os.sep if isinstance(top, str) and os.path.basename(top) == "__init__.py" else None
+    if folder is None:
+        return
+    for name, value in list(vars(module).items()):
+        if name.startswith("_") or isinstance(value, (type, types.ModuleType)):
+            continue
+        function = plain_function(value) if callable(value) else None
+        if function is not None and function.__code__.co_filename.startswith(folder):
+            marks = marks_of(function) if machinery(function.__code__.co_filename) is None else None
+            if marks is not None:
+                yield marks
+                yield from marks.inner
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Names
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _named(name: str) -> Found:
+    """`package.module:Class.method`, `package.module`, `package.*`, `package.module:*norm*`."""
+    module_name, colon, qualname = name.partition(":")
+    if any(c in module_name for c in "*?["):
+        names = [m for m in list(sys.modules) if fnmatch.fnmatchcase(m, module_name)]
+        if not names:
+            raise InsideError(f"inside={name!r}: no module of that name has been imported")
+        asked = set(names)
+    else:
+        thing = _imported(module_name, name)
+        if not isinstance(thing, types.ModuleType):
+            return find(thing) if not qualname else find(_attribute(thing, qualname, name))
+        names, asked = [module_name], {module_name}
+        if not colon:
+            return find(thing)
+        if not any(c in qualname for c in "*?[") and "<locals>" not in qualname:
+            return find(_attribute(thing, qualname, name))
+    found = _modules(names, asked)
+    if not colon:
+        return found
+    wanted = qualname.replace(".<locals>", "")
+    chosen = [f for f in found.functions if fnmatch.fnmatchcase(f.qualname.replace(".<locals>", ""), wanted)]
+    if not chosen:
+        near = difflib.get_close_matches(qualname, [f.qualname for f in found.functions], n=5, cutoff=0.3)
+        raise InsideError(f"inside={name!r}: no function of that name; nearest: {', '.join(map(repr, near))}")
+    return _with_inner(chosen)
+
+
+def _imported(name: str, asked: str) -> Any:
+    """A module, or what stands behind a dotted name in one."""
+    parts = name.split(".")
+    for n in range(len(parts), 0, -1):
+        module = ".".join(parts[:n])
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (module + ".").startswith(error.name + "."):
+                raise
+            continue
+        return _attribute(found, ".".join(parts[n:]), asked) if n < len(parts) else found
+    raise InsideError(f"inside={asked!r}: there is no module {name!r}")
+
+
+def _attribute(thing: Any, qualname: str, asked: str) -> Any:
+    for part in qualname.split("."):
+        try:
+            inner = inspect.getattr_static(thing, part)
+        except AttributeError:
+            names = [n for n in dir(thing) if not n.startswith("__")]
+            near = difflib.get_close_matches(part, names, n=5, cutoff=0.3)
+            raise InsideError(
+                f"inside={asked!r}: {getattr(thing, '__name__', thing)!r} has no {part!r}; nearest: "
+                f"{', '.join(map(repr, near)) or 'nothing'}"
+            ) from None
+        thing = inner if isinstance(thing, type) else getattr(thing, part)
+    return thing

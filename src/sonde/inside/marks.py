@@ -1,0 +1,157 @@
+"""One function of a file, and what its marked body calls while it runs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple, Protocol
+
+from sonde.core.context import looking, scope
+from sonde.inside.syntax import Function
+from sonde.inside.values import NEVER, marked
+
+
+class Depths(NamedTuple):
+    """Which of the nested captures see the variables of a function, and the values of its calls and operators."""
+
+    names: frozenset[int]
+    parts: frozenset[int]
+
+
+class Wanted(Protocol):
+    """What the captures that run in a thread want to see (`Looking.inside`)."""
+
+    def depths_of(self, function: FunctionMarks) -> Depths | None:
+        """Who sees the sites of a function; None if nothing does."""
+        ...
+
+    def adopt(self, function: FunctionMarks, made: FunctionType) -> None:
+        """Takes note of a function object that marked code has made."""
+        ...
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.open: list[tuple[FunctionMarks, scope]] = []
+
+
+_running = _Running()
+
+
+class FunctionMarks:
+    """A function, as it is written in a file.
+
+    The objects that its marked code calls are methods of this one. They step aside where nothing is captured: the code
+    of a function is exchanged for all threads, and only the thread that captures must notice.
+
+    Attributes:
+        function: What is known of it from the syntax tree.
+        filename: The file.
+        parent: The function that it is defined in, if any.
+        inner: The functions that are defined in it, directly or not.
+        plain: Its code as the file has it.
+        reason: Why it cannot be marked, if so.
+    """
+
+    __slots__ = ("_alone", "_codes", "_compile", "_name", "filename", "function", "inner", "parent", "plain", "reason")
+
+    def __init__(
+        self,
+        function: Function,
+        filename: str,
+        parent: FunctionMarks | None,
+        compile: Callable[[FunctionMarks, bool], CodeType | None],
+    ) -> None:
+        self.function = function
+        self.filename = filename
+        self.parent = parent
+        self.inner: list[FunctionMarks] = []
+        self.plain: CodeType | None = None
+        self.reason: str | None = function.lazy and f"it is {function.lazy}, whose body runs after the call"
+        self._compile = compile
+        self._codes: dict[bool, CodeType | None] = {}
+        plain_name = function.qualname.replace(".<locals>", "").replace("<", "").replace(">", "")
+        self._alone = plain_name
+        self._name = function.qualname.rpartition("<locals>.")[2].replace("<", "").replace(">", "")
+
+    @property
+    def qualname(self) -> str:
+        """Its name, as Python gives it."""
+        return self.function.qualname
+
+    @property
+    def place(self) -> str:
+        """File and line."""
+        return f"{self.filename}:{self.function.line}"
+
+    def code(self, parts: bool) -> CodeType | None:
+        """Its marked code, with the values of calls and operators if `parts`; None where Python compiles none."""
+        if parts not in self._codes:
+            self._codes[parts] = self._compile(self, parts)
+        return self._codes[parts]
+
+    def has_code(self, code: CodeType) -> bool:
+        """Whether a code is marked code of this function."""
+        return any(code is mine for mine in self._codes.values())
+
+    def __repr__(self) -> str:
+        return f"<{self.qualname} at {self.place}>"
+
+    # -- called by marked code -----------------------------------------------------------------------------------------
+
+    def enter(self) -> bool:
+        """Whether the marked body is to be run."""
+        state = looking()
+        return state is not None and state.inside is not None and state.inside.depths_of(self) is not None
+
+    def __enter__(self) -> None:
+        within = self.parent is not None and any(function is self.parent for function, _ in _running.open)
+        opened = scope(self._name if within else self._alone)
+        opened.__enter__()
+        _running.open.append((self, opened))
+
+    def __exit__(self, *error: Any) -> None:
+        _, opened = _running.open.pop()
+        opened.__exit__(*error)
+
+    def mark(self, value: Any, name: str) -> Any:
+        """A variable."""
+        if type(value) in NEVER:
+            return value
+        state = looking()
+        if state is None or state.inside is None or (depths := state.inside.depths_of(self)) is None:
+            return value
+        references = sys.getrefcount(value)
+        return marked(value, name, sys._getframe(1), state, depths.names, references=references)
+
+    def part(self, value: Any, name: str) -> Any:
+        """The value of a call or operator."""
+        if type(value) in NEVER:
+            return value
+        state = looking()
+        if state is None or state.inside is None or (depths := state.inside.depths_of(self)) is None:
+            return value
+        if not depths.parts:
+            return value
+        references = sys.getrefcount(value)
+        return marked(value, name, sys._getframe(1), state, depths.parts, references=references)
+
+    def call(self, body: Callable[..., Any], names: str, *args: Any) -> Any:
+        """The body of a lambda."""
+        state: Any = looking()
+        depths = state.inside.depths_of(self).names
+        frame = sys._getframe(1)
+        marks = names.split()
+        start = len(args) - len(marks)
+        with self:
+            new = [marked(x, name, frame, state, depths) for x, name in zip(args[start:], marks)]
+            return marked(body(*args[:start], *new), "return", frame, state, depths)
+
+    def made(self, function: FunctionType) -> FunctionType:
+        """A function object that marked code has just made."""
+        state = looking()
+        if state is not None and state.inside is not None:
+            state.inside.adopt(self, function)
+        return function

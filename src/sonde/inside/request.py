@@ -1,0 +1,65 @@
+"""What a person asks to look into: `Inside`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sonde.inside import asked
+from sonde.inside.finding import LeftOut, find
+
+
+class Inside:
+    """Code to look into, with options; what `inside=` takes where a function or its name is not enough.
+
+    Args:
+        *what: Functions (also jitted, decorated, bound, partial), classes (the methods in their bodies), Python modules
+            and packages, and names: `"pkg.attention:Attention.__call__"`, `"pkg.*"`, `"pkg.losses:*norm*"`.
+        expressions: Whether the value of every call and operator is a site too, named after what is called
+            (`softmax`, `matmul`), with a number where a function has several.
+
+    Raises:
+        InsideError: Something that was named cannot be looked into: it has no source, or is a generator.
+        TypeError: Something has no functions.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sonde
+        >>> inside = sonde.Inside(jax.nn.silu, expressions=True)
+        >>> _, records = sonde.capture(jax.nn.silu, inside=inside)(jnp.float32(1.0))
+        >>> list(records)
+        ['silu/x', 'silu/asarray', 'silu/x_arr', 'silu/sigmoid', 'silu/mul', 'silu/return']
+    """
+
+    def __init__(self, *what: Any, expressions: bool = False) -> None:
+        if not what:
+            raise TypeError("Inside takes at least one function, class, module, model or name")
+        self.expressions = expressions
+        self._what = what
+        self._found = [find(thing) for thing in what]
+        functions = frozenset().union(*(found.functions for found in self._found))
+        self.request = asked.request(functions, expressions)
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The functions that are looked into, by name, with their lines."""
+        return tuple(sorted(f"{f.qualname} ({f.place})" for f in self.request.functions))
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """What came with a class, module or package and cannot be looked into: name, place, reason."""
+        return tuple(dict.fromkeys(x for found in self._found for x in found.left_out))
+
+    def __repr__(self) -> str:
+        return f"Inside({len(self.request.functions)} functions, {len(self.left_out)} left out)"
+
+
+def request_of(inside: Any) -> asked.Request:
+    """What an argument `inside=` asks for."""
+    if isinstance(inside, asked.Request):
+        return inside
+    if isinstance(inside, Inside):
+        return inside.request
+    if isinstance(inside, (list, tuple, set, frozenset)):
+        plain = [x for x in inside if not isinstance(x, Inside)]
+        made = [x.request for x in inside if isinstance(x, Inside)] + ([Inside(*plain).request] if plain else [])
+        return asked.joined(made)
+    return Inside(inside).request

@@ -1,0 +1,166 @@
+"""Files whose functions can be marked: from a code object to its function, and from there to marked code.
+
+A file is parsed and compiled whole, so that names in classes, closures and `super()` mean what they mean. The code that
+comes out unmarked is compared with the code that runs: where the two differ, the source is not the one that the
+function was made from, and nothing is marked. Tools that change a syntax tree on import (as pytest does with `assert`)
+are allowed for.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import linecache
+import threading
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+from sonde.inside.marks import FunctionMarks
+from sonde.inside.syntax import functions_in, marked_tree, read_word
+from sonde.inside.values import called_from_c
+
+_FUTURE = 0
+for _name in __future__.all_feature_names:
+    _FUTURE |= getattr(__future__, _name).compiler_flag
+
+_lock = threading.RLock()
+
+
+class SourceFile:
+    """A file, or a cell of a notebook.
+
+    Attributes:
+        functions: All functions that are written in it, each after the one that it is defined in.
+    """
+
+    def __init__(self, filename: str, source: str, flags: int) -> None:
+        self.filename = filename
+        self._source = source
+        self._flags = flags
+        tree = ast.parse(source, filename)
+        self._marked: dict[bool, dict[int, CodeType]] = {}
+        self.functions: list[FunctionMarks] = []
+        for _, function in functions_in(tree):
+            parent = None if function.parent is None else self.functions[function.parent]
+            self.functions.append(FunctionMarks(function, filename, parent, self._marked_code))
+            while parent is not None:
+                parent.inner.append(self.functions[-1])
+                parent = parent.parent
+        self._by_code: dict[CodeType, FunctionMarks] = {}
+        self._by_place: dict[tuple[str, int], list[FunctionMarks]] = {}
+        self._match(compile(tree, filename, "exec", flags, dont_inherit=True))
+
+    def _match(self, whole: CodeType) -> None:
+        for function in self.functions:
+            self._by_place.setdefault((function.qualname, function.function.line), []).append(function)
+        for code in _codes_in(whole):
+            found = self._by_place.get((code.co_qualname, code.co_firstlineno), [])
+            if len(found) > 1:
+                found = [f for f in found if f.function.start == _start(code)]
+            if len(found) == 1 and found[0].plain is None:
+                found[0].plain = code
+                self._by_code[code] = found[0]
+        for function in self.functions:
+            if function.plain is None and function.reason is None:
+                function.reason = "it cannot be told apart from others on its line"
+
+    def find(self, code: CodeType) -> FunctionMarks | None:
+        """The function that has this code; None if the source is not what the code was made from."""
+        exact = self._by_code.get(code)
+        if exact is not None:
+            return exact
+        found = self._by_place.get((code.co_qualname, code.co_firstlineno), [])
+        return found[0] if len(found) == 1 and _could_be(found[0].plain, code) else None
+
+    def _marked_code(self, function: FunctionMarks, parts: bool) -> CodeType | None:
+        with _lock:
+            if parts not in self._marked:
+                tree = marked_tree(self._source, self.filename, parts=parts)
+                code = compile(tree, self.filename, "exec", self._flags, dont_inherit=True)
+                found: dict[int, CodeType] = {}
+                self._with_objects(code, found)
+                self._marked[parts] = found
+            return self._marked[parts].get(function.function.index)
+
+    def _with_objects(self, code: CodeType, found: dict[int, CodeType]) -> CodeType:
+        """The code with the words among its constants exchanged for what they stand for."""
+        constants: list[Any] = []
+        mine: int | None = None
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                constant = self._with_objects(constant, found)
+            elif (spoken := read_word(constant)) is not None:
+                role, index = spoken
+                function = self.functions[index]
+                constant = function if role == "scope" else called_from_c(getattr(FunctionMarks, role), function)
+                mine = index if role == "enter" else mine
+            constants.append(constant)
+        new = code.replace(co_consts=tuple(constants))
+        if mine is not None:
+            found[mine] = new
+        return new
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes_in(constant)
+
+
+def _start(code: CodeType) -> tuple[int, int] | None:
+    """Line and column of the first expression in a code."""
+    places = [(line, column) for line, _, column, end in code.co_positions() if line and column is not None and end]
+    return min(places, default=None)
+
+
+def _could_be(plain: CodeType | None, code: CodeType) -> bool:
+    """Whether code may have been made from the same source, with statements added to it."""
+    if plain is None:
+        return False
+    n = plain.co_argcount + plain.co_kwonlyargcount
+    return (
+        plain.co_varnames[:n] == code.co_varnames[:n]
+        and (plain.co_argcount, plain.co_posonlyargcount, plain.co_kwonlyargcount)
+        == (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+        and plain.co_freevars == code.co_freevars
+        and set(plain.co_names) <= set(code.co_names)
+        and set(plain.co_varnames) <= set(code.co_varnames)
+    )
+
+
+_files: dict[tuple[str, int], tuple[list[str], SourceFile | None]] = {}
+
+
+def file_named(filename: str, flags: int = 0) -> SourceFile | None:
+    """A file by its name; None if there is no source."""
+    key = (filename, flags)
+    with _lock:
+        lines = linecache.getlines(filename)
+        known = _files.get(key)
+        if known is not None and (known[0] is lines or known[0] == lines):
+            return known[1]
+        try:
+            found = SourceFile(filename, "".join(lines), flags) if lines else None
+        except (SyntaxError, ValueError):  # a page or a template, not Python
+            found = None
+        _files[key] = (lines, found)
+        return found
+
+
+def function_of(code: CodeType) -> FunctionMarks | str:
+    """The function that a code was made from, or why it is not known."""
+    for again in (False, True):
+        if again:
+            linecache.checkcache(code.co_filename)
+        file = file_named(code.co_filename)
+        if file is None:
+            return "its source is not to be found"
+        found = file.find(code)
+        if found is None and code.co_flags & _FUTURE:  # a cell of a notebook inherits what an earlier one said
+            file = file_named(code.co_filename, code.co_flags & _FUTURE)
+            found = None if file is None else file.find(code)
+        if found is not None:
+            return found
+    return "its source has changed since it was loaded, or it cannot be told apart from others on its line"

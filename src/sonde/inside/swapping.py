@@ -1,0 +1,165 @@
+"""Marked code in the place of a function's own, while a capture runs.
+
+A function object has one code for all threads. What stands in it meanwhile runs the function's own body in every
+thread but those that capture it (`FunctionMarks.enter`), and the last capture to end puts the old code back. Function
+objects that marked code makes, such as the body of a loop, are treated alike: one that outlives the capture gets the
+code that it would have had.
+
+Functions are found by their code wherever they are: wrapped, decorated, in a closure that was made long before.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Collection, Iterable
+from types import CodeType, FunctionType
+from typing import Any
+
+from sonde.inside.marks import FunctionMarks
+from sonde.inside.source import function_of
+
+_lock = threading.RLock()
+
+
+class _Swapped:
+    """A function object whose code is exchanged, and for how many runs with and without parts."""
+
+    __slots__ = ("counts", "function", "marks", "own")
+
+    def __init__(self, function: FunctionType, marks: FunctionMarks, own: CodeType) -> None:
+        self.function = weakref.ref(function)
+        self.marks = marks
+        self.own = own
+        self.counts = [0, 0]
+
+    def count(self, parts: bool, n: int) -> bool:
+        """One run more or less; whether the old code is back."""
+        self.counts[parts] += n
+        function = self.function()
+        used = any(self.counts)
+        if function is not None:
+            code = self.marks.code(bool(self.counts[True])) if used else self.own
+            assert code is not None
+            if function.__code__ is not code:
+                function.__code__ = code
+        return not used
+
+
+_swapped: dict[int, _Swapped] = {}
+
+
+class Session:
+    """What one run has exchanged."""
+
+    def __init__(self) -> None:
+        self.depth = 1
+        self._mine: list[tuple[int, _Swapped, bool]] = []
+
+    def swap(self, function: FunctionType, marks: FunctionMarks, parts: bool) -> None:
+        """Gives a function its marked code."""
+        code = marks.code(parts)
+        if code is None or code.co_freevars != function.__code__.co_freevars:
+            return
+        key = id(function)
+        with _lock:
+            entry = _swapped.get(key)
+            if entry is None or entry.function() is not function:
+                own = marks.plain if made_by_marked_code(function, marks) else function.__code__
+                assert own is not None
+                entry = _swapped[key] = _Swapped(function, marks, own)
+            entry.count(parts, 1)
+            self._mine.append((key, entry, parts))
+
+    def end(self) -> None:
+        """Undoes everything."""
+        with _lock:
+            for key, entry, parts in self._mine:
+                if entry.count(parts, -1) and _swapped.get(key) is entry:
+                    del _swapped[key]
+            self._mine.clear()
+
+
+def made_by_marked_code(function: FunctionType, marks: FunctionMarks) -> bool:
+    """Whether a function object has had marked code from the beginning."""
+    return marks.has_code(function.__code__)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Function objects by their code
+# ---------------------------------------------------------------------------------------------------------------------
+
+# For code objects that were met: the function in the file, or None.
+_known: dict[int, tuple[CodeType, FunctionMarks | None]] = {}
+
+
+def marks_of(function: FunctionType) -> FunctionMarks | None:
+    """The function in a file that a function object was made from."""
+    entry = _swapped.get(id(function))
+    if entry is not None and entry.function() is function:
+        return entry.marks
+    code = function.__code__
+    known = _known.get(id(code))
+    if known is None:
+        found = function_of(code)
+        known = _known[id(code)] = (code, found if isinstance(found, FunctionMarks) else None)
+    return known[1]
+
+
+class _Heap:
+    """All function objects of some files.
+
+    Looking at every object there is takes a tenth of a second, so that is done once per file. After that new objects
+    are looked at while they are in Python's young generations: when the functions are wanted, and before a collection
+    moves them on.
+    """
+
+    def __init__(self) -> None:
+        self._by_file: dict[str, dict[int, weakref.ref[FunctionType]]] = {}
+
+    def functions(self, files: Collection[str]) -> list[FunctionType]:
+        """Those of some files."""
+        with _lock:
+            if not self._by_file:
+                gc.callbacks.append(self._before_collection)
+            new = [file for file in files if file not in self._by_file]
+            self._by_file.update({file: {} for file in new})
+            self._add(gc.get_objects() if new else _young_objects())
+            return [f for file in files for ref in list(self._by_file[file].values()) if (f := ref()) is not None]
+
+    def _before_collection(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] >= _MOVES_ON:
+            self._add(_young_objects())
+
+    def _add(self, objects: Iterable[Any]) -> None:
+        by_file = self._by_file
+        for x in objects:
+            if type(x) is FunctionType:
+                known = by_file.get(x.__code__.co_filename)
+                key = id(x)
+                if known is not None and key not in known:
+                    known[key] = weakref.ref(x, lambda _, key=key, known=known: known.pop(key, None))
+
+
+# The collection that moves objects out of the young generations: of the first of one, or of the second of two.
+_MOVES_ON = 0 if sys.version_info >= (3, 14) else 1
+
+
+def _young_objects() -> list[Any]:
+    return gc.get_objects(0) if _MOVES_ON == 0 else gc.get_objects(1) + gc.get_objects(0)
+
+
+_heap = _Heap()
+
+
+def live_functions(wanted: Collection[FunctionMarks]) -> list[tuple[FunctionType, FunctionMarks]]:
+    """The function objects that were made from some functions in files."""
+    files = {marks.filename for marks in wanted}
+    found = []
+    for function in _heap.functions(files):
+        marks = marks_of(function)
+        if marks is not None and marks in wanted:
+            found.append((function, marks))
+    return found

@@ -1,0 +1,446 @@
+"""A file's syntax tree with a second, marked body in every function.
+
+    def f(x):                def f(x):
+        y = x + 1                if ENTER():
+        return y                     with SCOPE:
+                                         x = MARK(x, "x")
+                     becomes             y = MARK(x + 1, "y")
+                                         return MARK(y, "return")
+                                     return None
+                                 y = x + 1
+                                 return y
+
+Both bodies use the same names, so the new code has the arguments, the closure and the line numbers of the old one. The
+words in capitals are not names but constants of the new code, so that nothing is added to anybody's globals: here they
+are strings that no program has, which `sonde.inside.source` exchanges for objects. A call of a constant is written as
+the call of a conditional expression, because Python warns of the former.
+
+Not marked are generators and coroutines, whose bodies run after the call, and names that are not local.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, TypeVar
+
+Role = Literal["enter", "scope", "mark", "part", "call", "made"]
+_PREFIX = "\0sonde:"
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_COMPREHENSIONS = {ast.ListComp: "<listcomp>", ast.SetComp: "<setcomp>", ast.DictComp: "<dictcomp>"}
+
+# Operators, by the names that Python's own `operator` module gives them.
+_OPERATORS: dict[type[ast.AST], str] = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.MatMult: "matmul",
+    ast.Div: "truediv",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "pow",
+    ast.LShift: "lshift",
+    ast.RShift: "rshift",
+    ast.BitOr: "or",
+    ast.BitAnd: "and",
+    ast.BitXor: "xor",
+    ast.USub: "neg",
+    ast.UAdd: "pos",
+    ast.Invert: "invert",
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Function:
+    """A function in a file, as it is written.
+
+    Attributes:
+        index: Its number in the file.
+        qualname: Its name, as Python gives it.
+        line: The line of the definition or of its first decorator.
+        start: Line and column at which the body of a lambda starts; tells lambdas on one line apart.
+        parent: The number of the function that it is defined in, if any.
+        lazy: What it is, if its body runs after the call.
+    """
+
+    index: int
+    qualname: str
+    line: int
+    start: tuple[int, int] | None
+    parent: int | None
+    lazy: str | None
+
+
+def word(role: Role, index: int) -> str:
+    """The string that stands for an object of a function."""
+    return f"{_PREFIX}{role}:{index}"
+
+
+def read_word(constant: Any) -> tuple[str, int] | None:
+    """Role and function of a string made by `word`; None for all other constants."""
+    if type(constant) is not str or not constant.startswith(_PREFIX):
+        return None
+    role, _, index = constant[len(_PREFIX) :].partition(":")
+    return role, int(index)
+
+
+def functions_in(tree: ast.Module) -> list[tuple[Definition, Function]]:
+    """All functions of a file, each after the one that it is defined in."""
+    found: list[tuple[Definition, Function]] = []
+    _collect(tree, "", None, found)
+    return found
+
+
+def _collect(node: ast.AST, prefix: str, parent: int | None, found: list[tuple[Definition, Function]]) -> None:
+    for child in ast.iter_child_nodes(node):
+        below, inside = prefix, parent
+        if isinstance(child, ast.ClassDef):
+            below = f"{prefix}{child.name}."
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            name = "<lambda>" if isinstance(child, ast.Lambda) else child.name
+            decorators = [] if isinstance(child, ast.Lambda) else child.decorator_list
+            line = min([child.lineno, *(d.lineno for d in decorators)])
+            start = (child.body.lineno, child.body.col_offset) if isinstance(child, ast.Lambda) else None
+            inside = len(found)
+            found.append((child, Function(inside, prefix + name, line, start, parent, _lazy(child))))
+            # Decorators and defaults belong to the scope around, but no function is told apart by that.
+            below = f"{prefix}{name}.<locals>."
+        elif isinstance(child, ast.GeneratorExp):
+            below = f"{prefix}<genexpr>.<locals>."
+        elif sys.version_info < (3, 12) and type(child) in _COMPREHENSIONS:
+            below = f"{prefix}{_COMPREHENSIONS[type(child)]}.<locals>."
+        _collect(child, below, inside, found)
+
+
+def _lazy(node: Definition) -> str | None:
+    if isinstance(node, ast.AsyncFunctionDef):
+        return "a coroutine function"
+    body = [node.body] if isinstance(node, ast.Lambda) else node.body
+    if any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in _own_nodes(body)):
+        return "a generator function"
+    return None
+
+
+def _own_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """These nodes and all below that belong to the same scope."""
+    for node in nodes:
+        yield node
+        if not isinstance(node, _SCOPES):
+            yield from _own_nodes(ast.iter_child_nodes(node))
+
+
+def marked_tree(source: str, filename: str, *, parts: bool) -> ast.Module:
+    """The tree of a file with marked bodies in it; with the values of calls and operators too, if `parts`."""
+    # Parsing a second time is the fastest way to a copy of the tree, for the bodies that stay as they are.
+    tree, plain = ast.parse(source, filename), ast.parse(source, filename)
+    known = {id(node): function for node, function in functions_in(tree)}
+    bodies = [node.body for node, _ in functions_in(plain)]
+    return _Outside(_File(known, bodies, parts)).visit(tree)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _File:
+    """The functions of a file by their nodes, their bodies as they are, and whether to mark calls and operators."""
+
+    known: dict[int, Function]
+    bodies: list[Any]
+    parts: bool
+
+
+_N = TypeVar("_N", bound=ast.AST)
+
+
+def _at(new: _N, old: Any) -> _N:
+    """A new node in the place of an old one: on its first line."""
+    new.lineno = new.end_lineno = old.lineno  # pyright: ignore[reportAttributeAccessIssue]
+    new.col_offset = new.end_col_offset = old.col_offset  # pyright: ignore[reportAttributeAccessIssue]
+    return new
+
+
+def _object(role: Role, index: int, place: Any) -> ast.expr:
+    yes, no = _at(ast.Constant(True), place), _at(ast.Constant(0), place)
+    return _at(ast.IfExp(yes, _at(ast.Constant(word(role, index)), place), no), place)
+
+
+def _call(role: Role, index: int, arguments: list[ast.expr], place: Any) -> ast.Call:
+    return _at(ast.Call(_object(role, index, place), arguments, []), place)
+
+
+def _names(target: ast.expr) -> list[ast.Name]:
+    """The names that an assignment to a target binds."""
+    if isinstance(target, ast.Name):
+        return [target]
+    if isinstance(target, ast.Starred):
+        return _names(target.value)
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return [name for element in target.elts for name in _names(element)]
+    return []
+
+
+def _arguments(node: Definition) -> list[ast.arg]:
+    a = node.args
+    every = [*a.posonlyargs, *a.args, *([a.vararg] if a.vararg else []), *a.kwonlyargs, *([a.kwarg] if a.kwarg else [])]
+    return every[1:] if every and every[0].arg in ("self", "cls") else every
+
+
+class _Outside(ast.NodeTransformer):
+    """What is not the marked body of a function: modules, classes, and bodies that stay as they are."""
+
+    def __init__(self, file: _File) -> None:
+        self.file = file
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._lazy(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return self._function(node)
+
+    def _lazy(self, node: Any) -> Any:
+        """A function whose own body is not marked; functions inside it may be."""
+        inner = _Outside(self.file)
+        node.body = _visited(inner, node.body) if isinstance(node.body, list) else inner.visit(node.body)
+        self._surroundings(node)
+        return node
+
+    def _surroundings(self, node: Any) -> None:
+        """Defaults, decorators and so on, which are evaluated in the scope around."""
+        node.args = self.visit(node.args)
+        if not isinstance(node, ast.Lambda):
+            node.decorator_list = [self.visit(d) for d in node.decorator_list]
+
+    def _function(self, node: Any) -> Any:
+        function = self.file.known[id(node)]
+        if function.lazy:
+            return self._lazy(node)
+        plain = self.file.bodies[function.index]
+        inside = _Inside(self.file, node, function)
+        new: Any = inside.lambda_body if isinstance(node, ast.Lambda) else inside.function_body
+        node.body = new(node, plain)
+        self._surroundings(node)
+        return node
+
+
+def _visited(transformer: ast.NodeTransformer, body: list[ast.stmt]) -> list[ast.stmt]:
+    new: list[ast.stmt] = []
+    for statement in body:
+        result = transformer.visit(statement)
+        new += result if isinstance(result, list) else [] if result is None else [result]
+    return new
+
+
+class _Inside(_Outside):
+    """The marked body of one function."""
+
+    def __init__(self, file: _File, node: Definition, function: Function) -> None:
+        super().__init__(file)
+        self.index = function.index
+        body = [node.body] if isinstance(node, ast.Lambda) else node.body
+        own = list(_own_nodes(body))
+        self.foreign = {name for n in own if isinstance(n, ast.Global) for name in n.names}
+        self.labels = _part_labels(own) if file.parts else {}
+
+    # -- bodies --------------------------------------------------------------------------------------------------------
+
+    def function_body(self, node: ast.FunctionDef, plain: list[ast.stmt]) -> list[ast.stmt]:
+        head: list[ast.stmt] = []
+        if isinstance(plain[0], ast.Expr) and isinstance(plain[0].value, ast.Constant):
+            head.append(plain[0])  # a docstring stays the first statement
+        plain = plain[len(head) :]
+        body = node.body[len(head) :]
+        # That a name is global or nonlocal may be said only before its first use.
+        said = [n for n in _own_nodes(plain) if isinstance(n, (ast.Global, ast.Nonlocal))]
+        if said:
+            plain = [_NoDeclarations().visit(copy.deepcopy(n)) for n in plain]
+            body = [_NoDeclarations().visit(n) for n in body]
+        marked = [*(self._again(a, a.arg) for a in _arguments(node)), *_visited(self, body)]
+        scope = _object("scope", self.index, node)
+        block = _at(ast.With([ast.withitem(scope, None)], marked or [_at(ast.Pass(), node)]), node)
+        test = _call("enter", self.index, [], node)
+        return [*head, *said, _at(ast.If(test, [block, _at(ast.Return(None), node)], []), node), *plain]
+
+    def lambda_body(self, node: ast.Lambda, plain: ast.expr) -> ast.expr:
+        # An expression cannot open a block: the marked body is a function of the same arguments, which CALL runs.
+        place = node.body
+        a = node.args
+        every = [*a.posonlyargs, *a.args, *filter(None, [a.vararg]), *a.kwonlyargs, *filter(None, [a.kwarg])]
+        inner = ast.arguments([], [_at(ast.arg(x.arg), place) for x in every], None, [], [], None, [])
+        names = _at(ast.Constant(" ".join(x.arg for x in _arguments(node))), place)
+        given = [_at(ast.Name(x.arg, ast.Load()), place) for x in every]
+        body = _at(ast.Lambda(inner, self.visit(node.body)), place)
+        run = _call("call", self.index, [body, names, *given], place)
+        return _at(ast.IfExp(_call("enter", self.index, [], place), run, plain), place)
+
+    # -- marks ---------------------------------------------------------------------------------------------------------
+
+    def _mark(self, role: Role, value: ast.expr, name: str, place: Any) -> ast.expr:
+        return _call(role, self.index, [value, _at(ast.Constant(name), place)], place)
+
+    def _marked(self, value: ast.expr, name: str, place: Any) -> ast.expr:
+        return value if name in self.foreign else self._mark("mark", value, name, place)
+
+    def _again(self, place: Any, name: str) -> ast.stmt:
+        """`x = MARK(x, "x")`, for names that were bound otherwise."""
+        value = self._mark("mark", _at(ast.Name(name, ast.Load()), place), name, place)
+        return _at(ast.Assign([_at(ast.Name(name, ast.Store()), place)], value), place)
+
+    def _all_again(self, targets: Iterable[ast.expr]) -> list[ast.stmt]:
+        return [self._again(n, n.id) for target in targets for n in _names(target) if n.id not in self.foreign]
+
+    # -- functions defined here ----------------------------------------------------------------------------------------
+
+    def _function(self, node: Any) -> Any:
+        node = super()._function(node)
+        function = self.file.known[id(node)]
+        if function.lazy:
+            return node
+        if isinstance(node, ast.Lambda):
+            return _call("made", function.index, [node], node)
+        node.decorator_list.append(_object("made", function.index, node))
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        outside = _InsideClass(self)
+        node.body = _visited(outside, node.body)
+        return node
+
+    # -- statements ----------------------------------------------------------------------------------------------------
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        node.value = self.visit(node.value)
+        node.targets = [self.visit(t) for t in node.targets]
+        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            node.value = self._marked(node.value, node.targets[0].id, node.targets[0])
+            return node
+        return [node, *self._all_again(node.targets)]
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        if node.value is not None:
+            value = self.visit(node.value)
+            node.value = (
+                self._marked(value, node.target.id, node.target) if isinstance(node.target, ast.Name) else value
+            )
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        node.value = self.visit(node.value)
+        node.target = self.visit(node.target)
+        return [node, *self._all_again([node.target])]
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
+        node.value = self._marked(self.visit(node.value), node.target.id, node.target)
+        return node
+
+    def visit_For(self, node: ast.For) -> Any:
+        node.iter = self.visit(node.iter)
+        node.target = self.visit(node.target)
+        node.body = [*self._all_again([node.target]), *_visited(self, node.body)]
+        node.orelse = _visited(self, node.orelse)
+        return node
+
+    def visit_With(self, node: ast.With) -> Any:
+        for item in node.items:
+            item.context_expr = self.visit(item.context_expr)
+        targets = [item.optional_vars for item in node.items if item.optional_vars is not None]
+        node.body = [*self._all_again(targets), *_visited(self, node.body)]
+        return node
+
+    def visit_match_case(self, node: ast.match_case) -> Any:
+        bound = [
+            name
+            for n in ast.walk(node.pattern)
+            for name in (getattr(n, "name", None), getattr(n, "rest", None))
+            if name and isinstance(n, (ast.MatchAs, ast.MatchStar, ast.MatchMapping))
+        ]
+        marks = [self._again(node.body[0], name) for name in bound if name not in self.foreign]
+        if node.guard is not None:
+            node.guard = self.visit(node.guard)
+        node.body = [*marks, *_visited(self, node.body)]
+        return node
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        if node.value is not None:
+            node.value = self._mark("mark", self.visit(node.value), "return", node)
+        return node
+
+    # -- calls and operators -------------------------------------------------------------------------------------------
+
+    def _part(self, node: Any) -> Any:
+        label = self.labels.get(id(node))
+        node = self.generic_visit(node)
+        return node if label is None else self._mark("part", node, label, node)
+
+    visit_Call = visit_BinOp = visit_UnaryOp = visit_Compare = _part
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
+        return node
+
+
+class _InsideClass(_Outside):
+    """The body of a class that is defined in a marked function: its methods are made here."""
+
+    def __init__(self, inside: _Inside) -> None:
+        super().__init__(inside.file)
+        self._made = inside
+
+    def _function(self, node: Any) -> Any:
+        return _Inside._function(self._made, node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        node.body = _visited(self, node.body)
+        return node
+
+
+class _NoDeclarations(ast.NodeTransformer):
+    def visit_Global(self, node: ast.Global) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> ast.AST:
+        return ast.copy_location(ast.Pass(), node)
+
+    def _stop(self, node: Any) -> Any:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _stop
+
+
+def _part_labels(own: Iterable[ast.AST]) -> dict[int, str]:
+    """A name for every call and operator of a function, after what is called; numbered where there are several."""
+    named = [(node, name) for node in own if (name := _part_name(node)) is not None]
+    named.sort(key=lambda pair: (pair[0].end_lineno, pair[0].end_col_offset))  # pyright: ignore
+    counts: dict[str, int] = {}
+    for _, name in named:
+        counts[name] = counts.get(name, 0) + 1
+    given: dict[str, int] = {}
+    labels: dict[int, str] = {}
+    for node, name in named:
+        number = given[name] = given.get(name, -1) + 1
+        labels[id(node)] = f"{name}_{number}" if counts[name] > 1 else name
+    return labels
+
+
+def _part_name(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Call):
+        called = node.func
+        while isinstance(called, (ast.Call, ast.Subscript)):  # jax.vmap(f)(x), layers[0](x)
+            called = called.func if isinstance(called, ast.Call) else called.value
+        if isinstance(called, ast.Attribute):
+            return called.attr
+        return called.id if isinstance(called, ast.Name) else "call"
+    if isinstance(node, (ast.BinOp, ast.UnaryOp)):
+        return _OPERATORS.get(type(node.op))
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return _OPERATORS.get(type(node.ops[0]))
+    return None

@@ -1,0 +1,193 @@
+"""Which values of a program are sites, and how they become one without the program noticing.
+
+Code that was not written for Sonde may rely on anything: that a variable is the very object it was given, that a list
+is shared, that a number stays a number. So a capture of values only looks: the program goes on with the objects it has.
+
+For gradients and edits a value must pass through its site and come out of it. Arrays do. A tuple, list or dict of
+arrays is built anew if nothing else refers to it, and only looked at otherwise: such a record has no gradient, and an
+edit of it is an error. An array whose numbers are known while a function is traced (a constant) is only looked at too,
+unless an edit runs and its numbers are floats. Everything else, modules and other objects with arrays in them included,
+is no site.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+from sonde.core.context import Looking, check_task
+from sonde.core.primitive import site_p
+from sonde.core.site import LEAF, PLAIN, Site
+from sonde.core.trace import SiteTrace
+
+# Types of most values that are not arrays; one test tells them all.
+NEVER: frozenset[type] = frozenset({type(None), bool, int, float, complex, str, bytes, type, slice, type(Ellipsis)})
+_ONE_ARRAY = (True,)
+_KEPT = (bool, int, float, complex, str, type(None))
+
+
+class Other:
+    """Stands, in the record of a tuple or dict, for an object in it that is no array."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, value: Any) -> None:
+        self.name = type(value).__name__
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Other) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of numbers (or keys), traced or not."""
+    if isinstance(value, _jax.Tracer):
+        return _jax.is_array_type(value.aval)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biufcV" and (value.dtype.kind != "V" or _jax.is_number_type(value.dtype))
+    return isinstance(value, jax.Array)
+
+
+def marked(
+    value: Any, name: str, frame: FrameType, state: Looking, depths: frozenset[int], *, references: int | None = None
+) -> Any:
+    """What the program goes on with after a site.
+
+    Args:
+        value: Anything.
+        name: The name of the site.
+        frame: The frame of the function, which is on the line of the site.
+        state: What is looked for.
+        depths: Which of the nested captures see the site.
+        references: How many references there are to the value; None if that is not known.
+    """
+    trace = _jax.current_trace()
+    if trace is _jax.eval_trace:  # computed apart from the captured program, as under `jax.ensure_compile_time_eval`
+        return value
+    if isinstance(value, (jax.Array, np.ndarray)):
+        if not is_array(value):
+            return value
+        leaves, tree, arrays, statics, shared = [value], LEAF, _ONE_ARRAY, (), False
+    elif _is_container(value):
+        leaves, tree = jax.tree.flatten(value, is_leaf=_is_leaf)
+        arrays = tuple(map(is_array, leaves))
+        if not any(arrays):
+            return value
+        statics = tuple(x if type(x) in _KEPT else Other(x) for x, a in zip(leaves, arrays) if not a)
+        shared = references is None or references > _alone() or not _parts_are_alone(value)
+    else:
+        return value
+    given = [x for x, a in zip(leaves, arrays) if a]
+    own = type(trace) is SiteTrace
+    passes = state.grads or state.edits
+    in_place = not passes or shared or not (own or all(_may_be_replaced(x, state) for x in given))
+    check_task(name)
+    site = Site(
+        name,
+        tree=tree,
+        arrays=arrays,
+        statics=statics,
+        tag=None,
+        grads=state.grads and not in_place,
+        code=frame.f_code,
+        line=frame.f_lineno,
+        in_place=in_place,
+        depths=depths,
+    )
+    site.has_gradient = not in_place
+    outs = trace.at_site(given, site, PLAIN) if own else site_p.bind(*given, site=site, view=PLAIN)
+    if in_place:
+        return value
+    if tree is LEAF:
+        return outs[0]
+    if all(a is b for a, b in zip(given, outs)):
+        return value
+    remaining = iter(outs)
+    return _rebuilt(value, iter([next(remaining) if a else x for x, a in zip(leaves, arrays)]))
+
+
+def _may_be_replaced(value: Any, state: Looking) -> bool:
+    return isinstance(value, _jax.Tracer) or (state.edits and jnp.issubdtype(value.dtype, jnp.inexact))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Containers
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _is_container(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        return all(type(key) is str for key in value) or all(type(key) is int for key in value)
+    return kind is tuple or kind is list or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+
+
+def _is_leaf(value: Any) -> bool:
+    return value is not None and not _is_container(value)
+
+
+def _rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
+    """The container with other leaves, which come in the order of JAX; a dict keeps its own order."""
+    if value is None:
+        return None
+    if _is_leaf(value):
+        return next(leaves)
+    if type(value) is dict:
+        new = {key: _rebuilt(value[key], leaves) for key in sorted(value)}
+        return {key: new[key] for key in value}
+    parts = [_rebuilt(part, leaves) for part in value]
+    if type(value) is list:
+        return parts
+    return tuple(parts) if type(value) is tuple else tuple.__new__(type(value), parts)
+
+
+def _parts_are_alone(value: Any) -> bool:
+    """Whether nothing but the container refers to the containers in it."""
+    parts = list(value.values()) if type(value) is dict else value
+    extra = 1 if parts is not value else 0  # the list of values
+    for part in parts:
+        if _is_container(part) and (sys.getrefcount(part) > _in_container() + extra or not _parts_are_alone(part)):
+            return False
+    return True
+
+
+# Python counts references: an object that only a call of `FunctionMarks.mark` has is one that nothing else refers to.
+# Marked code calls it through a `functools.partial`, which is written in C, so the count does not depend on what the
+# interpreter has made of the call. How many references such a call has is measured, by making one.
+
+
+def _count(self: object, value: Any, name: str) -> int:
+    del self, name
+    return sys.getrefcount(value)
+
+
+@functools.cache
+def _alone() -> int:
+    """The number of references to an object that only a call of `FunctionMarks.mark` has."""
+    return functools.partial(_count, None)([object()], "x")
+
+
+@functools.cache
+def _in_container() -> int:
+    """The number of references to an object that only a container has, in a loop over the container."""
+    for part in ([object()],):
+        return sys.getrefcount(part)
+    raise AssertionError
+
+
+def called_from_c(method: Callable[..., Any], self: object) -> Callable[..., Any]:
+    """A method of an object, to be called by marked code."""
+    return functools.partial(method, self)

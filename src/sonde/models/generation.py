@@ -1,0 +1,391 @@
+"""Generating text: the prompt is read once, then one token at a time, with keys and values kept in a cache.
+
+Prompts of a batch are padded in front to one length, so that all rows write the same slot of the cache; positions and
+masks leave the padding out. Everything is one compiled program: it is compiled once for each shape of the prompts and
+number of new tokens.
+
+While a capture or an edit runs, tokens are generated in a scan: a site of the model has two values, that of the prompt
+(call 0) and that of the new tokens (call 1), whose first axis is the generated position. Row `i` is what the model
+computes when it reads generated token `i`. Otherwise the loop ends when every row has met a stop token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sonde import nnx
+from sonde.core.context import looking
+from sonde.core.edit import Edit
+from sonde.models.decoder import Decoder
+from sonde.models.sampling import Sampling, choose
+from sonde.models.stack import Cache
+from sonde.models.tokens import pad
+
+Prompts = Any  # a text, texts, chats, or tokens
+Stream = bool | Callable[[list[str]], Any]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("tokens", "lengths", "prompt", "padding"),
+    meta_fields=("tokenizer",),
+)
+@dataclasses.dataclass(frozen=True)
+class Generated:
+    """What `generate` returns.
+
+    Attributes:
+        tokens: integers, `(batch, new tokens)`; after a stop token, padding.
+        lengths: integers, `(batch,)`: how many new tokens a row has, its stop token counted.
+        prompt: integers, `(batch, length)`: the prompts, with padding before the shorter ones.
+        padding: integers, `(batch,)`: how much of it.
+        tokenizer: the model's tokenizer, if it has one.
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    prompt: jax.Array
+    padding: jax.Array
+    tokenizer: Any = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The new tokens of every row as text, without special tokens."""
+        if self.tokenizer is None:
+            raise ValueError("the model has no tokenizer: use `tokens` and `lengths`.")
+        rows = zip(np.asarray(self.tokens), np.asarray(self.lengths))
+        return [self.tokenizer.decode(row[:length]) for row, length in rows]
+
+    @property
+    def pieces(self) -> list[list[str]]:
+        """Every token of the prompts and the answers as a text of its own, to stand beside a picture."""
+        whole = np.concatenate([np.asarray(self.prompt), np.asarray(self.tokens)], axis=1)
+        ends = np.asarray(self.lengths) + self.prompt.shape[1]
+        return [self.tokenizer.pieces(row[a:b]) for row, a, b in zip(whole, np.asarray(self.padding), ends)]
+
+
+class _State(NamedTuple):
+    """What goes from one step to the next."""
+
+    step: jax.Array
+    tokens: jax.Array  # those chosen last
+    done: jax.Array
+    cache: Cache
+
+
+def generate(
+    model: Decoder,
+    prompts: Prompts,
+    *,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: Iterable[int | str] | None = None,
+    seed: int = 0,
+    stream: Stream = False,
+    pad_to: int = 1,
+) -> Generated:
+    """Continues prompts.
+
+    Args:
+        model: a language model.
+        prompts: a text; several texts; chats, which are lists of messages with `role` and `content`; rows of tokens.
+        max_new_tokens: how many tokens are generated at most.
+        temperature: how much chance there is; 0 takes the likeliest token.
+        top_k: how many of the likeliest tokens are considered; all if None.
+        top_p: the likeliest tokens are considered until their probabilities add up to this; all if None.
+        stop: tokens, as numbers or texts, that end an answer; those of the tokenizer if None.
+        seed: decides where there is chance.
+        stream: True prints the first answer as it grows; a function is given the new text of every row at every step.
+            Each step is then a call of its own, and a site has one call for the prompt and one for every new token.
+        pad_to: prompts are padded to a multiple of this, so that lengths that differ little share a compiled program.
+
+    Returns:
+        The new tokens, and their texts.
+
+    Raises:
+        ValueError: an argument is out of its range, a prompt is empty, or there are not enough positions.
+
+    Example:
+        >>> from sonde import models
+        >>> model = models.new({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 8,
+        ...                     "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32})
+        >>> models.generate(model, [[1, 2, 3], [4]], max_new_tokens=5).tokens.shape
+        (2, 5)
+    """
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is at least 1, got {max_new_tokens}.")
+    rows = _rows(model, prompts)
+    tokenizer = model.tokenizer
+    fill = 0 if tokenizer is None else tokenizer.pad_id
+    length = -(-max(map(len, rows)) // pad_to) * pad_to
+    if model.config.positions and length + max_new_tokens > model.config.positions:
+        raise ValueError(
+            f"a prompt of {length} tokens and {max_new_tokens} new ones need {length + max_new_tokens} positions; the "
+            f"model has {model.config.positions}."
+        )
+    tokens, mask = pad(rows, fill, left=True, length=length)
+    ends = jnp.asarray(_stops(model, stop), jnp.int32)
+    options = {"sampling": Sampling.of(temperature, top_k, top_p), "key": jax.random.key(seed), "ends": ends}
+    prompt, padding = jnp.asarray(tokens), jnp.asarray((~mask).sum(1).astype(np.int32))
+    if stream:
+        new, lengths = _streamed(
+            model, prompt, padding, steps=max_new_tokens, fill=fill, show=_shower(model, stream), **options
+        )
+    else:
+        new, lengths = _whole(model, prompt, padding, steps=max_new_tokens, fill=fill, **options)
+    return Generated(new, lengths, prompt, padding, tokenizer)
+
+
+def from_token(new: Any, first: int = 0, *, layer: int | None = None) -> Edit:
+    """An edit of a site of `generate` that begins when some generated token is read.
+
+    Args:
+        new: a function of the value, `(batch, 1, ...)`, or the new value.
+        first: from which generated token on.
+        layer: which layer, where layers are a scan and their sites are one.
+
+    Returns:
+        What `sonde.edit` takes for a site.
+
+    Example:
+        >>> import sonde
+        >>> from sonde import models
+        >>> model = models.new({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "hidden_size": 8,
+        ...                     "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 32})
+        >>> steered = sonde.edit(models.generate, {"blocks/0/out": models.from_token(lambda x: x + 9, 2)})
+        >>> steered(model, [[1, 2]], max_new_tokens=6).tokens.shape
+        (1, 6)
+    """
+
+    def now(step: jax.Array, *layers: jax.Array) -> jax.Array:
+        chosen = step >= first
+        return chosen if layer is None else chosen & (layers[0] == layer)
+
+    return Edit(new, calls=1, iterations=now)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Prompts
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _rows(model: Decoder, prompts: Prompts) -> list[list[int]]:
+    """The tokens of every prompt."""
+    if isinstance(prompts, str) or (isinstance(prompts, list) and prompts and isinstance(prompts[0], dict)):
+        prompts = [prompts]
+    rows = [_tokens(model, prompt) for prompt in prompts]
+    empty = [i for i, row in enumerate(rows) if not row]
+    if empty or not rows:
+        raise ValueError(f"prompt {empty[0]} has no tokens." if empty else "there are no prompts.")
+    return rows
+
+
+def _tokens(model: Decoder, prompt: Any) -> list[int]:
+    is_chat = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], dict)
+    if not isinstance(prompt, str) and not is_chat:
+        return [int(token) for token in np.asarray(prompt).reshape(-1)]
+    if model.tokenizer is None:
+        raise ValueError("the model has no tokenizer: give prompts as rows of tokens.")
+    if is_chat:
+        return model.tokenizer.encode(model.tokenizer.chat(prompt), special=False)
+    return model.tokenizer.encode(prompt)
+
+
+def _stops(model: Decoder, stop: Iterable[int | str] | None) -> list[int]:
+    if stop is None:
+        return [] if model.tokenizer is None else list(model.tokenizer.stop)
+    found = []
+    for token in [stop] if isinstance(stop, (str, int)) else stop:
+        if isinstance(token, str):
+            known = model.tokenizer.token_id(token)
+            found.append(model.tokenizer.one(token) if known is None else known)
+        else:
+            found.append(int(token))
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Steps
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _start(
+    model: Decoder,
+    prompt: jax.Array,
+    padding: jax.Array,
+    slots: int,
+    sampling: Sampling,
+    key: jax.Array,
+    ends: jax.Array,
+) -> _State:
+    """Reads the prompts and chooses the first new tokens."""
+    batch, length = prompt.shape
+    positions = jnp.arange(length, dtype=jnp.int32)[None] - padding[:, None]
+    logits, cache = model.extend(
+        prompt, model.new_cache(batch, slots), positions=positions, valid=_valid(padding, slots)
+    )
+    tokens = choose(logits, sampling, jax.random.fold_in(key, 0))
+    return _State(jnp.int32(0), tokens, jnp.isin(tokens, ends), cache)
+
+
+def _step(
+    model: Decoder,
+    state: _State,
+    padding: jax.Array,
+    sampling: Sampling,
+    key: jax.Array,
+    ends: jax.Array,
+    fill: int,
+) -> _State:
+    """Reads the tokens chosen last and chooses the next ones."""
+    positions = state.cache.filled - padding[:, None]
+    logits, cache = model.extend(
+        state.tokens[:, None], state.cache, positions=positions, valid=_valid(padding, state.cache.slots)
+    )
+    chosen = choose(logits, sampling, jax.random.fold_in(key, state.step + 1))
+    tokens = jnp.where(state.done, fill, chosen)
+    return _State(state.step + 1, tokens, state.done | jnp.isin(chosen, ends), cache)
+
+
+def _valid(padding: jax.Array, slots: int) -> jax.Array:
+    return jnp.arange(slots, dtype=jnp.int32)[None] >= padding[:, None]
+
+
+@nnx.jit(static_argnames=("steps", "fill"))
+def _whole(
+    model: Decoder,
+    prompt: jax.Array,
+    padding: jax.Array,
+    *,
+    steps: int,
+    fill: int,
+    sampling: Sampling,
+    key: jax.Array,
+    ends: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """All new tokens, and how many of them each row has."""
+    first = _start(model, prompt, padding, prompt.shape[1] + steps - 1, sampling, key, ends)
+
+    def go_on(state: _State) -> _State:
+        return _step(model, state, padding, sampling, key, ends, fill)
+
+    if looking() is None:
+        tokens, lengths = _until_done(go_on, first, steps, fill)
+    else:
+
+        def body(state: _State, _: None) -> tuple[_State, tuple[jax.Array, jax.Array]]:
+            new = go_on(state)
+            return new, (new.tokens, state.done)
+
+        _, (later, done) = lax.scan(body, first, length=steps - 1)
+        tokens = jnp.concatenate([first.tokens[None], later]).T
+        lengths = 1 + (~done).sum(0, dtype=jnp.int32)
+    return tokens, lengths
+
+
+def _until_done(go_on: Callable[[_State], _State], first: _State, steps: int, fill: int) -> tuple[Any, Any]:
+    """Generates until every row has met a stop token."""
+    batch = first.tokens.shape[0]
+    tokens = jnp.full((steps, batch), fill, jnp.int32).at[0].set(first.tokens)
+
+    def goes_on(carry: Any) -> jax.Array:
+        state, _, _ = carry
+        return (state.step < steps - 1) & ~jnp.all(state.done)
+
+    def body(carry: Any) -> Any:
+        state, tokens, lengths = carry
+        new = go_on(state)
+        return new, tokens.at[new.step].set(new.tokens), lengths + ~state.done
+
+    _, tokens, lengths = lax.while_loop(goes_on, body, (first, tokens, jnp.ones((batch,), jnp.int32)))
+    return tokens.T, lengths
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Streaming
+# ---------------------------------------------------------------------------------------------------------------------
+
+_start_alone = nnx.jit(_start, static_argnames=("slots",))
+_step_alone = nnx.jit(_step, static_argnames=("fill",), donate_argnames=("state",))
+
+
+def _streamed(
+    model: Decoder,
+    prompt: jax.Array,
+    padding: jax.Array,
+    *,
+    steps: int,
+    fill: int,
+    show: Callable[[list[int], np.ndarray], None],
+    sampling: Sampling,
+    key: jax.Array,
+    ends: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """All new tokens, one call for each, shown as they come."""
+    slots = prompt.shape[1] + steps - 1
+    state = _start_alone(model, prompt, padding, slots=slots, sampling=sampling, key=key, ends=ends)
+    found, lengths = [], np.zeros(prompt.shape[0], np.int32)
+    running = np.ones(prompt.shape[0], bool)
+    while True:
+        tokens, done = np.asarray(state.tokens), np.asarray(state.done)
+        found.append(tokens)
+        lengths += running
+        show(tokens.tolist(), running)
+        running = ~done
+        if len(found) == steps or not running.any():
+            break
+        state = _step_alone(model, state, padding, sampling=sampling, key=key, ends=ends, fill=fill)
+    show([], running)
+    found += [np.full_like(found[0], fill)] * (steps - len(found))
+    return jnp.asarray(np.stack(found, 1)), jnp.asarray(lengths)
+
+
+def _shower(model: Decoder, stream: Stream) -> Callable[[list[int], np.ndarray], None]:
+    """A function that is given the new tokens of every row and shows their text; no tokens at the end."""
+    if model.tokenizer is None:
+        raise ValueError("the model has no tokenizer: there is no text to stream.")
+    rows: list[Iterator[str]] = []
+    written: list[list[int]] = []
+
+    def show(tokens: list[int], running: np.ndarray) -> None:
+        if not written:
+            written.extend([] for _ in tokens)
+            rows.extend(_text(model.tokenizer, row) for row in written)
+        if not tokens:
+            if stream is True:
+                sys.stdout.write("\n")
+            return
+        for row, token, goes_on in zip(written, tokens, running):
+            if goes_on:
+                row.append(token)
+        texts = [next(row) for row in rows]
+        if stream is True:
+            sys.stdout.write(texts[0])
+            sys.stdout.flush()
+        elif callable(stream):
+            stream(texts)
+
+    return show
+
+
+def _text(tokenizer: Any, row: list[int]) -> Iterator[str]:
+    """The text that a growing row of tokens has more each time; a letter that is not whole yet is held back."""
+    shown = ""
+    while True:
+        text = tokenizer.decode(row)
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield ""
+        else:
+            yield text[len(shown) :]
+            shown = text

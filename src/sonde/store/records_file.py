@@ -1,0 +1,242 @@
+"""Records as one file: `save` and `load`. The arrays are as other programs read them; the rest is JSON, never pickle.
+
+A file that ends in `.npz` is one of NumPy's, any other is safetensors. What a layer above attached to a site (its tag)
+is not kept, and the parts of a value must be in dicts, lists and tuples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _extras, _jax
+from sonde.core.record import ArraysSpec, CallSpec, Layout, Records
+from sonde.core.site import Axis, Gate, Site, View
+from sonde.errors import StoreError
+from sonde.store.folder import PathLike
+
+FORMAT = "sonde.records.1"
+_CLASSES = {kind.__name__: kind for kind in (ArraysSpec, CallSpec, Axis, Gate, View)}
+_SITE = [name for name in Site.__slots__ if name != "tag"]
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def save(records: Records, file: PathLike) -> None:
+    """Writes the records of a capture to one file.
+
+    Args:
+        records: What `sonde.capture` returned.
+        file: Where to: `.safetensors` or `.npz`. It is replaced as a whole.
+
+    Raises:
+        TypeError: A value has parts that are neither in dicts, lists nor tuples, or is still being traced.
+
+    Example:
+        >>> import tempfile
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde import store
+        >>> _, records = sonde.capture(lambda x: sonde.sow(x * 2, "h"))(jnp.ones(3))
+        >>> file = tempfile.mkdtemp() + "/records.safetensors"
+        >>> store.save(records, file)
+        >>> store.load(file)["h"].value
+        Array([2., 2., 2.], dtype=float32)
+    """
+    if not isinstance(records, Records):
+        raise TypeError(f"save takes the records of a capture, got {type(records).__name__}")
+    arrays, layout = records.tree_flatten()
+    writer = _Writer()
+    said = json.dumps({"format": FORMAT, "layout": writer.plain(tuple(layout)), "kinds": [_kind(x) for x in arrays]})
+    named = {f"{i:05d}": _numbers(x) for i, x in enumerate(arrays)}
+    target = Path(file)
+    partial = target.with_name(target.name + ".partial")
+    try:
+        if target.suffix == ".npz":
+            _write_npz(partial, named, said)
+        else:
+            _write_safetensors(partial, named, said)
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(file: PathLike) -> Records:
+    """Reads what `save` wrote.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StoreError: The file holds something else, or is damaged.
+    """
+    source = Path(file)
+    if not source.is_file():
+        raise FileNotFoundError(f"there is no file {str(source)!r}")
+    try:
+        named, said = _read_npz(source) if source.suffix == ".npz" else _read_safetensors(source)
+        data = json.loads(said)
+        if data["format"] != FORMAT:
+            raise KeyError(data["format"])
+        arrays = [_array(named[f"{i:05d}"], kind) for i, kind in enumerate(data["kinds"])]
+        return Records(Layout(_Reader().whole(data["layout"])), arrays)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        raise StoreError(
+            f"{str(source)!r} does not hold records that Sonde saved ({type(error).__name__}: {error})"
+        ) from error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arrays
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _kind(array: Any) -> dict[str, Any]:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return {"key": str(jax.random.key_impl(array))}
+    return {"dtype": array.dtype.name}
+
+
+def _numbers(array: Any) -> np.ndarray:
+    if isinstance(array, _jax.Tracer):
+        raise TypeError("save takes numbers, but the records are being traced: call it outside of jit, vmap and grad")
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(array))
+    return np.ascontiguousarray(array)
+
+
+def _array(numbers: np.ndarray, kind: dict[str, Any]) -> Any:
+    if "key" in kind:
+        return jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind["key"])
+    return jnp.asarray(numbers.view(jnp.dtype(kind["dtype"])))
+
+
+def _write_npz(file: Path, arrays: dict[str, np.ndarray], said: str) -> None:
+    own = {n: x if _is_own(x) else _as_integers(x) for n, x in arrays.items()}
+    with file.open("wb") as stream:
+        np.savez(stream, allow_pickle=False, sonde=np.frombuffer(said.encode(), np.uint8), **own)
+
+
+def _read_npz(file: Path) -> tuple[dict[str, np.ndarray], str]:
+    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as found:
+        arrays = {name: found[name] for name in found.files}
+    return arrays, arrays.pop("sonde").tobytes().decode()
+
+
+def _safetensors(module: str) -> Any:
+    return _extras.load(module, extra="safetensors", purpose="A .safetensors file")
+
+
+def _write_safetensors(file: Path, arrays: dict[str, np.ndarray], said: str) -> None:
+    known = {
+        n: x if x.dtype.isbuiltin == 1 or x.dtype.name == "bfloat16" else _as_integers(x) for n, x in arrays.items()
+    }
+    _safetensors("safetensors.numpy").save_file(known, str(file), {"sonde": said})
+
+
+def _read_safetensors(file: Path) -> tuple[dict[str, np.ndarray], str]:
+    with _safetensors("safetensors").safe_open(str(file), "numpy") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata()["sonde"]  # noqa: SIM118
+
+
+def _is_own(array: np.ndarray) -> bool:
+    """Whether the dtype is one of NumPy's own."""
+    return array.dtype.isbuiltin == 1
+
+
+def _as_integers(array: np.ndarray) -> np.ndarray:
+    """The bits of an array whose dtype is not one of NumPy's own."""
+    return array.view(f"uint{8 * array.dtype.itemsize}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Everything else, as JSON
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self._objects: dict[int, int] = {}  # loops and choices are compared by identity
+
+    def plain(self, thing: Any) -> Any:
+        if isinstance(thing, _PLAIN):
+            return thing
+        if isinstance(thing, (tuple, list, frozenset)):
+            return {type(thing).__name__ if type(thing) is not Layout else "tuple": [self.plain(x) for x in thing]}
+        if isinstance(thing, Site):
+            return {"Site": {name: self.plain(getattr(thing, name)) for name in _SITE}}
+        if type(thing).__name__ in _CLASSES and dataclasses.is_dataclass(thing):
+            fields = {field.name: self.plain(getattr(thing, field.name)) for field in dataclasses.fields(thing)}
+            return {type(thing).__name__: fields}
+        if isinstance(thing, jax.tree_util.PyTreeDef):
+            return {"tree": _structure(jax.tree.unflatten(thing, [_LEAF] * thing.num_leaves))}
+        if hasattr(thing, "shape") and hasattr(thing, "dtype"):
+            if isinstance(thing, np.generic):
+                return self.plain(thing.item())
+            is_key = jnp.issubdtype(thing.dtype, jax.dtypes.prng_key)
+            return {"type": [list(thing.shape), None if is_key else thing.dtype.name]}
+        if type(thing) is object:
+            return {"object": self._objects.setdefault(id(thing), len(self._objects))}
+        raise TypeError(
+            f"save: a value has a part of type {type(thing).__name__}, which is not kept in a file: {thing!r}"
+        )
+
+
+class _Leaf:
+    pass
+
+
+_LEAF = _Leaf()
+
+
+def _structure(tree: Any) -> Any:
+    if tree is _LEAF or tree is None:
+        return "leaf" if tree is _LEAF else None
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [_structure(x) for x in tree]}
+    if type(tree) is dict and all(isinstance(key, str) for key in tree):
+        return {"dict": {key: _structure(x) for key, x in tree.items()}}
+    raise TypeError(
+        f"save: a value has a {type(tree).__name__} in it, and a file keeps dicts with names, lists and tuples only; "
+        "capture with reduce= to take what is needed out of it"
+    )
+
+
+def _unstructured(plain: Any) -> Any:
+    if plain is None or plain == "leaf":
+        return None if plain is None else 0
+    ((kind, parts),) = plain.items()
+    if kind == "dict":
+        return {key: _unstructured(x) for key, x in parts.items()}
+    return {"list": list, "tuple": tuple}[kind](_unstructured(x) for x in parts)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._objects: dict[int, object] = {}
+
+    def whole(self, plain: Any) -> Any:
+        if isinstance(plain, _PLAIN):
+            return plain
+        ((kind, said),) = plain.items()
+        if kind in ("tuple", "list", "frozenset"):
+            return {"tuple": tuple, "list": list, "frozenset": frozenset}[kind](self.whole(x) for x in said)
+        if kind == "Site":
+            site = Site.__new__(Site)
+            for name in _SITE:
+                setattr(site, name, self.whole(said[name]))
+            site.tag = None
+            return site
+        if kind == "tree":
+            return jax.tree.structure(_unstructured(said))
+        if kind == "type":
+            dtype = jax.random.key(0).dtype if said[1] is None else jnp.dtype(said[1])
+            return jax.ShapeDtypeStruct(tuple(said[0]), dtype)
+        if kind == "object":
+            return self._objects.setdefault(said, object())
+        return _CLASSES[kind](**{name: self.whole(x) for name, x in said.items()})
