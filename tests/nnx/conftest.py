@@ -49,12 +49,6 @@ def outcome(fn, nnx):
             return ("raised", type(error).__name__)
 
 
-@pytest.fixture(autouse=True)
-def _without_graph_updates():
-    with flax_nnx.set_graph_updates(False):
-        yield
-
-
 @pytest.fixture
 def same():
     """Asserts that a function of `nnx` does the same with both implementations; returns what it does."""

@@ -94,16 +94,16 @@ if typing.TYPE_CHECKING:
     from sonde.nnx.training.metrics import Metric, MultiMetric
     from sonde.nnx.training.optimizer import ModelAndOptimizer, OptArray, Optimizer, OptState, OptVariable
     from sonde.nnx.training.train_state import TrainState
-    from sonde.nnx.transforms._prefixes import Carry, DiffState, StateAxes, StateSharding
     from sonde.nnx.transforms.abstract import eval_shape, make_jaxpr
     from sonde.nnx.transforms.axis_metadata import transform_metadata
     from sonde.nnx.transforms.branches import cond, switch
     from sonde.nnx.transforms.checked import checkify
-    from sonde.nnx.transforms.compiled import cached_partial, jit, jit_partial
     from sonde.nnx.transforms.custom_rules import custom_vjp
     from sonde.nnx.transforms.derivatives import grad, jvp, value_and_grad, vjp
+    from sonde.nnx.transforms.jit import cached_partial, jit, jit_partial
     from sonde.nnx.transforms.loops import fori_loop, while_loop
     from sonde.nnx.transforms.mapped import pmap, vmap
+    from sonde.nnx.transforms.prefixes import Carry, DiffState, StateAxes, StateSharding
     from sonde.nnx.transforms.rematerialised import checkpoint, remat
     from sonde.nnx.transforms.scanned import scan
     from sonde.nnx.transforms.sharded import shard_map

@@ -126,6 +126,7 @@ def walk(
     who: str,
     numbers: bool = False,
     seen: dict[int, int] | None = None,
+    again: bool = False,
     everything: list[tuple[Path, Any]] | None = None,
 ) -> Walk:
     """Goes through `root` once.
@@ -136,6 +137,7 @@ def walk(
         who: the function that asks, for messages.
         numbers: whether numbers and the like among the data are leaves with `graph=True` too, as JAX sees them.
         seen: indices of objects met in earlier walks, to number several roots as one; it is added to.
+        again: whether to go through `root`, a node, although it was met in an earlier walk.
         everything: a list that gets pairs of path and value of every thing met, static attributes included (in graph
             mode), children before parents.
 
@@ -178,13 +180,14 @@ def walk(
             everything.append((path, value))
         return result
 
-    def visit_node(value: Any, path: Path) -> Any:
+    def visit_node(value: Any, path: Path, again: bool = False) -> Any:
         key = id(value)
         if graph:
             index = seen.get(key)
-            if index is not None:
+            if index is None:
+                seen[key] = index = len(seen)
+            elif not again:
                 return (REFERENCE, index)
-            seen[key] = index = len(seen)
         else:
             index = None
             if key in entered:
@@ -259,7 +262,7 @@ def walk(
         return (CONTAINER, type(value), keys, rebuild, definitions, _entries(definitions), n)
 
     try:
-        found.definition = visit_data(root, ())
+        found.definition = visit_node(root, (), again=True) if again else visit_data(root, ())
         return found
     finally:
         visit = visit_node = visit_data = visit_static = announce = visit_container = _released

@@ -149,13 +149,24 @@ class List(Module, MutableSequence[A], Generic[A]):
 
     @classmethod
     def _blank(cls, layout: Layout, level: Any) -> Self:
-        attributes = {k: v for k, v in layout.status.items() if type(k) is not int}
-        new = super()._blank(layout_of(attributes) if attributes else EMPTY, level)
-        statuses = [v for k, v in layout.status.items() if type(k) is int]
-        _set_items(new, [None] * len(statuses))
-        _set_statuses(new, statuses)
-        _set_whole(new, layout)
+        new = super()._blank(layout, level)
+        new._split(layout)
         return new
+
+    def _become(self, layout: Layout, data: Any, static: Any) -> None:
+        self._split(layout)
+        vars(self).clear()
+        self._fill(layout, data, static)
+        self._changed()
+
+    def _split(self, layout: Layout) -> None:
+        """Divides a layout into that of the items and that of the attributes."""
+        attributes = {k: v for k, v in layout.status.items() if type(k) is not int}
+        statuses = [v for k, v in layout.status.items() if type(k) is int]
+        pytree._set_layout(self, layout_of(attributes) if attributes else EMPTY)
+        _set_items(self, [None] * len(statuses))
+        _set_statuses(self, statuses)
+        _set_whole(self, layout)
 
     def _fill(self, layout: Layout, data: Any, static: Any) -> None:
         items, attributes = self._items, vars(self)

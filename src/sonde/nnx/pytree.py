@@ -289,6 +289,14 @@ class Pytree(metaclass=PytreeMeta):
         """Sets all attributes, in the layout's order."""
         vars(self).update(zip(layout.data_then_static, (*data, *static)))
 
+    def _become(self, layout: Layout, data: Any, static: Any) -> None:
+        """Replaces all attributes."""
+        vars(self).clear()
+        _set_layout(self, layout)
+        self._fill(layout, data, static)
+        EPOCH.value = number = next_number()
+        _set_stamp(self, number)
+
     @classmethod
     def _assemble(cls, layout: Layout, data: Any, static: Any) -> Self:
         """An object with these attributes, past `__init__`."""

@@ -1,7 +1,7 @@
 """Runs the same code with `flax.nnx` and with `sonde.nnx`, and compares what comes out: values, or classes of errors.
 
-Flax runs without graph updates, as Sonde always does. A case is a function of the `nnx` module and of the options that
-go to every transform; it is run in graph mode and in tree mode.
+A case is a function of the `nnx` module and of the options that go to every transform; it is run with graph updates
+(the default), in graph mode without them, and in tree mode.
 """
 
 from __future__ import annotations
@@ -68,19 +68,18 @@ def outcome(case: Case, nnx: Any, options: dict[str, Any]) -> Any:
         return type(error)
 
 
-def check(case: Case, *, graph: tuple[bool, ...] = (True, False)) -> None:
+MODES = {
+    "nothing set": {},
+    "without graph updates": {"graph_updates": False},
+    "trees": {"graph": False, "graph_updates": False},
+}
+
+
+def check(case: Case, *, modes: tuple[str, ...] = tuple(MODES)) -> None:
     """Asserts that both libraries agree."""
-    for mode in graph:
-        theirs = outcome(case, flax.nnx, {"graph": mode, "graph_updates": False})
-        ours = outcome(case, sonde.nnx, {"graph": mode})
-        assert_same(ours, theirs, f"graph={mode}")
-
-
-def check_prefixes(case: Case) -> None:
-    """The same for cases with prefix filters, which Flax has only with graph updates."""
-    with flax.nnx.set_graph_updates(True):
-        theirs = outcome(case, flax.nnx, {})
-    assert_same(outcome(case, sonde.nnx, {}), theirs, "prefix filters")
+    for mode in modes:
+        theirs = outcome(case, flax.nnx, MODES[mode])
+        assert_same(outcome(case, sonde.nnx, MODES[mode]), theirs, mode)
 
 
 def assert_same(ours: Any, theirs: Any, what: str) -> None:

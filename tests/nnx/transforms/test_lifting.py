@@ -1,6 +1,5 @@
 """What all transforms have in common: aliases, updates, failures, options."""
 
-import functools
 import inspect
 
 import jax
@@ -60,7 +59,10 @@ TRANSFORMS = {
             m
         ),
     ),
-    "transform_metadata": ("s", lambda f, m, **k: nnx.transform_metadata(f, partition="p", in_axes=None, **k)(m)),
+    "transform_metadata": (
+        "s",
+        lambda f, m, graph=None: nnx.transform_metadata(f, partition="p", in_axes=None, graph=graph)(m),
+    ),
     "eval_shape": ("s", lambda f, m, **k: nnx.eval_shape(f, m, **k)),
     "make_jaxpr": ("s", lambda f, m, **k: nnx.make_jaxpr(f, **k)(m)),
 }
@@ -125,7 +127,7 @@ def test_what_does_not_change_stays_the_same_array(name):
     assert model.n[...] is array
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", [n for n in TRANSFORMS if n != "transform_metadata"])  # works on the arguments
 def test_a_call_that_fails_changes_nothing(name):
     kind, call = TRANSFORMS[name]
     model = Count(value(kind))
@@ -142,36 +144,22 @@ def test_a_call_that_fails_changes_nothing(name):
     assert vars(model) == attributes
 
 
-@pytest.mark.parametrize("name", [n for n in TRANSFORMS if not n.endswith("_loop")])  # loops refuse it: test_loops
-def test_structure_changed_inside_stays_inside(name):
-    kind, call = TRANSFORMS[name]
-    model = Count(value(kind))
-
-    def f(m):
-        m.flag = 4
-        m.extra = nnx.Param(jnp.zeros(()))
-        return jnp.sum(m.n[...])
-
-    call(f, model)
-    assert set(vars(model)) == {"n"}
-
-
-RETURNING = ("jit", "vjp", "jvp", "remat", "vmap", "pmap", "scan", "checkify", "transform_metadata", *PURE)
+RETURNING = ("jit", "vjp", "jvp", "remat", "vmap", "pmap", "scan", "checkify", *PURE)
 
 
 @pytest.mark.parametrize("name", RETURNING)
-def test_returning_an_input_variable_is_an_error(name):
+def test_returning_an_input_variable_without_graph_updates_is_an_error(name):
     kind, call = TRANSFORMS[name]
     with pytest.raises(ValueError) as info:
-        call(lambda m: m.n, Count(value(kind)))
+        call(lambda m: m.n, Count(value(kind)), graph_updates=False)
     text = str(info.value)
     assert f"nnx.{name} returns a Variable of its arguments" in text
-    assert "/n\n" in text and "\n  - out" in text and "nnx.clone" in text
+    assert "/n\n" in text and "\n  - out" in text and "nnx.clone" in text and "graph_updates=True" in text
 
 
-def test_branches_may_not_return_input_variables():
+def test_branches_may_not_return_input_variables_without_graph_updates():
     with pytest.raises(ValueError, match=r"operands\[0\]/n\n  - out\n"):
-        nnx.cond(True, lambda m: m.n, lambda m: m.n, Count())
+        nnx.cond(True, lambda m: m.n, lambda m: m.n, Count(), graph_updates=False)
 
 
 def test_alias_across_arguments_names_both():
@@ -186,23 +174,6 @@ def test_equal_arrays_are_no_aliases():
     array = jnp.ones(2)
     model = nnx.Dict(a=nnx.Param(array), b=nnx.Param(array))
     np.testing.assert_array_equal(nnx.jit(lambda m: m.a + m.b, graph=False)(model), [2, 2])
-
-
-WITH_OPTION = [name for name in TRANSFORMS if name != "transform_metadata"] + ["cached_partial", "jit_partial"]
-
-
-@pytest.mark.parametrize("name", WITH_OPTION)
-def test_graph_updates(name):
-    if name in TRANSFORMS:
-        kind, call = TRANSFORMS[name]
-        model = Count(value(kind))
-        run = functools.partial(call, lambda m: jnp.sum(m.n[...]), model)
-    else:
-        run = functools.partial(getattr(nnx, name), nnx.jit(lambda m: m.n[...]), Count())
-    run(graph_updates=False)
-    run(graph_updates=None)
-    with pytest.raises(ValueError, match=r"nnx\.\w+\(graph_updates=True\) was asked for"):
-        run(graph_updates=True)
 
 
 def test_the_mode_is_that_of_the_definition():

@@ -69,7 +69,7 @@ def test_a_carry_keeps_its_form():
         nnx.while_loop(lambda v: True, lambda v: {"a": v["a"], "b": 1}, {"a": Cell()})
     assert "the value that goes round must keep its form" in str(info.value)
     assert "init_val had the entries a and has a, b" in str(info.value)
-    with pytest.raises(ValueError, match="the static attributes flag of init_val changed"):
+    with pytest.raises(TypeError, match="the static attributes flag of init_val changed"):
         nnx.fori_loop(0, 2, lambda i, m: (setattr(m, "flag", 2), m)[1], Cell())
     with pytest.raises(ValueError, match=r"args\[0\]/0 was a Cell and is an array"):
         nnx.scan(lambda c, x: ((1.0, c[1]), x))((Cell(), 0.0), jnp.ones(2))

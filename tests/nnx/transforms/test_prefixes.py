@@ -55,7 +55,7 @@ def test_one_variable_with_two_axes():
     with pytest.raises(ValueError) as info:
         nnx.vmap(lambda a, b: a.w, in_axes=(nnx.StateAxes({nnx.Param: 0, ...: None}), None))(m, m)
     text = str(info.value)
-    assert "Inconsistent aliasing detected: nnx.vmap was given a Param twice, with different in_axes" in text
+    assert "Inconsistent aliasing detected: nnx.vmap was given a Param twice, with different values for in_axes" in text
     assert "args[0]/sub/b: 0" in text and "args[1]/sub/b: None" in text
 
 

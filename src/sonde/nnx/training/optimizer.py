@@ -93,7 +93,7 @@ class Optimizer(Pytree):
 
         Args:
             model: the model.
-            grads: gradients with respect to the Variables that `wrt` chose.
+            grads: gradients with respect to the Variables that `wrt` chose; others are ignored.
             **kwargs: for the transformation's `update`, such as `value=loss`.
 
         Returns:
@@ -101,7 +101,7 @@ class Optimizer(Pytree):
 
         Raises:
             TypeError: only one argument is given.
-            ValueError: the gradients are not those of the parameters.
+            ValueError: there is a parameter without a gradient, or with one of another shape.
         """
         if grads is _MISSING:
             raise TypeError(
@@ -110,10 +110,10 @@ class Optimizer(Pytree):
             )
         params = graphs.pure(graphs.state(model, self.wrt, graph=self.graph))
         grads = graphs.pure(graphs.state(grads, graph=self.graph) if isinstance(grads, Pytree) else grads)
-        _check_gradients(grads, params, self.wrt)
+        grads = _checked_gradients(grads, params, self.wrt)
         remembered: list[OptState] = jax.tree.leaves(self.opt_state, is_leaf=_is_variable)
         old = jax.tree.map(lambda v: v.get_value(), self.opt_state, is_leaf=_is_variable)
-        updates, new = self.tx.update(grads, old, params, **kwargs)
+        updates, new = self.tx.update(grads, old, params, **graphs.pure(kwargs))
         graphs.update(model, optax.apply_updates(params, updates))
         for variable, value in zip(remembered, jax.tree.structure(old).flatten_up_to(new)):
             variable.set_value(value)
@@ -161,18 +161,21 @@ def _as_opt_state(tree: Any) -> Any:
     return jax.tree.map(convert, tree, is_leaf=_is_variable)
 
 
-def _check_gradients(grads: Any, params: Any, wrt: Filter) -> None:
-    """Gradients must have the structure and shapes of the parameters.
+def _checked_gradients(grads: Any, params: Any, wrt: Filter) -> Any:
+    """The gradients of the parameters, in their form; gradients of anything else are left out.
 
     Raises:
-        ValueError: they have not; the first few differences are named.
+        ValueError: one is missing or has another shape; the first few are named.
     """
-    have, want = ({path: getattr(x, "shape", ()) for path, x in _leaves(tree)} for tree in (grads, params))
-    if have == want:
-        return
+    have, want = dict(_leaves(grads)), dict(_leaves(params))
     problems = [f"{p} is missing" for p in want if p not in have]
-    problems += [f"{p} is no parameter" for p in have if p not in want]
-    problems += [f"{p} has shape {have[p]}, expected {want[p]}" for p in want if p in have and have[p] != want[p]]
+    problems += [
+        f"{p} has shape {jnp.shape(have[p])}, expected {jnp.shape(want[p])}"
+        for p in want
+        if p in have and jnp.shape(have[p]) != jnp.shape(want[p])
+    ]
+    if not problems:
+        return jax.tree.structure(params).unflatten([have[p] for p in want])
     more = f", and {len(problems) - 5} more" if len(problems) > 5 else ""
     raise ValueError(
         f"The gradients given to Optimizer.update do not fit the parameters chosen by wrt={wrt}: "

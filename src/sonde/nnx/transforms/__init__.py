@@ -1,1 +1,1 @@
-"""Transforms of JAX for functions of Modules, Variables and other objects; see `_lifting` for how they work."""
+"""Transforms of JAX for functions of Modules, Variables and other objects; see `lifting` for how they work."""

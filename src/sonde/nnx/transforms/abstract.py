@@ -8,14 +8,15 @@ from typing import Any
 
 import jax
 
-from sonde.nnx.transforms._lifting import Fixed, Left, Taken, output, take
-from sonde.nnx.transforms._options import MISSING, as_indices, mode, named_like
+from sonde.nnx.transforms.lifting import Fixed, Taken, take
+from sonde.nnx.transforms.options import MISSING, Mode, as_indices, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.outcome import Left
 
 
 def _pure(f: Callable[..., Any], taken: Taken) -> Callable[[list[Any]], Left]:
     def pure(values: list[Any]) -> Left:
         entered = taken.enter(values)
-        return entered.leave(f(*entered.args, **entered.kwargs), changed=())
+        return entered.leave(f(*entered.args, **entered.kwargs), output_only=True)
 
     pure.__name__ = getattr(f, "__name__", "f")
     return pure
@@ -34,7 +35,7 @@ def eval_shape(
         f: the function, such as the class of a model.
         *args: its arguments; shapes in the place of arrays will do.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
         **kwargs: its keyword arguments.
 
     Example:
@@ -43,8 +44,11 @@ def eval_shape(
         >>> nnx.eval_shape(lambda: nnx.Param(jnp.zeros((10**6, 10**6)))).shape
         (1000000, 1000000)
     """
-    taken = take("eval_shape", mode("eval_shape", graph, graph_updates), args, kwargs)
-    return output(jax.eval_shape(_pure(f, taken), taken.values))[0]
+    refuse_bound_method("eval_shape", f)
+    how = mode(graph, graph_updates)
+    # without graph updates the arguments are trees, as everywhere where only shapes are looked at
+    taken = take("eval_shape", how if how.updates else Mode(False, False), args, kwargs)
+    return taken.output(jax.eval_shape(_pure(f, taken), taken.values))
 
 
 def make_jaxpr(
@@ -59,7 +63,7 @@ def make_jaxpr(
     Args:
         f: the function; leave it out to use `make_jaxpr` as a decorator with options.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
         static_argnums: positions of arguments that are not traced.
 
     Example:
@@ -67,14 +71,14 @@ def make_jaxpr(
         >>> nnx.make_jaxpr(lambda w, x: w[...] * x)(nnx.Param(2.0), 3.0)
         { lambda ; a:f32[] b:f32[]. let c:f32[] = mul a b in (c,) }
     """
-    graph = mode("make_jaxpr", graph, graph_updates)
+    how = mode(graph, graph_updates)
     if f is MISSING:
-        return functools.partial(make_jaxpr, graph=graph, static_argnums=static_argnums)
+        return functools.partial(make_jaxpr, graph=how.graph, graph_updates=how.updates, static_argnums=static_argnums)
 
     @named_like(f)
     def make(*args: Any, **kwargs: Any) -> Any:
         fixed = as_indices(static_argnums, len(args))
-        taken = take("make_jaxpr", graph, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+        taken = take("make_jaxpr", how, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
         return jax.make_jaxpr(_pure(f, taken))(taken.values)
 
     return make

@@ -10,11 +10,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from sonde.nnx._walk import walk
+from sonde.nnx.graph_mode import resolve
 from sonde.nnx.sharding import PARTITION_NAME, add_axis, remove_axis
-from sonde.nnx.transforms._lifting import Call, take
-from sonde.nnx.transforms._options import MISSING, mode, named_like, positional
-from sonde.nnx.transforms._prefixes import leaf_values
+from sonde.nnx.transforms.leaf_values import leaf_values
+from sonde.nnx.transforms.lifting import walk_call
+from sonde.nnx.transforms.options import MISSING, named_like, positional
 from sonde.nnx.variable import Variable
 
 
@@ -47,34 +47,33 @@ def transform_metadata(
         >>> stack(jnp.ones((4, 2))).out_sharding
         ('layers', 'features')
     """
-    graph = mode("transform_metadata", graph, None)
+    graph = resolve(graph)
     if f is MISSING:
         return functools.partial(
             transform_metadata, in_axes=in_axes, out_axes=out_axes, partition=partition, graph=graph
         )
     who, name = "transform_metadata", {PARTITION_NAME: partition}
 
+    def axes_of(values: Any, prefix: Any, what: str) -> dict[int, tuple[Variable[Any], int]]:
+        """The mapped Variables with their axes, by identity."""
+        found = walk_call(tuple(f"{what[:-5]}[{i}]" for i in range(len(values))), values, who=who, graph=graph)
+        axes = leaf_values(prefix, found.definition, found.leaves, who=who, what=what)
+        both = zip(found.leaves, axes)
+        return {id(v): (v, axis) for v, axis in both if isinstance(v, Variable) and isinstance(axis, int)}
+
     @named_like(f)
     def renamed(*args: Any, **kwargs: Any) -> Any:
         args = positional(f, args, kwargs)
-        taken = take(who, graph, args)
-        axes = leaf_values(in_axes, taken.structure.definition, taken.leaves, who=who, what="in_axes")
-        entered = taken.enter(taken.values)
-        inner = [(v, axis) for v, axis in zip(entered.leaves, axes) if isinstance(v, Variable) and axis is not None]
-        for variable, axis in inner:
-            if isinstance(axis, int):
-                remove_axis(variable, axis, name)
-        out = f(*entered.args)
-        found = walk(Call(("out",), (out,)), graph=graph, who=who, numbers=True)
-        entered.check_output(found)
-        for variable, axis in inner:
-            if isinstance(axis, int):
+        mapped = axes_of(args, in_axes, "in_axes")
+        for variable, axis in mapped.values():
+            remove_axis(variable, axis, name)
+        try:
+            out = f(*args)
+            mapped = axes_of((out,), (out_axes,), "out_axes")
+        finally:
+            # the arguments again: the function may have put new Variables into them
+            for variable, axis in {**mapped, **axes_of(args, in_axes, "in_axes")}.values():
                 add_axis(variable, axis, name)
-        made = leaf_values((out_axes,), found.definition, found.leaves, who=who, what="out_axes")
-        for variable, axis in zip(found.leaves, made):
-            if isinstance(variable, Variable) and isinstance(axis, int):
-                add_axis(variable, axis, name)
-        taken.settle(entered.leave(None))
         return out
 
     return renamed

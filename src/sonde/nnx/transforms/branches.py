@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 
-from sonde.nnx.transforms._lifting import Left, Outcome, Taken, output, take
-from sonde.nnx.transforms._options import mode
+from sonde.nnx.transforms.lifting import Taken, take
+from sonde.nnx.transforms.options import mode
+from sonde.nnx.transforms.outcome import Left, Outcome
 from sonde.nnx.variable import Variable
 
 
@@ -33,7 +34,7 @@ def cond(
         false_fun: called if it is False; what it returns has the same form.
         *operands: arguments of either. Variables that the chosen function changes are changed.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
         TypeError: the two functions return different things.
@@ -48,7 +49,7 @@ def cond(
         >>> int(count)
         1
     """
-    taken = take("cond", mode("cond", graph, graph_updates), operands, label="operands")
+    taken = take("cond", mode(graph, graph_updates), operands, label="operands")
     pred = pred.get_value() if isinstance(pred, Variable) else pred
     branches = _agreed(taken, {"true_fun": true_fun, "false_fun": false_fun})
     return taken.settle(jax.lax.cond(pred, *branches, taken.values))
@@ -68,12 +69,12 @@ def switch(
         branches: the functions; what they return has the same form.
         *operands: arguments of any of them. Variables that the chosen function changes are changed.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
         TypeError: the functions return different things.
     """
-    taken = take("switch", mode("switch", graph, graph_updates), operands, label="operands")
+    taken = take("switch", mode(graph, graph_updates), operands, label="operands")
     index = index.get_value() if isinstance(index, Variable) else index
     agreed = _agreed(taken, {f"branches[{i}]": f for i, f in enumerate(branches)})
     return taken.settle(jax.lax.switch(index, agreed, taken.values))
@@ -89,19 +90,18 @@ def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Calla
         if outcome.definition != outcomes[0].definition:
             raise TypeError(
                 f"nnx.{taken.who}: all branches must return the same form of output, and these differ: {first_name} "
-                f"returns {_shown(shapes[0])}, {name} returns {_shown(shape)}."
+                f"returns {_shown(taken, shapes[0])}, {name} returns {_shown(taken, shape)}."
+            )
+        if outcome.edits != outcomes[0].edits:
+            raise TypeError(
+                f"nnx.{taken.who}: {first_name} and {name} change the structure of the operands (their attributes, "
+                f"static values or submodules) in different ways. Do the same in all branches, or do it outside."
             )
     changed = sorted({i for outcome in outcomes for i in outcome.changed})
     metadata = {}
     for outcome in outcomes:
         metadata.update({i: m for i, m in zip(outcome.changed, outcome.metadata) if m is not None})
-    agreed = Outcome(
-        outcomes[0].definition,
-        outcomes[0].places,
-        tuple(changed),
-        (0,) * len(changed),
-        tuple(metadata.get(i) for i in changed),
-    )
+    agreed = outcomes[0].with_changes(changed, metadata)
     return [_returning(one, agreed) for one in traced]
 
 
@@ -125,7 +125,7 @@ def _returning(branch: Callable[[list[Any]], Left], agreed: Outcome) -> Callable
     return pure
 
 
-def _shown(left: Left) -> str:
+def _shown(taken: Taken, left: Left) -> str:
     """The output of a branch, for messages: its containers, with types in the place of arrays."""
-    out, _ = output(left)
+    out = taken.output(left)
     return repr(jax.tree.map(lambda x: f"{x.dtype}[{','.join(map(str, x.shape))}]" if hasattr(x, "dtype") else x, out))

@@ -1,7 +1,11 @@
 """`nnx.custom_vjp`: a function with a backward rule of its own.
 
-The rule is `jax.custom_vjp`'s: the cotangent of a Module is a Module of the same class with cotangents in its
-Variables. Variables that the function changes come out; their cotangents reach a backward rule that has an `updates_g`
+With graph updates, the default, the backward rule gets a pair in the place of the output's cotangent: the cotangents of
+the Variables of the arguments as the function left them, and the cotangent of the output. Both, and what the rule
+returns, have States in the places of nodes.
+
+Without graph updates the rule is `jax.custom_vjp`'s: the cotangent of a Module is a Module of the same class with
+cotangents in its Variables. Those of Variables that the function changes reach a backward rule that has an `updates_g`
 keyword, as a tuple in the form of the arguments with None where nothing changed.
 """
 
@@ -9,17 +13,29 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from sonde.nnx._walk import build, walk
-from sonde.nnx.transforms._lifting import Call, Fixed, Left, Outcome, Taken, raw, take
-from sonde.nnx.transforms._options import MISSING, as_indices, mode, named_like, positional, refuse_bound_method
-from sonde.nnx.transforms._plans import holds_objects
-from sonde.nnx.transforms._prefixes import DiffState
+from sonde.nnx._walk import build, show_path, walk
+from sonde.nnx.filters import Predicate, to_predicate
+from sonde.nnx.transforms.derivatives import as_state
+from sonde.nnx.transforms.jit.arguments import holds_objects
+from sonde.nnx.transforms.leaf_values import places
+from sonde.nnx.transforms.lifting import Call, Fixed, Taken, is_object, raw, take
+from sonde.nnx.transforms.options import (
+    MISSING,
+    Mode,
+    as_indices,
+    mode,
+    named_like,
+    positional,
+    refuse_bound_method,
+)
+from sonde.nnx.transforms.outcome import Left, Outcome
+from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
 
 
 def custom_vjp(
@@ -33,9 +49,10 @@ def custom_vjp(
 
     Args:
         fun: the function; leave it out to use `custom_vjp` as a decorator with options.
-        nondiff_argnums: positions of arguments without a cotangent. The backward rule gets them first.
+        nondiff_argnums: positions of arguments without a cotangent, which the backward rule gets first; or, with graph
+            updates, `DiffState(position, filter)` for an argument of which only some Variables have one.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Returns:
         A function with a method `defvjp(fwd, bwd)`: `fwd` takes the same arguments and returns the output and
@@ -43,8 +60,7 @@ def custom_vjp(
         returns a tuple of cotangents, one for each other argument.
 
     Raises:
-        ValueError: a `DiffState` is given: cotangents have the form of the arguments, so leave a zero in what is not
-            differentiated.
+        ValueError: a `DiffState` is given without graph updates.
 
     Example:
         >>> from sonde import nnx
@@ -54,32 +70,32 @@ def custom_vjp(
         ...     return model.w * x
         >>> def bwd(residuals, g):
         ...     model, x = residuals
-        ...     return nnx.Dict(w=nnx.Param(10 * g * x)), g * model.w
-        >>> scaled.defvjp(lambda model, x: (scaled(model, x), (nnx.clone(model), x)), bwd)
-        >>> float(nnx.grad(scaled)(nnx.Dict(w=nnx.Param(jnp.array(3.0))), 2.0).w)
+        ...     (model_g, _), out_g = g
+        ...     model_g["w"][...] = 10 * out_g * x
+        ...     return model_g, out_g * model.w
+        >>> scaled.defvjp(lambda model, x: (scaled(model, x), (model, x)), bwd)
+        >>> float(nnx.grad(scaled)(nnx.Dict(w=nnx.Param(jnp.array(3.0))), 2.0)["w"])
         20.0
     """
-    graph = mode("custom_vjp", graph, graph_updates)
-    if any(isinstance(x, DiffState) for x in nondiff_argnums):
-        raise ValueError(
-            f"nnx.custom_vjp: nondiff_argnums={nondiff_argnums} has a DiffState, which needs graph_updates=True. The "
-            f"cotangent of a Module is a Module: give it zeros in the Variables that are not differentiated."
-        )
+    how = mode(graph, graph_updates)
+    refuse_prefixes("custom_vjp", "nondiff_argnums", nondiff_argnums, how)
     if fun is MISSING:
-        return functools.partial(custom_vjp, nondiff_argnums=nondiff_argnums, graph=graph)
+        return functools.partial(
+            custom_vjp, nondiff_argnums=nondiff_argnums, graph=how.graph, graph_updates=how.updates
+        )
     refuse_bound_method("custom_vjp", fun)
-    return CustomVjp(fun, tuple(nondiff_argnums), graph)
+    return CustomVjp(fun, tuple(nondiff_argnums), how)
 
 
 class CustomVjp:
     """A function with a backward rule; see `nnx.custom_vjp`."""
 
-    def __init__(self, fun: Callable[..., Any], nondiff: tuple[int, ...], graph: bool):
+    def __init__(self, fun: Callable[..., Any], nondiff: tuple[int | DiffState, ...], how: Mode):
         self._fun = fun
-        self._nondiff = nondiff
-        self._graph = graph
+        self._nondiff = tuple(x for x in nondiff if not isinstance(x, DiffState))
+        self._partly = {x.argnum: to_predicate(x.filter) for x in nondiff if isinstance(x, DiffState)}
+        self._mode = how
         self._rules: tuple[Callable[..., Any], Callable[..., Any]] | None = None
-        self._symbolic_zeros = False
         named_like(fun)(self)  # type: ignore[arg-type]
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -105,8 +121,11 @@ class CustomVjp:
             )
         args = positional(self._fun, args, kwargs)
         nondiff = as_indices(self._nondiff, len(args))
-        taken = take("custom_vjp", self._graph, [_fixed_or_not(x, i in nondiff) for i, x in enumerate(args)])
-        return taken.settle(_Bound(self._fun, self._rules, taken, nondiff).run())
+        given = [_fixed_or_not(x, i in nondiff) for i, x in enumerate(args)]
+        if not self._mode.updates:
+            take("custom_vjp", Mode(False, False), given)  # cotangents have the form of the arguments: trees only
+        taken = take("custom_vjp", self._mode, given)
+        return taken.settle(_Bound(self._fun, self._rules, taken, nondiff, self._partly).run())
 
 
 def _fixed_or_not(x: Any, nondiff: bool) -> Any:
@@ -119,13 +138,22 @@ def _fixed_or_not(x: Any, nondiff: bool) -> Any:
 class _Bound:
     """A call of a function with a backward rule."""
 
-    def __init__(self, fun: Any, rules: Any, taken: Taken, nondiff: tuple[int, ...]):
+    def __init__(self, fun: Any, rules: Any, taken: Taken, nondiff: tuple[int, ...], partly: Mapping[int, Predicate]):
         self._fun, (self._fwd, self._bwd) = fun, rules
         self._taken = taken
         self._nondiff = nondiff
-        names = {taken.structure.names[i] for i in nondiff}
-        self._kept = [i for i, path in enumerate(taken.structure.paths) if path[0] in names]
-        self._diff = [i for i in range(len(taken.values)) if i not in set(self._kept)]
+        self._updates = taken.mode.updates
+        structure = taken.structure
+        names = {structure.names[i] for i in nondiff}
+        filtered = {structure.names[i]: predicate for i, predicate in partly.items()}
+        kept = {i for i, path in enumerate(structure.paths) if path[0] in names}
+        for path, below, _, i in places(structure.definition):
+            if path[0] in filtered and below and not filtered[path[0]](below, taken.leaves[i]):
+                kept.add(i)
+        self._kept = sorted(kept)
+        self._diff = [i for i in range(len(taken.values)) if i not in kept]
+        # with graph updates, all Variables come out, so that their cotangents come in
+        self._always = [i for i, kind in enumerate(structure.kinds) if kind is not None] if self._updates else []
 
     def run(self) -> Left:
         values = self._taken.values
@@ -139,7 +167,7 @@ class _Bound:
 
     def _pure(self, diff: list[Any], kept: list[Any]) -> Left:
         entered = self._enter(diff, kept)
-        return entered.leave(self._fun(*entered.args))
+        return entered.leave(self._fun(*entered.args), always=self._always)
 
     def _forward(self, diff: list[Any], kept: list[Any]) -> Any:
         entered = self._enter(diff, kept)
@@ -148,54 +176,75 @@ class _Bound:
             raise TypeError("nnx.custom_vjp: the forward rule must return a pair of output and residuals.")
         found = walk(Call(("residuals",), (out[1],)), graph=True, who="custom_vjp", numbers=True)
         residuals = ([raw(x) for x in found.leaves], _Kept(found.definition))
-        left = entered.leave(out[0])
+        left = entered.leave(out[0], always=self._always)
         return left, (residuals, diff, kept, left[1])
 
     def _backward(self, saved: Any, cotangent: Left) -> tuple[list[Any], list[Any]]:
         ((leaves, form), diff, kept, outcome) = saved
-        (arrays,), _ = cotangent
-        n = len(outcome.places)
-        g = build(outcome.definition.definition, arrays[:n]).values[0]
+        built, news = outcome.split(cotangent[0])
+        entered = self._enter(diff, kept)
+        known = dict(entered.known)
+        out = build(outcome.definition.definition, built[outcome.n_edited :], known=known).values[0]
         residuals = build(form.definition, leaves).values[0]
-        given = [self._enter(diff, kept).args[i] for i in self._nondiff]
-        options = {}
-        if "updates_g" in inspect.signature(self._bwd).parameters:
-            options["updates_g"] = self._updates(outcome, arrays[n:])
+        given = [entered.args[i] for i in self._nondiff]
+        options: dict[str, Any] = {}
+        g = out
+        if self._updates:
+            g = self._as_states(outcome, news, out, entered.known.values())
+        elif "updates_g" in inspect.signature(self._bwd).parameters:
+            options["updates_g"] = self._changes(outcome, news)
         grads = self._bwd(*given, residuals, g, **options)
         return self._cotangents(grads, diff), [None] * len(self._kept)
 
-    def _updates(self, outcome: Outcome, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    def _as_states(self, outcome: Outcome, news: Sequence[Any], out: Any, came_in: Iterable[Any]) -> tuple[Any, Any]:
+        """The cotangents of the arguments' Variables and of the output, with States in the places of nodes."""
+        inputs = self._changes(outcome, news)
+        seen: set[int] = set()
+        inputs = tuple(
+            jax.tree.map(lambda x: as_state(x, seen) if is_object(x) else None, x, is_leaf=is_object)
+            for i, x in enumerate(inputs)
+            if i not in self._nondiff
+        )
+        seen |= {id(x) for x in came_in}
+        return inputs, jax.tree.map(lambda x: as_state(x, seen) if is_object(x) else x, out, is_leaf=is_object)
+
+    def _changes(self, outcome: Outcome, news: Sequence[Any]) -> tuple[Any, ...]:
         """The cotangents of changed Variables in the form of the arguments, with None elsewhere."""
         kinds: Any = self._taken.structure.kinds
-        new = dict(zip(outcome.changed, arrays))
+        new = dict(zip(outcome.changed, news))
         leaves = [kinds[i][0]._make(new[i], kinds[i][1]) if i in new else None for i in range(len(kinds))]
         return self._taken.rebuild(leaves, recreate=False)
 
     def _cotangents(self, grads: Any, diff: Sequence[Any]) -> list[Any]:
         """The cotangents that the backward rule returned, one for each differentiable leaf."""
         n_args = self._taken.structure.n_args
-        places = [i for i in range(n_args) if i not in self._nondiff]
-        if not isinstance(grads, (tuple, list)) or len(grads) != len(places):
+        wanted = [i for i in range(n_args) if i not in self._nondiff]
+        if not isinstance(grads, (tuple, list)) or len(grads) != len(wanted):
             got = f"{len(grads)} values" if isinstance(grads, (tuple, list)) else f"a {type(grads).__name__}"
             raise TypeError(
-                f"nnx.custom_vjp: the backward rule must return a tuple of {len(places)} cotangents, one for each "
+                f"nnx.custom_vjp: the backward rule must return a tuple of {len(wanted)} cotangents, one for each "
                 f"differentiable argument, got {got}."
             )
         names, paths = self._taken.structure.names, self._taken.structure.paths
-        out = dict.fromkeys(self._diff)
-        for place, grad in zip(places, grads):
-            leaves = [i for i in self._diff if paths[i][0] == names[place]]
+        out: dict[int, Any] = {}
+        for place, grad in zip(wanted, grads):
+            leaves = {paths[i][1:]: i for i in self._diff if paths[i][0] == names[place]}
             if grad is None:
                 continue
-            found = walk(Call(("grad",), (grad,)), graph=self._taken.graph, who="custom_vjp", numbers=True)
-            if len(found.leaves) != len(leaves):
+            found = walk(Call(("grad",), (grad,)), graph=self._taken.mode.graph, who="custom_vjp", numbers=True)
+            got = {path[1:]: raw(leaf) for path, leaf in found.flat()}
+            surplus = [path for path in got if path not in leaves]
+            missing = [path for path in leaves if path not in got]
+            if surplus or (missing and not self._updates):
                 raise ValueError(
-                    f"nnx.custom_vjp: the backward rule returned a cotangent with {len(found.leaves)} leaves for "
-                    f"{names[place]}, which has {len(leaves)}. The cotangent of a Module is a Module of the same form."
+                    f"nnx.custom_vjp: the backward rule returned a cotangent with {len(got)} leaves for "
+                    f"{names[place]}, which has {len(leaves)}"
+                    + "".join(f"; {show_path(path)} is not one of them" for path in surplus[:1])
+                    + ". The cotangent has the form of the argument, with graph updates with a State in the place of a "
+                    "Module."
                 )
-            for i, leaf in zip(leaves, found.leaves):
-                out[i] = raw(leaf)
-        return [_zeros(x) if out[i] is None else out[i] for i, x in zip(self._diff, diff)]
+            out.update({leaves[path]: value for path, value in got.items()})
+        return [_zeros(x) if out.get(i) is None else out[i] for i, x in zip(self._diff, diff)]
 
 
 def _zeros(x: Any) -> Any:

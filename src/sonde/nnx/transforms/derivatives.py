@@ -1,10 +1,9 @@
 """`nnx.grad`, `nnx.value_and_grad`, `nnx.vjp` and `nnx.jvp`.
 
-Gradients have the form of the arguments: the gradient with respect to a Module is a Module of the same class. With a
-filter (`wrt=`, or a `DiffState` among `argnums`) only some Variables are differentiated, and in the place of every
-object there is a State with their gradients; the other Variables (random keys, batch statistics) may then be of any
-type. An argument in which a Variable is shared gets States too: they hold its gradient, the sum over all uses, once,
-where a Module would show it to `jax.tree` at every place.
+With graph updates, the default, the gradient with respect to a Module is a State with the gradients of its
+`nnx.Param`s, or of what a `DiffState` among `argnums` or `wrt=` selects; the other Variables (random keys, batch
+statistics) may be of any type. A Variable that stands in several places is in the State once, with the sum over all
+uses. Without graph updates the gradient has the form of the argument, and everything in it is differentiated.
 """
 
 from __future__ import annotations
@@ -17,13 +16,15 @@ import jax
 import jax.numpy as jnp
 
 from sonde.nnx import traversals
-from sonde.nnx._walk import count_leaves, show_path, walk
+from sonde.nnx._walk import Path, count_leaves, show_path, walk
 from sonde.nnx.filters import Filter, Predicate, to_predicate
 from sonde.nnx.states import State
-from sonde.nnx.transforms._lifting import Call, Left, Taken, is_object, output, raw, take
-from sonde.nnx.transforms._options import MISSING, mode, named_like, refuse_bound_method
-from sonde.nnx.transforms._prefixes import DiffState, children_of, places
-from sonde.nnx.variable import Variable
+from sonde.nnx.transforms.leaf_values import children_of, places
+from sonde.nnx.transforms.lifting import Call, Taken, is_object, raw, take
+from sonde.nnx.transforms.options import MISSING, Mode, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.outcome import Left
+from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
+from sonde.nnx.variable import Param, Variable
 
 
 def grad(
@@ -48,19 +49,20 @@ def grad(
         holomorphic: see `jax.grad`.
         allow_int: see `jax.grad`.
         reduce_axes: must be empty; Flax's name for something that JAX no longer has.
-        wrt: a filter: which Variables of the objects among those arguments are meant, such as `nnx.Param`. The gradient
-            is then a State.
+        wrt: a filter: which Variables of the Modules among those arguments are meant; with graph updates the default is
+            `nnx.Param`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Returns:
         A function with the same arguments that returns the gradient, or a pair of gradient and auxiliary output. With
-        a sequence of `argnums`, the gradient is a tuple. The gradient with respect to a Module is a Module; it is a
-        State if a filter is given, or if the Module holds a Variable at several places.
+        a sequence of `argnums`, the gradient is a tuple. The gradient with respect to a Module is a State; without
+        graph updates and without a filter it is a Module.
 
     Raises:
         TypeError: something is to be differentiated that has no gradient, such as a random key; use `wrt`.
-        ValueError: `graph` is False and a Variable is met twice, or an argument is named twice.
+        ValueError: `graph` is False and a Variable is met twice; or an argument is named twice; or a Variable is to be
+            differentiated at one of its places and not at another; or there is a `DiffState` without graph updates.
 
     Example:
         >>> from sonde import nnx
@@ -69,7 +71,7 @@ def grad(
         >>> def loss(model, x):
         ...     model.calls[...] += 1
         ...     return (model.w * x) ** 2
-        >>> nnx.grad(loss, wrt=nnx.Param)(model, 2.0)["w"][...]
+        >>> nnx.grad(loss)(model, 2.0)["w"][...]
         Array(24., dtype=float32, weak_type=True)
         >>> int(model.calls)
         1
@@ -100,7 +102,7 @@ def value_and_grad(
         reduce_axes: must be empty.
         wrt: which Variables of the objects among those arguments are meant.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
     """
     return _differentiated(
         "value_and_grad", f, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt, graph, graph_updates
@@ -119,20 +121,21 @@ def _differentiated(
     graph: bool | None,
     graph_updates: bool | None,
 ) -> Any:
-    graph = mode(who, graph, graph_updates)
+    how = mode(graph, graph_updates)
     if reduce_axes:
         raise ValueError(f"nnx.{who}(reduce_axes={reduce_axes!r}): JAX has no such option any more; leave it out.")
+    refuse_prefixes(who, "argnums", argnums, how)
     if f is MISSING:
         return lambda f: _differentiated(
-            who, f, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt, graph, None
+            who, f, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt, how.graph, how.updates
         )
     refuse_bound_method(who, f)
     several = not isinstance(argnums, (int, DiffState))
-    asked = [_Wanted.of(x, wrt) for x in (argnums if several else (argnums,))]
+    asked = [_Wanted.of(x, wrt, how) for x in (argnums if several else (argnums,))]
 
     @named_like(f)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
-        taken = take(who, graph, args, kwargs)
+        taken = take(who, how, args, kwargs)
         wanted = [one.counted(who, len(args)) for one in asked]
         if len({one.argnum for one in wanted}) < len(wanted):
             raise ValueError(f"nnx.{who}: an argument is repeated in argnums={argnums}.")
@@ -174,11 +177,17 @@ class _Wanted:
         self.predicate = predicate
 
     @classmethod
-    def of(cls, given: int | DiffState, wrt: Any) -> _Wanted:
+    def of(cls, given: int | DiffState, wrt: Any, how: Mode) -> _Wanted:
         """From an element of `argnums`."""
         if isinstance(given, DiffState):
             return cls(given.argnum, to_predicate(given.filter))
-        return cls(given, None if wrt is MISSING else to_predicate(wrt))
+        if wrt is MISSING:
+            return cls(given, to_predicate(Param) if how.updates else None)
+        return cls(given, to_predicate(wrt))
+
+    def selects(self, below: Path, leaf: Any) -> bool:
+        """Whether to differentiate with respect to a leaf; what stands in no node is always meant."""
+        return self.predicate is None or not below or self.predicate(below, leaf)
 
     def counted(self, who: str, n_args: int) -> _Wanted:
         """With the position from the front."""
@@ -192,20 +201,26 @@ class _Wanted:
 
 
 def _chosen(taken: Taken, wanted: list[_Wanted]) -> list[int]:
-    """The leaves to differentiate with respect to."""
+    """The leaves to differentiate with respect to.
+
+    Raises:
+        ValueError: a leaf is one of them at one of its places, and not at another.
+    """
     by_name = {taken.structure.names[one.argnum]: one for one in wanted}
-    chosen = set()
+    chosen: dict[int, tuple[bool | None, Path]] = {}
     for path, below, _, i in places(taken.structure.definition):
         one = by_name.get(path[0])
-        if one is not None and (
-            one.predicate is None or not _in_object(taken, i, below) or one.predicate(below, taken.leaves[i])
-        ):
-            chosen.add(i)
-    return sorted(chosen)
-
-
-def _in_object(taken: Taken, i: int, below: Any) -> bool:
-    return bool(below) or isinstance(taken.leaves[i], Variable)
+        now = None if one is None else one.selects(below, taken.leaves[i])
+        before, first = chosen.setdefault(i, (now, path))
+        if before is not now:
+            how = {True: "differentiated", False: "filtered out", None: "not among argnums"}
+            raise ValueError(
+                f"Inconsistent aliasing detected: nnx.{taken.who} was given a {type(taken.leaves[i]).__name__} twice, "
+                f"and is asked to treat it in two ways:\n\n  - {show_path(first)}: {how[before]}\n"
+                f"  - {show_path(path)}: {how[now]}\n\nA shared Variable has one gradient: name both arguments in "
+                f"argnums, with one filter, or pass a copy, nnx.clone(...)."
+            )
+    return [i for i, (one, _) in sorted(chosen.items()) if one]
 
 
 def _check_inexact(taken: Taken, chosen: list[int]) -> None:
@@ -231,32 +246,26 @@ def _pair(who: str, out: Any) -> tuple[Any, Any]:
 
 
 def _gradients(taken: Taken, wanted: list[_Wanted], grads: dict[int, Any]) -> list[Any]:
-    """Gradients in the form of the arguments."""
+    """Gradients in the form of the arguments; with a filter, with States in the places of nodes."""
     whole = taken.rebuild([grads.get(i) for i in range(len(taken.leaves))])
-    met = [(path[0], i) for path, _, _, i in places(taken.structure.definition)]
-    sharing = {name for name, i in met if met.count((name, i)) > 1} if len(met) > len(taken.leaves) else set()
-    out = []
-    for one in wanted:
-        argument = whole[one.argnum]
-        if one.predicate is None and taken.structure.names[one.argnum] not in sharing:
-            out.append(argument)
-            continue
-        seen: set[int] = set()
+    seen: set[int] = set()
 
-        def states(value: Any, seen: set[int] = seen) -> Any:
-            return _state(value, seen) if is_object(value) else value
+    def states(value: Any) -> Any:
+        return as_state(value, seen) if is_object(value) else value
 
-        out.append(jax.tree.map(states, argument, is_leaf=is_object))
-    return out
+    return [
+        whole[one.argnum] if one.predicate is None else jax.tree.map(states, whole[one.argnum], is_leaf=is_object)
+        for one in wanted
+    ]
 
 
-def _state(value: Any, seen: set[int]) -> Any:
-    """The gradients below an object, as a State; what has none is left out."""
+def as_state(value: Any, seen: set[int]) -> Any:
+    """The gradients below an object, as a State; what has none is left out, and so is what was met before."""
     found = walk(value, graph=True, who="grad", numbers=True)
     flat = [(p, leaf) for p, leaf in found.flat() if raw(leaf) is not None and id(leaf) not in seen]
     seen.update(id(leaf) for _, leaf in flat)
-    if isinstance(value, Variable):
-        return value if flat else None
+    if isinstance(value, Variable) and flat:
+        return value
     return State(traversals.unflatten_mapping(flat), _copy=False)
 
 
@@ -276,7 +285,7 @@ def vjp(
         has_aux: whether the function returns a pair of an output and something that is not differentiated.
         reduce_axes: must be empty.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: accepted; the function never changes the structure of its arguments.
 
     Returns:
         The output and a function from its cotangent to a tuple of the arguments' cotangents; with `has_aux` the
@@ -289,13 +298,13 @@ def vjp(
         >>> [float(g) for g in pull(1.0)]
         [2.0, 3.0]
     """
-    graph = mode("vjp", graph, graph_updates)
+    how = mode(graph, False)
     if reduce_axes:
         raise ValueError(f"nnx.vjp(reduce_axes={reduce_axes!r}): JAX has no such option any more; leave it out.")
     if f is MISSING:
-        return functools.partial(_as_decorator, vjp, has_aux=has_aux, graph=graph)
+        return functools.partial(_as_decorator, vjp, has_aux=has_aux, graph=how.graph)
     refuse_bound_method("vjp", f)
-    taken = take("vjp", graph, primals, label="primals")
+    taken = take("vjp", how, primals, label="primals")
 
     pure = _split_output("vjp", f, taken, has_aux)
     diff, pull_flat, ((rest,), outcome) = jax.vjp(pure, *taken.values, has_aux=True)
@@ -303,7 +312,7 @@ def vjp(
     out, aux = taken.settle((([*diff, *rest],), outcome))
 
     def pull(cotangent: Any) -> tuple[Any, ...]:
-        given = walk(Call(("out",), (cotangent,)), graph=graph, who="vjp", numbers=True)
+        given = walk(Call(("out",), (cotangent,)), graph=how.graph, who="vjp", numbers=True)
         if len(given.leaves) != n_diff:
             raise ValueError(
                 f"The cotangent given to the function that nnx.vjp returned has {len(given.leaves)} leaves, and the "
@@ -322,6 +331,7 @@ def _split_output(who: str, f: Callable[..., Any], taken: Taken, has_aux: bool) 
         out = f(*entered.args)
         out, aux = _pair(who, out) if has_aux else (out, None)
         (outs,), outcome = entered.leave((out, aux))
+        assert outcome.definition is not None
         (pair,) = children_of(outcome.definition.definition)[1]
         n_diff = count_leaves(children_of(pair)[1][0])
         return outs[:n_diff], ((outs[n_diff:],), outcome)
@@ -351,18 +361,18 @@ def jvp(
         tangents: a tuple of their tangents, each of the form of its argument.
         has_aux: whether the function returns a pair of an output and something that is not differentiated.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: accepted; the function never changes the structure of its arguments.
 
     Returns:
         The output and its tangent; with `has_aux` the auxiliary output as the third.
     """
-    graph = mode("jvp", graph, graph_updates)
+    how = mode(graph, False)
     if f is MISSING or primals is MISSING:
-        decorate = functools.partial(_as_decorator, jvp, has_aux=has_aux, graph=graph)
+        decorate = functools.partial(_as_decorator, jvp, has_aux=has_aux, graph=how.graph)
         return decorate if f is MISSING else decorate(f)
     refuse_bound_method("jvp", f)
-    taken = take("jvp", graph, tuple(primals), label="primals")
-    given = take("jvp", graph, tuple(tangents), label="tangents")
+    taken = take("jvp", how, tuple(primals), label="primals")
+    given = take("jvp", how, tuple(tangents), label="tangents")
     if len(given.values) != len(taken.values):
         raise ValueError(
             f"nnx.jvp was given primals with {len(taken.values)} leaves and tangents with {len(given.values)}; the "
@@ -371,6 +381,6 @@ def jvp(
 
     pure = _split_output("jvp", f, taken, has_aux)
     diff, tangent, ((rest,), outcome) = jax.jvp(pure, tuple(taken.values), tuple(given.values), has_aux=True)
-    (tangent_out, _), _ = output((([*tangent, *rest],), outcome))
+    tangent_out, _ = taken.output((([*tangent, *rest],), outcome))
     out, aux = taken.settle((([*diff, *rest],), outcome))
     return (out, tangent_out, aux) if has_aux else (out, tangent_out)

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 import jax
 
-from sonde.nnx._walk import build, show_path, walk
-from sonde.nnx.transforms._lifting import Call, Entered, Taken, raw, take, write
-from sonde.nnx.transforms._options import mode
-from sonde.nnx.transforms._prefixes import same_form
+from sonde.nnx._walk import show_path, walk
+from sonde.nnx.transforms.leaf_values import same_form
+from sonde.nnx.transforms.lifting import Call, Entered, Taken, raw, take
+from sonde.nnx.transforms.options import mode
+from sonde.nnx.transforms.outcome import Outcome
 from sonde.nnx.variable import Variable
 
 T = TypeVar("T")
@@ -36,10 +37,10 @@ def while_loop(
         body_fun: the next value; it has the same form as the one before, with the same Variables.
         init_val: the first value. Its Variables are changed.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Returns:
-        The last value: new Modules around the Variables of `init_val`.
+        The last value, made of the Variables of `init_val`; with graph updates, of its Modules too.
 
     Raises:
         ValueError: the body returns something of another form, or other Variables; or `graph` is False and a Variable
@@ -57,7 +58,7 @@ def while_loop(
         >>> int(count)
         3
     """
-    taken = take("while_loop", mode("while_loop", graph, graph_updates), (init_val,), names=("init_val",))
+    taken = take("while_loop", mode(graph, graph_updates), (init_val,), names=("init_val",))
     loop = Carried(taken, lambda entered: body_fun(entered.args[0]))
 
     def go_on(carry: list[Any]) -> Any:
@@ -86,15 +87,15 @@ def fori_loop(
         init_val: the first value. Its Variables are changed.
         unroll: see `jax.lax.fori_loop`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Returns:
-        The last value: new Modules around the Variables of `init_val`.
+        The last value, made of the Variables of `init_val`; with graph updates, of its Modules too.
 
     Raises:
         ValueError: see `nnx.while_loop`.
     """
-    taken = take("fori_loop", mode("fori_loop", graph, graph_updates), (init_val,), names=("init_val",))
+    taken = take("fori_loop", mode(graph, graph_updates), (init_val,), names=("init_val",))
     lower, upper = raw(lower), raw(upper)
     loop = Carried(taken, lambda entered, i: body_fun(i, entered.args[0]), lower)
     return loop.finish(jax.lax.fori_loop(lower, upper, lambda i, carry: loop.body(carry, i), loop.first, unroll=unroll))
@@ -110,20 +111,20 @@ class Carried:
     def __init__(self, taken: Taken, body: Callable[..., Any], *more: Any):
         self._taken = taken
         self._step = self._traced(body)
-        new, changed = jax.eval_shape(self._step, taken.values, *more)
-        del new
+        _, outcome = jax.eval_shape(self._step, taken.values, *more)
         kinds = taken.structure.kinds
-        self._moving = [i for i, kind in enumerate(kinds) if kind is None or i in changed.indices]
+        self._moving = [i for i, kind in enumerate(kinds) if kind is None or i in outcome.changed]
         self.first = [taken.values[i] for i in self._moving]
 
     def _traced(self, body: Callable[..., Any]) -> Callable[..., Any]:
         taken = self._taken
 
-        def step(values: Sequence[Any], *more: Any) -> tuple[list[Any], Indices]:
+        def step(values: Sequence[Any], *more: Any) -> tuple[list[Any], Outcome]:
             entered = taken.enter(values)
             out = body(entered, *more)
             leaves = returned(entered, out, taken, range(len(values)), "init_val")
-            return [raw(x) for x in leaves], Indices(tuple(entered.changed()))
+            _, outcome = entered.leave(None, beside=True)
+            return [raw(x) for x in leaves], outcome
 
         return jax.jit(step, inline=True)  # for its cache of traces: the user's function runs once
 
@@ -141,29 +142,7 @@ class Carried:
 
     def finish(self, carry: list[Any]) -> Any:
         """Writes to the caller's Variables and returns the last value, which is made of them."""
-        leaves = list(self._taken.leaves)
-        changed = [(i, x) for i, x in zip(self._moving, carry) if isinstance(leaves[i], Variable)]
-        write([leaves[i] for i, _ in changed], [x for _, x in changed], [None] * len(changed))
-        for i, value in zip(self._moving, carry):
-            if not isinstance(leaves[i], Variable):
-                leaves[i] = value
-        return build(self._taken.structure.definition, leaves).values[0]
-
-
-@jax.tree_util.register_static
-class Indices:
-    """Numbers that leave a trace as part of the structure of its output."""
-
-    __slots__ = ("indices",)
-
-    def __init__(self, indices: tuple[int, ...]):
-        self.indices = indices
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Indices) and self.indices == other.indices
-
-    def __hash__(self) -> int:
-        return hash(self.indices)
+        return self._taken.renewed(dict(zip(self._moving, carry)))[0]
 
 
 def returned(entered: Entered, out: Any, taken: Taken, places: Sequence[int], name: str) -> list[Any]:
@@ -178,11 +157,13 @@ def returned(entered: Entered, out: Any, taken: Taken, places: Sequence[int], na
 
     Raises:
         ValueError: it has another form than what went in, or other Variables.
+        TypeError: it has another form, in `fori_loop` with graph updates.
     """
-    found = walk(Call((name,), (out,)), graph=taken.graph, who=taken.who, numbers=True)
-    difference = same_form(taken.structure, found, name)
+    found = walk(Call((name,), (out,)), graph=taken.mode.graph, who=taken.who, numbers=True)
+    # the structure of what `scan` carries may change as long as its arrays do not; it comes back with the edits
+    difference = same_form(taken.structure, found, name, static=not (taken.who == "scan" and taken.mode.updates))
     if difference:
-        raise ValueError(
+        raise (TypeError if taken.who == "fori_loop" and taken.mode.updates else ValueError)(
             f"nnx.{taken.who}: the value that goes round must keep its form, and the body returns another one: "
             f"{difference}. Static attributes, keys and classes may not change in a loop."
         )

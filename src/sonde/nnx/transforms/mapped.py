@@ -13,11 +13,13 @@ from typing import Any
 import jax
 
 from sonde.nnx.sharding import PARTITION_NAME
-from sonde.nnx.transforms._lifting import Fixed, Left, Taken, enter, take
-from sonde.nnx.transforms._options import MISSING, as_indices, mode, named_like, refuse_bound_method
-from sonde.nnx.transforms._plans import PROGRAMS, Recent
-from sonde.nnx.transforms._results import Lists, argument_values
 from sonde.nnx.transforms.axis_metadata import transform_metadata as named_axes
+from sonde.nnx.transforms.lifting import Fixed, Taken, enter, take
+from sonde.nnx.transforms.options import MISSING, Mode, as_indices, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.outcome import Left
+from sonde.nnx.transforms.prefixes import refuse_prefixes
+from sonde.nnx.transforms.recent import PROGRAMS, Recent
+from sonde.nnx.transforms.result_lists import Lists, with_keywords
 
 
 def vmap(
@@ -45,7 +47,7 @@ def vmap(
         transform_metadata: `{nnx.PARTITION_NAME: name}` names the axis in the sharding metadata of Variables, see
             `nnx.transform_metadata`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
         ValueError: the axes do not fit the arguments, or `graph` is False and a Variable is met twice.
@@ -62,7 +64,9 @@ def vmap(
         >>> count.sum()
         Array(3., dtype=float32)
     """
-    graph = mode("vmap", graph, graph_updates)
+    how = mode(graph, graph_updates)
+    refuse_prefixes("vmap", "in_axes", in_axes, how)
+    refuse_prefixes("vmap", "out_axes", out_axes, how)
     if f is MISSING:
         return functools.partial(
             vmap,
@@ -72,20 +76,21 @@ def vmap(
             axis_size=axis_size,
             spmd_axis_name=spmd_axis_name,
             transform_metadata=transform_metadata,
-            graph=graph,
+            graph=how.graph,
+            graph_updates=how.updates,
         )
     refuse_bound_method("vmap", f)
-    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, graph)
+    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, how)
 
     @named_like(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        taken = take("vmap", graph, args, kwargs)
-        axes = argument_values(taken, in_axes, 0, what="in_axes")
-        lists = Lists("vmap", "out_axes", out_axes, axes)
+        taken = take("vmap", how, args, kwargs)
+        lists = _lists("vmap", taken, in_axes, out_axes)
+        axes = lists.in_values
 
         def pure(*values: Any) -> Left:
             entered = taken.enter(values[: len(axes)])
-            return lists.leave(entered, fn(*entered.args, **entered.kwargs))
+            return entered.leave(fn(*entered.args, **entered.kwargs), placement=lists)
 
         run = jax.vmap(
             _named(pure, f),
@@ -101,16 +106,21 @@ def vmap(
     return mapped
 
 
+def _lists(who: str, taken: Taken, in_axes: Any, out_axes: Any) -> Lists:
+    axes = with_keywords(taken.structure, in_axes, 0)
+    return Lists(who, taken.structure, taken.leaves, arguments=("in_axes", axes), output=("out_axes", out_axes))
+
+
 def _named(pure: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
     """Gives a pure function the name of the user's, for profiles and messages of JAX."""
     pure.__name__ = getattr(f, "__name__", type(f).__name__)
     return pure
 
 
-def _with_axis_names(f: Any, in_axes: Any, out_axes: Any, metadata: Mapping[str, Any] | None, graph: bool) -> Any:
+def _with_axis_names(f: Any, in_axes: Any, out_axes: Any, metadata: Mapping[str, Any] | None, how: Mode) -> Any:
     if not metadata or PARTITION_NAME not in metadata:
         return f
-    return named_axes(f, in_axes=in_axes, out_axes=out_axes, partition=metadata[PARTITION_NAME], graph=graph)
+    return named_axes(f, in_axes=in_axes, out_axes=out_axes, partition=metadata[PARTITION_NAME], graph=how.graph)
 
 
 def pmap(
@@ -142,9 +152,11 @@ def pmap(
         donate_argnums: positions of arguments whose arrays may be reused. Variables among them get a new value.
         transform_metadata: `{nnx.PARTITION_NAME: name}`, see `nnx.vmap`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
     """
-    graph = mode("pmap", graph, graph_updates)
+    how = mode(graph, graph_updates)
+    refuse_prefixes("pmap", "in_axes", in_axes, how)
+    refuse_prefixes("pmap", "out_axes", out_axes, how)
     if f is MISSING:
         return functools.partial(
             pmap,
@@ -157,10 +169,11 @@ def pmap(
             axis_size=axis_size,
             donate_argnums=donate_argnums,
             transform_metadata=transform_metadata,
-            graph=graph,
+            graph=how.graph,
+            graph_updates=how.updates,
         )
     refuse_bound_method("pmap", f)
-    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, graph)
+    fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, how)
     static = static_broadcasted_argnums
     static = (static,) if isinstance(static, int) else tuple(static)
     donated = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
@@ -168,19 +181,18 @@ def pmap(
 
     def program(taken: Taken) -> Any:
         structure = taken.structure  # all that may be kept: the rest belongs to the caller
-        axes = argument_values(taken, in_axes, 0, what="in_axes")
-        lists = Lists("pmap", "out_axes", out_axes, axes)
+        lists = _lists("pmap", taken, in_axes, out_axes)
         gone = {structure.names[i] for i in as_indices(donated, structure.n_args)}
         given = [i for i, path in enumerate(structure.paths) if path[0] in gone]
 
         def pure(*values: Any) -> Left:
-            entered = enter(structure, values, who="pmap", graph=graph)
-            return lists.leave(entered, fn(*entered.args, **entered.kwargs))
+            entered = enter(structure, values, who="pmap", mode=how)
+            return entered.leave(fn(*entered.args, **entered.kwargs), placement=lists)
 
         return jax.pmap(
             _named(pure, f),
             axis_name=axis_name,
-            in_axes=tuple(axes),
+            in_axes=tuple(lists.in_values),
             out_axes=(tuple(lists.kinds), 0),
             devices=devices,
             backend=backend,
@@ -191,7 +203,7 @@ def pmap(
     @named_like(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
         fixed = as_indices(static, len(args))
-        taken = take("pmap", graph, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+        taken = take("pmap", how, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
         run = programs.get(taken.structure, lambda: program(taken))
         return taken.settle(run(*taken.values))
 

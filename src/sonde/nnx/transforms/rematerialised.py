@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 
-from sonde.nnx.transforms._lifting import Fixed, Left, take
-from sonde.nnx.transforms._options import MISSING, as_indices, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.lifting import Fixed, take
+from sonde.nnx.transforms.options import MISSING, as_indices, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.outcome import Left
 
 
 def remat(
@@ -29,7 +30,7 @@ def remat(
         static_argnums: positions of arguments that are not traced.
         policy: which intermediate values to keep, see `jax.checkpoint_policies`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Example:
         >>> from sonde import nnx
@@ -41,17 +42,22 @@ def remat(
         >>> float(nnx.grad(lambda w: layer(w, 3.0))(w))
         3.0
     """
-    graph = mode("remat", graph, graph_updates)
+    how = mode(graph, graph_updates)
     if f is MISSING:
         return functools.partial(
-            remat, prevent_cse=prevent_cse, static_argnums=static_argnums, policy=policy, graph=graph
+            remat,
+            prevent_cse=prevent_cse,
+            static_argnums=static_argnums,
+            policy=policy,
+            graph=how.graph,
+            graph_updates=how.updates,
         )
     refuse_bound_method("remat", f)
 
     @named_like(f)
     def rematerialised(*args: Any, **kwargs: Any) -> Any:
         fixed = as_indices(static_argnums, len(args))
-        taken = take("remat", graph, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
+        taken = take("remat", how, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
 
         def pure(values: list[Any]) -> Left:
             entered = taken.enter(values)

@@ -1,27 +1,30 @@
 """`nnx.scan`: a function over the elements along an axis, with something handed from one iteration to the next.
 
 Every leaf of the arguments is one of: *scanned* (an axis is given; the function sees a slice), *broadcast* (None), or
-*carried* (`nnx.Carry`). A Variable that is scanned comes back scanned, with the new slices stacked. A broadcast
-Variable that the function changes is carried too, so that each iteration sees what the one before did. What the
-function changes is found by tracing it once before the loop is made; the loop reuses that trace.
+*carried* (`nnx.Carry`). A Variable that is scanned comes back scanned, with the new slices stacked. What the function
+does to a broadcast Variable is forgotten, as in Flax: every iteration sees the value from before the loop. Without
+graph updates such a Variable is carried instead, again as in Flax. What the function changes is found by tracing it
+once before the loop is made; the loop reuses that trace.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from sonde.nnx._walk import build
 from sonde.nnx.sharding import PARTITION_NAME
-from sonde.nnx.transforms._lifting import Entered, Outcome, Taken, output, raw, take, write
-from sonde.nnx.transforms._options import MISSING, mode, named_like, positional, refuse_bound_method
-from sonde.nnx.transforms._prefixes import Carry, StateAxes, leaf_values
 from sonde.nnx.transforms.axis_metadata import transform_metadata as named_axes
+from sonde.nnx.transforms.leaf_values import numbering
+from sonde.nnx.transforms.lifting import Entered, Taken, raw, take
 from sonde.nnx.transforms.loops import returned
+from sonde.nnx.transforms.options import MISSING, mode, named_like, positional, refuse_bound_method
+from sonde.nnx.transforms.outcome import Outcome
+from sonde.nnx.transforms.prefixes import Carry, StateAxes, refuse_prefixes
+from sonde.nnx.transforms.result_lists import Lists
 from sonde.nnx.variable import Variable
 
 
@@ -50,7 +53,7 @@ def scan(
         out_axes: for each output the axis along which to stack it, and `nnx.Carry` for the one that goes round.
         transform_metadata: `{nnx.PARTITION_NAME: name}`, see `nnx.vmap`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
         ValueError: `nnx.Carry` is there more than once, or only on one side; the axes do not fit; the carry changes its
@@ -63,7 +66,9 @@ def scan(
         >>> float(nnx.scan(lambda x, layer: layer.w * x, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(1.0, layers))
         6.0
     """
-    graph = mode("scan", graph, graph_updates)
+    how = mode(graph, graph_updates)
+    refuse_prefixes("scan", "in_axes", in_axes, how)
+    refuse_prefixes("scan", "out_axes", out_axes, how)
     if f is MISSING:
         return functools.partial(
             scan,
@@ -74,7 +79,8 @@ def scan(
             in_axes=in_axes,
             out_axes=out_axes,
             transform_metadata=transform_metadata,
-            graph=graph,
+            graph=how.graph,
+            graph_updates=how.updates,
         )
     refuse_bound_method("scan", f)
     carry_in, carry_out = _carry_place(in_axes, "in_axes"), _carry_place(out_axes, "out_axes")
@@ -87,15 +93,14 @@ def scan(
     fn = f
     if transform_metadata and PARTITION_NAME in transform_metadata:
         name = transform_metadata[PARTITION_NAME]
-        fn = named_axes(f, in_axes=in_axes, out_axes=out_axes, partition=name, graph=graph)
+        fn = named_axes(f, in_axes=in_axes, out_axes=out_axes, partition=name, graph=how.graph)
     options = {"length": length, "reverse": reverse, "unroll": unroll, "_split_transpose": _split_transpose}
 
     @named_like(f)
     def scanned(*args: Any, **kwargs: Any) -> Any:
         args = positional(f, args, kwargs)
-        taken = take("scan", graph, args)
-        axes = leaf_values(in_axes, taken.structure.definition, taken.leaves, who="scan", what="in_axes")
-        return _Scan(fn, taken, axes, carry_in, carry_out, out_axes).run(options)
+        taken = take("scan", how, args)
+        return _Scan(fn, taken, in_axes, out_axes, carry_in, carry_out).run(options)
 
     return scanned
 
@@ -124,50 +129,46 @@ def _check_out_axes(out_axes: Any) -> None:
             )
 
 
-@jax.tree_util.register_static
-class _Said:
-    """What a trace of the body says about its results: the form of the stacked outputs, and what changed."""
-
-    __slots__ = ("axes", "outcome")
-
-    def __init__(self, outcome: Outcome, axes: tuple[Any, ...]):
-        self.outcome = outcome
-        self.axes = axes
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Said) and (self.outcome, self.axes) == (other.outcome, other.axes)
-
-    def __hash__(self) -> int:
-        return hash((self.outcome, self.axes))
-
-
 class _Scan:
     """One call of a scanned function."""
 
-    def __init__(self, fn: Any, taken: Taken, axes: Sequence[Any], carry_in: Any, carry_out: Any, out_axes: Any):
+    def __init__(self, fn: Any, taken: Taken, in_axes: Any, out_axes: Any, carry_in: Any, carry_out: Any):
         self._fn = fn
         self._taken = taken
-        self._axes = axes
+        self._n_out = len(out_axes) if isinstance(out_axes, (tuple, list)) else None
         self._out_axes = out_axes
         self._carry_out = carry_out
-        names, paths = taken.structure.names, taken.structure.paths
-        self._carry_name = None if carry_in is None else names[max(carry_in, 0)]
-        if carry_in == -1 and len(names) != 1:
-            raise ValueError(f"nnx.scan: in_axes=Carry is for one argument, and there are {len(names)}.")
+        structure = taken.structure
+        if carry_in == -1 and len(structure.names) != 1:
+            raise ValueError(f"nnx.scan: in_axes=Carry is for one argument, and there are {len(structure.names)}.")
+        rest_axes = out_axes
+        if carry_out is not None:
+            rest_axes = () if carry_out == -1 else (*out_axes[:carry_out], *out_axes[carry_out + 1 :])
+        self._lists = Lists(
+            "scan", structure, taken.leaves, arguments=("in_axes", in_axes), output=("out_axes", rest_axes)
+        )
+        self._axes = self._lists.in_values
+        self._carry_number = None if carry_in is None else max(carry_in, 0)
+        self._carry_name = None if carry_in is None else structure.names[max(carry_in, 0)]
         # leaves of the argument that goes round, in the order in which they are met in it
-        self._round = [i for i, path in enumerate(paths) if path[0] == self._carry_name]
-        self._scanned = [i for i, axis in enumerate(axes) if isinstance(axis, int) and i not in set(self._round)]
+        self._round = [i for i, path in enumerate(structure.paths) if path[0] == self._carry_name]
+        # the carry keeps its form (see `returned`), and its arrays come back with it
+        self._kept = () if carry_in is None else numbering(structure.definition[4][max(carry_in, 0)])
+        scanned = set(range(len(self._axes))) - set(self._round)
+        self._scanned = [i for i in sorted(scanned) if isinstance(self._axes[i], int)]
 
     def run(self, options: dict[str, Any]) -> Any:
-        axes, values = self._axes, self._taken.values
+        axes, values, kinds = self._axes, self._taken.values, self._lists.kinds
         step = jax.jit(self._step, inline=True)  # for its cache of traces: the user's function runs once
         xs = [jax.tree.map(functools.partial(_to_front, axis=axes[i]), values[i]) for i in self._scanned]
         start = list(values)
         for i, x in zip(self._scanned, xs):
             start[i] = jax.tree.map(_slice_of, x)
-        said = jax.eval_shape(step, start)[-1]
-        changed = said.outcome.changed
-        carried = [i for i in changed if i not in set(self._scanned) and i not in set(self._round)]
+        _, (_, outcome) = jax.eval_shape(step, start)
+        self._check(outcome)
+        changed = outcome.changed
+        forgotten = {i for i in changed if axes[i] is None and self._taken.mode.updates}
+        carried = [i for i in changed if i not in {*self._scanned, *self._round, *forgotten}]
         carried += [i for i, axis in enumerate(axes) if axis is Carry and i not in {*carried, *self._round}]
         moving = [*self._round, *carried]
         stacked = [i for i in changed if i in set(self._scanned)]
@@ -176,69 +177,69 @@ class _Scan:
             now = list(values)
             for i, value in zip([*moving, *self._scanned], [*carry, *xs]):
                 now[i] = value
-            round_, outs, news, _ = step(now)
+            round_, (lists, outcome) = step(now)
+            built, news = outcome.split(lists)
             new = dict(zip(changed, news))
             new.update(zip(self._round, round_))
-            return [new.get(i, now[i]) for i in moving], (outs, [new[i] for i in stacked])
+            return [new.get(i, now[i]) for i in moving], (built, [new[i] for i in stacked])
 
         body.__name__ = getattr(self._fn, "__name__", "scan")
-        final, (outs, slices) = jax.lax.scan(body, [values[i] for i in moving], xs, **options)
-        outs = [jax.tree.map(functools.partial(_from_front, axis=axis), x) for x, axis in zip(outs, said.axes)]
-        new = dict(zip(moving, final))
-        new.update({i: jax.tree.map(functools.partial(_from_front, axis=axes[i]), x) for i, x in zip(stacked, slices)})
-        return self._finish(new, outs, said.outcome)
+        final, (built, slices) = jax.lax.scan(body, [values[i] for i in moving], xs, **options)
+        built = [_moved_back(x, kinds[place]) for x, place in zip(built, outcome.places)]
+        new = {i: values[i] for i in forgotten}
+        new.update(zip(moving, final))
+        new.update({i: _moved_back(x, axes[i]) for i, x in zip(stacked, slices)})
+        rest = self._taken.settle((outcome.join(built, [new[i] for i in changed], len(kinds)), outcome))
+        return self._with_carry(rest, new)
 
     def _step(self, values: list[Any]) -> Any:
-        """One iteration: the carry, the other outputs, the new values of Variables, and what they are."""
+        """One iteration: the leaves of the carry; the other outputs and what changed."""
         entered = self._taken.enter(values)
         out = self._fn(*entered.args)
-        round_, rest, rest_axes = self._split(entered, out)
+        round_, rest = self._split(entered, out)
+        return round_, entered.leave(rest, placement=self._lists, skip=self._kept)
 
-        def assign(definition: Any, paths: Any, leaves: Any) -> list[int]:
-            nonlocal axes
-            del paths
-            axes = tuple(leaf_values((rest_axes,), definition, leaves, who="scan", what="out_axes"))
-            return [0] * len(leaves)
-
-        axes: tuple[Any, ...] = ()
-        (arrays,), outcome = entered.leave(rest, assign=assign)
-        n = len(outcome.places)
-        return round_, arrays[:n], arrays[n:], _Said(outcome, axes)
-
-    def _split(self, entered: Entered, out: Any) -> tuple[list[Any], Any, Any]:
-        """The leaves of the carry, and the other outputs with their axes."""
-        place, axes = self._carry_out, self._out_axes
+    def _split(self, entered: Entered, out: Any) -> tuple[list[Any], Any]:
+        """The leaves of the carry, and the other outputs."""
+        place = self._carry_out
         if place is None:
-            return [], out, axes
+            return [], out
         if place == -1:
-            round_, rest, rest_axes = out, (), ()
+            round_, rest = out, ()
         else:
-            if not isinstance(out, (tuple, list)) or len(out) != len(axes):
+            if not isinstance(out, (tuple, list)) or len(out) != self._n_out:
                 got = f"{len(out)} values" if isinstance(out, (tuple, list)) else f"a {type(out).__name__}"
-                raise ValueError(f"nnx.scan: out_axes={axes} wants a tuple of {len(axes)} outputs, got {got}.")
+                raise ValueError(
+                    f"nnx.scan: out_axes={self._out_axes} wants a tuple of {self._n_out} outputs, got {got}."
+                )
             round_, rest = out[place], (*out[:place], *out[place + 1 :])
-            rest_axes = (*axes[:place], *axes[place + 1 :])
         leaves = returned(entered, round_, self._taken, self._round, str(self._carry_name))
-        return [raw(x) for x in leaves], rest, rest_axes
+        return [raw(x) for x in leaves], rest
 
-    def _finish(self, new: dict[int, Any], outs: list[Any], outcome: Outcome) -> Any:
-        taken = self._taken
-        leaves = list(taken.leaves)
-        metadata = dict(zip(outcome.changed, outcome.metadata))
-        only = Outcome(outcome.definition, outcome.places, (), (), ())
-        rest, _ = output(((outs,), only))
-        written = [i for i in new if i in outcome.changed]
-        write([leaves[i] for i in written], [new[i] for i in written], [metadata.get(i) for i in written])
-        if self._carry_out is None:
+    def _check(self, outcome: Outcome) -> None:
+        """Refuses new arrays in arguments that are the same in all iterations: each iteration makes another one."""
+        for place in outcome.places:
+            if not isinstance(self._lists.kinds[place], int):
+                raise ValueError(
+                    "nnx.scan: the function makes a new Variable or array in an argument that is broadcast (axis None) "
+                    "or carried, where there is no axis to stack it along. Make it before the scan, and change its "
+                    "value in the function; or scan over the argument."
+                )
+
+    def _with_carry(self, rest: Any, new: dict[int, Any]) -> Any:
+        """The output with the carry in its place."""
+        if self._carry_out is None or self._carry_number is None:
             return rest
-        for i in self._round:
-            if not isinstance(leaves[i], Variable):
-                leaves[i] = new[i]
-        whole = build(taken.structure.definition, leaves)
-        carry = whole.values[whole.names.index(str(self._carry_name))]
+        leaves = self._taken.leaves
+        carry = self._taken.renewed({i: new[i] for i in self._round if not isinstance(leaves[i], Variable)})
+        carry = carry[self._carry_number]
         if self._carry_out == -1:
             return carry
         return (*rest[: self._carry_out], carry, *rest[self._carry_out :])
+
+
+def _moved_back(x: Any, axis: int) -> Any:
+    return jax.tree.map(functools.partial(_from_front, axis=axis), x)
 
 
 def _to_front(x: Any, axis: int) -> Any:

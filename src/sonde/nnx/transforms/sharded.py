@@ -10,10 +10,11 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
-from sonde.nnx.transforms._lifting import Left, take
-from sonde.nnx.transforms._options import MISSING, mode, named_like, positional, refuse_bound_method
-from sonde.nnx.transforms._prefixes import leaf_values
-from sonde.nnx.transforms._results import Lists
+from sonde.nnx.transforms.lifting import take
+from sonde.nnx.transforms.options import MISSING, mode, named_like, positional, refuse_bound_method
+from sonde.nnx.transforms.outcome import Left
+from sonde.nnx.transforms.prefixes import refuse_prefixes
+from sonde.nnx.transforms.result_lists import Lists
 
 
 def shard_map(
@@ -38,7 +39,7 @@ def shard_map(
         axis_names: the axes of the mesh that the function handles; all if empty.
         check_vma: see `jax.shard_map`.
         graph: True allows shared references, False demands trees. None: the current mode.
-        graph_updates: None or False.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
         ValueError: the specs do not fit the arguments, or `graph` is False and a Variable is met twice.
@@ -52,7 +53,9 @@ def shard_map(
         >>> double(nnx.Param(jnp.array(2.0)), jnp.arange(3.0))
         Array([0., 2., 4.], dtype=float32)
     """
-    graph = mode("shard_map", graph, graph_updates)
+    how = mode(graph, graph_updates)
+    refuse_prefixes("shard_map", "in_specs", in_specs, how)
+    refuse_prefixes("shard_map", "out_specs", out_specs, how)
     if f is MISSING:
         return functools.partial(
             shard_map,
@@ -61,31 +64,34 @@ def shard_map(
             out_specs=out_specs,
             axis_names=axis_names,
             check_vma=check_vma,
-            graph=graph,
+            graph=how.graph,
+            graph_updates=how.updates,
         )
     refuse_bound_method("shard_map", f)
 
     @named_like(f)
     def sharded(*args: Any, **kwargs: Any) -> Any:
-        taken = take("shard_map", graph, positional(f, args, kwargs))
-        given = leaf_values(in_specs, taken.structure.definition, taken.leaves, who="shard_map", what="in_specs")
-        specs = [P() if spec is None else spec for spec in given]
-        lists = Lists("shard_map", "out_specs", out_specs, specs)
+        taken = take("shard_map", how, positional(f, args, kwargs))
+        options = {"arguments": ("in_specs", in_specs), "output": ("out_specs", out_specs)}
+        lists = Lists("shard_map", taken.structure, taken.leaves, **options)
 
         def pure(*values: Any) -> Left:
             entered = taken.enter(values)
-            return lists.leave(entered, f(*entered.args))
+            return entered.leave(f(*entered.args), placement=lists)
 
         pure.__name__ = getattr(f, "__name__", "shard_map")
-        out_kinds = tuple(P() if spec is None else spec for spec in lists.kinds)
         run = jax.shard_map(
             pure,
             mesh=mesh,
-            in_specs=tuple(specs),
-            out_specs=(out_kinds, P()),
+            in_specs=tuple(map(_spec, lists.in_values)),
+            out_specs=(tuple(map(_spec, lists.kinds)), P()),
             axis_names=axis_names,
             check_vma=check_vma,
         )
         return taken.settle(run(*taken.values))
 
     return sharded
+
+
+def _spec(given: Any) -> Any:
+    return P() if given is None else given

@@ -46,5 +46,4 @@ class Compiled(_Stage):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function; Variables are changed as by the jitted function."""
         plan, arrays = self._arrays(args, kwargs)
-        result = self._stage(*arrays)
-        return plan.finish(result) if type(result) is tuple else result
+        return plan.finish(self._stage(*arrays))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sonde import nnx
-from sonde.nnx.transforms import compiled
+from sonde.nnx.transforms.jit import compiled
 
 
 class Model(nnx.Module):

@@ -5,26 +5,30 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sonde.nnx.graph_mode import resolve
+from sonde.nnx.graph_mode import resolve, resolve_updates
 
 #: Stands for a function that was not given, when a transform is used as a decorator with options.
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 
 
-def mode(who: str, graph: bool | None, graph_updates: bool | None) -> bool:
-    """Whether a transform allows shared references.
+class Mode(NamedTuple):
+    """How a transform treats its arguments.
 
-    Raises:
-        ValueError: changes of structure are asked to come out of the transform.
+    Attributes:
+        graph: whether objects may be shared.
+        updates: whether the function may change the structure of its arguments, and return them.
     """
-    if graph_updates:
-        raise ValueError(
-            f"nnx.{who}(graph_updates=True) was asked for. In Sonde, values of Variables come out of a transform, "
-            f"changes of structure do not: leave graph_updates out, and return new Modules and Variables as outputs."
-        )
-    return resolve(graph)
+
+    graph: bool
+    updates: bool
+
+
+def mode(graph: bool | None, graph_updates: bool | None) -> Mode:
+    """The mode that options ask for; what is None follows the current settings. Trees have no updates."""
+    graph = resolve(graph)
+    return Mode(graph, graph and resolve_updates(graph_updates))
 
 
 def refuse_bound_method(who: str, fn: Callable[..., Any]) -> None:

@@ -1,0 +1,86 @@
+"""Changes of structure: what a function did to the attributes of its arguments, and the same done to the originals.
+
+Inside a transform a function works on copies. `Before` remembers how the copies looked; afterwards it finds the nodes
+with other attributes (new ones, others in their place, other static values, none any more). An *edit* is the new
+definition of such a node: objects that came in are references in it, new objects are spelled out. `replay` gives the
+caller's node those attributes. An edit is known when the function is traced, so calls without one pay nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sonde.nnx._kinds import CONTAINER, kind_of
+from sonde.nnx._walk import Walk, build, flatten_once, walk
+from sonde.nnx.pytree import Pytree
+
+
+class Before:
+    """How nodes looked before a function ran on them."""
+
+    __slots__ = ("_known", "_looks")
+
+    def __init__(self, known: Mapping[int, Any]):
+        self._known = known
+        self._looks = [(x, x._structure(), contents(x)) for x in known.values() if isinstance(x, Pytree)]
+
+    def edits(self, who: str) -> tuple[list[Walk], dict[int, int]]:
+        """A walk through each node that changed, and the indices of all objects met."""
+        seen = {id(x): index for index, x in self._known.items()}
+        changed = [node for node, *look in self._looks if _differs(node, *look)]
+        return [walk(node, graph=True, who=who, numbers=True, seen=seen, again=True) for node in changed], seen
+
+
+def _differs(node: Pytree, structure: Any, held: Any) -> bool:
+    (layout, data, static), (old_layout, old_data, old_static) = node._structure(), structure
+    if layout is not old_layout or not all(a is b for a, b in zip(data, old_data)):
+        return True
+    if not all(_same(a, b) for a, b in zip(static, old_static)):
+        return True
+    return held is not None and not same_contents(contents(node), held)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except Exception:  # whatever `==` of a user's class does: they are not known to be equal
+        return False
+
+
+def replay(edit: Any, leaves: Iterator[Any], known: dict[Any, Any]) -> None:
+    """Gives a node the attributes that an edit says.
+
+    Args:
+        edit: the definition of a node.
+        leaves: the leaves of new objects; as many are taken as the edit has.
+        known: objects by index; those that are made are added.
+    """
+    _, _, index, layout, static, children, _, _ = edit
+    data = [build(child, leaves, known=known) for child in children]
+    known[index]._become(layout, data, static)
+
+
+def contents(node: Pytree) -> tuple[list[Any], list[Any]] | None:
+    """What the plain containers of a node hold: their classes and keys, and their elements; None without containers."""
+    todo = [value for value in node._structure()[1] if kind_of(value) == CONTAINER and value is not None]
+    if not todo:
+        return None
+    frames: list[Any] = []
+    elements: list[Any] = []
+    while todo:
+        value = todo.pop()
+        if kind_of(value) == CONTAINER and value is not None:
+            keys, children, _ = flatten_once(value)
+            frames.append((type(value), keys))
+            todo += children
+        else:
+            elements.append(value)
+    return frames, elements
+
+
+def same_contents(now: Any, before: Any) -> bool:
+    """Whether containers hold the same."""
+    return now is not None and now[0] == before[0] and all(a is b for a, b in zip(now[1], before[1]))

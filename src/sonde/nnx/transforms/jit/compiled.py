@@ -1,0 +1,252 @@
+"""`nnx.jit`, `nnx.jit_partial` and `nnx.cached_partial`: compiled functions of Modules and Variables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from sonde.core import boundaries
+from sonde.core.context import LOOKERS, looking
+from sonde.nnx._epoch import EPOCH
+from sonde.nnx._kinds import ARRAY, KIND
+from sonde.nnx.transforms.jit.arguments import PLAIN, ROOT, Arguments, holds_objects, named_places
+from sonde.nnx.transforms.jit.memory import LastCall, Memory, Plan
+from sonde.nnx.transforms.jit.program import Options, Program, tracing
+from sonde.nnx.transforms.lifting import Fixed, Structure, take, walk_call
+from sonde.nnx.transforms.options import MISSING, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.prefixes import refuse_prefixes
+from sonde.nnx.transforms.recent import PROGRAMS, Recent
+from sonde.nnx.transforms.stages import Lowered, Traced
+
+
+def jit(
+    fun: Callable[..., Any] = MISSING,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    device: Any = None,
+    backend: str | None = None,
+    inline: bool = False,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+) -> Any:
+    """`jax.jit` for functions of Modules and Variables; what the function does to Variables comes out.
+
+    Args:
+        fun: the function; leave it out to use `jit` as a decorator with options.
+        in_shardings: a sharding for each positional argument that is not static, or None; `StateSharding` for the
+            Variables of a Module.
+        out_shardings: the same for the output.
+        static_argnums: positions of arguments that are compile-time constants; they must be hashable.
+        static_argnames: names of such arguments. Of the two, the one not given is found by the signature.
+        donate_argnums: positions of arguments whose arrays may be reused. The Variables among them all get a new value,
+            so that the objects can be used afterwards.
+        donate_argnames: names of such arguments.
+        keep_unused: see `jax.jit`.
+        device: see `jax.jit`.
+        backend: see `jax.jit`.
+        inline: see `jax.jit`.
+        graph: True allows shared references, False demands trees. None: the current mode.
+        graph_updates: whether the function may change the structure of its arguments. None: the current setting.
+
+    Returns:
+        A function with the same arguments. It has `lower`, `trace` and `eval_shape` as that of `jax.jit`.
+
+    Raises:
+        ValueError: a bound method is given; or, in a call, a Variable of the arguments is returned without graph
+            updates, or `graph` is False and a Variable is met twice.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> @nnx.jit
+        ... def step(count, x):
+        ...     count[...] += 1
+        ...     return x * count
+        >>> count = nnx.Variable(jnp.array(0))
+        >>> int(step(count, 5)), int(step(count, 5)), int(count)
+        (5, 10, 2)
+    """
+    how = mode(graph, graph_updates)
+    more: dict[str, Any] = {"keep_unused": keep_unused, "inline": inline}
+    if device is not None:
+        more["device"] = device
+    if backend is not None:
+        more["backend"] = backend
+    refuse_prefixes("jit", "in_shardings", in_shardings, how)
+    refuse_prefixes("jit", "out_shardings", out_shardings, how)
+    if fun is MISSING:
+        return functools.partial(
+            jit,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            graph=how.graph,
+            graph_updates=how.updates,
+            **more,
+        )
+    refuse_bound_method("jit", fun)
+    static = named_places(fun, static_argnums, static_argnames)
+    donated = named_places(fun, donate_argnums, donate_argnames)
+    return _caller(fun, _Compiler(Options(fun, how, in_shardings, out_shardings, static, donated, more)))
+
+
+def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
+    """The function that users call: a closure, because calling an instance costs a tenth of a whole call more.
+
+    It recognises the call that was made before with the same objects, and leaves all others to the compiler. Every line
+    of it is paid for by every call.
+    """
+    kinds, epoch, lookers, memory, general = KIND, EPOCH, LOOKERS, compiler.memory, compiler.call
+
+    @named_like(fun)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = (*args, *kwargs.values()) if kwargs else args
+        last = memory.last
+        if (
+            last is None
+            or last.plan.epoch != epoch.value
+            or (lookers.count and looking() is not None)
+            or len(values) != last.n_values
+            or (tuple(kwargs) != last.keywords if kwargs else last.keywords)
+        ):
+            return general(values, len(args), tuple(kwargs))
+        for i, root in last.roots:
+            if root() is not values[i]:
+                return general(values, len(args), tuple(kwargs))
+        if last.n_front:
+            plain = values[last.n_front :]
+        elif last.static and not last.same_static(values):
+            return general(values, len(args), tuple(kwargs))
+        else:
+            plain = [values[i] for i in last.plain]
+        for x in plain:
+            if kinds.get(type(x)) != ARRAY and holds_objects(x):
+                return general(values, len(args), tuple(kwargs))
+        if last.cells is None:
+            return last.plan.finish(last.run(*last.plan.read(), *plain))
+        return last.plan.finish(last.run([cell[0] for cell in last.cells], *plain))
+
+    call.lower = compiler.lower  # type: ignore[attr-defined]
+    call.trace = compiler.trace  # type: ignore[attr-defined]
+    call.eval_shape = compiler.eval_shape  # type: ignore[attr-defined]
+    return call
+
+
+class _Compiler:
+    """Finds programs and plans for one jitted function."""
+
+    def __init__(self, options: Options):
+        self.memory = Memory()
+        self._programs: Recent[Program] = Recent(PROGRAMS)
+        self._options = options
+
+    def call(self, values: Sequence[Any], n_args: int, keywords: tuple[str, ...]) -> Any:
+        """Calls the function, and remembers how if that was a simple call."""
+        plan, arguments, nodes, order = self._plan(values, n_args, keywords)
+        if nodes is not None:  # a capture runs: say which Modules the copies inside stand for
+            before, tracing.originals = getattr(tracing, "originals", None), nodes
+            try:
+                with boundaries.given(arguments.roots):
+                    return plan.finish(plan.run(*plan.read(), *arguments.plain))
+            finally:
+                tracing.originals = before
+        out = plan.finish(plan.run(*plan.read(), *arguments.plain))
+        self._remember(plan, arguments, keywords, order)
+        return out
+
+    def _plan(self, values: Sequence[Any], n_args: int, keywords: tuple[str, ...]) -> Any:
+        order = list(range(len(values)))
+        if keywords and list(keywords) != sorted(keywords):
+            order = [*order[:n_args], *sorted(order[n_args:], key=lambda i: keywords[i - n_args])]
+        arguments = Arguments([values[i] for i in order], tuple(sorted(keywords)), self._options.static)
+        key = (arguments.skeleton, tuple(map(id, arguments.roots)))
+        watched = looking() is not None
+        if not watched and (plan := self.memory.find(key, arguments.roots)) is not None:
+            return plan, arguments, None, order
+        names = tuple(arguments.names)
+        found = walk_call(names, arguments.roots, who="jit", graph=self._options.mode.graph)
+        structure = Structure(found, names, len(names), ())
+        program = self._programs.get(
+            (arguments.skeleton, structure, watched), lambda: Program(self._options, structure, arguments, found.leaves)
+        )
+        plan = Plan(found, program)
+        if not watched:
+            self.memory.keep(key, arguments.roots, plan)
+        return plan, arguments, found.nodes if watched else None, order
+
+    def _remember(self, plan: Plan, arguments: Arguments, keywords: tuple[str, ...], order: list[int]) -> None:
+        parts = arguments.skeleton[2]
+        key = (arguments.skeleton, tuple(map(id, arguments.roots)))
+        if not self.memory.is_current(key, plan) or plan.loose or any(type(part) is tuple for part in parts):
+            return
+        static = [(i, part.value) for i, part in zip(order, parts) if isinstance(part, Fixed)]
+        plain = [i for i, part in zip(order, parts) if part == PLAIN]
+        at = dict(zip([i for i, part in zip(order, parts) if part == ROOT], arguments.roots))
+        self.memory.last = LastCall(plan, keywords, at, plain, static)
+
+    # ------------------------------------------------------------------------------------------- other uses
+
+    def _arrays(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, list[Any]]:
+        plan, arguments, _, _ = self._plan((*args, *kwargs.values()), len(args), tuple(kwargs))
+        return plan, [*plan.read(), *arguments.plain]
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Lowers the function for these arguments, as `jax.jit(...).lower`."""
+        return self.trace(*args, **kwargs).lower()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Traces the function for these arguments, as `jax.jit(...).trace`."""
+        plan, arrays = self._arrays(args, kwargs)
+        return Traced(plan.run.trace(*arrays), self._arrays)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The shapes of the output for these arguments; nothing is changed."""
+        plan, arrays = self._arrays(args, kwargs)
+        return plan.output(plan.run.eval_shape(*arrays))
+
+
+def jit_partial(fun: Callable[..., Any], *partial_args: Any, **options: Any) -> Any:
+    """`nnx.jit` with the first arguments given.
+
+    Args:
+        fun: the function.
+        *partial_args: its first arguments; their Variables may change between calls, and are changed by calls.
+        **options: those of `nnx.jit`; positions count from the first of `partial_args`.
+
+    Returns:
+        A function of the other arguments.
+    """
+    how = mode(options.get("graph"), options.get("graph_updates"))
+    take("jit_partial", how, partial_args)  # in tree mode, refuses aliases
+    return cached_partial(jit(fun, **options), *partial_args)
+
+
+def cached_partial(
+    f: Callable[..., Any], *cached_args: Any, graph: bool | None = None, graph_updates: bool | None = None
+) -> Any:
+    """A jitted function with the first arguments given.
+
+    In Flax this is how to make calls cheap; `nnx.jit` is as cheap without it.
+
+    Args:
+        f: a function that `nnx.jit` returned.
+        *cached_args: its first arguments.
+        graph: accepted for Flax's sake; the mode is that of `f`.
+        graph_updates: accepted for Flax's sake, as `graph`.
+    """
+    del graph, graph_updates
+    call = named_like(f)(functools.partial(f, *cached_args))
+    for stage in ("lower", "trace", "eval_shape"):
+        if hasattr(f, stage):
+            setattr(call, stage, functools.partial(getattr(f, stage), *cached_args))
+    return call

@@ -1,0 +1,312 @@
+"""What `nnx.jit` remembers, so that calling a jitted function costs what `jax.jit` costs.
+
+Taking Modules apart costs far more than calling a compiled function, so it is done once per set of objects. A `Plan`
+belongs to certain roots: it lists their Variables, so that a call only has to read their values into a list. It holds
+while the structure epoch has not moved; if it has, the plan asks each node whether it was changed since. It keeps nodes
+by weak references and is dropped with the first root that dies, so it keeps no model alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from sonde._jax import trace_level
+from sonde.nnx._epoch import EPOCH
+from sonde.nnx._kinds import CONTAINER, KIND, NODE, VARIABLE, kind_of
+from sonde.nnx._walk import Walk
+from sonde.nnx.transforms.edits import contents, same_contents
+from sonde.nnx.transforms.jit.program import Program
+from sonde.nnx.transforms.outcome import Left, Outcome, settle
+from sonde.nnx.transforms.recent import PROGRAMS
+from sonde.nnx.variable import Variable
+
+#: How many structures of one set of objects are remembered: training, evaluating and a few more.
+KNOWN_STRUCTURES = 4
+
+
+class Plan:
+    """What is needed to call a program with certain roots.
+
+    Attributes:
+        epoch: the structure epoch up to which the plan is known to hold.
+        program: what to call.
+        leaves: all Variables and bare arrays of the roots, in the order of the walk.
+        cells: the cells of the Variables, if the program takes one list of values, all of them of Variables, else None.
+        loose: whether there are lists or dicts among the data of nodes, whose changes do not move the epoch.
+        run: the program's jitted function.
+    """
+
+    __slots__ = (
+        "_contents",
+        "_level",
+        "_lists",
+        "_metadata",
+        "_numbers",
+        "_records",
+        "_shared",
+        "_targets",
+        "cells",
+        "epoch",
+        "leaves",
+        "loose",
+        "program",
+        "run",
+    )
+
+    def __init__(self, found: Walk, program: Program):
+        self.epoch = found.epoch
+        self._records = [_Record(node) for _, node in found.nodes]
+        self._contents = [
+            (r, _weak(contents(node))) for r, (_, node) in zip(self._records, found.nodes) if r.containers
+        ]
+        self.loose = bool(found.loose)
+        self._set(program, found.leaves, [getattr(x, "_metadata", None) for x in found.leaves])
+        met = sum(record.n_variables for record in self._records)
+        self._shared = bool(self._contents) or met > sum(x is not None for x in self._metadata)
+
+    def _set(self, program: Program, leaves: list[Any], metadata: list[Any]) -> None:
+        self.program = program
+        self.run = program.run
+        self.leaves = leaves
+        self._metadata = metadata
+        self._numbers = {id(x): i for i, x in enumerate(leaves)}
+        self._lists = program.lists(leaves)
+        first = 1 if program.arrays else 0
+        self._lists[first:] = [[v._cell for v in one] for one in self._lists[first:]]
+        self.cells = self._lists[0] if len(self._lists) == 1 and not program.arrays else None
+        levels = {id(x._level): x._level for x in leaves if isinstance(x, Variable)}
+        self._level = next(iter(levels.values())) if len(levels) == 1 else None
+        # by the identity of outcomes that only give Variables new values: the outcome, and the cells of the Variables
+        self._targets: dict[int, tuple[Outcome, list[list[Any]]]] = {}
+
+    def match(self) -> Plan | None:
+        """What holds now: this plan, or one for other Variables in the same places, or None."""
+        now = EPOCH.value
+        if now == self.epoch and not self.loose:
+            return self
+        epoch = self.epoch
+        swapped: dict[int, Variable[Any]] = {}
+        for record in self._records:
+            node = record.node()
+            if node is None or (node._stamp > epoch and not self._same(record, node, swapped)):
+                return None
+        for leaf, metadata in zip(self.leaves, self._metadata):
+            if metadata is not None and leaf._metadata is not metadata and leaf._metadata != metadata:
+                return None
+        for record, before in self._contents:
+            node = record.node()
+            if node is None or not same_contents(contents(node), _strong(before)):
+                return None
+        if swapped:
+            return self._with(swapped, now)
+        self.epoch = now
+        return self
+
+    def _same(self, record: _Record, node: Any, swapped: dict[int, Variable[Any]]) -> bool:
+        """Whether a node is as it was, except for Variables that were replaced by others of the same kind."""
+        layout, data, static = node._structure()
+        if layout is not record.layout or (static is not record.static and static != record.static):
+            return False
+        for x, before in zip(data, record.data):
+            if id(x) == before:
+                continue
+            i = None if before is None else self._numbers.get(before)
+            if i is None or self._shared or id(x) in self._numbers:
+                return False
+            old = self.leaves[i]
+            if not isinstance(old, Variable) or type(x) is not type(old) or x._metadata != self._metadata[i]:
+                return False
+            swapped[i] = x
+        return True
+
+    def _with(self, swapped: dict[int, Variable[Any]], epoch: int) -> Plan | None:
+        """The plan for a model in which some Variables are others."""
+        if len({id(x) for x in swapped.values()}) < len(swapped):
+            return None  # one Variable now stands at two places
+        new = object.__new__(Plan)
+        new.epoch = epoch
+        new._contents, new.loose, new._shared = self._contents, self.loose, False
+        leaves, metadata = list(self.leaves), list(self._metadata)
+        renamed = {}
+        for i, x in swapped.items():
+            renamed[id(leaves[i])] = id(x)
+            leaves[i], metadata[i] = x, x._metadata
+        new._records = [record.renamed(renamed) for record in self._records]
+        new._set(self.program, leaves, metadata)
+        return new
+
+    def read(self) -> list[list[Any]]:
+        """The values of leaves, as the program takes them."""
+        first = 1 if self.program.arrays else 0
+        return [*self._lists[:first], *([cell[0] for cell in one] for one in self._lists[first:])]
+
+    def finish(self, result: tuple[Any, Left]) -> Any:
+        """Does to the objects what the program says, and returns the output."""
+        out, left = result
+        outcome = left[1]
+        known = self._targets.get(id(outcome))
+        if known is None or self._level is not trace_level():
+            return self._finish_any(out, left)
+        for cell, value in zip(known[1], left[0][0]):
+            cell[0] = value
+        return out
+
+    def _finish_any(self, out: Any, left: Left) -> Any:
+        """The same for outcomes that take more than setting values, and for those met for the first time."""
+        lists, outcome = left
+        built = settle(left, self.leaves, self._objects)
+        if outcome.values_only and len(lists) == 1:
+            self._targets[id(outcome)] = (outcome, [self.leaves[i]._cell for i in outcome.changed])
+        return out if outcome.definition is None else built
+
+    def output(self, result: tuple[Any, Left]) -> Any:
+        """The output in what the program returned; nothing is changed."""
+        out, left = result
+        if left[1].definition is None:
+            return out
+        return settle(left, self.leaves, self._objects, output_only=True)
+
+    def _objects(self) -> dict[int, Any]:
+        return self.program.structure.objects(self.leaves, [record.node() for record in self._records])
+
+
+class _Record:
+    """How a node looked, without keeping it or other nodes alive.
+
+    Attributes:
+        node: a weak reference to it.
+        layout: which attributes it had.
+        data: the identities of its children. The plan keeps Variables and arrays alive, and nodes have records of
+            their own, so the identity says which object it is. Containers are compared by their content.
+        static: its static attributes.
+        containers: whether some of its children are plain containers.
+        n_variables: how many of its children are Variables.
+    """
+
+    __slots__ = ("containers", "data", "layout", "n_variables", "node", "static")
+
+    def __init__(self, node: Any):
+        self.node = weakref.ref(node)
+        self.layout, data, self.static = node._structure()
+        kinds = [KIND.get(type(x)) for x in data]
+        self.n_variables = kinds.count(VARIABLE)
+        self.containers = CONTAINER in kinds and any(k == CONTAINER and x is not None for k, x in zip(kinds, data))
+        self.data = tuple([None if k == CONTAINER and x is not None else id(x) for k, x in zip(kinds, data)])
+
+    def renamed(self, identities: dict[int, int]) -> _Record:
+        """The record with other children."""
+        if identities.keys().isdisjoint(self.data):
+            return self
+        new = object.__new__(_Record)
+        new.node, new.layout, new.static = self.node, self.layout, self.static
+        new.n_variables, new.containers = self.n_variables, self.containers
+        new.data = tuple(identities.get(x, x) for x in self.data)  # type: ignore[arg-type]
+        return new
+
+
+def _weak(held: Any) -> Any:
+    """What containers hold, with weak references to nodes."""
+    return held[0], [weakref.ref(x) if kind_of(x) == NODE else x for x in held[1]]
+
+
+def _strong(held: Any) -> Any:
+    return held[0], [x() if type(x) is weakref.ref else x for x in held[1]]
+
+
+class LastCall:
+    """The last call, in a form that is quick to compare with.
+
+    Attributes:
+        plan: its plan.
+        n_values: the number of its arguments.
+        keywords: the names of those that were given by keyword.
+        n_front: how many objects there are, if they are the first arguments and all others are plain, else 0.
+        roots: positions of, and weak references to, the arguments that are objects.
+        plain: the positions of plain arguments.
+        static: positions and values of static arguments.
+        run: the jitted function.
+        cells: the cells of Variables, if it takes a list of their values and the plain arguments, and nothing else.
+    """
+
+    __slots__ = ("cells", "keywords", "n_front", "n_values", "plain", "plan", "roots", "run", "static")
+
+    def __init__(self, plan: Plan, keywords: tuple[str, ...], at: dict[int, Any], plain: list[int], static: Any):
+        self.plan = plan
+        self.run = plan.run
+        self.cells = plan.cells
+        self.n_values = len(at) + len(plain) + len(static)
+        self.keywords = keywords
+        self.roots = [(i, weakref.ref(root)) for i, root in at.items()]
+        self.n_front = len(at) if [*at, *plain] == list(range(self.n_values)) else 0
+        self.plain = plain
+        self.static = static
+
+    def same_static(self, values: Sequence[Any]) -> bool:
+        """Whether the static arguments are equal to those of the last call."""
+        for i, value in self.static:
+            x = values[i]
+            if x is not value and (type(x) is not type(value) or x != value):
+                return False
+        return True
+
+
+class Memory:
+    """Plans by the identity of their roots, and the last call.
+
+    Attributes:
+        plans: by skeleton and identities: weak references to the roots, and plans for structures that they had lately.
+        last: the last call; None if it cannot be recognised quickly.
+    """
+
+    __slots__ = ("__weakref__", "last", "plans")
+
+    def __init__(self) -> None:
+        self.plans: dict[Any, tuple[list[Any], list[Plan]]] = {}
+        self.last: LastCall | None = None
+
+    def find(self, key: Any, roots: Sequence[Any]) -> Plan | None:
+        """The plan for these roots as they are now, if it is known."""
+        entry = self.plans.get(key)
+        if entry is None:
+            return None
+        refs, plans = entry
+        if not all(ref() is root for ref, root in zip(refs, roots)):
+            return None
+        for i, plan in enumerate(plans):
+            found = plan.match()
+            if found is not None:
+                if i or found is not plan:  # the plan used last comes first; one that it replaces is of no more use
+                    entry[1][:] = [found, *plans[:i], *plans[i + 1 :]]
+                return found
+        return None
+
+    def is_current(self, key: Any, plan: Plan) -> bool:
+        """Whether a plan is the one used last for its roots."""
+        entry = self.plans.get(key)
+        return entry is not None and entry[1][0] is plan
+
+    def keep(self, key: Any, roots: Sequence[Any], plan: Plan) -> None:
+        """Keeps a plan as long as all its roots live; not at all, if that cannot be known of them."""
+        entry = self.plans.get(key)
+        if entry is not None and all(ref() is root for ref, root in zip(entry[0], roots)):
+            entry[1][:] = [plan, *entry[1][: KNOWN_STRUCTURES - 1]]
+            return
+        me = weakref.ref(self)
+
+        def forget(_: Any) -> None:
+            memory = me()
+            if memory is None:
+                return
+            memory.plans.pop(key, None)
+            last = memory.last
+            if last is not None and any(root() is None for _, root in last.roots):
+                memory.last = None
+
+        try:
+            self.plans[key] = ([weakref.ref(root, forget) for root in roots], [plan])
+        except TypeError:
+            return
+        if len(self.plans) > PROGRAMS:  # static arguments that never come again
+            self.plans.pop(next(iter(self.plans)), None)

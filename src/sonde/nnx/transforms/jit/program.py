@@ -1,0 +1,132 @@
+"""A program: one `jax.jit` for all calls of one structure.
+
+Models of equal structure share it, and with it the traces and the compiled code. It takes lists of values of leaves and
+the plain arguments, and returns the output beside what every transform returns (`sonde.nnx.transforms.outcome`): a
+plain output goes out as it is, because JAX rebuilds it faster than anything written in Python.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from sonde.nnx.transforms.jit.arguments import Arguments, assemble, holds_objects, shardings_along
+from sonde.nnx.transforms.lifting import ONE_LIST, Placement, Structure, enter
+from sonde.nnx.transforms.options import Mode
+from sonde.nnx.transforms.outcome import Left
+from sonde.nnx.transforms.result_lists import Lists
+
+#: While a capture runs and a program is traced: the caller's nodes with their paths.
+tracing = threading.local()
+
+
+class Options:
+    """What `nnx.jit` was asked for.
+
+    Attributes:
+        fun: the function.
+        mode: the mode it runs in.
+        in_shardings: shardings of the arguments, or None.
+        out_shardings: shardings of the output, or None.
+        static: positions and names of static arguments.
+        donated: positions and names of donated arguments.
+        more: other options of `jax.jit`.
+    """
+
+    __slots__ = ("donated", "fun", "in_shardings", "mode", "more", "out_shardings", "static")
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        mode: Mode,
+        in_shardings: Any,
+        out_shardings: Any,
+        static: frozenset[Any],
+        donated: frozenset[Any],
+        more: dict[str, Any],
+    ):
+        self.fun = fun
+        self.mode = mode
+        self.in_shardings = in_shardings
+        self.out_shardings = out_shardings
+        self.static = static
+        self.donated = donated
+        self.more = more
+
+
+class Program:
+    """One `jax.jit` for all calls of one structure.
+
+    Args:
+        options: what was asked for.
+        structure: what the roots are.
+        arguments: the arguments of a call.
+        leaves: the leaves of its roots.
+
+    Attributes:
+        structure: what the roots are.
+        run: the jitted function of some lists (bare arrays, values of Variables that are kept, values of those that are
+            donated; the empty ones are left out) and of the plain arguments. It returns the output, if it is plain, and
+            what every transform returns.
+        arrays: the leaves that are bare arrays.
+        kept: the Variables whose values stay.
+        donated: the Variables whose values are donated.
+    """
+
+    __slots__ = ("arrays", "donated", "kept", "run", "structure")
+
+    def __init__(self, options: Options, structure: Structure, arguments: Arguments, leaves: Sequence[Any]):
+        self.structure = structure
+        gone = {name for name, place in zip(arguments.names, arguments.places) if place in options.donated}
+        numbers = range(len(structure.kinds))
+        variables = [i for i in numbers if structure.kinds[i] is not None]
+        self.arrays = [i for i in numbers if structure.kinds[i] is None]  # they get no new values: never donated
+        self.kept = [i for i in variables if structure.paths[i][0] not in gone]
+        self.donated = [i for i in variables if structure.paths[i][0] in gone]
+        n_lead = len(self.lists(numbers))
+        placement, shardings = self._shardings(options, arguments, leaves)
+        give_away = [n_lead + i for i, place in enumerate(arguments.plain_places) if place in options.donated]
+        self.run = jax.jit(
+            self._traced(options, arguments.skeleton, placement),
+            donate_argnums=tuple([n_lead - 1, *give_away] if self.donated else give_away),
+            **shardings,
+            **options.more,
+        )
+
+    def lists(self, leaves: Sequence[Any]) -> list[list[Any]]:
+        """Something for each leaf, as the lists that `run` takes."""
+        given = [[leaves[i] for i in numbers] for numbers in (self.arrays, self.kept, self.donated)]
+        return [one for one in given if one] or [[]]
+
+    def _shardings(self, options: Options, arguments: Arguments, leaves: Any) -> tuple[Placement, dict[str, Any]]:
+        """How results are put into lists, and the options for `jax.jit`."""
+        if options.in_shardings is None and options.out_shardings is None:
+            return ONE_LIST, {}
+        roots, plain = shardings_along(options.in_shardings, arguments.skeleton)
+        prefixes = {"arguments": ("in_shardings", tuple(roots)), "output": ("out_shardings", options.out_shardings)}
+        lists = Lists("jit", self.structure, leaves, **prefixes)
+        found: dict[str, Any] = {"out_shardings": (None, (tuple(lists.kinds), None))}
+        if options.in_shardings is not None:
+            found["in_shardings"] = (*self.lists(lists.in_values), *plain)
+        return lists, found
+
+    def _traced(self, options: Options, skeleton: Any, placement: Placement) -> Callable[..., tuple[Any, Left]]:
+        fun, mode, structure, donated = options.fun, options.mode, self.structure, tuple(self.donated)
+        order = [*self.arrays, *self.kept, *self.donated]
+        n_lead = len(self.lists(range(len(order))))
+
+        def traced(*given: Any) -> tuple[Any, Left]:
+            values = dict(zip(order, [value for one in given[:n_lead] for value in one]))
+            leaves = [values[i] for i in range(len(order))]
+            originals = getattr(tracing, "originals", None)
+            entered = enter(structure, leaves, who="jit", mode=mode, originals=originals)
+            args, kwargs = assemble(skeleton, entered.args, given[n_lead:])
+            out = fun(*args, **kwargs)
+            beside = placement is ONE_LIST and not holds_objects(out)
+            return out if beside else None, entered.leave(out, placement=placement, always=donated, beside=beside)
+
+        traced.__name__ = traced.__qualname__ = getattr(fun, "__name__", "jit")
+        return traced

@@ -1,0 +1,292 @@
+"""One value (an axis, a sharding) for every leaf, from a prefix of the arguments or of the output.
+
+`in_axes`, `out_axes`, `in_specs`, `in_shardings` and the like are prefixes: a single value, or containers of values
+that go along with the arguments as far as they like, or filters on the Variables of a Module (`StateAxes`,
+`StateSharding`), or what `nnx.prefix` made. `leaf_values` finds the value for every leaf that a walk met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jax.sharding import PartitionSpec
+
+from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, kind_of
+from sonde.nnx._walk import REFERENCE, Path, count_leaves, flatten_once, show_path
+from sonde.nnx.pytree import Pytree
+from sonde.nnx.transforms.prefixes import ByFilter, raw_leaf
+from sonde.nnx.trees import TreeNode
+from sonde.nnx.variable import Variable
+
+_UNSET: Any = object()
+
+
+def children_of(definition: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Keys and definitions of the children of a node or container."""
+    if definition[0] == NODE:
+        return definition[3].data, definition[5]
+    return definition[2], definition[4]
+
+
+class Part(NamedTuple):
+    """What of a prefix belongs to an object in the arguments.
+
+    Attributes:
+        prefix: the part of the prefix.
+        path: the path of the object.
+        below: its path below the outermost object it is in.
+    """
+
+    prefix: Any
+    path: Path
+    below: Path
+
+
+Numbering = Mapping[int, tuple[Any, int]]
+
+
+def numbering(definition: Any) -> Numbering:
+    """By the index of an object: its definition, and the number of its first leaf."""
+    found: dict[int, tuple[Any, int]] = {}
+    _number(definition, 0, found)
+    return found
+
+
+def _number(d: Any, counter: int, found: dict[int, tuple[Any, int]]) -> int:
+    if d[0] in (NODE, VARIABLE) and d[2] is not None:
+        found[d[2]] = (d, counter)
+    if d[0] in (VARIABLE, ARRAY):
+        return counter + 1
+    if d[0] in (NODE, CONTAINER):
+        for child in children_of(d)[1]:
+            counter = _number(child, counter, found)
+    return counter
+
+
+def places(
+    definition: Any,
+    prefix: Any = None,
+    misfit: Any = None,
+    *,
+    given: Numbering | None = None,
+    at: Part | None = None,
+    parts: dict[int, Part] | None = None,
+) -> Iterator[tuple[Path, Path, Any, int]]:
+    """Every place of a leaf: its path, the path below the object it is in, its part of a prefix, its number.
+
+    A shared leaf comes once for each of its paths.
+
+    Args:
+        definition: what a walk found.
+        prefix: the prefix.
+        misfit: makes an error from a path and a text.
+        given: objects that were met in an earlier walk; their leaves have the numbers -1, -2 and so on.
+        at: where `definition` stands, and its part of the prefix, if it is not the root.
+        parts: a dict that gets the part of every node, by index.
+    """
+    numbers = numbering(definition)
+
+    def visit(d: Any, p: Any, path: Path, below: Path | None, start: int, step: int, entered: Any) -> Iterator[Any]:
+        if d[0] == REFERENCE:
+            if d[1] in numbers:
+                d, start = numbers[d[1]]
+                step = 1
+            elif given and d[1] in given:
+                d, first = given[d[1]]
+                start, step = -1 - first, -1
+            else:
+                return  # a new object that another walk met first
+        if below is None and d[0] in (NODE, VARIABLE):
+            below = ()
+        if d[0] in (VARIABLE, ARRAY):
+            yield path, below or (), p, start
+        elif d[0] in (NODE, CONTAINER) and id(d) not in entered:
+            if parts is not None and d[0] == NODE:
+                parts.setdefault(d[2], Part(p, path, below or ()))
+            keys, children = children_of(d)
+            for key, child, q in zip(keys, children, _parts(p, keys, path, misfit)):
+                deeper = None if below is None else (*below, key)
+                yield from visit(child, q, (*path, key), deeper, start, step, (*entered, id(d)))
+                start += step * count_leaves(child)
+
+    if at is not None:
+        return visit(definition, at.prefix, at.path, at.below, 0, 1, ())
+    return visit(definition, prefix, (), None, 0, 1, ())
+
+
+def _parts(p: Any, keys: Sequence[Any], path: Path, misfit: Any) -> Sequence[Any]:
+    """The parts of a prefix for the children of a node or container."""
+    if isinstance(p, Pytree):
+        names, parts = p._structure()[0].data, p._structure()[1]
+    elif _is_container(p):
+        names, parts, _ = flatten_once(p)
+        if not path:  # the root is a call, whose arguments go by position
+            keys = range(len(keys))
+    else:
+        return [p] * len(keys)
+    if tuple(names) != tuple(keys):
+        raise misfit(path, f"there are {len(keys)} entries ({_shown(keys)}), and not {len(names)} ({_shown(names)})")
+    return parts
+
+
+def _is_container(p: Any) -> bool:
+    if p is None or isinstance(p, (TreeNode, PartitionSpec)):
+        return False
+    return kind_of(p) == CONTAINER
+
+
+def _shown(keys: Sequence[Any]) -> str:
+    return ", ".join(map(str, list(keys)[:6])) + (", ..." if len(keys) > 6 else "")
+
+
+def alternatives(prefix: Any) -> list[Any]:
+    """The different values that occur in a prefix."""
+    found: list[Any] = []
+
+    def look(p: Any) -> None:
+        if isinstance(p, ByFilter):
+            values: Iterable[Any] = p.values
+        elif isinstance(p, TreeNode):
+            values = p.leaves
+        elif isinstance(p, Variable):
+            values = [p.get_raw_value()]
+        elif isinstance(p, Pytree):
+            values = p._structure()[1]
+        elif _is_container(p):
+            values = flatten_once(p)[1]
+        else:
+            if not any(p is q or (type(p) is type(q) and p == q) for q in found):
+                found.append(p)
+            return
+        for value in values:
+            look(value)
+
+    look(prefix)
+    return found
+
+
+class Spread:
+    """A prefix that is spread over leaves.
+
+    Args:
+        prefix: where it ends early, its value counts for all leaves below.
+        who: the transform, for messages.
+        what: the option, for messages.
+    """
+
+    def __init__(self, prefix: Any, *, who: str, what: str):
+        self.prefix = prefix
+        self._who = who
+        self._what = what
+
+    def over(
+        self,
+        definition: Any,
+        leaves: Sequence[Any],
+        *,
+        given: Numbering | None = None,
+        given_values: Sequence[Any] = (),
+        at: Part | None = None,
+        parts: dict[int, Part] | None = None,
+    ) -> list[Any]:
+        """The value for every leaf.
+
+        Args:
+            definition: what the walk found; the root is a `Call`, so a tuple or list at the root of the prefix goes
+                along with the arguments.
+            leaves: the leaves.
+            given: objects of the arguments, if `definition` refers to them.
+            given_values: the values of their leaves.
+            at: where `definition` stands, if it is a part of the arguments.
+            parts: a dict that gets the part of every node, by index.
+
+        Raises:
+            ValueError: the prefix does not fit, or a shared Variable has two values.
+        """
+        values: list[Any] = [_UNSET] * len(leaves)
+        first_paths: dict[int, Path] = {}
+        by_path: dict[int, dict[Path, Any]] = {}
+        for path, below, p, i in places(definition, self.prefix, self._misfit, given=given, at=at, parts=parts):
+            leaf = leaves[i] if i >= 0 else None
+            if isinstance(p, ByFilter):
+                if leaf is None:
+                    continue  # the Variable has a value as a part of the arguments
+                value = p.map_prefix(below, leaf)
+            elif isinstance(p, TreeNode):
+                if id(p) not in by_path:
+                    by_path[id(p)] = dict(zip(p.paths, p.leaves))
+                value = by_path[id(p)].get(below, _UNSET)
+            else:
+                value = raw_leaf(p)
+            before = values[i] if i >= 0 else given_values[-1 - i]
+            if before is _UNSET:
+                values[i], first_paths[i] = value, path
+            elif value is not _UNSET and before is not value and before != value:
+                raise self._inconsistent(leaf, first_paths.get(i), before, path, value)
+        return [None if value is _UNSET else value for value in values]
+
+    def _misfit(self, path: Path, found: str) -> ValueError:
+        where = f" at {show_path(path)}" if path else ""
+        return ValueError(f"The {self._what} of nnx.{self._who}, {self.prefix}, do not fit{where}: {found}.")
+
+    def _inconsistent(self, leaf: Any, first: Path | None, before: Any, path: Path, value: Any) -> ValueError:
+        what = "Variable" if leaf is None else type(leaf).__name__
+        where = "the arguments" if first is None else show_path(first)
+        return ValueError(
+            f"Inconsistent aliasing detected: nnx.{self._who} was given a {what} twice, with different values for "
+            f"{self._what}:\n\n  - {where}: {before}\n  - {show_path(path)}: {value}\n\n"
+            f"A shared Variable is one value; give it one of them."
+        )
+
+
+def leaf_values(prefix: Any, definition: Any, leaves: Sequence[Any], *, who: str, what: str) -> list[Any]:
+    """The value of a prefix for every leaf; see `Spread`."""
+    return Spread(prefix, who=who, what=what).over(definition, leaves)
+
+
+def same_form(structure: Any, found: Any, name: str, *, static: bool = True) -> str | None:
+    """How an object that was walked differs from the argument of that name; None if it does not.
+
+    Metadata of Variables and the order of keys in dicts do not count. With `static` False, neither do static attributes
+    of nodes that hold no bare arrays.
+    """
+    keys, children = children_of(structure.definition)
+    before = children[list(keys).index(name)]
+    (after,) = children_of(found.definition)[1]
+    first: dict[int, int] = {}
+
+    def differ(a: Any, b: Any, path: Path) -> str | None:
+        place = show_path(path)
+        if a[0] == REFERENCE or b[0] == REFERENCE:
+            if a[0] != b[0] or first.get(a[1], a[1]) != b[1]:
+                return f"{place} is shared with something else, or no longer"
+            return None
+        if a[0] != b[0] or (a[0] not in (ARRAY, OTHER) and a[1] is not b[1]):
+            return f"{place} was {_kind_name(a)} and is {_kind_name(b)}"
+        if a[0] == OTHER and a[1] is not b[1] and a[1] != b[1]:
+            return f"{place} was {a[1]!r} and is {b[1]!r}"
+        if a[0] in (NODE, VARIABLE) and a[2] is not None:
+            first[a[2]] = b[2]
+        if a[0] not in (NODE, CONTAINER):
+            return None
+        (keys_a, children_a), (keys_b, children_b) = children_of(a), children_of(b)
+        if tuple(keys_a) != tuple(keys_b):
+            return f"{place} had the entries {_shown(keys_a)} and has {_shown(keys_b)}"
+        ignored = not static and a[0] == NODE and not any(child[0] == ARRAY for child in a[5])
+        if a[0] == NODE and not ignored and (a[3].static, a[4]) != (b[3].static, b[4]):
+            before, after = dict(zip(a[3].static, a[4])), dict(zip(b[3].static, b[4]))
+            names = [n for n in {**before, **after} if before.get(n, _UNSET) != after.get(n, _UNSET)]
+            return f"the static attributes {', '.join(map(str, names))} of {place} changed"
+        for key, x, y in zip(keys_a, children_a, children_b):
+            if difference := differ(x, y, (*path, key)):
+                return difference
+        return None
+
+    return differ(before, after, (name,))
+
+
+def _kind_name(d: Any) -> str:
+    if d[0] in (NODE, CONTAINER, VARIABLE):
+        return f"a {d[1].__name__}"
+    return "an array" if d[0] == ARRAY else repr(d[1])

@@ -1,0 +1,447 @@
+"""The one lifting behind all transforms, `nnx.jit` included.
+
+A transform of JAX wants a pure function of arrays; a user has a function of Modules. Every transform here goes the same
+way, whatever it does in the middle:
+
+    taken = take("vmap", mode, args, kwargs)          # walk the arguments once; in tree mode, refuse aliases
+
+    def pure(values):                                 # a function of a flat list of arrays
+        entered = taken.enter(values)                 # copies of the arguments that belong to the inner trace
+        out = fn(*entered.args, **entered.kwargs)
+        return entered.leave(out)                     # the output, and only what changed; see `outcome`
+
+    return taken.settle(jax.vmap(pure)(taken.values)) # write to the caller's objects, build the output
+
+The caller's objects are not touched before `settle`: a call that fails changes nothing, and other threads never see a
+tracer. Values and metadata of Variables come back; with graph updates, so do changes of structure (see `edits`), and
+objects of the arguments may be returned. Without graph updates, what the function does to the structure of its
+arguments happens to the copies and is forgotten, and returning a Variable of the arguments is an error.
+
+Only `take` differs for `nnx.jit`: it remembers what a walk found (`sonde.nnx.transforms.jit.memory`), because a walk
+costs more than a call of a compiled function. `enter`, `leave` and `Outcome` are the same.
+
+Captures: `enter` is the only place where copies of the caller's Modules are made, and `module_sites.carry` is told there
+which copy stands for which original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from sonde.core.context import looking
+from sonde.nnx import module_sites
+from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
+from sonde.nnx._walk import REFERENCE, Path, Walk, build, show_path, unflatten_once, walk
+from sonde.nnx.graph import GraphDef
+from sonde.nnx.transforms.edits import Before
+from sonde.nnx.transforms.options import Mode
+from sonde.nnx.transforms.outcome import Left, Outcome, settle, write
+from sonde.nnx.variable import Variable
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Call:
+    """Named arguments as one object to walk; the names are the first parts of the paths in messages."""
+
+    __slots__ = ("names", "values")
+
+    def __init__(self, names: tuple[str, ...], values: Sequence[Any]):
+        self.names = names
+        self.values = values
+
+    def tree_flatten_with_keys(self) -> Any:
+        """The values are the children, the names their keys."""
+        return [(jax.tree_util.DictKey(n), v) for n, v in zip(self.names, self.values)], self.names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> Call:
+        """The inverse."""
+        return cls(names, tuple(values))
+
+
+@jax.tree_util.register_static
+class Fixed:
+    """An argument that is part of the structure: compared and hashed, never traced."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fixed) and type(self.value) is type(other.value) and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __repr__(self) -> str:
+        return f"Fixed({self.value!r})"
+
+
+def walk_call(names: tuple[str, ...], values: Sequence[Any], *, who: str, graph: bool) -> Walk:
+    """What a walk finds in named values."""
+    return walk(Call(names, values), graph=graph, who=who, numbers=True)
+
+
+class Structure:
+    """What arguments are, without their values: equal for calls that may share a trace.
+
+    Attributes:
+        definition: how to build them, see `sonde.nnx._walk`.
+        paths: the paths of the leaves.
+        kinds: for each leaf that is a Variable its class and metadata, else None.
+        n_args: how many of the arguments are positional; the others are keywords.
+        names: all arguments as messages call them.
+        keywords: the names of the keyword arguments.
+    """
+
+    __slots__ = ("_indices", "definition", "graphdef", "keywords", "kinds", "n_args", "names", "paths")
+
+    def __init__(self, found: Walk, names: tuple[str, ...], n_args: int, keywords: tuple[str, ...]):
+        self.definition = found.definition
+        self.graphdef = GraphDef(found.definition)
+        self.paths = tuple(found.paths)
+        self.kinds = [(type(x), x._metadata) if isinstance(x, Variable) else None for x in found.leaves]
+        self.names = names
+        self.n_args = n_args
+        self.keywords = keywords
+        self._indices: tuple[list[Any], list[Any]] | None = None
+
+    def objects(self, leaves: Sequence[Any], nodes: Sequence[Any]) -> dict[int, Any]:
+        """Variables and nodes by index.
+
+        Args:
+            leaves: the leaves, in the order of the walk.
+            nodes: the nodes, in the order of the walk.
+        """
+        if self._indices is None:
+            self._indices = ([], [])
+            _gather_indices(self.definition, *self._indices)
+        of_leaves, of_nodes = self._indices
+        found = {index: leaf for index, leaf in zip(of_leaves, leaves) if index is not None}
+        found.update(zip(of_nodes, nodes))
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Structure) and self.keywords == other.keywords and self.graphdef == other.graphdef
+
+    def __hash__(self) -> int:
+        return hash(self.graphdef)
+
+
+def _gather_indices(d: Any, of_leaves: list[Any], of_nodes: list[Any]) -> None:
+    """The indices of leaves and of nodes, in the order in which a walk meets them."""
+    if d[0] == VARIABLE:
+        of_leaves.append(d[2])
+    elif d[0] == ARRAY:
+        of_leaves.append(None)
+    elif d[0] in (NODE, CONTAINER):
+        for child in d[5 if d[0] == NODE else 4]:
+            _gather_indices(child, of_leaves, of_nodes)
+        if d[0] == NODE:
+            of_nodes.append(d[2])
+
+
+class Taken:
+    """Arguments of a transform, taken apart.
+
+    Attributes:
+        who: the transform, for messages.
+        mode: the mode it runs in.
+        structure: what the arguments are.
+        leaves: the caller's Variables and arrays, each once.
+        values: what they hold.
+    """
+
+    __slots__ = ("_nodes", "leaves", "mode", "structure", "values", "who")
+
+    def __init__(self, who: str, mode: Mode, found: Walk, structure: Structure):
+        self.who = who
+        self.mode = mode
+        self.structure = structure
+        self.leaves = found.leaves
+        self.values = [raw(x) for x in found.leaves]
+        self._nodes = found.nodes
+
+    def enter(self, values: Sequence[Any]) -> Entered:
+        """Copies of the arguments at the current trace level, holding `values`."""
+        return enter(self.structure, values, who=self.who, mode=self.mode, originals=self._nodes)
+
+    def objects(self) -> dict[int, Any]:
+        """The caller's Variables and nodes by index."""
+        return self.structure.objects(self.leaves, [node for _, node in self._nodes])
+
+    def settle(self, left: Left) -> Any:
+        """Does to the caller's objects what the function did to their copies, and returns the output."""
+        return settle(left, self.leaves, self.objects)
+
+    def output(self, left: Left) -> Any:
+        """The output alone."""
+        return settle(left, self.leaves, self.objects, output_only=True)
+
+    def renewed(self, new: Mapping[int, Any]) -> tuple[Any, ...]:
+        """Gives leaves new values and returns the arguments, made of the caller's Variables.
+
+        With graph updates they are made of the caller's nodes too; arrays among their attributes are replaced.
+        """
+        leaves = list(self.leaves)
+        changed = [i for i in new if isinstance(leaves[i], Variable)]
+        write([leaves[i] for i in changed], [new[i] for i in changed])
+        for i, value in new.items():
+            if not isinstance(leaves[i], Variable):
+                leaves[i] = value
+        if not self.mode.updates:
+            return self.rebuild(leaves)
+        objects, stream = self.objects(), iter(leaves)
+        return tuple(_same_objects(child, stream, objects) for child in self.structure.definition[4])
+
+    def rebuild(self, leaves: Iterable[Any], **options: Any) -> tuple[Any, ...]:
+        """The arguments with other leaves: a tuple in the order of `structure.names`."""
+        return tuple(build(self.structure.definition, leaves, **options).values)
+
+
+def _same_objects(d: Any, leaves: Iterator[Any], objects: Mapping[int, Any]) -> Any:
+    """What a definition describes, made of the caller's objects; bare arrays in them are replaced by other leaves."""
+    if d[0] in (VARIABLE, ARRAY):
+        return next(leaves)
+    if d[0] == REFERENCE:
+        return objects[d[1]]
+    if d[0] == CONTAINER:
+        return unflatten_once(d[1], d[2], d[3], [_same_objects(child, leaves, objects) for child in d[4]])
+    if d[0] != NODE:
+        return d[1]
+    node = objects[d[2]]
+    for name, child, before in zip(d[3].data, d[5], node._structure()[1]):
+        value = _same_objects(child, leaves, objects)
+        if value is not before and child[0] in (ARRAY, CONTAINER):
+            node._set_child(name, value)
+    return node
+
+
+class Placement(Protocol):
+    """Which list each array goes to when it leaves a pure function."""
+
+    n_lists: int
+
+    def of_output(self, found: Walk) -> Sequence[int]:
+        """The list of each leaf of the output."""
+        ...
+
+    def of_edit(self, found: Walk) -> Sequence[int]:
+        """The list of each new leaf of a node of the arguments."""
+        ...
+
+    def of_change(self, i: int) -> int:
+        """The list of the new value of a leaf of the arguments."""
+        ...
+
+
+class _OneList:
+    """All arrays leave in one list."""
+
+    n_lists = 1
+
+    def of_output(self, found: Walk) -> Sequence[int]:
+        return [0] * len(found.leaves)
+
+    of_edit = of_output
+
+    def of_change(self, i: int) -> int:
+        return 0
+
+
+ONE_LIST: Placement = _OneList()
+
+
+class Entered:
+    """Copies of the arguments inside a trace.
+
+    Attributes:
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        leaves: the Variables and arrays of the copies.
+        known: the Variables and nodes of the copies by index.
+        structure: what the arguments are.
+    """
+
+    __slots__ = ("_before", "_contents", "_mode", "_values", "_who", "args", "known", "kwargs", "leaves", "structure")
+
+    def __init__(
+        self,
+        structure: Structure,
+        call: Call,
+        leaves: list[Any],
+        values: Sequence[Any],
+        who: str,
+        mode: Mode,
+        known: Any,
+    ):
+        self.structure = structure
+        self._who = who
+        self._mode = mode
+        self._values = values
+        self.known = known
+        self._before = Before(known) if mode.updates else None
+        # a dict inside a Variable can be changed in place, so its content is what counts
+        self._contents = {i: jax.tree.leaves(v) for i, v in enumerate(values) if not hasattr(v, "dtype")}
+        self.leaves = leaves
+        values = [x.value if type(x) is Fixed else x for x in call.values]
+        self.args = tuple(values[: structure.n_args])
+        self.kwargs = dict(zip(structure.keywords, values[structure.n_args :]))
+
+    def changed(self) -> list[int]:
+        """The Variables that hold another value, or have other metadata, than they came with."""
+        out = []
+        for i, (leaf, value, kind) in enumerate(zip(self.leaves, self._values, self.structure.kinds)):
+            if kind is None:
+                continue
+            same = leaf._raw_value is value and (leaf._metadata is kind[1] or leaf._metadata == kind[1])
+            if same and i in self._contents:
+                now = jax.tree.leaves(value)
+                same = len(now) == len(self._contents[i]) and all(a is b for a, b in zip(now, self._contents[i]))
+            if not same:
+                out.append(i)
+        return out
+
+    def _new_metadata(self, changed: Sequence[int]) -> tuple[Any, ...]:
+        """For each of some leaves its metadata, or None if it is as it came."""
+        kinds: Any = self.structure.kinds
+        return tuple(None if self.leaves[i]._metadata == kinds[i][1] else self.leaves[i]._metadata for i in changed)
+
+    def leave(
+        self,
+        out: Any,
+        *,
+        name: str = "out",
+        placement: Placement = ONE_LIST,
+        always: Iterable[int] = (),
+        skip: Container[int] = (),
+        beside: bool = False,
+        output_only: bool = False,
+    ) -> Left:
+        """The arrays that go out, and what they are.
+
+        Args:
+            out: what the function returned.
+            name: how messages call it.
+            placement: which list each array goes to.
+            always: leaves whose values go out even if they did not change.
+            skip: indices of nodes whose arrays are brought back by other means.
+            beside: whether the output takes another way out, being plain.
+            output_only: whether nothing that the function changes goes out; objects of the arguments that are returned
+                come out as new ones.
+        """
+        edits, seen = ([], {}) if self._before is None or output_only else self._before.edits(self._who)
+        lists: tuple[list[Any], ...] = tuple([] for _ in range(placement.n_lists))
+        places: list[int] = []
+
+        def put(leaves: Sequence[Any], into: Sequence[int]) -> None:
+            places.extend(into)
+            for leaf, place in zip(leaves, into):
+                lists[place].append(raw(leaf))
+
+        edits = [edit for edit in edits if not (edit.leaves and edit.definition[2] in skip)]
+        for edit in edits:
+            put(edit.leaves, placement.of_edit(edit))
+        definition = None
+        if not beside:
+            found = walk(Call((name,), (out,)), graph=self._mode.graph, who=self._who, numbers=True, seen=seen)
+            if not self._mode.updates:
+                self.check_output(found)
+            put(found.leaves, placement.of_output(found))
+            definition = GraphDef(found.definition)
+        changed = () if output_only else self.changed()
+        changed = tuple(sorted({*changed, *always}) if always else changed)
+        change_places = tuple(map(placement.of_change, changed))
+        for i, place in zip(changed, change_places):
+            lists[place].append(raw(self.leaves[i]))
+        new = tuple(GraphDef(edit.definition) for edit in edits)
+        return lists, Outcome(definition, new, tuple(places), changed, change_places, self._new_metadata(changed))
+
+    def check_output(self, found: Walk) -> None:
+        """Refuses an output that holds Variables of the arguments: they are already on their way to the caller."""
+        came_in = {id(x): i for i, x in enumerate(self.leaves) if isinstance(x, Variable)}
+        for path, leaf in found.flat():
+            i = came_in.get(id(leaf)) if isinstance(leaf, Variable) else None
+            if i is not None:
+                first, second = show_path(self.structure.paths[i]), show_path(path)
+                raise ValueError(
+                    f"Duplicate {type(leaf).__name__} found at paths:\n\n  - {first}\n  - {second}\n\nThe function "
+                    f"under nnx.{self._who} returns a Variable of its arguments. Its new value reaches the caller's "
+                    f"Variable by itself: leave it out of the output, or return a copy, nnx.clone(...). "
+                    f"(graph_updates=True allows it.)"
+                )
+
+
+def raw(leaf: Any) -> Any:
+    """What a Variable holds; other leaves as they are."""
+    return leaf._raw_value if isinstance(leaf, Variable) else leaf
+
+
+def is_object(value: Any) -> bool:
+    """Whether a value is a node or a Variable."""
+    return kind_of(value) in (NODE, VARIABLE)
+
+
+def take(
+    who: str,
+    mode: Mode,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    label: str = "args",
+    names: tuple[str, ...] | None = None,
+) -> Taken:
+    """Walks arguments once.
+
+    Args:
+        who: the transform, for messages.
+        mode: the mode it runs in.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        label: what messages call the positional arguments.
+        names: what messages call each of them, instead.
+
+    Raises:
+        ValueError: the mode demands trees, and a Variable is met twice.
+    """
+    keywords = tuple(sorted(kwargs)) if kwargs else ()
+    if names is None:
+        names = tuple(f"{label}[{i}]" for i in range(len(args)))
+    if kwargs:
+        names += tuple(f"kwargs[{name!r}]" for name in keywords)
+        args = (*args, *(kwargs[name] for name in keywords))
+    found = walk_call(names, args, who=who, graph=mode.graph)
+    return Taken(who, mode, found, Structure(found, names, len(args) - len(keywords), keywords))
+
+
+def enter(structure: Structure, values: Sequence[Any], *, who: str, mode: Mode, originals: Any = None) -> Entered:
+    """Copies of arguments at the current trace level, holding `values`. Nothing else makes such copies.
+
+    Args:
+        structure: what the arguments are.
+        values: what their leaves hold.
+        who: the transform, for messages.
+        mode: the mode it runs in.
+        originals: pairs of path and node of the caller, for captures.
+    """
+    leaves = [value if kind is None else kind[0]._make(value, kind[1]) for value, kind in zip(values, structure.kinds)]
+    finish = None
+    if originals and looking() is not None:
+        finish = _carrier(dict(originals))
+    known: dict[int, Any] = {}
+    call = build(structure.definition, leaves, finish=finish, known=known)
+    return Entered(structure, call, leaves, values, who, mode, known)
+
+
+def _carrier(originals: Mapping[Path, Any]) -> Callable[[Path, Any], Any]:
+    def carry(path: Path, copy: Any) -> Any:
+        original = originals.get(path)
+        if original is not None:
+            module_sites.carry(original, copy)
+        return copy
+
+    return carry

@@ -1,0 +1,153 @@
+"""What a transformed function leaves behind: the one static description that every transform uses.
+
+Arrays leave a pure function in lists; an `Outcome`, a pytree node without leaves, goes with them and says what they
+are: leaves of edits (see `sonde.nnx.transforms.edits`), then leaves of the output, then new values of Variables. There
+is one list for every kind of treatment that a transform was asked for (`out_axes`, `out_specs`), so that the transform
+can be told about each by a tuple, without knowing the output beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from sonde._jax import trace_level
+from sonde.nnx import _epoch
+from sonde.nnx._walk import build, has_references
+from sonde.nnx.graph import GraphDef
+from sonde.nnx.pytree import Pytree, _wrong_level
+from sonde.nnx.transforms.edits import replay
+from sonde.nnx.variable import Variable, _set_metadata, _set_value
+
+
+@jax.tree_util.register_static
+class Outcome:
+    """What the arrays are that left a pure function.
+
+    Attributes:
+        definition: how to build the output; None if it is plain and took another way out.
+        edits: new definitions of nodes of the arguments.
+        places: for each leaf of the edits and of the output, which list it is in.
+        changed: the leaves of the arguments that were given a new value or new metadata.
+        change_places: for each of them, which list it is in.
+        metadata: for each of them, the new metadata, or None if it stayed.
+        values_only: whether there is nothing to do but to give Variables new values.
+        n_edited: how many leaves the edits have.
+        refers: whether the edits or the output refer to objects of the arguments.
+    """
+
+    __slots__ = (
+        "_key",
+        "change_places",
+        "changed",
+        "definition",
+        "edits",
+        "metadata",
+        "n_edited",
+        "places",
+        "refers",
+        "values_only",
+    )
+
+    def __init__(
+        self,
+        definition: GraphDef[Any] | None,
+        edits: tuple[GraphDef[Any], ...],
+        places: tuple[int, ...],
+        changed: tuple[int, ...],
+        change_places: tuple[int, ...],
+        metadata: tuple[Any, ...],
+    ):
+        self.definition = definition
+        self.edits = edits
+        self.places = places
+        self.changed = changed
+        self.change_places = change_places
+        self.metadata = metadata
+        self.values_only = definition is None and not edits and all(m is None for m in metadata)
+        self.n_edited = sum(edit.num_leaves for edit in edits)
+        self.refers = bool(edits) or (definition is not None and has_references(definition.definition))
+        self._key: Hashable = (definition, edits, places, changed, change_places)
+
+    def split(self, lists: Sequence[Sequence[Any]]) -> tuple[list[Any], list[Any]]:
+        """What is in the lists: leaves of the edits and of the output, and new values of Variables."""
+        streams = [iter(one) for one in lists]
+        built = [next(streams[place]) for place in self.places]
+        return built, [next(streams[place]) for place in self.change_places]
+
+    def join(self, built: Sequence[Any], news: Sequence[Any], n_lists: int) -> tuple[list[Any], ...]:
+        """The inverse of `split`."""
+        lists: tuple[list[Any], ...] = tuple([] for _ in range(n_lists))
+        for value, place in zip([*built, *news], [*self.places, *self.change_places]):
+            lists[place].append(value)
+        return lists
+
+    def with_changes(self, changed: Sequence[int], metadata: Mapping[int, Any]) -> Outcome:
+        """The same with other changed leaves, whose values are in the first list."""
+        news = tuple(metadata.get(i) for i in changed)
+        return Outcome(self.definition, self.edits, self.places, tuple(changed), (0,) * len(changed), news)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Outcome) and self._key == other._key and self.metadata == other.metadata
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return f"Outcome({self.definition!r}, edits={len(self.edits)}, changed={self.changed})"
+
+
+Left = tuple[tuple[list[Any], ...], Outcome]
+
+
+def settle(left: Left, leaves: Sequence[Any], objects: Callable[[], Mapping[int, Any]], *, output_only: bool = False):
+    """Does to the caller's objects what an outcome says, and returns the output.
+
+    Args:
+        left: what left the pure function.
+        leaves: the leaves of the caller's arguments.
+        objects: gives the caller's objects by index; it is called if the outcome refers to them.
+        output_only: leave the caller's objects alone.
+
+    Raises:
+        TraceContextError: an object may not be changed here; then none is.
+    """
+    lists, outcome = left
+    built, news = outcome.split(lists)
+    known = dict(objects()) if outcome.refers else {}
+    arrays = iter(built[outcome.n_edited :] if output_only else built)
+    if not output_only:
+        variables = [leaves[i] for i in outcome.changed]
+        _check_levels(variables, [known[edit.definition[2]] for edit in outcome.edits])
+        for edit in outcome.edits:
+            replay(edit.definition, arrays, known)
+        _write(variables, news, outcome.metadata)
+    if outcome.definition is None:
+        return None
+    return build(outcome.definition.definition, arrays, known=known).values[0]
+
+
+def _check_levels(variables: Sequence[Variable[Any]], nodes: Sequence[Pytree]) -> None:
+    for variable in variables:
+        variable._check_level()
+    for node in nodes:
+        if node._level is not trace_level():
+            raise _wrong_level(node)
+
+
+def write(variables: Sequence[Variable[Any]], values: Sequence[Any]) -> None:
+    """Gives Variables new values; none of them, if one of them may not be changed here."""
+    _check_levels(variables, ())
+    _write(variables, values, [None] * len(variables))
+
+
+def _write(variables: Sequence[Variable[Any]], values: Sequence[Any], metadata: Sequence[Any]) -> None:
+    for variable, value, new in zip(variables, values, metadata):
+        _set_value(variable, value)
+        if new is not None:
+            _set_metadata(variable, new)
+            _epoch.bump()

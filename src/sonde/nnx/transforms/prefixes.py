@@ -1,0 +1,159 @@
+"""Values for parts of arguments: axes, shardings and what to differentiate, by filters on the Variables of a Module.
+
+`StateAxes` and `StateSharding` stand where `in_axes`, `out_shardings` and the like take a single value; `DiffState`
+stands in `argnums`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from sonde.nnx._kinds import NODE, kind_of
+from sonde.nnx._walk import Path
+from sonde.nnx.filters import Filter, PathIn, to_predicate
+from sonde.nnx.states import State, to_flat_state
+from sonde.nnx.transforms.options import Mode
+from sonde.nnx.variable import Variable
+
+
+def raw_leaf(value: Any) -> Any:
+    """What a Variable holds; other values as they are."""
+    return value.get_raw_value() if isinstance(value, Variable) else value
+
+
+class Carry:
+    """Marks, in `in_axes` and `out_axes` of `nnx.scan`, what is handed from one iteration to the next."""
+
+
+class ByFilter:
+    """Values by filter, in order; the first filter that matches a Variable counts."""
+
+    _value_name = "value"
+
+    def __init__(self, by_filter: Mapping[Filter, Any] | Iterable[tuple[Filter, Any]] | State[Any, Any], /):
+        if isinstance(by_filter, State):
+            pairs: list[tuple[Any, Any]] = [(PathIn(path), raw_leaf(value)) for path, value in to_flat_state(by_filter)]
+        else:
+            pairs = list(by_filter.items() if isinstance(by_filter, Mapping) else by_filter)
+        self.filters = tuple(f for f, _ in pairs)
+        self.values = tuple(value for _, value in pairs)
+        self._predicates = tuple(map(to_predicate, self.filters))
+
+    def items(self) -> Iterator[tuple[Filter, Any]]:
+        """Pairs of filter and value."""
+        return iter(zip(self.filters, self.values))
+
+    def map_prefix(self, path: Path, leaf: Any) -> Any:
+        """The value for a Variable at a path.
+
+        Raises:
+            ValueError: no filter matches.
+        """
+        for matches, value in zip(self._predicates, self.values):
+            if matches(path, leaf):
+                return value
+        raise ValueError(
+            f"No {self._value_name} found for path={path} ({type(leaf).__name__}): no filter of {self} matches. Add "
+            f"`...: {self._value_name}` for the rest."
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self.items())})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and tuple(self.items()) == tuple(other.items())  # pyright: ignore
+
+    def __hash__(self) -> int:
+        return hash((type(self), tuple(self.items())))
+
+
+class StateAxes(ByFilter):
+    """Axes by filter, for the Variables of a Module in `nnx.vmap`, `nnx.pmap` and `nnx.scan`.
+
+    Args:
+        filter_axes: from filter to axis, in order; an axis is an int, None, or `nnx.Carry` in `nnx.scan`. Or a State
+            with an axis in the place of every Variable.
+
+    Example:
+        >>> from sonde import nnx
+        >>> import jax.numpy as jnp
+        >>> model = nnx.Dict(w=nnx.Param(jnp.arange(3.0)), scale=nnx.BatchStat(jnp.array(2.0)))
+        >>> axes = nnx.StateAxes({nnx.Param: 0, ...: None})
+        >>> nnx.vmap(lambda m: m.w * m.scale, in_axes=axes)(model)
+        Array([0., 2., 4.], dtype=float32)
+    """
+
+    _value_name = "axis"
+
+    @property
+    def axes(self) -> tuple[Any, ...]:
+        """The axes, in the order of the filters."""
+        return self.values
+
+
+class StateSharding(ByFilter):
+    """Shardings by filter, for the Variables of a Module in `nnx.jit` and `nnx.shard_map`.
+
+    Args:
+        filter_sharding: from filter to sharding (or PartitionSpec), in order. Or a State with a sharding in the place
+            of every Variable.
+    """
+
+    _value_name = "sharding"
+
+    @property
+    def shardings(self) -> tuple[Any, ...]:
+        """The shardings, in the order of the filters."""
+        return self.values
+
+
+@dataclasses.dataclass(frozen=True)
+class DiffState:
+    """An argument of `nnx.grad`, and which of its Variables to differentiate with respect to.
+
+    Attributes:
+        argnum: the position of the argument.
+        filter: which Variables.
+    """
+
+    argnum: int
+    filter: Filter
+
+
+def refuse_prefixes(who: str, what: str, prefix: Any, mode: Mode) -> None:
+    """Refuses an option that the mode does not allow.
+
+    Args:
+        who: the transform, for messages.
+        what: the option, for messages.
+        prefix: its value.
+        mode: the mode.
+
+    Raises:
+        ValueError: it holds filters and graph updates are off, or nodes and they are on, or a Variable.
+    """
+    found = [x for x in jax.tree.leaves(prefix, is_leaf=_is_special) if _is_special(x)]
+    for x in found:
+        name = type(x).__name__
+        if isinstance(x, (ByFilter, DiffState)) and not mode.updates:
+            raise ValueError(
+                f"nnx.{who}: `{what}` cannot contain `{name}` objects when `graph=False` or `graph_updates=False`. Use "
+                f"nnx.prefix(...), or pass graph=True and graph_updates=True."
+            )
+        if isinstance(x, Variable):
+            raise ValueError(
+                f"nnx.{who}: Variables prefixes are not supported, and `{what}` holds a {name}. Write its value."
+            )
+        if kind_of(x) == NODE and mode.updates:
+            raise ValueError(
+                f"nnx.{who}: Graph nodes are not allowed as prefixes when graph updates are on, and `{what}` holds a "
+                f"{name}. Use filters: StateAxes, StateSharding or DiffState."
+            )
+
+
+def _is_special(x: Any) -> bool:
+    return isinstance(x, (ByFilter, DiffState, Variable)) or kind_of(x) == NODE

@@ -1,0 +1,36 @@
+"""A bounded cache: what was not used for longest goes first."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+V = TypeVar("V")
+
+#: How many structures a transform remembers compiled code for.
+PROGRAMS = 512
+
+
+class Recent(Generic[V]):
+    """Entries by key; those used last are kept."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._entries: OrderedDict[Any, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], V]) -> V:
+        """The entry, made if need be."""
+        with self._lock:
+            found = self._entries.get(key)
+            if found is not None:
+                self._entries.move_to_end(key)
+                return found
+        made = make()
+        with self._lock:
+            found = self._entries.setdefault(key, made)
+            if len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+        return found

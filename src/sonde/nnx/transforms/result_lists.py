@@ -1,0 +1,80 @@
+"""Results that leave a pure function in several lists, one for every axis, spec or sharding that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sonde.nnx._walk import Walk
+from sonde.nnx.transforms.leaf_values import Numbering, Part, Spread, alternatives, numbering
+from sonde.nnx.transforms.lifting import Structure
+
+
+class Lists:
+    """The lists in which values leave a mapped function; a `Placement`.
+
+    Args:
+        who: the transform, for messages.
+        structure: what the arguments are.
+        leaves: their leaves.
+        arguments: the option for the arguments, such as `in_axes`, and its name.
+        output: the option for the output, and its name.
+
+    Attributes:
+        in_values: the value of the option for each leaf of the arguments.
+        kinds: the values that occur, one for each list.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        structure: Structure,
+        leaves: Sequence[Any],
+        *,
+        arguments: tuple[str, Any],
+        output: tuple[str, Any],
+    ):
+        self._arguments = Spread(arguments[1], who=who, what=arguments[0])
+        self._output = Spread((output[1],), who=who, what=output[0])
+        self._definition = structure.definition
+        self._given: Numbering | None = None
+        self._parts: dict[int, Part] = {}
+        self.in_values = self._arguments.over(structure.definition, leaves, parts=self._parts)
+        self.kinds = alternatives([output[1], list(self.in_values), arguments[1]])
+        self.n_lists = len(self.kinds)
+
+    def _place(self, value: Any) -> int:
+        return next(i for i, kind in enumerate(self.kinds) if kind is value or kind == value)
+
+    def of_output(self, found: Walk) -> Sequence[int]:
+        """The list of each leaf of the output."""
+        if self._given is None:
+            self._given = numbering(self._definition)
+        values = self._output.over(found.definition, found.leaves, given=self._given, given_values=self.in_values)
+        return list(map(self._place, values))
+
+    def of_edit(self, found: Walk) -> Sequence[int]:
+        """The list of each new leaf of a node of the arguments: as if it had come in with them."""
+        if not found.leaves:
+            return []
+        given = numbering(self._definition)
+        values = self._arguments.over(
+            found.definition,
+            found.leaves,
+            given=given,
+            given_values=self.in_values,
+            at=self._parts[found.definition[2]],
+        )
+        return list(map(self._place, values))
+
+    def of_change(self, i: int) -> int:
+        """The list of the new value of a leaf of the arguments."""
+        return self._place(self.in_values[i])
+
+
+def with_keywords(structure: Structure, prefix: Any, default: Any) -> Any:
+    """A prefix of the positional arguments as one of all arguments; keyword arguments get the default."""
+    if not structure.keywords:
+        return prefix
+    parts = list(prefix) if isinstance(prefix, (tuple, list)) else [prefix] * structure.n_args
+    return (*parts, *([default] * len(structure.keywords)))

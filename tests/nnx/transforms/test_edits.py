@@ -1,0 +1,301 @@
+"""Changes of structure inside a transformed function: they reach the caller's objects, as in Flax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.nnx.transforms.against_flax import check, models
+from tests.nnx.transforms.test_lifting import PURE, TRANSFORMS, Count, value
+
+from sonde import nnx
+from sonde.errors import TraceContextError
+
+CHANGING = [n for n in TRANSFORMS if not n.endswith("_loop") and n not in ("vjp", "jvp", "cond", "switch")]
+
+
+@pytest.mark.parametrize("updates", [True, False])
+@pytest.mark.parametrize("name", [n for n in CHANGING if n not in ("transform_metadata", "shard_map")])
+def test_new_attributes(name, updates):
+    kind, call = TRANSFORMS[name]
+    model = Count(value(kind))
+
+    def f(m):
+        m.flag = 4
+        m.extra = nnx.Param(jnp.zeros(()))
+        return jnp.sum(m.n[...])
+
+    call(f, model, graph_updates=updates)
+    if not updates or name in PURE:
+        assert set(vars(model)) == {"n"}
+    else:
+        assert set(vars(model)) == {"n", "flag", "extra"} and model.flag == 4
+        assert model.extra.shape == np.shape(value(kind)) and not isinstance(model.extra[...], jax.core.Tracer)
+
+
+def changed(n, f, *, transform="jit"):
+    """What a model looks like after a function ran on it under a transform, twice, with another model beside it."""
+    counter, _ = models(n)
+    m = n.Dict(a=counter(1.0), b=counter(2.0), items=n.List([counter(3.0)]))
+    parts = [m.a, m.b, m.items, m.a.w, m.b.w]
+    out = []
+    for _ in range(2):
+        run = getattr(n, transform)(f)
+        result = run(m)
+        first, seen = n.state(m), [k for k in ("a", "b", "items") if hasattr(m, k)]
+        same = [any(p is q for q in (getattr(m, k) for k in seen)) for p in parts[:3]]
+        out.append((result if not isinstance(result, n.Module) else result is m, first, seen, same))
+    flags = [getattr(getattr(m, k, None), "flag", None) for k in ("a", "b")]
+    return out, flags
+
+
+def add(m):
+    m.a.new = type(m.a.w)(m.a.w * 2)
+    return m.a.w * 1
+
+
+def delete(m):
+    if hasattr(m.a, "count"):
+        del m.a.count
+    return m.a.w * 1
+
+
+def swap(m):
+    m.a, m.b = m.b, m.a
+
+
+def swap_variables(m):
+    m.a.w, m.b.w = m.b.w, m.a.w
+    m.a.w[...] += 1
+
+
+def share(m):
+    m.b.w = m.a.w
+    m.a.w[...] += 10
+
+
+def replace(m):
+    m.a = type(m.b)(m.b.w[...] * 5)
+
+
+def append(m):
+    m.items.append(type(m.a)(7.0))
+
+
+def remove(m):
+    if m.items:
+        m.items.pop()
+
+
+def static(m):
+    m.a.flag = m.a.flag + 1
+    m.b.flag = "text"
+
+
+def nested_list(m):
+    m.a.flag = (m.a.flag, [1, {"x": 2}])
+
+
+def returns_it(m):
+    m.a.flag = 9
+    return m
+
+
+def modes(m):
+    m.set_attributes(flag=77)
+
+
+EDITS = [add, delete, swap, swap_variables, share, replace, append, remove, static, nested_list, returns_it, modes]
+
+
+@pytest.mark.parametrize("transform", ["jit", "remat"])
+@pytest.mark.parametrize("edit", EDITS, ids=lambda f: f.__name__)
+def test_same_as_flax(edit, transform):
+    check(lambda n, k: changed(n, edit, transform=transform), modes=("nothing set",))
+
+
+def test_an_edit_happens_to_the_objects_themselves():
+    m = nnx.Dict(a=Count(1.0), b=Count(2.0))
+    a, b = m.a, m.b
+
+    @nnx.jit
+    def f(m):
+        m.a, m.b = m.b, nnx.Dict(inner=m.a)
+        m.me = m
+
+    f(m)
+    assert m.a is b and m.b.inner is a and m.me is m
+    assert float(m.b.inner.n) == 1.0
+
+
+def test_arrays_among_the_attributes():
+    """Flax leaks a tracer where the attribute is new."""
+    m = nnx.Dict(array=jnp.zeros(2), other=jnp.ones(2))
+
+    @nnx.jit
+    def f(m):
+        m.array = m.array + 1
+        m.new = m.array * 2
+
+    f(m)
+    f(m)
+    np.testing.assert_array_equal(m.array, [2, 2])
+    np.testing.assert_array_equal(m.new, [4, 4])
+
+
+def test_shard_map():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    m = nnx.Dict(w=nnx.Param(jnp.arange(4.0)))
+    f = nnx.shard_map(
+        lambda m: setattr(m, "twice", nnx.Param(m.w * 2)), mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P()
+    )
+    f(m)
+    np.testing.assert_array_equal(m.twice[...], [0, 2, 4, 6])
+    assert m.twice[...].sharding.spec == jax.P("d")
+
+
+def test_the_output_may_hold_the_arguments():
+    m, x = Count(3.0), nnx.Dict(w=nnx.Param(jnp.ones(2)))
+
+    @nnx.jit
+    def f(m, x):
+        m.new = nnx.Param(m.n + 1)
+        return {"m": m, "list": [x.w, m.new], "fresh": nnx.Dict(m=m)}
+
+    out = f(m, x)
+    assert out["m"] is m and out["list"][0] is x.w and out["list"][1] is m.new and out["fresh"].m is m
+    assert float(m.new) == 4.0
+    again = f(m, x)
+    assert again["list"][1] is m.new
+
+
+def test_pop_inside_jit():
+    m = nnx.Dict(w=nnx.Param(jnp.ones(2)), seen=nnx.Intermediate(jnp.zeros(2)))
+    before = m.seen
+
+    @nnx.jit
+    def f(m):
+        m.seen[...] += 5
+        return nnx.pop(m, nnx.Intermediate)
+
+    state = f(m)
+    assert list(m) == ["w"] and state["seen"] is before
+    np.testing.assert_array_equal(before[...], [5, 5])
+
+
+def test_lazy_initialisation_traces_twice_and_no_more():
+    traces = []
+
+    class Lazy(nnx.Module):
+        def __init__(self):
+            self.w = nnx.data(None)
+
+        def __call__(self, x):
+            traces.append(1)
+            if self.w is None:
+                self.w = nnx.Param(jnp.ones((x.shape[-1], 2)))
+            return x @ self.w
+
+    f, lazy = nnx.jit(lambda m, x: m(x)), Lazy()
+    for _ in range(4):
+        np.testing.assert_array_equal(f(lazy, jnp.ones((1, 3))), [[3, 3]])
+    assert len(traces) == 2
+
+
+def test_nothing_is_paid_where_nothing_changes():
+    """Without an edit there is no trace of it in the compiled program."""
+    m = nnx.Dict(w=nnx.Param(jnp.ones(2)))
+    with_updates = nnx.jit(lambda m, x: m.w * x).lower(m, 2.0).as_text()
+    without = nnx.jit(lambda m, x: m.w * x, graph_updates=False).lower(m, 2.0).as_text()
+    assert with_updates == without
+
+
+def test_new_variables_are_mapped_like_their_argument():
+    m = nnx.Dict(w=nnx.Param(jnp.arange(6.0).reshape(2, 3)), c=nnx.BatchStat(jnp.array(1.0)))
+
+    def f(m):
+        m.twice = nnx.Param(m.w * 2)
+        m.mean = nnx.BatchStat(m.c * 3)
+
+    nnx.vmap(f, in_axes=(nnx.StateAxes({nnx.Param: 1, ...: None}),))(m)
+    np.testing.assert_array_equal(m.twice[...], m.w[...] * 2)
+    assert float(m.mean) == 3.0
+
+
+def test_vmap_of_a_cache_that_is_made_inside():
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.attn = nnx.MultiHeadAttention(2, 4, decode=True, rngs=rngs)
+
+    blocks = nnx.vmap(Block)(nnx.Rngs(0).fork(split=3))
+    nnx.vmap(lambda b: b.attn.init_cache((1, 5, 4)))(blocks)
+    assert blocks.attn.cached_key.shape == (3, 1, 5, 2, 2)
+
+
+def test_a_constructor_under_vmap():
+    class W(nnx.Module):
+        @nnx.vmap
+        def __init__(self, seed):
+            self.k = nnx.Param(jax.random.uniform(jax.random.key(seed), (2,)))
+
+    expected = jax.vmap(lambda s: jax.random.uniform(jax.random.key(s), (2,)))(jnp.arange(3))
+    np.testing.assert_array_equal(W(jnp.arange(3)).k[...], expected)
+
+
+def test_an_output_that_is_mapped_in_another_way_than_the_argument():
+    m = nnx.Dict(w=nnx.Param(jnp.ones((2, 2))))
+    with pytest.raises(ValueError, match="Inconsistent aliasing detected: nnx.vmap"):
+        nnx.vmap(lambda m: m, out_axes=1)(m)
+
+
+def test_scan_stacks_what_is_made_in_a_scanned_argument():
+    layers = nnx.Dict(w=nnx.Param(jnp.arange(3.0)))
+
+    def f(c, layer):
+        layer.out = nnx.Intermediate(c * layer.w)
+        return c + 1, c
+
+    nnx.scan(f)(1.0, layers)
+    np.testing.assert_array_equal(layers.out[...], [0, 2, 6])
+    with pytest.raises(ValueError, match="in an argument that is broadcast"):
+        nnx.scan(lambda m, x: setattr(m, "new", nnx.Param(x)), in_axes=(None, 0), out_axes=0)(Count(), jnp.ones(3))
+
+
+def test_branches_must_change_the_same():
+    def grow(m):
+        m.extra = nnx.Param(m.n + 1)
+
+    m = Count(1.0)
+    nnx.cond(True, grow, grow, m)
+    assert float(m.extra) == 2.0
+    with pytest.raises(TypeError, match="true_fun and false_fun change the structure of the operands"):
+        nnx.cond(True, grow, lambda m: None, Count())
+
+
+def test_grad_of_a_function_that_changes_structure():
+    m = nnx.Dict(w=nnx.Param(jnp.array(3.0)))
+
+    def loss(m):
+        m.seen = nnx.Intermediate(m.w * 2)
+        return m.w**2
+
+    grads = nnx.jit(lambda m: nnx.grad(loss)(m))(m)
+    assert float(grads["w"]) == 6.0 and float(m.seen) == 6.0
+
+
+def test_objects_of_another_level_are_left_alone():
+    m = Count()
+
+    @jax.jit
+    def outer(x):
+        nnx.jit(lambda m: setattr(m, "flag", 3))(m)
+        return x
+
+    with pytest.raises(TraceContextError):
+        outer(1.0)
+    assert set(vars(m)) == {"n"}
+
+
+def test_trees_forget_structure():
+    m = Count()
+    nnx.jit(lambda m: setattr(m, "flag", 3), graph=False)(m)
+    assert not hasattr(m, "flag")
