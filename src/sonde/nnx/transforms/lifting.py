@@ -20,7 +20,7 @@ arguments happens to the copies and is forgotten, and returning a Variable of th
 Only `take` differs for `nnx.jit`: it remembers what a walk found (`sonde.nnx.transforms.jit.memory`), because a walk
 costs more than a call of a compiled function. `enter`, `leave` and `Outcome` are the same.
 
-Captures: `enter` is the only place where copies of the caller's Modules are made, and `module_sites.carry` is told there
+Captures: `enter` is the only place where copies of the caller's Modules are made, and `module_sites.carry` is told
 which copy stands for which original.
 """
 
