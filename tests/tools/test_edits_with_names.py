@@ -45,7 +45,7 @@ def test_errors():
     f = lambda x: sow(x, "h")
     with pytest.raises(ValueError, match="ablate needs at least one pattern"):
         ablate(f)
-    with pytest.raises(ValueError, match="to= is a number or 'mean', got 'median'"):
+    with pytest.raises(ValueError, match="to= is a number, an array, 'mean' or statistics by path, got 'median'"):
         ablate(f, "h", to="median")
     with pytest.raises(ValueError, match=r"a value of shape \[2, 2\] has no unit 2 along axis -1"):
         ablate(f, "h", units=2)(X)

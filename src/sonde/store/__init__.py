@@ -11,5 +11,19 @@ from sonde.store.harvesting import harvest
 from sonde.store.merging import merge
 from sonde.store.reading import Store, StoredArray, open
 from sonde.store.records_file import load, save
+from sonde.store.streaming import DataStatistics, UnitStatistics, statistics
 
-__all__ = ["Damage", "Store", "StoredArray", "check", "harvest", "load", "merge", "open", "save"]
+__all__ = [
+    "Damage",
+    "DataStatistics",
+    "Store",
+    "StoredArray",
+    "UnitStatistics",
+    "check",
+    "harvest",
+    "load",
+    "merge",
+    "open",
+    "save",
+    "statistics",
+]

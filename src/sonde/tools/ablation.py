@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from sonde.core.capture import check_callable
 from sonde.core.edit import edit
-from sonde.core.path import Pattern
+from sonde.core.path import Pattern, glob_matches, no_such_site
 
 
 def ablate(
     f: Callable,
     *patterns: Pattern,
-    to: float | Literal["mean"] = 0.0,
+    to: float | Literal["mean"] | Any | Mapping[str, Any] = 0.0,
     units: int | Sequence[int] | None = None,
     axis: int = -1,
 ) -> Callable:
@@ -25,8 +25,9 @@ def ablate(
     Args:
         f: Any callable.
         *patterns: Which sites, as in `sonde.capture`; at least one.
-        to: What stands in its place: a number, or `"mean"`, the mean over all axes but `axis`, so that what does not
-            depend on the input stays. Under `vmap` a value is one example.
+        to: What stands in its place: a number; an array that broadcasts against the value; `"mean"`, the mean of this
+            value over all axes but `axis` (under `vmap` a value is one example); or means over a data set, as
+            `sonde.store.statistics` returns them by path.
         units: Which indices along `axis` to take away. All, if None.
         axis: Where the units are: the last axis, unless given.
 
@@ -35,7 +36,7 @@ def ablate(
 
     Raises:
         ValueError: No pattern is given; or, when called, there is no such axis or unit.
-        NoSuchSiteError: When called: a pattern matches no site.
+        NoSuchSiteError: A pattern matches none of the statistics; or, when called, no site.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -49,27 +50,52 @@ def ablate(
     if not patterns:
         raise ValueError("ablate needs at least one pattern, such as 'blocks/3/attn': all sites at once are no model")
     if isinstance(to, str) and to != "mean":
-        raise ValueError(f"ablate: to= is a number or 'mean', got {to!r}")
+        raise ValueError(f"ablate: to= is a number, an array, 'mean' or statistics by path, got {to!r}")
     chosen = None if units is None else (units,) if isinstance(units, int) else tuple(units)
+    if isinstance(to, Mapping):
+        return edit(f, {path: _rule(to[path].mean, chosen, axis) for path in _paths(to, patterns)})
+    return edit(f, dict.fromkeys(patterns, _rule(to, chosen, axis)))
 
+
+def _paths(statistics: Mapping[str, Any], patterns: Sequence[Pattern]) -> list[str]:
+    """The paths of the statistics that the patterns choose."""
+    found = {}
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError("ablate: with statistics by path, a pattern is a glob")
+        chosen = [path for path in statistics if glob_matches(pattern, path)]
+        if not chosen:
+            raise no_such_site(pattern, statistics)
+        found |= dict.fromkeys(chosen)
+    return list(found)
+
+
+def _rule(to: Any, units: tuple[int, ...] | None, axis: int) -> Callable[[Any], Any]:
     def without(x: Any) -> Any:
         if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.number):
             return x
-        at = _checked_axis(x, axis, chosen)
-        if to == "mean":
+        at = _checked_axis(x, axis, units)
+        if isinstance(to, str):
             others = tuple(d for d in range(x.ndim) if d != at)
             new = jnp.broadcast_to(jnp.mean(x, others, keepdims=True).astype(x.dtype), x.shape)
         else:
-            new = jnp.full_like(x, to)
-        if chosen is None:
+            new = _broadcast(to, x)
+        if units is None:
             return new
-        is_unit = jnp.isin(jnp.arange(x.shape[at]), jnp.asarray([u % x.shape[at] for u in chosen]))
+        is_unit = jnp.isin(jnp.arange(x.shape[at]), jnp.asarray([u % x.shape[at] for u in units]))
         return jnp.where(is_unit.reshape([-1 if d == at else 1 for d in range(x.ndim)]), new, x)
 
-    def rule(value: Any) -> Any:
-        return jax.tree.map(without, value)
+    return lambda value: jax.tree.map(without, value)
 
-    return edit(f, dict.fromkeys(patterns, rule))
+
+def _broadcast(to: Any, x: Any) -> Any:
+    new = jnp.asarray(to, x.dtype)
+    try:
+        return jnp.broadcast_to(new, x.shape)
+    except ValueError:
+        raise ValueError(
+            f"ablate: to= has shape {list(new.shape)}, which does not broadcast to a value of shape {list(x.shape)}"
+        ) from None
 
 
 def _checked_axis(x: Any, axis: int, units: tuple[int, ...] | None) -> int | None:

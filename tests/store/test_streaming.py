@@ -1,0 +1,107 @@
+"""Statistics over batches are those of all samples together, as NumPy computes them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sonde
+from sonde import store
+from sonde.errors import NoSuchSiteError, StoreError
+from sonde.tools import ablate
+
+RNG = np.random.default_rng(0)
+XS = [(RNG.standard_normal((n, 5, 4)) * [1, 10, 0.1, 3] + [0, 100, 0, -1]).astype(np.float32) for n in (3, 7, 1, 20)]
+ALL = np.concatenate(XS).reshape(-1, 4).astype(np.float64)
+
+
+def program(x):
+    return sonde.sow(x * 1, "h").sum()
+
+
+@pytest.fixture(scope="module")
+def found():
+    return store.statistics(program, XS, covariance=True, histogram=True)["h"]
+
+
+def test_moments_and_range(found):
+    np.testing.assert_allclose(found.mean, ALL.mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.variance, ALL.var(0), rtol=1e-4)
+    np.testing.assert_allclose(found.std, ALL.std(0), rtol=1e-4)
+    np.testing.assert_array_equal(found.min, ALL.min(0))
+    np.testing.assert_array_equal(found.max, ALL.max(0))
+    assert found.count.tolist() == [len(ALL)] * 4 and found.nonfinite.tolist() == [0] * 4
+
+
+def test_covariance_and_whitening(found):
+    np.testing.assert_allclose(found.covariance, np.cov(ALL.T, bias=True), rtol=1e-3, atol=1e-4)
+    white = (ALL - found.mean) @ found.whitening(0)
+    np.testing.assert_allclose(np.cov(white.T, bias=True), np.eye(4), atol=1e-2)
+
+
+@pytest.mark.parametrize("q", [0, 0.01, 0.25, 0.5, 0.9, 1])
+def test_quantiles(found, q):
+    exact = np.quantile(ALL, q, axis=0, method="inverted_cdf")
+    np.testing.assert_allclose(found.quantile(q), exact, rtol=0.1, atol=0.1)
+
+
+def test_a_mask_and_numbers_that_are_not_finite():
+    tokens = [RNG.integers(0, 3, (4, 6)) for _ in range(3)]
+
+    def f(t):
+        return sonde.sow(jnp.stack([t * 1.0, jnp.where(t == 2, jnp.nan, t)], -1), "h")
+
+    found = store.statistics(f, tokens, keep=lambda t: t != 0)["h"]
+    kept = np.concatenate([t.reshape(-1) for t in tokens])
+    kept = kept[kept != 0]
+    assert found.count.tolist() == [len(kept), (kept == 1).sum()] and found.nonfinite.tolist() == [0, (kept == 2).sum()]
+    np.testing.assert_allclose(found.mean, [kept.mean(), 1], rtol=1e-6)
+
+
+def test_units_of_several_axes_loops_and_gradients():
+    def f(x):
+        def loss(x):
+            y, _ = jax.lax.scan(lambda c, w: (sonde.sow(c * w, "loop"), None), x, jnp.arange(1.0, 3.0))
+            return (y**2).sum()
+
+        return jax.grad(loss)(x)
+
+    found = store.statistics(f, XS, axes=1)
+    assert list(found) == ["loop[0]", "loop[1]"] and found["loop[1]"].mean.shape == (5, 4)
+    np.testing.assert_allclose(found["loop[1]"].mean, 2 * np.concatenate(XS).mean(0), rtol=1e-4, atol=1e-5)
+    grads = store.statistics(f, XS, axes=1, grads=True)
+    np.testing.assert_allclose(grads["loop[1]"].mean, 4 * np.concatenate(XS).mean(0), rtol=1e-4, atol=1e-4)
+
+
+def test_errors_say_what_to_ask_for():
+    plain = store.statistics(program, XS)["h"]
+    with pytest.raises(ValueError, match="ask for it with histogram=True"):
+        plain.quantile(0.5)
+    with pytest.raises(ValueError, match="ask for it with covariance=True"):
+        plain.whitening()
+    with pytest.raises(ValueError, match="there are no batches"):
+        store.statistics(program, [])
+    with pytest.raises(StoreError, match="does not have"):
+        store.statistics(program, XS, keep=lambda x: x[0, :, 0] > 0)
+    with pytest.raises(KeyError, match="nearest: 'h'"):
+        store.statistics(program, XS)["g"]
+
+
+def test_the_mean_over_a_data_set_as_a_baseline():
+    def f(x):
+        return sonde.sow(x * 2, "a/h") + sonde.sow(x, "b")
+
+    means = store.statistics(f, XS)
+    got = ablate(f, "a/*", to=means)(XS[0])
+    np.testing.assert_allclose(got, 2 * ALL.mean(0) + XS[0], rtol=1e-4, atol=1e-4)
+    got = ablate(f, "a/h", to=means, units=[1])(XS[0])
+    expected = 3 * XS[0].copy()
+    expected[..., 1] = 2 * ALL.mean(0)[1] + XS[0][..., 1]
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(ablate(f, "b", to=XS[1][:1, :1])(XS[0]), 2 * XS[0] + XS[1][:1, :1], rtol=1e-5)
+    with pytest.raises(NoSuchSiteError):
+        ablate(f, "c", to=means)
+    with pytest.raises(ValueError, match="does not broadcast"):
+        ablate(f, "b", to=np.ones(3))(XS[0])
