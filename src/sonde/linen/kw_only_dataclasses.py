@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable
 from dataclasses import KW_ONLY as KW_ONLY
 from dataclasses import field as field
-from typing import Any, TypeVar, dataclass_transform
-
-C = TypeVar("C", bound=type)
+from typing import Any, dataclass_transform
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field,))
@@ -32,8 +30,7 @@ def dataclass(cls: Any = None, **options: Any) -> Any:
         'derived'
     """
     if cls is None:
-        decorate: Callable[[C], C] = lambda cls: dataclass(cls, **options)  # noqa: E731
-        return decorate
+        return functools.partial(dataclass, **options)
     inherited = {
         name: found
         for base in reversed(cls.__mro__[1:])
