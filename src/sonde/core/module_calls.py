@@ -43,27 +43,46 @@ def run_method(
         keep: Which objects among arguments and results must stay the objects they are.
         after: A function of the result that returns it, called in the scope, unless an overriding method is running.
     """
-    state = looking()
     is_super_call = overrides_running(module, name, fn)
-    marked = state is not None and not is_super_call and any(name in wanted.methods for wanted in state.modules)
+    marked = not is_super_call and are_ends_wanted(name)
     with calling(module, name, fn):
-        prefix = "" if name == "__call__" else f"{name}/"
         if marked:
-            args, kwargs = _mark_arguments(args, kwargs, f"{prefix}in", keep, code_of(fn))
+            args, kwargs = mark_arguments(name, fn, args, kwargs, keep)
         result = fn(module, *args, **kwargs)
         if marked:
-            result = mark_arrays(result, f"{prefix}out", keep, code_of(fn))
+            result = mark_result(name, fn, result, keep)
         return result if after is None or is_super_call else after(result)
 
 
-def _mark_arguments(args: Any, kwargs: Any, name: str, keep: Any, code: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """One argument is a site as it is, several are a tuple, with a dict at the end if there are keywords."""
+def are_ends_wanted(name: str) -> bool:
+    """Whether a capture wants the arguments and results of methods of that name."""
+    state = looking()
+    return state is not None and any(name in wanted.methods for wanted in state.modules)
+
+
+def mark_arguments(
+    name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], keep: Callable[[Any], bool]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Marks the arguments of a method as the site `in`, or `method/in`.
+
+    One argument is a site as it is, several are a tuple, with a dict at the end if there are keywords.
+    """
+    site, code = _end(name, "in"), code_of(fn)
     if len(args) == 1 and not kwargs:
-        return (mark_arrays(args[0], name, keep, code),), kwargs
+        return (mark_arrays(args[0], site, keep, code),), kwargs
     if not kwargs:
-        return mark_arrays(tuple(args), name, keep, code), kwargs
-    *args, kwargs = mark_arrays((*args, kwargs), name, keep, code)
+        return mark_arrays(tuple(args), site, keep, code), kwargs
+    *args, kwargs = mark_arrays((*args, kwargs), site, keep, code)
     return tuple(args), kwargs
+
+
+def mark_result(name: str, fn: Callable[..., Any], result: T, keep: Callable[[Any], bool]) -> T:
+    """Marks the result of a method as the site `out`, or `method/out`."""
+    return mark_arrays(result, _end(name, "out"), keep, code_of(fn))
+
+
+def _end(name: str, end: str) -> str:
+    return end if name == "__call__" else f"{name}/{end}"
 
 
 def mark_arrays(value: T, name: str, keep: Callable[[Any], bool], code: types.CodeType | None, tag: Any = None) -> T:

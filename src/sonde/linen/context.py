@@ -16,6 +16,8 @@ class Context(threading.local):
 
     Attributes:
         module_stack: The modules whose methods are running, innermost last; None stands for "no parent".
+        calls: The calls that are running while a capture wants to see their arguments and results, innermost last: the
+            module, the name of the method, and the method.
         interceptors: The functions given to `intercept_methods`, innermost last.
         named: Whether method calls get a name in profiles, or None for the process-wide setting.
         level: How many runs are active that collect sown values.
@@ -26,6 +28,7 @@ class Context(threading.local):
 
     def __init__(self) -> None:
         self.module_stack: list[Module | None] = [None]
+        self.calls: list[tuple[Module, str, Callable[..., Any]]] = []
         self.interceptors: list[Callable[..., Any]] = []
         self.named: bool | None = None
         self.level = 0

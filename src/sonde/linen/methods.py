@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
+from sonde.core.module_calls import are_ends_wanted
 from sonde.errors import CallCompactUnboundModuleError, LayerInputError
 from sonde.linen import sites
 from sonde.linen.attach import describe
@@ -192,11 +193,13 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
             jax.named_scope(profile_name) if profile_name else _NOTHING,
             sites.under_path(scope) if scope is not None else _NOTHING,
         ):
-            if context.interceptors:
-                output = _run_interceptors(self, fun, name, args, kwargs)
+            is_call = scope is not None and not getattr(fun, "transparent", False)
+            run = _intercepted(self, fun, name) if context.interceptors else functools.partial(fun, self)
+            if is_call and are_ends_wanted(name):
+                output = sites.call_with_ends(self, name, fun, run, args, kwargs)
             else:
-                output = fun(self, *args, **kwargs)
-        if scope is not None and scope.run.capture and not getattr(fun, "transparent", False):
+                output = run(*args, **kwargs)
+        if is_call and scope.run.capture:
             sites.offer(self, name, output)
         return output
     except LayerInputError as error:
@@ -212,9 +215,8 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
                 state.forget_call()
 
 
-def _run_interceptors(
-    self: Module, fun: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _intercepted(self: Module, fun: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A method with all interceptors around it."""
     bound = functools.partial(fun, self)
     described = InterceptorContext(self, name, bound)
 
@@ -224,7 +226,7 @@ def _run_interceptors(
     run = bound
     for interceptor in reversed(context.interceptors):
         run = around(interceptor, run)
-    return run(*args, **kwargs)
+    return run
 
 
 def prepare_class(cls: type[Any]) -> None:

@@ -31,6 +31,7 @@ from sonde.core.capture import run_with
 from sonde.core.collect import Collect, spread
 from sonde.core.context import Looking, ScopeName, look, looking
 from sonde.core.item import Item, expand
+from sonde.core.module_calls import mark_arguments, mark_result
 from sonde.core.site import Axis, Site, View
 from sonde.errors import JaxTransformError
 from sonde.linen.context import context
@@ -281,6 +282,30 @@ def _home(scope: Scope, collection: str, name: str, *, grows: bool) -> Run | Non
             return run
         run = run.outer
     return None
+
+
+def call_with_ends(
+    module: Module, name: str, fun: Callable[..., Any], run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """Calls a method whose arguments and result a capture wants, as the sites `in` and `out` under the module's path.
+
+    A method that runs because the one that overrides it has called it is part of the same call.
+    """
+    if context.silent or any(m is module and n == name and f is not fun for m, n, f in context.calls):
+        return run(*args, **kwargs)
+    context.calls.append((module, name, fun))
+    try:
+        args, kwargs = mark_arguments(name, fun, args, kwargs, _is_bound)
+        return mark_result(name, fun, run(*args, **kwargs), _is_bound)
+    finally:
+        context.calls.pop()
+
+
+def _is_bound(value: Any) -> bool:
+    from sonde.linen.module import Module
+    from sonde.linen.scope import Variable
+
+    return isinstance(value, (Module, Variable))
 
 
 def offer(module: Module, method: str, output: Any) -> None:
