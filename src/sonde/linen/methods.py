@@ -199,7 +199,7 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
                 output = sites.call_with_ends(self, name, fun, run, args, kwargs)
             else:
                 output = run(*args, **kwargs)
-        if is_call and scope.run.capture:
+        if is_call and scope is not None and scope.run.capture:
             sites.offer(self, name, output)
         return output
     except LayerInputError as error:

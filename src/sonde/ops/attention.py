@@ -33,6 +33,7 @@ from sonde.ops.checks import describe, expect_broadcastable, expect_shape
 from sonde.ops.dropout import keep_mask
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype, widest
 from sonde.ops.masks import combine_masks
+from sonde.ops.sharding import sharded_as
 
 Einsum = Callable[..., jax.Array]
 
@@ -320,8 +321,9 @@ def decode_step(
         )
     start = jnp.zeros((), index.dtype)
     starts = (*(start for _ in batch), index, start, start)
-    cached_key = lax.dynamic_update_slice(cached_key, jnp.asarray(key, cached_key.dtype), starts)
-    cached_value = lax.dynamic_update_slice(cached_value, jnp.asarray(value, cached_value.dtype), starts)
+    cached_key = lax.dynamic_update_slice(cached_key, sharded_as(key.astype(cached_key.dtype), cached_key), starts)
+    new_value = sharded_as(value.astype(cached_value.dtype), cached_value)
+    cached_value = lax.dynamic_update_slice(cached_value, new_value, starts)
     seen = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
     return cached_key, cached_value, index + 1, combine_masks(mask, seen, dtype=bool)
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde.errors import LayerInputError
+from sonde.ops.sharding import sharded_as
 
 
 def keep_mask(rng: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
@@ -50,4 +51,4 @@ def dropout(inputs: jax.Array, rng: jax.Array | None, *, rate: float, broadcast_
     for axis in broadcast_dims:
         shape[axis] = 1
     keep = jnp.broadcast_to(keep_mask(rng, rate, shape), inputs.shape)
-    return lax.select(keep, inputs / (1.0 - rate), jnp.zeros_like(inputs))
+    return lax.select(sharded_as(keep, inputs), inputs / (1.0 - rate), jnp.zeros_like(inputs))

@@ -15,6 +15,7 @@ from jax import lax
 from sonde.ops.checks import expect_integers, expect_size
 from sonde.ops.dense import given
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
+from sonde.ops.sharding import spec_of_rows
 
 
 def embed(
@@ -32,7 +33,7 @@ def embed(
         table: `(rows, features)`.
         dtype: of the result; None keeps the table's.
         promote_dtype: how the rows are cast to `dtype`.
-        out_sharding: sharding of the result, under explicit sharding.
+        out_sharding: sharding of the result, under explicit sharding; None: as the indices and the features are.
 
     Returns:
         `(*indices.shape, features)`.
@@ -54,6 +55,8 @@ def embed(
 
     # Whichever is smaller is cast: the table, or the rows that are looked up.
     table_first = indices.size >= table.shape[0]
+    if out_sharding is None:
+        out_sharding = spec_of_rows(indices, table)
     if table_first:
         table = cast(table)
     if table.shape[0] == 1:
