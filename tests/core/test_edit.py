@@ -200,3 +200,39 @@ def test_bad_arguments():
         edit(chain, [("h", 1)])
     with pytest.raises(TypeError, match="a glob over paths or a predicate"):
         edit(chain, {3: 1})
+
+
+@pytest.mark.parametrize("form", ["eager", "jit inside", "jit outside", "loop", "vmap"])
+def test_a_site_inside_an_edit_is_a_site(form):
+    """Its value and gradient are those of the edited program, written by hand."""
+    x = jnp.linspace(-1.0, 2.0, 3)
+
+    def rule(h):
+        return sonde.sow(jax.nn.relu(h), "features") * 2
+
+    def one(x):
+        with sonde.scope("b"):
+            return (sonde.sow(jnp.sin(x), "h") ** 2).sum()
+
+    def loop(x):
+        return jax.lax.scan(lambda c, w: (sonde.sow(c * w, "b/h"), None), x, jnp.arange(1.0, 3.0))[0].sum()
+
+    edits = {"b/h": rule}
+    step = {
+        "eager": jax.grad(sonde.edit(one, edits)),
+        "jit inside": jax.grad(sonde.edit(jax.jit(one), edits)),
+        "jit outside": jax.jit(jax.grad(sonde.edit(one, edits))),
+        "loop": jax.grad(sonde.edit(loop, edits)),
+        "vmap": lambda x: jax.vmap(jax.grad(sonde.edit(one, edits)))(x),
+    }[form]
+    _, records = sonde.capture(step, "b/h/features", grads=True)(x)
+    record = records["b/h/features"]
+    if form == "loop":
+        first = jax.nn.relu(x)
+        expected = jnp.stack([first, jax.nn.relu(2 * first * 2)])
+        slope = jnp.stack([2 * 2 * (first > 0) * 2.0, jnp.full(3, 2.0)])
+    else:
+        expected = jax.nn.relu(jnp.sin(x))
+        slope = 2 * (expected * 2) * 2
+    np.testing.assert_allclose(record.value, expected, rtol=1e-6)
+    np.testing.assert_allclose(record.grad, slope, rtol=1e-6)

@@ -155,6 +155,7 @@ def run_with(
     if inside is not None:
         asked = inside.nested_in(asked, depth)
     handler: Handler = make(depth)
+    handler.outside = outer
     trace = SiteTrace(_jax.current_trace(), handler)
     try:
         with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +15,7 @@ from sonde import _jax
 from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable, like, run_with
 from sonde.core.collect import per_example
-from sonde.core.context import look
+from sonde.core.context import Looking, look, scope
 from sonde.core.handler import Handler
 from sonde.core.path import Pattern, check_pattern
 from sonde.core.site import Site, View
@@ -133,7 +134,7 @@ class Editing(Handler):
         """The new arrays, if an edit is for this site."""
         if not view.is_value:
             return arrays
-        site = site.at(path)  # for the messages
+        name, site = site.path, site.at(path)  # the whole path, for the messages
         call = self._calls.get(path, 0)
         self._calls[path] = call + 1
         for pattern in self.chosen(site, path):
@@ -146,7 +147,7 @@ class Editing(Handler):
                     "`Module.sow`, and not with what the site returns; use `sonde.sow` and its result there, or edit "
                     "the output of a method"
                 )
-            new = new_arrays(wanted.new, arrays, site, view)
+            new = new_arrays(wanted.new, arrays, site, view, self.outside, name)
             if wanted.iterations is not None:
                 now = self._is_now(wanted.iterations, site)
                 new = [jnp.where(now, a, b) for a, b in zip(new, arrays)]
@@ -165,13 +166,18 @@ def _several(numbers: int | Collection[int]) -> Collection[int]:
     return (numbers,) if isinstance(numbers, int) else numbers
 
 
-def new_arrays(new: Any, arrays: list[Any], site: Site, view: View) -> list[Any]:
-    """The arrays of a new value for a site, which is given as such or as a function of the old one."""
+def new_arrays(
+    new: Any, arrays: list[Any], site: Site, view: View, outside: Looking | None = None, name: str = ""
+) -> list[Any]:
+    """The arrays of a new value for a site, which is given as such or as a function of the old one.
+
+    What the function marks is seen by the captures around the edit, below the name of the site.
+    """
     if not callable(new):
         return [_fitted(x, a, site, view, i) for i, (x, a) in enumerate(zip(_leaves(new, site), arrays))]
 
     def of_example(*xs: Any) -> list[Any]:
-        with look(None):
+        with look(outside), scope(name) if outside is not None else contextlib.nullcontext():
             result = new(site.rebuild(xs))
         return [_checked(x, _jax.typeof(a), site) for x, a in zip(_leaves(result, site), xs)]
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from sonde import _jax
-from sonde.core.context import path_under
+from sonde.core.context import Looking, path_under
 from sonde.core.item import Bundle, Item
 from sonde.core.path import Pattern, matches, no_such_site
 from sonde.core.primitive import TOKEN, n_arrays, site_p
@@ -43,6 +43,8 @@ class Handler:
     tells_loops_apart = False
     # Whether gradients are wanted.
     grads = False
+    # What the captures around look for; None if there are none.
+    outside: Looking | None = None
     # Whether jitted functions with sites may donate their arguments. Who drops the results must leave those.
     donates = True
     # If the sites of a function with its own derivatives must not be inside its call: the handler for the call. The
