@@ -9,6 +9,7 @@
     records_before(error)           what a capture had seen when `f` failed
     sites(f)                        what a capture would see and cost, without running anything
     first_nonfinite(f)              which site made the first NaN or Inf
+    alias()                         packages written on Flax run on Sonde
 """
 
 import importlib
@@ -36,9 +37,15 @@ from sonde.core import (
 )
 
 if TYPE_CHECKING:
+    from sonde import bridge as bridge
     from sonde import linen as linen
     from sonde import nnx as nnx
+    from sonde import serialization as serialization
     from sonde import store as store
+    from sonde import struct as struct
+    from sonde import training as training
+    from sonde import traverse_util as traverse_util
+    from sonde.aliasing import alias
     from sonde.inside import Inside
     from sonde.tools.nonfinite import NonFinite, first_nonfinite
 
@@ -53,6 +60,7 @@ __all__ = [
     "SiteInfo",
     "Sites",
     "__version__",
+    "alias",
     "capture",
     "edit",
     "errors",
@@ -70,10 +78,16 @@ __all__ = [
 _LATER = {
     "Inside": "sonde.inside",
     "NonFinite": "sonde.tools.nonfinite",
+    "alias": "sonde.aliasing",
+    "bridge": "sonde.bridge",
     "first_nonfinite": "sonde.tools.nonfinite",
     "linen": "sonde.linen",
     "nnx": "sonde.nnx",
+    "serialization": "sonde.serialization",
     "store": "sonde.store",
+    "struct": "sonde.struct",
+    "training": "sonde.training",
+    "traverse_util": "sonde.traverse_util",
 }
 
 

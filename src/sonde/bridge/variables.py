@@ -19,6 +19,7 @@ from sonde.nnx import sharding as nnx_sharding
 from sonde.nnx import traversals, variable_names
 from sonde.nnx.eager_sharding import partition_spec
 from sonde.nnx.variable import Variable
+from sonde.serialization import register_box
 
 #: Metadata of Variables and fields of linen's boxes that mean the same.
 _SAME = {"names": "out_sharding", "rules": "sharding_rules"}
@@ -83,6 +84,9 @@ class NNXMeta(meta.AxisMetadata[Any]):
     def tree_unflatten(cls, rest: Any, leaves: Any) -> NNXMeta:
         """The inverse of `tree_flatten_with_keys`."""
         return cls(rest[0], leaves[0], dict(rest[1]))
+
+
+register_box(NNXMeta)
 
 
 def with_partitioning(initializer: Callable[..., Any], names: meta.Names, mesh: Any = None) -> Callable[..., Any]:

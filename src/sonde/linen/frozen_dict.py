@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import jax
 
+from sonde.serialization import register_mapping
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -157,3 +159,6 @@ def _unflatten(keys: tuple[Any, ...], values: Any) -> FrozenDict[Any, Any]:
 
 
 jax.tree_util.register_pytree_with_keys(FrozenDict, _flatten_with_keys, _unflatten)
+
+
+register_mapping(FrozenDict)

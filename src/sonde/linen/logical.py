@@ -18,6 +18,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sonde.linen.meta import Names, Partitioned, boxing, mesh_is_set
+from sonde.serialization import register_box
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 _rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("sonde_logical_axis_rules", default=())
@@ -154,6 +155,9 @@ class LogicallyPartitioned(Partitioned[Any]):
         if not apply_constraint or not (self.mesh is not None or mesh_is_set()):
             return self.value
         return with_logical_constraint(self.value, tuple(self.names), rules=self.rules, mesh=self.mesh)
+
+
+register_box(LogicallyPartitioned)
 
 
 def with_logical_partitioning(

@@ -15,6 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from sonde import serialization
 from sonde.errors import PartitioningUnspecifiedError
 
 A = TypeVar("A")
@@ -92,6 +93,7 @@ def boxing(fn: Callable[..., Any], box: Callable[[Any], AxisMetadata[Any]]) -> C
 
     @functools.wraps(fn)
     def initializer(*args: Any, **kwargs: Any) -> AxisMetadata[Any]:
+        serialization.tell_flax()  # it may have been loaded since, and must know a box before it can write one
         return box(fn(*args, **kwargs))
 
     return initializer
@@ -178,6 +180,9 @@ class Partitioned(AxisMetadata[A]):
     def tree_unflatten(cls, rest: Any, leaves: Any) -> Any:
         """The inverse of `tree_flatten_with_keys`."""
         return cls(leaves[0], **dict(rest))
+
+
+serialization.register_box(Partitioned)
 
 
 def with_partitioning(fn: Callable[..., Any], names: Names, mesh: Mesh | None = None) -> Callable[..., Any]:

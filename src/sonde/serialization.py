@@ -1,0 +1,371 @@
+"""Trees of arrays as plain dicts and as bytes, with the names and the file format of `flax.serialization`.
+
+`to_state_dict` turns dataclasses, tuples, lists and optimizer states into nested dicts with string keys;
+`from_state_dict` puts such a dict back into an object of the same form. `to_bytes` and `from_bytes` write and read them
+as msgpack, which needs the extra `serialization`. Files move between Sonde and Flax in both directions.
+
+A type that is registered here is known to `flax.serialization` as well, once that is loaded: boxes of `sonde.linen` in
+variables can be written by either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from sonde._extras import load
+
+__all__ = [
+    "from_bytes",
+    "from_state_dict",
+    "msgpack_restore",
+    "msgpack_serialize",
+    "register_serialization_state",
+    "to_bytes",
+    "to_state_dict",
+]
+
+ToState = Callable[[Any], Any]
+FromState = Callable[[Any, Any], Any]
+#: Larger arrays are written in pieces: msgpack has no entries of 4 GiB and more.
+MAX_CHUNK_SIZE = 2**30
+_CHUNKED = "__msgpack_chunked_array__"
+_ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # Flax's numbers for what msgpack has no type for
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    to_state: ToState
+    from_state: FromState
+
+
+_forms: dict[type, _Form] = {}
+_unknown_to_flax: list[type] = []
+_lock = threading.Lock()
+
+
+class _Here(threading.local):
+    path: tuple[str, ...] = ()
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def _at(name: str) -> Iterator[None]:
+    before = _here.path
+    _here.path = (*before, name)
+    try:
+        yield
+    finally:
+        _here.path = before
+
+
+def current_path() -> str:
+    """Where in a tree `from_state_dict` is: `./params/kernel`."""
+    return "/".join(_here.path)
+
+
+def register_serialization_state(
+    ty: type, ty_to_state_dict: ToState, ty_from_state_dict: FromState, override: bool = False
+) -> None:
+    """Says how a type becomes a state dict, and how it is restored from one.
+
+    Args:
+        ty: the type.
+        ty_to_state_dict: takes an object, returns nested dicts with string keys.
+        ty_from_state_dict: takes an object and such a dict, returns a new object.
+        override: whether to replace what is known of the type.
+
+    Raises:
+        ValueError: the type is known already and `override` is False.
+    """
+    with _lock:
+        if ty in _forms and not override:
+            raise ValueError(f"{ty.__name__} is registered already: pass override=True to replace what is known of it.")
+        _forms[ty] = _Form(ty_to_state_dict, ty_from_state_dict)
+        _unknown_to_flax.append(ty)
+    tell_flax()
+
+
+def tell_flax() -> None:
+    """Registers with `flax.serialization`, if that is loaded, what is registered here."""
+    flax = sys.modules.get("flax.serialization") if _unknown_to_flax else None
+    register = getattr(flax, "register_serialization_state", None)
+    if register is None or register is register_serialization_state:
+        return
+    with _lock:
+        while _unknown_to_flax:
+            ty = _unknown_to_flax.pop()
+            if ty.__module__ != "builtins":
+                register(ty, to_state_dict_of(ty), from_state_dict_of(ty), override=True)
+
+
+def to_state_dict_of(ty: type) -> ToState:
+    """How a registered type becomes a state dict."""
+    return _forms[ty].to_state
+
+
+def from_state_dict_of(ty: type) -> FromState:
+    """How a registered type is restored."""
+    return _forms[ty].from_state
+
+
+def register_box(ty: type) -> None:
+    """Registers a type of linen's boxes: the value is what is kept."""
+    register_serialization_state(
+        ty,
+        lambda box: {"value": to_state_dict(box.value)},
+        lambda box, state: box.replace_boxed(_restored_field(box.value, state, "value", type(box))),
+    )
+
+
+def is_serializable(target: Any) -> bool:
+    """Whether `to_state_dict` knows the type of a thing; what it does not know is a leaf."""
+    return _form_of(target) is not None
+
+
+def to_state_dict(target: Any) -> Any:
+    """Nested dicts with string keys for a tree; a leaf stays as it is.
+
+    Example:
+        >>> to_state_dict({"layers": [1.0, (2.0, 3.0)]})
+        {'layers': {'0': 1.0, '1': {'0': 2.0, '1': 3.0}}}
+    """
+    form = _form_of(target)
+    if form is None:
+        return target
+    state = form.to_state(target)
+    if isinstance(state, dict):
+        wrong = [key for key in state if not isinstance(key, str)]
+        if wrong:
+            raise TypeError(f"A state dict has strings as keys; that of {type(target).__name__} has {wrong[0]!r}.")
+    return state
+
+
+def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
+    """An object like `target` with the values of a state dict.
+
+    Args:
+        target: an object of the form that the state dict was made from.
+        state: the state dict.
+        name: what to call the place in messages.
+
+    Raises:
+        ValueError: the state dict has not the form of `target`; the message says where.
+
+    Example:
+        >>> from_state_dict([0, 0], {"0": 1, "1": 2})
+        [1, 2]
+    """
+    form = _form_of(target)
+    if form is None:
+        return state
+    with _at(name):
+        return form.from_state(target, state)
+
+
+def _form_of(target: Any) -> _Form | None:
+    if isinstance(target, tuple) and hasattr(target, "_fields"):
+        return _NAMED_TUPLE
+    form = _forms.get(type(target))
+    return _form_of_flax(target) if form is None else form
+
+
+def _form_of_flax(target: Any) -> _Form | None:
+    """How Flax writes its own dicts and dataclasses, if it is loaded."""
+    flax: Any = sys.modules.get("flax.serialization")
+    known = getattr(flax, "is_serializable", is_serializable)
+    if known is is_serializable or not known(target):
+        return None
+    return _Form(flax.to_state_dict, flax.from_state_dict)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What Python and JAX bring along
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _restored_field(old: Any, state: Mapping[str, Any], name: str, owner: type) -> Any:
+    if name not in state:
+        raise ValueError(f"The state dict has no field {name!r} of {owner.__name__}, at {current_path()}.")
+    return from_state_dict(old, state[name], name=name)
+
+
+def restore_fields(target: Any, names: list[str], state: Mapping[str, Any]) -> dict[str, Any]:
+    """New values for the fields of an object, from a state dict that must have exactly these."""
+    fields = {name: _restored_field(getattr(target, name), state, name, type(target)) for name in names}
+    unknown = sorted(set(state) - set(names))
+    if unknown:
+        raise ValueError(
+            f"The state dict has fields that {type(target).__name__} has not: {', '.join(unknown)}, "
+            f"at {current_path()}."
+        )
+    return fields
+
+
+def _dict_from_state(target: Mapping[Any, Any], state: Mapping[str, Any]) -> dict[Any, Any]:
+    missing = sorted(str(key) for key in target if str(key) not in state)
+    if missing:
+        raise ValueError(f"The state dict has no entries {', '.join(missing[:5])}, at {current_path()}.")
+    return {key: from_state_dict(value, state[str(key)], name=str(key)) for key, value in target.items()}
+
+
+def _dict_to_state(target: Mapping[Any, Any]) -> dict[str, Any]:
+    state = {str(key): to_state_dict(value) for key, value in target.items()}
+    if len(state) != len(target):
+        raise ValueError(f"The keys {list(target)} are not different as strings, as keys of a state dict are.")
+    return state
+
+
+def register_mapping(ty: Any) -> None:
+    """Registers a type of mappings, which is made from a dict."""
+    register_serialization_state(ty, _dict_to_state, lambda old, state: ty(_dict_from_state(old, state)))
+
+
+def _list_from_state(target: Any, state: Mapping[str, Any]) -> list[Any]:
+    if len(state) != len(target):
+        raise ValueError(
+            f"The state dict has {len(state)} entries for a {type(target).__name__} of {len(target)}, at "
+            f"{current_path()}."
+        )
+    return [_restored_field(value, state, str(i), type(target)) for i, value in enumerate(target)]
+
+
+def _list_to_state(target: Any) -> dict[str, Any]:
+    return {str(i): to_state_dict(value) for i, value in enumerate(target)}
+
+
+_NAMED_TUPLE = _Form(
+    lambda target: {name: to_state_dict(getattr(target, name)) for name in target._fields},
+    lambda target, state: type(target)(**restore_fields(target, list(target._fields), state)),
+)
+
+
+def _partial_from_state(target: Any, state: Mapping[str, Any]) -> Any:
+    args = from_state_dict(target.args, state["args"], name="args")
+    return jax.tree_util.Partial(target.func, *args, **from_state_dict(target.keywords, state["keywords"]))
+
+
+register_serialization_state(dict, _dict_to_state, _dict_from_state)
+register_serialization_state(list, _list_to_state, _list_from_state)
+register_serialization_state(tuple, _list_to_state, lambda old, state: tuple(_list_from_state(old, state)))
+_forms[jax.tree_util.Partial] = _Form(  # Flax has its own
+    lambda target: {"args": to_state_dict(target.args), "keywords": to_state_dict(target.keywords)},
+    _partial_from_state,
+)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Bytes
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def to_bytes(target: Any) -> bytes:
+    """A tree as bytes: its state dict in msgpack.
+
+    Example:
+        >>> import numpy as np
+        >>> data = to_bytes({"w": np.arange(3)})
+        >>> from_bytes({"w": np.zeros(3)}, data)
+        {'w': array([0, 1, 2])}
+    """
+    return msgpack_serialize(to_state_dict(target), in_place=True)
+
+
+def from_bytes(target: Any, encoded_bytes: bytes) -> Any:
+    """A tree of the form of `target` from bytes; with None as target, the state dict."""
+    return from_state_dict(target, msgpack_restore(encoded_bytes))
+
+
+def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
+    """Nested dicts of arrays, numbers, strings and bytes in msgpack.
+
+    Args:
+        pytree: the dicts.
+        in_place: accepted; the dicts are never changed.
+    """
+    del in_place
+    msgpack = _msgpack()
+    return msgpack.packb(_in_pieces(pytree), default=_packed, strict_types=True)
+
+
+def msgpack_restore(encoded_pytree: bytes) -> Any:
+    """What `msgpack_serialize` was given; arrays come back as those of NumPy."""
+    msgpack = _msgpack()
+    return _in_one(msgpack.unpackb(encoded_pytree, ext_hook=_unpacked, raw=False))
+
+
+def _msgpack() -> Any:
+    return load("msgpack", extra="serialization", purpose="State as bytes")
+
+
+def _pack(thing: Any) -> bytes:
+    return _msgpack().packb(thing, use_bin_type=True)
+
+
+def _array_bytes(array: Any) -> bytes:
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        raise ValueError(
+            "An array is spread over several processes and cannot be written as bytes here: gather it first, with "
+            "jax.experimental.multihost_utils.process_allgather."
+        )
+    array = np.asarray(array)
+    if array.dtype.hasobject or array.dtype.isalignedstruct:
+        raise ValueError(f"Arrays of dtype {array.dtype} cannot be written as bytes.")
+    return _pack((array.shape, array.dtype.name, array.tobytes("C")))
+
+
+def _packed(thing: Any) -> Any:
+    """What msgpack has no type for."""
+    msgpack = _msgpack()
+    if isinstance(thing, (np.ndarray, jax.Array)):
+        return msgpack.ExtType(_ARRAY, _array_bytes(thing))
+    if isinstance(thing, np.generic):
+        return msgpack.ExtType(_SCALAR, _array_bytes(thing))
+    if isinstance(thing, complex):
+        return msgpack.ExtType(_COMPLEX, _pack((thing.real, thing.imag)))
+    raise TypeError(
+        f"A {type(thing).__name__} cannot be written as bytes: it is no array, number, string or dict of them. "
+        "`register_serialization_state` says how a type becomes a dict."
+    )
+
+
+def _unpacked(code: int, data: bytes) -> Any:
+    msgpack = _msgpack()
+    if code in (_ARRAY, _SCALAR):
+        shape, dtype, buffer = msgpack.unpackb(data, raw=True)
+        name = dtype.decode() if isinstance(dtype, bytes) else dtype
+        kind = jax.numpy.bfloat16 if name == "bfloat16" else jax.numpy.dtype(name)
+        array = np.frombuffer(buffer, dtype=kind, count=-1).reshape(shape)
+        return array if code == _ARRAY else array[()]
+    if code == _COMPLEX:
+        return complex(*msgpack.unpackb(data))
+    return msgpack.ExtType(code, data)
+
+
+def _in_pieces(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _in_pieces(value) for key, value in tree.items()}
+    if isinstance(tree, (np.ndarray, jax.Array)) and tree.size * tree.dtype.itemsize > MAX_CHUNK_SIZE:
+        flat = np.asarray(tree).reshape(-1)
+        size = max(1, MAX_CHUNK_SIZE // flat.dtype.itemsize)
+        pieces = [flat[i : i + size] for i in range(0, flat.size, size)]
+        return {_CHUNKED: True, "shape": _list_to_state(tree.shape), "chunks": _list_to_state(pieces)}
+    return tree
+
+
+def _in_one(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    if _CHUNKED in tree:
+        shape = [tree["shape"][str(i)] for i in range(len(tree["shape"]))]
+        return np.concatenate([tree["chunks"][str(i)] for i in range(len(tree["chunks"]))]).reshape(shape)
+    return {key: _in_one(value) for key, value in tree.items()}

@@ -1,0 +1,161 @@
+"""`sonde.alias`: a package written on Flax runs on Sonde, with Flax's numbers."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sonde
+
+PACKAGE = """
+import flax
+import flax.linen as nn
+from flax import nnx, struct
+from flax.core import FrozenDict, freeze, unfreeze
+from flax.linen.linear import Dense
+from flax.nnx.nn.linear import Linear
+from flax.training import common_utils
+from flax.training.train_state import TrainState
+from flax.traverse_util import flatten_dict
+
+
+class Block(nn.Module):
+    features: int
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.relu(Dense(self.features)(x))
+        self.sow("intermediates", "h", h)
+        return nn.LayerNorm()(h)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.layers = nnx.List([Linear(4, 4, rngs=rngs) for _ in range(2)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = nnx.tanh(layer(x))
+        return x
+
+
+@struct.dataclass
+class Output:
+    y: object
+    params: object
+
+
+def late():
+    return flax.linen.Dense
+"""
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Imports the package anew, under the alias or not."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "written_on_flax.py").write_text(PACKAGE)
+
+    def load(*, aliased):
+        monkeypatch.delitem(sys.modules, "written_on_flax", raising=False)
+        if not aliased:
+            return importlib.import_module("written_on_flax")
+        with sonde.alias():
+            return importlib.import_module("written_on_flax")
+
+    yield load
+    sys.modules.pop("written_on_flax", None)
+
+
+def results(module):
+    import optax
+
+    x = jnp.linspace(-1, 1, 8).reshape(2, 4)
+    block = module.Block(3)
+    params = block.init(jax.random.key(0), x)["params"]
+    state = module.TrainState.create(apply_fn=block.apply, params=params, tx=optax.sgd(0.1))
+    loss = lambda params: (state.apply_fn({"params": params}, x) ** 2).sum()
+    state = state.apply_gradients(grads=jax.grad(loss)(state.params))
+    net = module.Net(module.nnx.Rngs(0))
+    flat = module.flatten_dict(module.unfreeze(module.freeze(state.params)), sep="/")
+    grads = module.nnx.grad(lambda m: m(x).sum(), argnums=module.nnx.DiffState(0, module.nnx.Param))(net)
+    return flat, net(x), jax.tree.leaves(grads), module.Output(net(x), flat).replace(params=None).y
+
+
+def test_a_package_runs_unchanged_with_the_numbers_of_flax(package):
+    ours, theirs = package(aliased=True), package(aliased=False)
+    assert ours.nnx is sonde.nnx and ours.nn is sonde.linen and theirs.nn is not sonde.linen
+    jax.tree.map(np.testing.assert_array_equal, results(ours), results(theirs))
+
+
+def test_its_values_can_be_captured(package):
+    module = package(aliased=True)
+    block = module.Block(3)
+    x = jnp.ones((1, 4))
+    variables = block.init(jax.random.key(0), x)
+    _, records = sonde.capture(lambda x: block.apply(variables, x), "h")(x)
+    assert records["h"].value.shape == (1, 3)
+
+
+def test_what_it_asks_for_later_is_sonde_too(package):
+    assert package(aliased=True).late() is sonde.linen.Dense
+
+
+def test_only_inside_the_block():
+    import flax
+
+    with sonde.alias(), sonde.alias():
+        assert importlib.import_module("flax.nnx") is sonde.nnx
+        assert importlib.import_module("flax").linen is sonde.linen
+        assert importlib.util.find_spec("flax.nonsense") is None
+        for name in ("flax.nonsense", "flax.nnx.nonsense", "flax.linen.nonsense"):
+            with pytest.raises(ModuleNotFoundError):
+                importlib.import_module(name)
+        with pytest.raises(AttributeError, match="'flax', as `sonde.alias` answers it, has no 'nonsense'"):
+            _ = importlib.import_module("flax").nonsense
+    assert importlib.import_module("flax") is flax
+    assert importlib.import_module("flax.nnx") is not sonde.nnx
+    assert sonde.nnx.__name__ == sonde.nnx.__spec__.name == "sonde.nnx"
+
+
+def test_names_that_sonde_has_not_are_those_of_flax():
+    from flax import jax_utils, version
+
+    with sonde.alias():
+        assert importlib.import_module("flax.jax_utils").replicate is jax_utils.replicate
+        assert importlib.import_module("flax").__version__ == version.__version__
+
+
+def test_for_good_and_without_flax():
+    """In a process of its own: nothing of Flax is installed there, and the alias stays on."""
+    code = """
+import sys
+import importlib.machinery, importlib.metadata
+find = importlib.machinery.PathFinder.find_spec
+importlib.machinery.PathFinder.find_spec = classmethod(lambda cls, name, *a: None if name == "flax" else find(name, *a))
+import sonde
+sonde.alias()
+import flax
+import flax.linen as nn
+from flax import nnx
+from flax.core import freeze
+from flax.training.train_state import TrainState
+import jax, jax.numpy as jnp
+variables = nn.Dense(3).init(jax.random.key(0), jnp.ones((1, 2)))
+print(variables["params"]["kernel"].shape, flax.__version__, TrainState.__module__)
+try:
+    import flax.jax_utils
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shape, line = done.stdout.splitlines()
+    assert shape.startswith("(2, 3) 0.") and shape.endswith("sonde.training.train_state") and line == "flax.jax_utils"
