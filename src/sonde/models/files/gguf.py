@@ -27,6 +27,7 @@ from sonde.models.tokens import Tokenizer
 # The numbers that metadata is made of, by their code in the file.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_AT_A_TIME = 1 << 18  # bytes that are dequantised at a time: they and their numbers stay in the cache
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
@@ -74,6 +75,19 @@ class _Reader:
         start = self._take(size)
         return self._mapped[start : start + size].decode("utf-8", "replace")
 
+    def _strings(self, count: int) -> list[str]:
+        """Many strings at once: vocabularies have a hundred thousand."""
+        size_at, mapped, at, found = struct.Struct("<Q").unpack_from, self._mapped, self.at, []
+        end = len(mapped) - 8
+        for _ in range(count):
+            if at > end:
+                break
+            start = at + 8
+            at = start + size_at(mapped, at)[0]
+            found.append(mapped[start:at].decode("utf-8", "replace"))
+        self._take((at if len(found) == count else end + 9) - self.at)
+        return found
+
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
@@ -81,6 +95,8 @@ class _Reader:
             inner, count = self.numbers("IQ")
             if inner in _NUMBERS:
                 return list(self.numbers(f"{count}{_NUMBERS[inner]}"))
+            if inner == _STRING:
+                return self._strings(count)
             return [self.value(inner) for _ in range(count)]
         if kind not in _NUMBERS:
             raise ModelFileError(f"{self._path} has metadata of the kind {kind}, which is not known.")
@@ -112,7 +128,7 @@ def _tensor(name: str, shape: tuple[int, ...], kind: int, first: int, mapped: mm
         if plain is not None:
             return stored.view(plain)
         try:
-            return gguf.quants.dequantize(stored, quantisation).reshape(shape)
+            return _dequantised(gguf.quants, stored, quantisation).reshape(shape)
         except NotImplementedError as error:
             raise ModelFileError(
                 f"{path} has {name} as {quantisation.name}, which the package gguf does not dequantise."
@@ -120,6 +136,25 @@ def _tensor(name: str, shape: tuple[int, ...], kind: int, first: int, mapped: mm
 
     dtype = np.dtype(np.float16) if quantisation.name == "F16" else np.dtype(np.float32)
     return Tensor(name, shape, dtype, read, lambda: give_back(mapped, first, last), str(path))
+
+
+def _dequantised(quants: Any, stored: np.ndarray, quantisation: Any) -> np.ndarray:
+    """The numbers of a quantised tensor.
+
+    The package goes sixteen rows at a time, which takes twice as long as rows by the megabyte. Kinds that need tables
+    are left to it.
+    """
+    kind = getattr(quants, quantisation.name, None)
+    if not quantisation.name.startswith("Q") or not hasattr(kind, "dequantize_rows"):
+        return quants.dequantize(stored, quantisation)
+    rows = stored.reshape(-1, stored.shape[-1])
+    some = max(1, _AT_A_TIME // rows.shape[-1])
+    first = kind.dequantize_rows(rows[:some])
+    found = np.empty((rows.shape[0], first.shape[-1]), np.float32)
+    found[:some] = first
+    for at in range(some, rows.shape[0], some):
+        found[at : at + some] = kind.dequantize_rows(rows[at : at + some])
+    return found
 
 
 def _renamed(tensors: Tensors, architecture: str, raw: dict[str, Any]) -> Tensors:
