@@ -31,7 +31,7 @@ def params_of(model: Any) -> Params:
 
 
 def decoder(config: Any) -> Any:
-    """The functions `forward(params, tokens)`, `start(params, tokens, slots)` and `step(params, state)`."""
+    """The functions `forward(params, tokens)`, `start(params, tokens, slots)` and `generate(params, tokens, steps)`."""
     heads, key_heads, depth = config.heads, config.key_heads, config.depth
     theta, epsilon = config.kinds[0].rotary.theta, config.epsilon
     frequencies = 1.0 / theta ** (jnp.arange(0, depth, 2, dtype=jnp.float32) / depth)
@@ -113,7 +113,7 @@ def decoder(config: Any) -> Any:
         _, later = lax.scan(body, first, length=steps - 1)
         return jnp.concatenate([first[0][None], later]).T
 
-    return forward, start, step, generate
+    return forward, start, generate
 
 
 def _scanned(params, x, cache, filled, cos, sin, mask, block):

@@ -18,7 +18,7 @@ import numpy as np
 
 import sonde
 from hand_decoder import decoder, params_of
-from measure import Row, interleaved, main
+from measure import Row, interleaved, main, table
 from sonde import models, nnx
 from sonde.models import generation
 from sonde.models.sampling import Sampling
@@ -53,7 +53,7 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
     """All rows for one model."""
     tokens = jax.random.randint(jax.random.key(1), (batch, length), 0, made.config.vocabulary)
     params = params_of(made)
-    by_hand, start, step, generate = decoder(made.config)
+    by_hand, start, generate = decoder(made.config)
     hand = jax.jit(by_hand)
     apart = jnp.abs(hand(params, tokens) - _forward(made, tokens)).max() / jnp.abs(hand(params, tokens)).max()
     assert apart < (1e-4 if made.dtype == jnp.float32 else 0.05), apart
@@ -62,6 +62,7 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
     def row(question: str, bound: float, hand: Any, ours: Any) -> None:
         times = interleaved({"by hand": hand, "sonde": ours}, seconds=seconds, turn=0.02)
         rows.append(times.row("sonde", f"{name}: {question}", bound))
+        print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)  # there are minutes between two
 
     row(f"forward of {batch} x {length} tokens", WITHIN, lambda: hand(params, tokens), lambda: _forward(made, tokens))
     slots = length + steps - 1
@@ -129,9 +130,7 @@ def measure() -> list[Row]:
     if jax.default_backend() == "cpu":
         made = models.new(SMALL)
         return [*compared("small Llama", made, batch=2, length=64, steps=16, seconds=8), *loading()]
-    rows = compared(
-        "1B, list", models.new(BILLION, dtype=jnp.bfloat16), batch=4, length=512, steps=64, seconds=4
-    )
+    rows = compared("1B, list", models.new(BILLION, dtype=jnp.bfloat16), batch=4, length=512, steps=64, seconds=4)
     eight = models.new(EIGHT_BILLION, dtype=jnp.bfloat16, layers="scan")
     return rows + compared("8B, scan", eight, batch=4, length=512, steps=64, seconds=6)
 

@@ -20,6 +20,7 @@ PARTS = {
     "engine": ("compiled", "calling", "eager", "tracing", "gradients", "importing", "gpu_transformer"),
     "nnx": ("nnx_dispatch", "nnx_construct"),
     "tools": ("patching", "monitoring"),
+    "models": ("models",),
     "store": ("harvesting",),
 }
 
