@@ -78,6 +78,7 @@ class Frame:
         method: The name of the method, and its function.
         scope: The scope of the call.
         n_names: How many names are open with it.
+        level: The trace that it began under.
     """
 
     place: Place
@@ -85,6 +86,7 @@ class Frame:
     method: tuple[str, Any]
     scope: ModuleScope | None
     n_names: int
+    level: Any
 
 
 class Stretch:
@@ -96,9 +98,10 @@ class Stretch:
         n_names: How many names were open at the start.
         around: The path of what is recorded around it, in the stretch outside.
         used: What was asked of the stretches around: where modules stand (by identity), `"setting"` and `"start"`.
+        notes: What the library of the modules keeps until the outermost call ends.
     """
 
-    __slots__ = ("around", "frames", "given", "n_names", "used")
+    __slots__ = ("around", "frames", "given", "n_names", "notes", "used")
 
     def __init__(self, given: Iterable[tuple[Place, Any]], n_names: int, around: str = "") -> None:
         self.given = list(given)
@@ -106,6 +109,7 @@ class Stretch:
         self.frames: list[Frame] = []
         self.n_names = n_names
         self.used: dict[Any, tuple[Any, Any]] = {}
+        self.notes: list[Any] = []
 
     def find(self, module: Any) -> Place | None:
         """Where a module stands, by identity."""
@@ -161,6 +165,16 @@ class Trail:
         self.only_roots = only_roots
         given = [(Place(path), root) for path, root in roots]
         self.stretches = [Stretch(given, len(_jax.name_stack()))]
+
+    @property
+    def root(self) -> Any:
+        """The module that paths count from, if the capture began with one."""
+        given = self.stretches[0].given
+        return given[0][1] if given else None
+
+    def absolute(self, place: Place) -> str:
+        """The path of a place, counted from the capture."""
+        return self._absolute(place, len(self.stretches) - 1)
 
     # -- where a module stands -----------------------------------------------------------------------------------------
 
@@ -457,13 +471,16 @@ class calling:
         scope, places = scope_at(module)
         self._opened = _jax.open_name(scope)
         self._opened.__enter__()
-        n = len(_jax.name_stack())
+        n, level = len(_jax.name_stack()), _jax.trace_level()
         for f, place in zip(frames, places):
-            f.append(Frame(place, module, method, scope, n))
+            f.append(Frame(place, module, method, scope, n, level))
 
     def __exit__(self, *error: Any) -> None:
         for t in thread.trails:
-            t.stretches[-1].frames.pop()
+            stretch = t.stretches[-1]
+            stretch.frames.pop()
+            if not stretch.frames:
+                stretch.notes.clear()
         if self._opened is not None:
             self._opened.__exit__(*error)
 

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.choices import tokens_of
-from sonde.core.handler import Met
-from sonde.core.item import Item
+from sonde.core.choices import merge_choices, tokens_of
+from sonde.core.handler import Handler, Met
+from sonde.core.item import Item, expand
 from sonde.core.site import Site
 
 
@@ -33,6 +33,11 @@ class Call:
 
     item: Item
     grads: dict[int, Item | None]
+
+
+def calls_of(handler: Handler) -> list[Call]:
+    """Everything that a handler has recorded: each value with its gradients, in program order."""
+    return pair(merge_choices(expand(handler.items)), handler.met)
 
 
 def pair(items: Iterable[Item], met: Met) -> list[Call]:

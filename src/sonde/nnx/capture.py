@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -12,21 +12,20 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.capture import check_callable, run_with
-from sonde.core.choices import merge_choices
 from sonde.core.collect import Collect
-from sonde.core.item import expand
-from sonde.core.module_paths import Request
-from sonde.core.pairing import Call, pair
+from sonde.core.module_paths import Request, thread
+from sonde.core.pairing import Call, calls_of
 from sonde.core.perturbing import Adding
 from sonde.core.record import record_of
 from sonde.core.site import Site, View
 from sonde.nnx import iteration
 from sonde.nnx.module import Module
-from sonde.nnx.module_sites import Sown, Types
+from sonde.nnx.module_sites import Sown, Types, noted
 from sonde.nnx.states import State, from_flat_state, to_flat_state
 from sonde.nnx.variable import Intermediate, Perturbation, Variable
 
-Values = dict[type, dict[str, Any]]  # by type and path
+Key = tuple[str, str]  # the path of a Module, and a name
+Values = dict[type, dict[Key, Any]]
 
 
 def capture(
@@ -75,7 +74,7 @@ def capture(
     def captured(*args: Any, **kwargs: Any) -> Any:
         root = _root(fn, args, kwargs)
         result, calls = _run(fn, args, kwargs, root, types, begin, method_outputs)
-        states = _states(calls, root, types, begin, _perturbed_to_zeros)
+        states = _states(_collected(calls, types, begin, _perturbed_to_zeros), root)
         return (result, *(states[t] for t in types)) if types else result
 
     captured.__wrapped__ = fn  # pyright: ignore[reportAttributeAccessIssue]
@@ -89,9 +88,8 @@ def capture_grads(
 ) -> Callable[..., Any]:
     """A function that runs a training step and also returns values and gradients inside the model, in one pass.
 
-    Any `nnx.grad`, `nnx.value_and_grad` or JAX's own that runs inside `fn` yields the gradient at each place that the
-    program goes on from: what `Module.perturb` returned, and the outputs of methods. What `Module.sow` recorded has a
-    value and no gradient, because the program does not go on from it.
+    Any `nnx.grad`, `nnx.value_and_grad` or JAX's own that runs inside `fn` yields the gradient at each value that
+    `Module.sow` or `Module.perturb` was given, and at the outputs of methods.
 
     Args:
         fn: The step: a function whose first Module argument is the model, a Module, or a bound method.
@@ -108,7 +106,9 @@ def capture_grads(
         ...     def __init__(self):
         ...         self.w = nnx.Param(jnp.float32(3.0))
         ...     def __call__(self, x):
-        ...         return self.perturb("h", x * self.w) ** 2
+        ...         h = x * self.w
+        ...         self.sow(nnx.Intermediate, "h", h)
+        ...         return h**2
         >>> step = lambda model, x: nnx.grad(lambda m: m(x))(model)
         >>> grads, values, inner = nnx.capture_grads(step)(Square(), jnp.float32(2.0))
         >>> print(values["h"].get_value()[0], inner["h"].get_value()[0])
@@ -122,8 +122,8 @@ def capture_grads(
     def captured(*args: Any, **kwargs: Any) -> Any:
         root = _root(fn, args, kwargs)
         result, calls = _run(fn, args, kwargs, root, types, {}, method_outputs, grads=True)
-        values = _states(calls, root, types, {}, lambda call, tag: _value(call))
-        grads = _states(calls, root, types, {}, lambda call, tag: _gradient(call))
+        values = _states(_collected(calls, types, {}, lambda call, tag: _value(call)), root)
+        grads = _states(_collected(calls, types, {}, lambda call, tag: _gradient(call)), root)
         return result, State.merge(*values.values()), State.merge(*grads.values())
 
     captured.__wrapped__ = fn  # pyright: ignore[reportAttributeAccessIssue]
@@ -161,11 +161,12 @@ def _root(fn: Any, args: Any, kwargs: Any) -> Module:
 
 
 def _given_values(init: Mapping[Any, Any] | None) -> Values:
-    """The values of a State by type and path."""
+    """The values of a State by type, path of the Module, and name."""
     given: Values = {}
     for path, leaf in to_flat_state(init) if init else ():
         if isinstance(leaf, Variable):
-            given.setdefault(type(leaf), {})[_text(path)] = leaf.get_value()
+            *module, name = [key for key in path if key != ""]  # an empty name: see `_nested`
+            given.setdefault(type(leaf), {})[_text(module), str(name)] = leaf.get_value()
     return given
 
 
@@ -177,10 +178,15 @@ def _given_values(init: Mapping[Any, Any] | None) -> Values:
 class _Recording(Collect):
     """Records what was sown as one of some types."""
 
-    def __init__(self, types: frozenset[type], *, grads: bool, depth: int) -> None:
+    def __init__(self, types: tuple[type, ...], given: Values, *, grads: bool, depth: int) -> None:
         super().__init__((), grads=grads, depth=depth)
         self.key = (self.key, types)
         self.types = types
+        self.given = given
+
+    def so_far(self) -> Values:
+        """What was recorded until now."""
+        return _collected(calls_of(self), self.types, self.given, _perturbed_to_zeros)
 
     def wants(self, site: Site, path: str, view: View) -> bool:
         """Whether the site is one of a Module, of one of the types, in the model that is looked at."""
@@ -194,9 +200,18 @@ class _Adding(Adding):
     """Adds given values where Modules perturb."""
 
     def key_of(self, site: Site, path: str) -> Any:
-        """Type and path."""
+        """Type, path of the Module, and name."""
         tag = site.tag
-        return (tag.type, path) if isinstance(tag, Sown) and tag.perturbs and tag.known[self.depth - 1] else None
+        if not isinstance(tag, Sown) or not tag.perturbs or not tag.known[self.depth - 1]:
+            return None
+        return tag.type, *_key(path, tag)
+
+    def so_far(self) -> Values:
+        """The given values."""
+        values: Values = {}
+        for (t, *key), value in self.deltas.items():
+            values.setdefault(t, {})[key[0], key[1]] = value
+        return values
 
     def finish(self) -> None:
         """Values that nothing asked for are no error: a State may hold more than one function needs."""
@@ -214,27 +229,56 @@ def _run(
     grads: bool = False,
 ) -> tuple[Any, list[Call]]:
     """The result, and what was recorded."""
-    deltas = {(t, path): value for t, values in given.items() for path, value in values.items()}
+    deltas = {(t, *key): value for t, values in given.items() for key, value in values.items()}
     inner = fn
     if deltas:
 
         def inner(*args: Any, **kwargs: Any) -> Any:
-            request = Request(root, more=Types(given=frozenset(given)))
+            request = Request(root, more=Types(given=tuple(given)))
             make = functools.partial(_Adding, deltas)
             return run_with(lambda depth: make(depth=depth), fn, args, kwargs, edits=True, request=request)[0]
 
     if not types:
         return inner(*args, **kwargs), []
-    wanted = frozenset(types)
     result, handler = run_with(
-        lambda depth: _Recording(wanted, grads=grads, depth=depth),
+        lambda depth: _Recording(types, given, grads=grads, depth=depth),
         inner,
         args,
         kwargs,
         grads=grads,
-        request=Request(root, more=Types(wanted, outputs=outputs)),
+        request=Request(root, more=Types(types, outputs=outputs)),
     )
-    return result, pair(merge_choices(expand(handler.items)), handler.met)
+    return result, calls_of(handler)
+
+
+def captures_of(module: Module) -> tuple[Variable[Any], ...] | None:
+    """What the innermost `nnx.capture` that runs has recorded in a Module so far; None if there is none.
+
+    One Variable for each type that is recorded or was given values for, with a dict from names to values.
+    """
+    found: dict[type, dict[str, Any]] = {}
+    root: Any = None
+    for trail in reversed(thread.trails):
+        handler = trail.handler
+        if not isinstance(handler, (_Recording, _Adding)) or (found and trail.root is not root):
+            continue
+        place, root = trail.place_of(module), trail.root
+        if not place.known:
+            return None
+        path = trail.absolute(place)
+        for t, values in handler.so_far().items():
+            mine = found.setdefault(t, {})
+            mine.update({name: value for (text, name), value in values.items() if text == path})
+        if isinstance(handler, _Recording):
+            for tag, value in noted(trail, module):
+                mine = found.setdefault(tag.type, {})
+                if tag.perturbs:
+                    mine.setdefault(tag.name, jax.tree.map(jax.numpy.zeros_like, value))
+                else:
+                    mine[tag.name] = _reduced(mine.get(tag.name), tag, [value])
+            recorded = {t: found[t] for t in handler.types}
+            return tuple(t(values) for t, values in (recorded | found).items())
+    return tuple(t(values) for t, values in found.items()) or None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -257,10 +301,10 @@ def _perturbed_to_zeros(call: Call, tag: Sown) -> Any:
     return jax.tree.map(jax.numpy.zeros_like, value) if tag.perturbs else value
 
 
-def _states(
-    calls: list[Call], root: Module, types: tuple[type, ...], given: Values, value_of: Callable[[Call, Sown], Any]
-) -> dict[type, State[Any, Any]]:
-    """One State per type, from what was recorded in program order."""
+def _collected(
+    calls: list[Call], types: tuple[type, ...], given: Values, value_of: Callable[[Call, Sown], Any]
+) -> Values:
+    """What was recorded in program order, put together by type, Module and name."""
     found: Values = {t: {} for t in types}
     for call in calls:
         item = call.item
@@ -268,24 +312,33 @@ def _states(
         if not item.view.is_value or _is_not_taken(item.extras.get("taken")):
             continue
         value = value_of(call, tag)
-        key = item.path
-        begin = given.get(tag.type, {})
+        key = _key(item.path, tag)
         values = found[tag.type]
+        before = values.get(key, given.get(tag.type, {}).get(key))
         if tag.perturbs and value_of is _perturbed_to_zeros:
-            values.setdefault(key, begin.get(key, value))
-        elif tag.perturbs or tag.reduce_fn is None:
-            values[key] = (*values.get(key, begin.get(key, ())), value)
+            values[key] = value if before is None else before
         else:
-            start = values[key] if key in values else begin[key] if key in begin else tag.init_fn()
             n_loops = sum(axis.is_loop for axis in item.view.axes)
-            values[key] = functools.reduce(tag.reduce_fn, _iterations(value, n_loops), start)
-    keys = {_text(path): path for path, _ in iteration.iter_nodes(root, graph=True, who="capture")}
-    return {t: _nested(t, values, keys) for t, values in found.items()}
+            values[key] = _reduced(before, tag, _iterations(value, n_loops) if tag.reduce_fn else [value])
+    return found
 
 
-def _text(path: tuple[Any, ...]) -> str:
-    """A path in a State as one of the engine. An empty name is that of a Module, see `_nested`."""
-    return "/".join(str(key) for key in path if key != "")
+def _reduced(before: Any, tag: Sown, values: Iterable[Any]) -> Any:
+    """What a Module has sown under a name, with further values."""
+    if tag.reduce_fn is None:
+        return (*(() if before is None else before), *values)
+    assert tag.init_fn is not None
+    return functools.reduce(tag.reduce_fn, values, tag.init_fn() if before is None else before)
+
+
+def _key(path: str, tag: Sown) -> Key:
+    """The path of the Module that has sown something, and its name."""
+    return path[: len(path) - len(tag.name)].rstrip("/"), tag.name
+
+
+def _text(path: Iterable[Any]) -> str:
+    """A path in a model as one of the engine."""
+    return "/".join(map(str, path))
 
 
 def _is_not_taken(taken: Any) -> bool:
@@ -302,20 +355,26 @@ def _iterations(value: Any, n_loops: int) -> Iterator[Any]:
         yield jax.tree.map(lambda x, index=index: x[index], value)
 
 
-def _nested(variable_type: type, values: Mapping[str, Any], modules: Mapping[str, Any]) -> State[Any, Any]:
+def _states(found: Values, root: Module) -> dict[type, State[Any, Any]]:
+    """One State per type."""
+    keys = {_text(path): path for path, _ in iteration.iter_nodes(root, graph=True, who="capture")}
+    return {t: _nested(t, values, keys) for t, values in found.items()}
+
+
+def _nested(variable_type: type, values: Mapping[Key, Any], modules: Mapping[str, Any]) -> State[Any, Any]:
     """A State of Variables.
 
     A Module that sows under the name of one of its children keeps both: its own value has an empty name below the
     child's.
     """
-    flat = {_keys(path, modules): value for path, value in values.items() if value is not None}
+    flat = {(*_keys(path, modules), name): value for (path, name), value in values.items() if value is not None}
     inner = {path[:i] for path in flat for i in range(len(path))}
     return from_flat_state([((*p, "") if p in inner else p, variable_type(v)) for p, v in flat.items()])
 
 
 def _keys(path: str, modules: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The keys of a path in a State: those of the Modules of the model, as far as they lead."""
-    module, _, name = path.rpartition("/")
-    if module in modules:
-        return *modules[module], name
-    return *(_keys(module, modules) if module else ()), int(name) if name.isdigit() else name
+    """The keys of a Module in a State: those that the model has, as far as they lead."""
+    if path in modules or not path:
+        return modules.get(path, ())
+    above, _, name = path.rpartition("/")
+    return *_keys(above, modules), int(name) if name.isdigit() else name

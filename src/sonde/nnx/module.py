@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from sonde.core.context import LOOKERS
 from sonde.nnx import iteration, module_sites, variable_names
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.pytree import Pytree, PytreeMeta
@@ -126,6 +127,20 @@ class Module(Pytree, metaclass=ModuleMeta):
             setattr(self, name, variable_type(shift))
         _warn_of_storing(self, name, "perturb")
         return jax.tree.map(jnp.add, shift, value)
+
+    @property
+    def __captures__(self) -> tuple[Variable[Any], ...]:
+        """What `nnx.capture` has recorded in this Module so far: one Variable per type, with a dict by name.
+
+        There is no such attribute when no `nnx.capture` runs, or for a Module outside of its model. It is a view:
+        changing it changes nothing.
+        """
+        from sonde.nnx.capture import captures_of
+
+        found = captures_of(self) if LOOKERS.count else None
+        if found is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute '__captures__': no nnx.capture runs")
+        return found
 
     # ------------------------------------------------------------------------------------------- iteration
 

@@ -19,7 +19,7 @@ from sonde import _jax
 from sonde.core.context import LOOKERS, looking
 from sonde.core.module_calls import code_of, mark_arrays, run_method
 from sonde.core.module_index import ModuleKind, Origin, register_modules, register_no_modules
-from sonde.core.module_paths import scope_at, thread
+from sonde.core.module_paths import Trail, scope_at, thread
 from sonde.core.sow import mark, mark_in_place
 from sonde.nnx._epoch import EPOCH
 from sonde.nnx._kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of
@@ -68,8 +68,8 @@ class Types(NamedTuple):
         outputs: The type as which the outputs of methods are recorded, if they are.
     """
 
-    recorded: frozenset[type] = frozenset()
-    given: frozenset[type] = frozenset()
+    recorded: tuple[type, ...] = ()
+    given: tuple[type, ...] = ()
     outputs: type | None = None
 
     def wants(self, variable_type: type) -> bool:
@@ -121,7 +121,24 @@ def sow(
     tag = Sown(variable_type, name, tuple([p.known for p in places]), reduce_fn=reduce_fn, init_fn=init_fn)
     with _jax.open_name(scope):
         mark_in_place(value, name, tag=tag, depth=3)
+    _note(module, tag, value)
     return True
+
+
+def _note(module: Any, tag: Sown, value: Any) -> None:
+    """Keeps what was sown in a function that is being traced, where the capture has nothing yet, during the call."""
+    for trail in thread.trails:
+        stretch = trail.stretches[-1]
+        if len(trail.stretches) > 1 and stretch.frames and stretch.frames[0].level is _jax.trace_level():
+            stretch.notes.append((module, tag, value))
+
+
+def noted(trail: Trail, module: Any) -> Iterator[tuple[Sown, Any]]:
+    """What a Module has sown in the functions that are being traced."""
+    for stretch in trail.stretches[1:]:
+        for other, tag, value in stretch.notes:
+            if other is module:
+                yield tag, value
 
 
 def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | None:
@@ -134,7 +151,9 @@ def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | No
     value = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, _NUMBERS) else x, value)
     tag = Sown(variable_type, name, tuple([p.known for p in places]), perturbs=True)
     with _jax.open_name(scope):
-        return mark(value, name, tag=tag, depth=3)
+        value = mark(value, name, tag=tag, depth=3)
+    _note(module, tag, value)
+    return value
 
 
 def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
