@@ -72,8 +72,8 @@ def mark_arguments(
         return (mark_arrays(args[0], site, keep, code),), kwargs
     if not kwargs:
         return mark_arrays(tuple(args), site, keep, code), kwargs
-    *args, kwargs = mark_arrays((*args, kwargs), site, keep, code)
-    return tuple(args), kwargs
+    *marked, kwargs = mark_arrays((*args, kwargs), site, keep, code)
+    return tuple(marked), kwargs
 
 
 def mark_result(name: str, fn: Callable[..., Any], result: T, keep: Callable[[Any], bool]) -> T:

@@ -113,7 +113,8 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
         >>> print(f"{records['h'].grad:.4f}")  # 2 * sin(0.5)
         0.9589
     """
-    if looking() is None:
+    state = looking()
+    if state is None:
         return
     leaves, tree = jax.tree.flatten(value)
     tracers = [x for x in leaves if isinstance(x, _jax.Tracer)]
@@ -121,14 +122,15 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
     copies = {id(x): _jax.copy_of_tracer(x) for x in tracers}
     copied = jax.tree.unflatten(tree, [copies.get(id(x), x) for x in leaves])
     marked, site = _marked(copied, name, tag, depth + 1, in_place=True)
-    here = type(_jax.current_trace()) is SiteTrace
+    trace = _jax.current_trace()
+    replaces = state.edits and isinstance(trace, SiteTrace) and not trace.handler.passes_on
     for before, after in zip(leaves, jax.tree.leaves(marked)):
-        given = copies.get(id(before), before)
+        given: Any = copies.get(id(before), before)
         if isinstance(before, _jax.Tracer):
             if _jax.become(before, after, given):
                 continue
             site.has_gradient = False
-        if here and after is not given:
+        if replaces and after is not given:
             raise EditError(
                 f"site {site.path!r} ({site.source}) cannot be replaced: the program goes on with the value itself, "
                 "which is not traced; mark it with sonde.sow or Module.perturb, and use what that returns"
