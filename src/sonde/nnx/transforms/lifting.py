@@ -153,10 +153,11 @@ class Taken:
         mode: the mode it runs in.
         structure: what the arguments are.
         leaves: the caller's Variables and arrays, each once.
+        nodes: pairs of path and node of the caller.
         values: what they hold.
     """
 
-    __slots__ = ("_nodes", "leaves", "mode", "structure", "values", "who")
+    __slots__ = ("leaves", "mode", "nodes", "structure", "values", "who")
 
     def __init__(self, who: str, mode: Mode, found: Walk, structure: Structure):
         self.who = who
@@ -164,15 +165,15 @@ class Taken:
         self.structure = structure
         self.leaves = found.leaves
         self.values = [raw(x) for x in found.leaves]
-        self._nodes = found.nodes
+        self.nodes = found.nodes
 
     def enter(self, values: Sequence[Any]) -> Entered:
         """Copies of the arguments at the current trace level, holding `values`."""
-        return enter(self.structure, values, who=self.who, mode=self.mode, originals=self._nodes)
+        return enter(self.structure, values, who=self.who, mode=self.mode, originals=self.nodes)
 
     def objects(self) -> dict[int, Any]:
         """The caller's Variables and nodes by index."""
-        return self.structure.objects(self.leaves, [node for _, node in self._nodes])
+        return self.structure.objects(self.leaves, [node for _, node in self.nodes])
 
     def settle(self, left: Left) -> Any:
         """Does to the caller's objects what the function did to their copies, and returns the output."""
@@ -265,9 +266,11 @@ class Entered:
         leaves: the Variables and arrays of the copies.
         known: the Variables and nodes of the copies by index.
         structure: what the arguments are.
+        who: the transform, for messages.
+        mode: the mode it runs in.
     """
 
-    __slots__ = ("_before", "_contents", "_mode", "_values", "_who", "args", "known", "kwargs", "leaves", "structure")
+    __slots__ = ("_before", "_contents", "_values", "args", "known", "kwargs", "leaves", "mode", "structure", "who")
 
     def __init__(
         self,
@@ -280,8 +283,8 @@ class Entered:
         known: Any,
     ):
         self.structure = structure
-        self._who = who
-        self._mode = mode
+        self.who = who
+        self.mode = mode
         self._values = values
         self.known = known
         self._before = Before(known) if mode.updates else None
@@ -334,7 +337,7 @@ class Entered:
             output_only: whether nothing that the function changes goes out; objects of the arguments that are returned
                 come out as new ones.
         """
-        edits, seen = ([], {}) if self._before is None or output_only else self._before.edits(self._who)
+        edits, seen = ([], {}) if self._before is None or output_only else self._before.edits(self.who)
         lists: tuple[list[Any], ...] = tuple([] for _ in range(placement.n_lists))
         places: list[int] = []
 
@@ -348,8 +351,8 @@ class Entered:
             put(edit.leaves, placement.of_edit(edit))
         definition = None
         if not beside:
-            found = walk(Call((name,), (out,)), graph=self._mode.graph, who=self._who, numbers=True, seen=seen)
-            if not self._mode.updates:
+            found = walk(Call((name,), (out,)), graph=self.mode.graph, who=self.who, numbers=True, seen=seen)
+            if not self.mode.updates:
                 self.check_output(found)
             put(found.leaves, placement.of_output(found))
             definition = GraphDef(found.definition)
@@ -370,7 +373,7 @@ class Entered:
                 first, second = show_path(self.structure.paths[i]), show_path(path)
                 raise ValueError(
                     f"Duplicate {type(leaf).__name__} found at paths:\n\n  - {first}\n  - {second}\n\nThe function "
-                    f"under nnx.{self._who} returns a Variable of its arguments. Its new value reaches the caller's "
+                    f"under nnx.{self.who} returns a Variable of its arguments. Its new value reaches the caller's "
                     f"Variable by itself: leave it out of the output, or return a copy, nnx.clone(...). "
                     f"(graph_updates=True allows it.)"
                 )

@@ -122,7 +122,7 @@ class Carried:
         def step(values: Sequence[Any], *more: Any) -> tuple[list[Any], Outcome]:
             entered = taken.enter(values)
             out = body(entered, *more)
-            leaves = returned(entered, out, taken, range(len(values)), "init_val")
+            leaves = returned(entered, out, range(len(values)), "init_val")
             _, outcome = entered.leave(None, beside=True)
             return [raw(x) for x in leaves], outcome
 
@@ -145,13 +145,12 @@ class Carried:
         return self._taken.renewed(dict(zip(self._moving, carry)))[0]
 
 
-def returned(entered: Entered, out: Any, taken: Taken, places: Sequence[int], name: str) -> list[Any]:
+def returned(entered: Entered, out: Any, places: Sequence[int], name: str) -> list[Any]:
     """The leaves of what an iteration returned.
 
     Args:
         entered: what the iteration was given.
         out: what it returned.
-        taken: the arguments of the transform.
         places: which leaves of the arguments are carried.
         name: the argument that is carried.
 
@@ -159,20 +158,21 @@ def returned(entered: Entered, out: Any, taken: Taken, places: Sequence[int], na
         ValueError: it has another form than what went in, or other Variables.
         TypeError: it has another form, in `fori_loop` with graph updates.
     """
-    found = walk(Call((name,), (out,)), graph=taken.mode.graph, who=taken.who, numbers=True)
+    who, mode = entered.who, entered.mode
+    found = walk(Call((name,), (out,)), graph=mode.graph, who=who, numbers=True)
     # the structure of what `scan` carries may change as long as its arrays do not; it comes back with the edits
-    difference = same_form(taken.structure, found, name, static=not (taken.who == "scan" and taken.mode.updates))
+    difference = same_form(entered.structure, found, name, static=not (who == "scan" and mode.updates))
     if difference:
-        raise (TypeError if taken.who == "fori_loop" and taken.mode.updates else ValueError)(
-            f"nnx.{taken.who}: the value that goes round must keep its form, and the body returns another one: "
+        raise (TypeError if who == "fori_loop" and mode.updates else ValueError)(
+            f"nnx.{who}: the value that goes round must keep its form, and the body returns another one: "
             f"{difference}. Static attributes, keys and classes may not change in a loop."
         )
     for i, leaf in zip(places, found.leaves):
         before = entered.leaves[i]
         if isinstance(before, Variable) and leaf is not before:
             raise ValueError(
-                f"nnx.{taken.who}: every iteration must hand on the Variables it was given, and the body returns "
-                f"another {type(before).__name__} at {show_path(taken.structure.paths[i])} than it was given. Change "
+                f"nnx.{who}: every iteration must hand on the Variables it was given, and the body returns "
+                f"another {type(before).__name__} at {show_path(entered.structure.paths[i])} than it was given. Change "
                 f"its value in place, `variable[...] = value`, and return the same Variable."
             )
     return found.leaves

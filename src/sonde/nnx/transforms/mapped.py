@@ -15,7 +15,7 @@ import jax
 from sonde.nnx.sharding import PARTITION_NAME
 from sonde.nnx.transforms.axis_metadata import transform_metadata as named_axes
 from sonde.nnx.transforms.lifting import Fixed, Taken, enter, take
-from sonde.nnx.transforms.options import MISSING, Mode, as_indices, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.options import MISSING, Mode, as_indices, mode, named_like, refuse_bound_method, with_axes
 from sonde.nnx.transforms.outcome import Left
 from sonde.nnx.transforms.prefixes import refuse_prefixes
 from sonde.nnx.transforms.recent import PROGRAMS, Recent
@@ -39,7 +39,8 @@ def vmap(
     Args:
         f: the function; leave it out to use `vmap` as a decorator with options.
         in_axes: the mapped axis of each argument: an int, None for "the same for all", `StateAxes` for the Variables of
-            a Module, what `nnx.prefix` returns, or containers of these. Keyword arguments are mapped along axis 0.
+            a Module, what `nnx.prefix` returns, or containers of these. Keyword arguments without a place in it are mapped
+            along axis 0.
         out_axes: where the mapped axis is in the output; the same forms.
         axis_name: a name for collectives.
         axis_size: the size of the axis, if no argument is mapped.
@@ -84,6 +85,7 @@ def vmap(
 
     @named_like(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = with_axes(f, args, kwargs, in_axes)
         taken = take("vmap", how, args, kwargs)
         lists = _lists("vmap", taken, in_axes, out_axes)
         axes = lists.in_values
@@ -202,6 +204,7 @@ def pmap(
 
     @named_like(f)
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = with_axes(f, args, kwargs, in_axes)
         fixed = as_indices(static, len(args))
         taken = take("pmap", how, [Fixed(x) if i in fixed else x for i, x in enumerate(args)], kwargs)
         run = programs.get(taken.structure, lambda: program(taken))

@@ -61,6 +61,16 @@ def positional(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return bound.args
 
 
+def with_axes(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_axes: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments in the places that a tuple of axes has for them, some of which may have been given by keyword."""
+    if not kwargs or not isinstance(in_axes, (tuple, list)) or len(in_axes) == len(args):
+        return args, kwargs
+    bound = inspect.signature(fn).bind(*args, **kwargs)
+    return bound.args, bound.kwargs
+
+
 def named_like(fn: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """As `functools.wraps`, for anything that can be called."""
     return functools.wraps(fn) if hasattr(fn, "__name__") else functools.wraps(fn, updated=())

@@ -16,14 +16,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sonde.core.context import looking
 from sonde.nnx.sharding import PARTITION_NAME
 from sonde.nnx.transforms.axis_metadata import transform_metadata as named_axes
 from sonde.nnx.transforms.leaf_values import numbering
-from sonde.nnx.transforms.lifting import Entered, Taken, raw, take
+from sonde.nnx.transforms.lifting import Entered, Taken, enter, raw, take
 from sonde.nnx.transforms.loops import returned
 from sonde.nnx.transforms.options import MISSING, mode, named_like, positional, refuse_bound_method
 from sonde.nnx.transforms.outcome import Outcome
 from sonde.nnx.transforms.prefixes import Carry, StateAxes, refuse_prefixes
+from sonde.nnx.transforms.recent import PROGRAMS, Recent
 from sonde.nnx.transforms.result_lists import Lists
 from sonde.nnx.variable import Variable
 
@@ -96,11 +98,16 @@ def scan(
         fn = named_axes(f, in_axes=in_axes, out_axes=out_axes, partition=name, graph=how.graph)
     options = {"length": length, "reverse": reverse, "unroll": unroll, "_split_transpose": _split_transpose}
 
+    known: Recent[_Scan] = Recent(PROGRAMS)
+
     @named_like(f)
     def scanned(*args: Any, **kwargs: Any) -> Any:
         args = positional(f, args, kwargs)
         taken = take("scan", how, args)
-        return _Scan(fn, taken, in_axes, out_axes, carry_in, carry_out).run(options)
+        if looking() is not None:  # captures see the caller's nodes, which must not be kept
+            return _Scan(fn, taken, in_axes, out_axes, carry_in, carry_out, taken.nodes).run(taken, options)
+        make = functools.partial(_Scan, fn, taken, in_axes, out_axes, carry_in, carry_out)
+        return known.get(taken.structure, make).run(taken, options)
 
     return scanned
 
@@ -130,11 +137,22 @@ def _check_out_axes(out_axes: Any) -> None:
 
 
 class _Scan:
-    """One call of a scanned function."""
+    """All calls of a scanned function with arguments of one structure: they share the trace of the function."""
 
-    def __init__(self, fn: Any, taken: Taken, in_axes: Any, out_axes: Any, carry_in: Any, carry_out: Any):
+    def __init__(
+        self,
+        fn: Any,
+        taken: Taken,
+        in_axes: Any,
+        out_axes: Any,
+        carry_in: Any,
+        carry_out: Any,
+        originals: Any = None,
+    ):
         self._fn = fn
-        self._taken = taken
+        self._originals = originals
+        self._mode = taken.mode
+        self._structure = taken.structure
         self._n_out = len(out_axes) if isinstance(out_axes, (tuple, list)) else None
         self._out_axes = out_axes
         self._carry_out = carry_out
@@ -156,10 +174,10 @@ class _Scan:
         self._kept = () if carry_in is None else numbering(structure.definition[4][max(carry_in, 0)])
         scanned = set(range(len(self._axes))) - set(self._round)
         self._scanned = [i for i in sorted(scanned) if isinstance(self._axes[i], int)]
+        self._traced = jax.jit(self._step, inline=True)  # for its cache of traces: the user's function runs once
 
-    def run(self, options: dict[str, Any]) -> Any:
-        axes, values, kinds = self._axes, self._taken.values, self._lists.kinds
-        step = jax.jit(self._step, inline=True)  # for its cache of traces: the user's function runs once
+    def run(self, taken: Taken, options: dict[str, Any]) -> Any:
+        axes, values, kinds, step = self._axes, taken.values, self._lists.kinds, self._traced
         xs = [jax.tree.map(functools.partial(_to_front, axis=axes[i]), values[i]) for i in self._scanned]
         start = list(values)
         for i, x in zip(self._scanned, xs):
@@ -167,7 +185,7 @@ class _Scan:
         _, (_, outcome) = jax.eval_shape(step, start)
         self._check(outcome)
         changed = outcome.changed
-        forgotten = {i for i in changed if axes[i] is None and self._taken.mode.updates}
+        forgotten = {i for i in changed if axes[i] is None and self._mode.updates}
         carried = [i for i in changed if i not in {*self._scanned, *self._round, *forgotten}]
         carried += [i for i, axis in enumerate(axes) if axis is Carry and i not in {*carried, *self._round}]
         moving = [*self._round, *carried]
@@ -189,12 +207,12 @@ class _Scan:
         new = {i: values[i] for i in forgotten}
         new.update(zip(moving, final))
         new.update({i: _moved_back(x, axes[i]) for i, x in zip(stacked, slices)})
-        rest = self._taken.settle((outcome.join(built, [new[i] for i in changed], len(kinds)), outcome))
-        return self._with_carry(rest, new)
+        rest = taken.settle((outcome.join(built, [new[i] for i in changed], len(kinds)), outcome))
+        return self._with_carry(taken, rest, new)
 
     def _step(self, values: list[Any]) -> Any:
         """One iteration: the leaves of the carry; the other outputs and what changed."""
-        entered = self._taken.enter(values)
+        entered = enter(self._structure, values, who="scan", mode=self._mode, originals=self._originals)
         out = self._fn(*entered.args)
         round_, rest = self._split(entered, out)
         return round_, entered.leave(rest, placement=self._lists, skip=self._kept)
@@ -213,7 +231,7 @@ class _Scan:
                     f"nnx.scan: out_axes={self._out_axes} wants a tuple of {self._n_out} outputs, got {got}."
                 )
             round_, rest = out[place], (*out[:place], *out[place + 1 :])
-        leaves = returned(entered, round_, self._taken, self._round, str(self._carry_name))
+        leaves = returned(entered, round_, self._round, str(self._carry_name))
         return [raw(x) for x in leaves], rest
 
     def _check(self, outcome: Outcome) -> None:
@@ -226,12 +244,12 @@ class _Scan:
                     "value in the function; or scan over the argument."
                 )
 
-    def _with_carry(self, rest: Any, new: dict[int, Any]) -> Any:
+    def _with_carry(self, taken: Taken, rest: Any, new: dict[int, Any]) -> Any:
         """The output with the carry in its place."""
         if self._carry_out is None or self._carry_number is None:
             return rest
-        leaves = self._taken.leaves
-        carry = self._taken.renewed({i: new[i] for i in self._round if not isinstance(leaves[i], Variable)})
+        leaves = taken.leaves
+        carry = taken.renewed({i: new[i] for i in self._round if not isinstance(leaves[i], Variable)})
         carry = carry[self._carry_number]
         if self._carry_out == -1:
             return carry

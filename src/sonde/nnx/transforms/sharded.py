@@ -75,9 +75,13 @@ def shard_map(
         options = {"arguments": ("in_specs", in_specs), "output": ("out_specs", out_specs)}
         lists = Lists("shard_map", taken.structure, taken.leaves, **options)
 
+        # as in Flax, Variables are sharded afterwards even if the function does not change them
+        kinds = taken.structure.kinds
+        placed = [i for i, kind in enumerate(kinds) if kind is not None] if how.updates else []
+
         def pure(*values: Any) -> Left:
             entered = taken.enter(values)
-            return entered.leave(f(*entered.args), placement=lists)
+            return entered.leave(f(*entered.args), placement=lists, always=placed)
 
         pure.__name__ = getattr(f, "__name__", "shard_map")
         run = jax.shard_map(
