@@ -39,8 +39,8 @@ def vmap(
     Args:
         f: the function; leave it out to use `vmap` as a decorator with options.
         in_axes: the mapped axis of each argument: an int, None for "the same for all", `StateAxes` for the Variables of
-            a Module, what `nnx.prefix` returns, or containers of these. Keyword arguments without a place in it are mapped
-            along axis 0.
+            a Module, what `nnx.prefix` returns, or containers of these. Keyword arguments without a place in it are
+            mapped along axis 0.
         out_axes: where the mapped axis is in the output; the same forms.
         axis_name: a name for collectives.
         axis_size: the size of the axis, if no argument is mapped.
