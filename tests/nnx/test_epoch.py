@@ -1,13 +1,13 @@
-"""The structure epoch, and the walk that can tell whether it would find the same again."""
+"""The structure epoch: `nnx.jit` sees every change of structure, announced or not."""
 
 import threading
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from sonde import nnx
-from sonde.nnx._epoch import EPOCH
-from sonde.nnx._walk import walk
+from sonde.nnx._epoch import EPOCH, EXPOSED
 
 
 def model():
@@ -38,32 +38,64 @@ CHANGES = {
 }
 
 
+HIDDEN = {
+    "vars": lambda m: vars(m).update(n=3),
+    "__dict__": lambda m: m.layers[0].__dict__.__setitem__("n", 4),
+    "variable": lambda m: vars(m).update(w=nnx.Param(jnp.full(2, 7.0))),
+}
+
+
+def seen(m):
+    """What a function sees of a model: values, and static attributes."""
+    static = [getattr(x, "n", None) for x in (m, *m.layers)]
+    return nnx.to_pure_dict(nnx.state(m)), [-1 if n is None else n for n in static], sorted(m.w.get_metadata())
+
+
 @pytest.mark.parametrize("graph", [True, False])
-@pytest.mark.parametrize("name", CHANGES)
-def test_changes_are_seen(name, graph):
-    m = model()
-    found = walk(m, graph=graph, who="test").watch()
-    assert found.unchanged()
-    CHANGES[name](m)
-    assert not found.unchanged()
+@pytest.mark.parametrize("name", [*CHANGES, *HIDDEN])
+def test_nnx_jit_sees_changes(name, graph):
+    m, names = model(), []
+
+    @nnx.jit(graph=graph)
+    def f(m):
+        values, static, metadata = seen(m)
+        names[:] = metadata
+        return values, static
+
+    f(m)
+    f(m)
+    {**CHANGES, **HIDDEN}[name](m)
+    for _ in range(2):
+        expected = seen(m)
+        same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), f(m), expected[:2])
+        assert all(jax.tree.leaves(same))
+        assert names == expected[2] or "metadata" not in name
 
 
-def test_values_may_change():
+def test_attributes_that_were_handed_out_are_compared_at_every_call():
+    m = nnx.Dict(sub=nnx.Dict(n=1))
+    f = nnx.jit(lambda m: m.sub.n * jnp.ones(()))
+    held = vars(m.sub)
+    for n in (1, 2, 2, 3, 1):
+        held["n"] = n
+        assert float(f(m)) == n
+
+
+def test_values_do_not_move_the_epoch():
     m = model()
-    found = walk(m, graph=True, who="test").watch()
     before = EPOCH.value
     m.w[...] = jnp.zeros(2)
     m.layers[0].w.set_value(5.0)
     nnx.update(m, nnx.state(m))
-    assert EPOCH.value == before and found.unchanged()
+    assert EPOCH.value == before
 
 
-def test_foreign_changes_move_the_epoch_and_not_the_answer():
+def test_showing_a_model_does_not_hand_out_its_attributes():
     m = model()
-    found = walk(m, graph=True, who="test").watch()
-    nnx.Dict(a=1)
-    assert EPOCH.value > found.epoch
-    assert found.unchanged() and found.epoch == EPOCH.value
+    repr(m), dir(m), nnx.clone(m), nnx.split(m), m.w, list(m)
+    assert id(m) not in EXPOSED
+    vars(m)
+    assert id(m) in EXPOSED
 
 
 def test_numbers_are_never_used_twice():

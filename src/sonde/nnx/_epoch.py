@@ -14,6 +14,8 @@ takes the epoch *before* it walks. A change that the walk missed therefore has a
 from __future__ import annotations
 
 import itertools
+import weakref
+from typing import Any
 
 
 class Epoch:
@@ -33,3 +35,16 @@ def bump() -> int:
     """Says that some structure changed; returns the new number, to be kept as the stamp of what changed."""
     EPOCH.value = number = next_number()
     return number
+
+
+#: Objects whose attributes were handed out as a dict (`vars(obj)`), by identity. They can change without a new number.
+EXPOSED: dict[int, weakref.ref[Any]] = {}
+
+
+def expose(obj: Any) -> None:
+    """Says that from now on an object may change unannounced."""
+    key = id(obj)
+    if key not in EXPOSED:
+        forget = EXPOSED.pop  # bound now: at the interpreter's exit the global may be gone
+        EXPOSED[key] = weakref.ref(obj, lambda _: forget(key, None))
+    bump()

@@ -51,22 +51,10 @@ class Walk:
         leaves: Variables and other leaves, each once, in the order of states.
         paths: their paths.
         nodes: pairs of path and node (Pytrees and Modules), each once, children before parents.
-        loose: containers whose changes nobody announces (lists, dicts).
-        announced: the dicts inside of States, whose changes move the epoch.
+        loose: lists and dicts whose changes do not move the epoch.
     """
 
-    __slots__ = (
-        "_announced_contents",
-        "_loose_contents",
-        "_metadata",
-        "announced",
-        "definition",
-        "epoch",
-        "leaves",
-        "loose",
-        "nodes",
-        "paths",
-    )
+    __slots__ = ("definition", "epoch", "leaves", "loose", "nodes", "paths")
 
     def __init__(self) -> None:
         self.epoch = EPOCH.value
@@ -75,48 +63,10 @@ class Walk:
         self.paths: list[Path] = []
         self.nodes: list[tuple[Path, Any]] = []
         self.loose: list[Any] = []
-        self.announced: list[dict[Any, Any]] = []
 
     def flat(self) -> Iterator[tuple[Path, Any]]:
         """Pairs of path and leaf."""
         return zip(self.paths, self.leaves)
-
-    def watch(self) -> Walk:
-        """Remembers what `unchanged` compares with; to be called right after the walk."""
-        self._metadata = [getattr(leaf, "_metadata", None) for leaf in self.leaves]
-        self._loose_contents = [(c, _content(c)) for c in self.loose]
-        self._announced_contents = [(c, _content(c)) for c in self.announced]
-        return self
-
-    def unchanged(self) -> bool:
-        """Whether another walk would find the same nodes and leaves with the same metadata (values may differ)."""
-        if EPOCH.value != self.epoch:
-            now, epoch = EPOCH.value, self.epoch
-            for _, node in self.nodes:
-                if node._stamp > epoch:
-                    return False
-            for leaf, metadata in zip(self.leaves, self._metadata):
-                if metadata is not None and leaf._metadata is not metadata:
-                    return False
-            if not _all_same(self._announced_contents):
-                return False
-            self.epoch = now
-        return not self._loose_contents or _all_same(self._loose_contents)
-
-
-def _content(container: Any) -> list[Any]:
-    return list(container.values()) if isinstance(container, dict) else list(container)
-
-
-def _all_same(contents: list[tuple[Any, list[Any]]]) -> bool:
-    """Whether every container still has the same items."""
-    for container, content in contents:
-        if len(container) != len(content):
-            return False
-        for a, b in zip(container.values() if isinstance(container, dict) else container, content):
-            if a is not b:
-                return False
-    return True
 
 
 def walk(
@@ -148,7 +98,7 @@ def walk(
     seen = {} if seen is None else seen
     leaves, paths, nodes = found.leaves, found.paths, found.nodes
     entered: set[int] = set()
-    announced: set[int] = set()
+    announced: set[int] = set()  # dicts inside of States, whose changes move the epoch
 
     def visit(value: Any, path: Path) -> Any:
         kind = KIND.get(type(value))
@@ -239,7 +189,6 @@ def walk(
         everything.append((path, value))
 
     def announce(mapping: dict[Any, Any]) -> None:
-        found.announced.append(mapping)
         announced.add(id(mapping))
         for inner in mapping.values():
             if type(inner) is dict:

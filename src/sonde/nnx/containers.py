@@ -16,6 +16,7 @@ from sonde.nnx import pytree
 from sonde.nnx._epoch import EPOCH, next_number
 from sonde.nnx._layout import EMPTY, Layout, layout_of
 from sonde.nnx.module import Module
+from sonde.nnx.pytree import attributes
 
 A = TypeVar("A")
 
@@ -131,7 +132,7 @@ class List(Module, MutableSequence[A], Generic[A]):
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return self is other or (self._items == other._items and vars(self) == vars(other))
+        return self is other or (self._items == other._items and attributes(self) == attributes(other))
 
     __hash__ = Module.__hash__
 
@@ -155,27 +156,27 @@ class List(Module, MutableSequence[A], Generic[A]):
 
     def _become(self, layout: Layout, data: Any, static: Any) -> None:
         self._split(layout)
-        vars(self).clear()
+        attributes(self).clear()
         self._fill(layout, data, static)
         self._changed()
 
     def _split(self, layout: Layout) -> None:
         """Divides a layout into that of the items and that of the attributes."""
-        attributes = {k: v for k, v in layout.status.items() if type(k) is not int}
+        others = {k: v for k, v in layout.status.items() if type(k) is not int}
         statuses = [v for k, v in layout.status.items() if type(k) is int]
-        pytree._set_layout(self, layout_of(attributes) if attributes else EMPTY)
+        pytree._set_layout(self, layout_of(others) if others else EMPTY)
         _set_items(self, [None] * len(statuses))
         _set_statuses(self, statuses)
         _set_whole(self, layout)
 
     def _fill(self, layout: Layout, data: Any, static: Any) -> None:
-        items, attributes = self._items, vars(self)
+        items, others = self._items, attributes(self)
         for names, values in ((layout.static, static), (layout.data, data)):
             for name, value in zip(names, values):
                 if type(name) is int:
                     items[name] = value
                 else:
-                    attributes[name] = value
+                    others[name] = value
 
     def _get_child(self, key: Any) -> Any:
         return self._items[key] if isinstance(key, int) else super()._get_child(key)
@@ -252,7 +253,7 @@ class Dict(Module, MutableMapping[str, A], Generic[A]):
             self[key] = value
 
     def __getitem__(self, key: str) -> Any:
-        return self.__dict__[key]
+        return attributes(self)[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
         if not isinstance(key, str):
@@ -260,26 +261,27 @@ class Dict(Module, MutableMapping[str, A], Generic[A]):
         setattr(self, key, value)
 
     def __delitem__(self, key: str) -> None:
-        if key not in self.__dict__:
+        if key not in attributes(self):
             raise KeyError(key)
         delattr(self, key)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.__dict__)
+        return iter(attributes(self))
 
     def __len__(self) -> int:
-        return len(self.__dict__)
+        return len(attributes(self))
 
     def __contains__(self, key: object) -> bool:
-        return key in self.__dict__
+        return key in attributes(self)
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'; it has {list(self.__dict__)}.")
+        has = list(attributes(self))
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'; it has {has}.")
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return self is other or self.__dict__ == other.__dict__
+        return self is other or attributes(self) == attributes(other)
 
     __hash__ = Module.__hash__  # type: ignore[assignment]
 

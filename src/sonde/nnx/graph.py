@@ -20,6 +20,7 @@ from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.metadata import structural_hash
 from sonde.nnx.module_sites import carry_all, carry_below, origin_of
+from sonde.nnx.pytree import attributes
 from sonde.nnx.states import FlatState, State, group_flat, merge_state, select_flat, split_flat
 from sonde.nnx.variable import Variable, _set_value, copied
 
@@ -420,7 +421,7 @@ def _children(node: Any, path: PathParts) -> Mapping[Any, Any]:
     kind = kind_of(node)
     if kind == NODE:
         if node._only_attributes:
-            return vars(node)
+            return attributes(node)
         layout, data, static = node._structure()
         return dict(zip(layout.data_then_static, (*data, *static)))
     if kind == CONTAINER and node is not None:

@@ -31,7 +31,7 @@ from sonde.core.context import LOOKERS
 from sonde.core.module_index import Origin
 from sonde.core.module_paths import origin_for_copies
 from sonde.errors import TraceContextError
-from sonde.nnx._epoch import EPOCH, next_number
+from sonde.nnx._epoch import EPOCH, expose, next_number
 from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, VARIABLE, declare_node_type, has_data, is_data, kind_of
 from sonde.nnx._layout import EMPTY, Layout, layout_of
 
@@ -132,7 +132,22 @@ class PytreeMeta(abc.ABCMeta):
     """The metaclass of Pytrees: abstract methods work without `abc.ABC`."""
 
 
-class Pytree(metaclass=PytreeMeta):
+class _Slots:
+    """What every Pytree has. A base of its own, because a class that makes `__dict__` cannot also redefine it."""
+
+    __slots__ = ("__dict__", "__weakref__", *_SLOTS)
+
+
+#: The attributes of a Pytree, for code that changes them only in ways that it announces.
+attributes = cast(Callable[[Any], dict[str, Any]], _Slots.__dict__["__dict__"].__get__)
+_set_dict = cast(Callable[[Any, Any], None], _Slots.__dict__["__dict__"].__set__)
+_set_layout = cast(Callable[[Any, Any], None], _Slots.__dict__["_layout"].__set__)
+_set_level = cast(Callable[[Any, Any], None], _Slots.__dict__["_level"].__set__)
+_set_stamp = cast(Callable[[Any, Any], None], _Slots.__dict__["_stamp"].__set__)
+set_origin = cast(Callable[[Any, Any], None], _Slots.__dict__["_origin"].__set__)
+
+
+class Pytree(_Slots, metaclass=PytreeMeta):
     """An object whose attributes JAX can flatten; the base of Module, Rngs, Optimizer and so on.
 
     Args of the class statement:
@@ -150,7 +165,7 @@ class Pytree(metaclass=PytreeMeta):
         Array(3., dtype=float32, weak_type=True)
     """
 
-    __slots__ = ("__dict__", "__weakref__", *_SLOTS)
+    __slots__ = ()
 
     _layout: Layout
     _level: Any
@@ -190,6 +205,12 @@ class Pytree(metaclass=PytreeMeta):
 
     # ------------------------------------------------------------------------------------------ attributes
 
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        """The attributes. They can be changed unannounced from now on, so `nnx.jit` compares them at every call."""
+        expose(self)
+        return attributes(self)
+
     def __setattr__(self, name: str, value: Any) -> None:
         if self._level is not trace_level():
             raise _wrong_level(self)
@@ -205,7 +226,7 @@ class Pytree(metaclass=PytreeMeta):
                 return
         elif self._set_checked(name, value, layout, status):
             return
-        vars(self)[name] = value
+        attributes(self)[name] = value
         EPOCH.value = number = next_number()
         _set_stamp(self, number)
 
@@ -219,7 +240,7 @@ class Pytree(metaclass=PytreeMeta):
             explicit = value.metadata[_DATA]
             value = value.metadata["value"]
         new = self._status_for(name, value, status, explicit)
-        vars(self)[name] = value
+        attributes(self)[name] = value
         if new is not status:
             _set_layout(self, layout.having(name, new))
         EPOCH.value = number = next_number()
@@ -247,23 +268,23 @@ class Pytree(metaclass=PytreeMeta):
     def __delattr__(self, name: str) -> None:
         if self._level is not trace_level():
             raise _wrong_level(self)
-        if name not in self.__dict__:
+        if name not in attributes(self):
             object.__delattr__(self, name)  # a descriptor, or the usual error
             return
-        del vars(self)[name]
+        del attributes(self)[name]
         if name in self._layout.status:
             _set_layout(self, self._layout.lacking(name))
         EPOCH.value = number = next_number()
         _set_stamp(self, number)
 
     def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self)} - {*_SLOTS})
+        return sorted({*attributes(self), *dir(type(self))} - {*_SLOTS})
 
     # ------------------------------------------------------------------------------------------- structure
 
     def _structure(self) -> tuple[Layout, tuple[Any, ...], tuple[Any, ...]]:
         """The layout, the values of the data attributes and those of the static ones, in the layout's order."""
-        values = self.__dict__
+        values = attributes(self)
         layout = self._layout
         if len(values) != layout.size:
             layout = self._resynchronised()
@@ -272,7 +293,7 @@ class Pytree(metaclass=PytreeMeta):
     def _resynchronised(self) -> Layout:
         """The layout after somebody wrote to `vars(self)`: new names are static."""
         old = self._layout.status
-        layout = layout_of({name: old.get(name, not self._is_pytree) for name in self.__dict__})
+        layout = layout_of({name: old.get(name, not self._is_pytree) for name in attributes(self)})
         _set_layout(self, layout)
         return layout
 
@@ -287,11 +308,11 @@ class Pytree(metaclass=PytreeMeta):
 
     def _fill(self, layout: Layout, data: Any, static: Any) -> None:
         """Sets all attributes, in the layout's order."""
-        vars(self).update(zip(layout.data_then_static, (*data, *static)))
+        attributes(self).update(zip(layout.data_then_static, (*data, *static)))
 
     def _become(self, layout: Layout, data: Any, static: Any) -> None:
         """Replaces all attributes."""
-        vars(self).clear()
+        attributes(self).clear()
         _set_layout(self, layout)
         self._fill(layout, data, static)
         EPOCH.value = number = next_number()
@@ -306,7 +327,7 @@ class Pytree(metaclass=PytreeMeta):
 
     def _get_child(self, key: Any) -> Any:
         """The child at a key of a state; `KeyError` or `IndexError` if there is none."""
-        return self.__dict__[key]
+        return attributes(self)[key]
 
     def _set_child(self, key: Any, value: Any) -> None:
         """Sets the child at a key of a state."""
@@ -318,7 +339,7 @@ class Pytree(metaclass=PytreeMeta):
 
     def _clear(self) -> None:
         """Removes all attributes, as if the object had just been made."""
-        vars(self).clear()
+        attributes(self).clear()
         _set_layout(self, EMPTY)
         EPOCH.value = number = next_number()
         _set_stamp(self, number)
@@ -339,12 +360,12 @@ class Pytree(metaclass=PytreeMeta):
         return _unpickle_empty, (type(self),), self.__getstate__()
 
     def __getstate__(self) -> Any:
-        layout = self._layout if len(self.__dict__) == self._layout.size else self._resynchronised()
-        return dict(self.__dict__), layout
+        layout = self._layout if len(attributes(self)) == self._layout.size else self._resynchronised()
+        return dict(attributes(self)), layout
 
     def __setstate__(self, state: Any) -> None:
         values, layout = state
-        vars(self).update(values)
+        attributes(self).update(values)
         _set_layout(self, layout)
         EPOCH.value = number = next_number()
         _set_stamp(self, number)
@@ -362,11 +383,6 @@ class Pytree(metaclass=PytreeMeta):
         return rendering.treescope_of(self, path, subtree_renderer)
 
 
-_set_layout = cast(Callable[[Any, Any], None], Pytree.__dict__["_layout"].__set__)
-_set_level = cast(Callable[[Any, Any], None], Pytree.__dict__["_level"].__set__)
-_set_stamp = cast(Callable[[Any, Any], None], Pytree.__dict__["_stamp"].__set__)
-set_origin = cast(Callable[[Any, Any], None], Pytree.__dict__["_origin"].__set__)
-_set_dict = cast(Callable[[Any, Any], None], Pytree.__dict__["__dict__"].__set__)
 declare_node_type(Pytree)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from sonde.nnx.containers import List
 from sonde.nnx.graph import GraphDef
 from sonde.nnx.metadata import REQUIRED
-from sonde.nnx.pytree import Pytree
+from sonde.nnx.pytree import Pytree, attributes
 from sonde.nnx.states import FlatState, State
 from sonde.nnx.variable import Variable
 
@@ -115,12 +115,12 @@ class _Writer:
         totals = _totals(node)
         note = f" # {totals}" if totals else ""
         if isinstance(node, Mapping):
-            return f"{name}({self._mapping(vars(node), depth, note)})"
+            return f"{name}({self._mapping(attributes(node), depth, note)})"
         if isinstance(node, List):
             entries = [self.write(v, depth + 1) for v in node]
             return f"{name}({self._lines('[', entries, ']', depth, note)})"
-        hidden = [k for k in vars(node) if k.startswith("__")]
-        entries = [f"{k}={self.write(v, depth + 1)}" for k, v in vars(node).items() if k not in hidden]
+        hidden = [k for k in attributes(node) if k.startswith("__")]
+        entries = [f"{k}={self.write(v, depth + 1)}" for k, v in attributes(node).items() if k not in hidden]
         return self._lines(f"{name}(", entries, ")", depth, note)
 
     def _variable(self, variable: Variable[Any], depth: int) -> str:
@@ -158,16 +158,16 @@ def treescope_of(value: Any, path: Any, subtree_renderer: Any) -> Any:
     import treescope  # type: ignore[import-not-found]  # only ever reached from inside treescope
 
     if isinstance(value, Variable):
-        attributes = {"value": value.get_raw_value(), **value.get_metadata(exclude_required=True)}
+        shown = {"value": value.get_raw_value(), **value.get_metadata(exclude_required=True)}
     elif isinstance(value, State):
-        attributes = dict(value.raw_mapping)
+        shown = dict(value.raw_mapping)
     elif isinstance(value, GraphDef):
-        attributes = {"type": value.type, "num_leaves": value.num_leaves}
+        shown = {"type": value.type, "num_leaves": value.num_leaves}
     else:
-        attributes = {**vars(value), **({"items": list(value)} if isinstance(value, List) else {})}
+        shown = {**attributes(value), **({"items": list(value)} if isinstance(value, List) else {})}
     return treescope.repr_lib.render_object_constructor(
         object_type=type(value),
-        attributes={str(k): v for k, v in attributes.items()},
+        attributes={str(k): v for k, v in shown.items()},
         path=path,
         subtree_renderer=subtree_renderer,
     )

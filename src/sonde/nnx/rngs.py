@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from sonde._jax import Tracer
 from sonde.nnx.filters import to_predicate
-from sonde.nnx.pytree import Pytree
+from sonde.nnx.pytree import Pytree, attributes
 from sonde.nnx.variable import Variable
 
 RngValue: TypeAlias = "int | jax.Array"
@@ -195,7 +195,7 @@ class Rngs(_KeySource):
             setattr(self, name, RngStream(stream, tag=name))
 
     def _stream(self, name: str, error: type[Exception]) -> RngStream:
-        streams = self.__dict__
+        streams = attributes(self)
         if name in streams:
             return streams[name]
         if "default" in streams:
@@ -218,21 +218,21 @@ class Rngs(_KeySource):
         return self._stream("default", AttributeError)()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.__dict__)
+        return iter(attributes(self))
 
     def __len__(self) -> int:
-        return len(self.__dict__)
+        return len(attributes(self))
 
     def __contains__(self, name: object) -> bool:
-        return name in self.__dict__
+        return name in attributes(self)
 
     def keys(self) -> KeysView[str]:
         """The names."""
-        return self.__dict__.keys()
+        return attributes(self).keys()
 
     def items(self) -> ItemsView[str, RngStream]:
         """Pairs of name and stream."""
-        return self.__dict__.items()
+        return attributes(self).items()
 
     def fork(self, /, *, split: ShapeByFilter = None) -> Rngs:
         """New streams that start from a key of each of these; those that `split` names hold several keys."""
@@ -254,7 +254,7 @@ class Rngs(_KeySource):
     def _replaced(self, shapes: ShapeByFilter, how: str, *, otherwise: Callable[[RngStream], RngStream]) -> Rngs:
         shape_of = shape_by_stream(shapes)
         new = Rngs()
-        for name, stream in self.__dict__.items():
+        for name, stream in attributes(self).items():
             shape = shape_of((name,), stream)
             setattr(new, name, otherwise(stream) if shape is None else getattr(stream, how)(shape))
         return new

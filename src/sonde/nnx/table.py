@@ -21,7 +21,7 @@ from sonde.nnx import iteration
 from sonde.nnx._walk import build, walk
 from sonde.nnx.metadata import HOOKS
 from sonde.nnx.module import Module
-from sonde.nnx.pytree import Pytree
+from sonde.nnx.pytree import Pytree, attributes
 from sonde.nnx.rendering import human_size, size_and_bytes
 from sonde.nnx.rngs import RngState, RngStream
 from sonde.nnx.variable import Variable, copied
@@ -82,7 +82,7 @@ def _recording(cls: type, asked_for: str) -> type:
 def _recorded(cls: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        log, path = _log.get(), vars(self).get(_PATH)
+        log, path = _log.get(), attributes(self).get(_PATH)
         if log is None or path is None:
             return method(self, *args, **kwargs)
         row = [path, name, cls, _abstract((args, kwargs))]
@@ -152,7 +152,7 @@ def _rows(
         model = build(found.definition, _with_values(found.leaves, values))
         for path, node in iteration.iter_nodes(model, graph=True, who="tabulate"):
             if isinstance(node, Module) and not isinstance(node, RngStream):
-                vars(node)[_PATH] = path
+                attributes(node)[_PATH] = path
                 object.__setattr__(node, "__class__", _recording(type(node), method))
         out = getattr(model, method)(*args, **kwargs)
         return jax.tree.map(lambda x: x if hasattr(x, "shape") else None, out)

@@ -188,6 +188,7 @@ class _Compiler:
         parts = arguments.skeleton[2]
         key = (arguments.skeleton, tuple(map(id, arguments.roots)))
         if not self.memory.is_current(key, plan) or plan.loose or any(type(part) is tuple for part in parts):
+            self.memory.last = None
             return
         static = [(i, part.value) for i, part in zip(order, parts) if isinstance(part, Fixed)]
         plain = [i for i, part in zip(order, parts) if part == PLAIN]

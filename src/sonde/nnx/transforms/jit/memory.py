@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sonde._jax import trace_level
-from sonde.nnx._epoch import EPOCH
+from sonde.nnx._epoch import EPOCH, EXPOSED
 from sonde.nnx._kinds import CONTAINER, KIND, NODE, VARIABLE, kind_of
 from sonde.nnx._walk import Walk
 from sonde.nnx.transforms.edits import contents, same_contents
@@ -34,7 +34,8 @@ class Plan:
         program: what to call.
         leaves: all Variables and bare arrays of the roots, in the order of the walk.
         cells: the cells of the Variables, if the program takes one list of values, all of them of Variables, else None.
-        loose: whether there are lists or dicts among the data of nodes, whose changes do not move the epoch.
+        loose: whether something may change without moving the epoch: lists and dicts among the data of nodes, and nodes
+            whose attributes were handed out by `vars`.
         run: the program's jitted function.
     """
 
@@ -61,7 +62,7 @@ class Plan:
         self._contents = [
             (r, _weak(contents(node))) for r, (_, node) in zip(self._records, found.nodes) if r.containers
         ]
-        self.loose = bool(found.loose)
+        self.loose = bool(found.loose) or any(id(node) in EXPOSED for _, node in found.nodes if EXPOSED)
         self._set(program, found.leaves, [getattr(x, "_metadata", None) for x in found.leaves])
         met = sum(record.n_variables for record in self._records)
         self._shared = bool(self._contents) or met > sum(x is not None for x in self._metadata)
@@ -90,7 +91,12 @@ class Plan:
         swapped: dict[int, Variable[Any]] = {}
         for record in self._records:
             node = record.node()
-            if node is None or (node._stamp > epoch and not self._same(record, node, swapped)):
+            if node is None:
+                return None
+            exposed = EXPOSED and id(node) in EXPOSED
+            if exposed:
+                self.loose = True
+            if (exposed or node._stamp > epoch) and not self._same(record, node, swapped):
                 return None
         for leaf, metadata in zip(self.leaves, self._metadata):
             if metadata is not None and leaf._metadata is not metadata and leaf._metadata != metadata:
