@@ -1,0 +1,84 @@
+"""What importing and using Sonde installs in JAX: without a running capture, JAX behaves as it does without Sonde."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+WAYS = ["without", "imported", "used"]
+
+
+def python(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    """What JAX does in a process without Sonde, in one that imports it, and in one that has used it."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "tests/plain_jax_probe.py", way], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for way in WAYS
+    ]
+    outputs = [process.communicate() for process in started]
+    for process, (_, errors) in zip(started, outputs):
+        assert process.returncode == 0, errors.decode()[-2000:]
+    return {way: json.loads(out) for way, (out, _) in zip(WAYS, outputs)}
+
+
+@pytest.mark.parametrize("way", ["imported", "used"])
+@pytest.mark.parametrize("probe", ["programs", "compiled", "counts", "errors", "leaks"])
+def test_jax_does_the_same(answers: dict[str, Any], way: str, probe: str) -> None:
+    plain, with_sonde = answers["without"][probe], answers[way][probe]
+    assert list(with_sonde) == list(plain)
+    for what, expected in plain.items():
+        assert with_sonde[what] == expected, what
+
+
+@pytest.mark.parametrize("way", ["imported", "used"])
+def test_only_our_effect_is_allowed_in_addition(answers: dict[str, Any], way: str) -> None:
+    plain, with_sonde = answers["without"]["tables"][0], answers[way]["tables"][0]
+    for name, types in plain.items():
+        assert sorted([*types, "SiteEffect"]) == with_sonde[name], name
+
+
+@pytest.mark.parametrize("way", ["imported", "used"])
+def test_rules_are_added_for_our_primitives_alone(answers: dict[str, Any], way: str) -> None:
+    plain, with_sonde = answers["without"]["tables"][1], answers[way]["tables"][1]
+    for name, primitives in plain.items():
+        assert set(primitives) <= set(with_sonde[name])
+        added = set(with_sonde[name]) - set(primitives)
+        assert all(primitive.startswith("sonde_") for primitive in added), (name, added)
+
+
+@pytest.mark.parametrize("way", ["imported", "used"])
+def test_no_function_of_jax_is_ours_when_no_capture_runs(answers: dict[str, Any], way: str) -> None:
+    assert answers[way]["replaced"] == []
+
+
+COMPILED_BEFORE = """
+import jax
+traced = []
+f = jax.jit(lambda x: traced.append(1) or x)
+f(1.0)
+import sonde.nnx, sonde.linen, sonde.tools
+for _ in range(3):
+    f(1.0)
+sonde.capture(lambda x: sonde.sow(x, "h"))(1.0)
+f(1.0)
+print(len(traced))
+"""
+
+
+def test_what_was_compiled_before_sonde_came_is_traced_once_more_at_most() -> None:
+    # A user context is part of the key of jit's cache, so that the first one there is makes new keys.
+    assert int(python("-c", COMPILED_BEFORE)) <= 2
