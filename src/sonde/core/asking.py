@@ -31,7 +31,17 @@ class Asked(Protocol):
 
 
 class Request(Protocol):
-    """What one `inside=` asks for."""
+    """What one `inside=` asks for.
+
+    Attributes:
+        methods: The methods of modules whose arguments and results are sites.
+    """
+
+    methods: frozenset[str]
+
+    def known_models(self) -> list[Any]:
+        """The models that are looked into, as far as they still exist."""
+        ...
 
     def nested_in(self, outer: Asked | None, depth: int) -> Asked:
         """What is asked for when this is the request of the capture at `depth`, in captures that ask for `outer`."""

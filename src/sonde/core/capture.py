@@ -148,7 +148,10 @@ def run_with(
         The result of `f` and the handler, finished.
     """
     outer = looking()
-    depth, asked, modules = 1, None, (NOTHING if request is None else request.traced,)
+    wanted = NOTHING if request is None else request.traced
+    if inside is not None:
+        wanted = wanted._replace(methods=wanted.methods | inside.methods)
+    depth, asked, modules = 1, None, (wanted,)
     if outer is not None:
         grads, edits, depth, asked = grads or outer.grads, edits or outer.edits, outer.depth + 1, outer.inside
         modules = (*outer.modules, *modules)
@@ -159,7 +162,7 @@ def run_with(
     trace = SiteTrace(_jax.current_trace(), handler)
     try:
         with (
-            trail(f, args, kwargs, request, handler),
+            trail(f, args, kwargs, request, handler, () if inside is None else inside.known_models()),
             boundaries.hook,
             _shortcut,
             _jax.set_current_trace(trace),

@@ -56,46 +56,73 @@ def run_method(
 
 def are_ends_wanted(name: str) -> bool:
     """Whether a capture wants the arguments and results of methods of that name."""
+    return bool(_depths_of_ends(name))
+
+
+def _depths_of_ends(name: str) -> frozenset[int]:
+    """Which of the nested captures want them."""
     state = looking()
-    return state is not None and any(name in wanted.methods for wanted in state.modules)
+    wants = () if state is None else state.modules
+    return frozenset(depth for depth, wanted in enumerate(wants, 1) if name in wanted.methods)
 
 
 def mark_arguments(
-    name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], keep: Callable[[Any], bool]
+    name: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    keep: Callable[[Any], bool],
+    depths: frozenset[int] | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Marks the arguments of a method as the site `in`, or `method/in`.
 
-    One argument is a site as it is, several are a tuple, with a dict at the end if there are keywords.
+    One argument is a site as it is, several are a tuple, with a dict at the end if there are keywords. The captures
+    that want the ends of the method see it; others, if `depths` says so.
     """
     site, code = _end(name, "in"), code_of(fn)
+    depths = _depths_of_ends(name) if depths is None else depths
     if len(args) == 1 and not kwargs:
-        return (mark_arrays(args[0], site, keep, code),), kwargs
+        return (mark_arrays(args[0], site, keep, code, depths=depths),), kwargs
     if not kwargs:
-        return mark_arrays(tuple(args), site, keep, code), kwargs
-    *marked, kwargs = mark_arrays((*args, kwargs), site, keep, code)
+        return mark_arrays(tuple(args), site, keep, code, depths=depths), kwargs
+    *marked, kwargs = mark_arrays((*args, kwargs), site, keep, code, depths=depths)
     return tuple(marked), kwargs
 
 
-def mark_result(name: str, fn: Callable[..., Any], result: T, keep: Callable[[Any], bool]) -> T:
+def mark_result(
+    name: str,
+    fn: Callable[..., Any],
+    result: T,
+    keep: Callable[[Any], bool],
+    depths: frozenset[int] | None = None,
+) -> T:
     """Marks the result of a method as the site `out`, or `method/out`."""
-    return mark_arrays(result, _end(name, "out"), keep, code_of(fn))
+    depths = _depths_of_ends(name) if depths is None else depths
+    return mark_arrays(result, _end(name, "out"), keep, code_of(fn), depths=depths)
 
 
 def _end(name: str, end: str) -> str:
     return end if name == "__call__" else f"{name}/{end}"
 
 
-def mark_arrays(value: T, name: str, keep: Callable[[Any], bool], code: types.CodeType | None, tag: Any = None) -> T:
+def mark_arrays(
+    value: T,
+    name: str,
+    keep: Callable[[Any], bool],
+    code: types.CodeType | None,
+    tag: Any = None,
+    depths: frozenset[int] | None = None,
+) -> T:
     """Marks a value in which some objects must stay what they are, though JAX could take them apart."""
     if isinstance(value, jax.Array):
-        return mark(value, name, tag=tag, code=code, depth=2)
+        return mark(value, name, tag=tag, code=code, depth=2, depths=depths)
     leaves, tree = jax.tree.flatten(value, is_leaf=keep)
     kept = [(i, x) for i, x in enumerate(leaves) if keep(x)]
     if not kept:
-        return mark(value, name, tag=tag, code=code, depth=2)
+        return mark(value, name, tag=tag, code=code, depth=2, depths=depths)
     for i, x in kept:
         leaves[i] = f"<{type(x).__name__}>"
-    leaves = jax.tree.leaves(mark(jax.tree.unflatten(tree, leaves), name, tag=tag, code=code, depth=2))
+    leaves = jax.tree.leaves(mark(jax.tree.unflatten(tree, leaves), name, tag=tag, code=code, depth=2, depths=depths))
     for i, x in kept:
         leaves[i] = x
     return jax.tree.unflatten(tree, leaves)

@@ -358,10 +358,13 @@ NOTHING = Wanted()
 
 
 @contextlib.contextmanager
-def trail(f: Any, args: Any, kwargs: Any, request: Request | None, handler: Any) -> Iterator[None]:
-    """Around the run of a capture."""
+def trail(
+    f: Any, args: Any, kwargs: Any, request: Request | None, handler: Any, models: Sequence[Any] = ()
+) -> Iterator[None]:
+    """Around the run of a capture, which looks into some models if they are given."""
     root = None if request is None else request.root
     roots = [("", root)] if root is not None else find_roots(f, args, kwargs)
+    roots += [("", model) for model in models if all(model is not known for _, known in roots)]
     trails = thread.trails
     trails.append(Trail(roots, len(trails) + 1, only_roots=root is not None, handler=handler))
     try:

@@ -70,7 +70,15 @@ def perturb(value: T, name: str) -> T:
     return value if looking() is None else mark(value, name, tag=PERTURBED, depth=2)
 
 
-def mark(value: T, name: str, *, tag: Hashable = None, depth: int = 1, code: types.CodeType | None = None) -> T:
+def mark(
+    value: T,
+    name: str,
+    *,
+    tag: Hashable = None,
+    depth: int = 1,
+    code: types.CodeType | None = None,
+    depths: frozenset[int] | None = None,
+) -> T:
     """Marks a value with something for the layer above attached: what `sow` does while a capture runs.
 
     Args:
@@ -79,11 +87,12 @@ def mark(value: T, name: str, *, tag: Hashable = None, depth: int = 1, code: typ
         tag: Kept as `Site.tag`; hashable.
         depth: How many frames up the line is that the site is said to be on.
         code: The function whose first line the site is said to be on, in place of a frame.
+        depths: Which of the nested captures see the site; see `Site.depths`.
 
     Returns:
         `value`, or what it was replaced by. When no capture runs, `value`.
     """
-    return value if looking() is None else _marked(value, name, tag, depth + 1, code)[0]
+    return value if looking() is None else _marked(value, name, tag, depth + 1, code, depths=depths)[0]
 
 
 def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1) -> None:
@@ -138,7 +147,14 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
 
 
 def _marked(
-    value: Any, name: str, tag: Hashable, depth: int, code: types.CodeType | None = None, *, in_place: bool = False
+    value: Any,
+    name: str,
+    tag: Hashable,
+    depth: int,
+    code: types.CodeType | None = None,
+    *,
+    in_place: bool = False,
+    depths: frozenset[int] | None = None,
 ) -> tuple[Any, Site]:
     state: Any = looking()
     if code is None:
@@ -163,6 +179,7 @@ def _marked(
         code=code,
         line=line,
         in_place=in_place,
+        depths=depths,
     )
     trace = _jax.current_trace()
     if type(trace) is SiteTrace:  # the capture's own level: no need to go through the primitive

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
+from typing import Any
 
+from sonde.core.module_index import module_kind
+from sonde.inside import copies
 from sonde.inside.marks import Depths, FunctionMarks
-from sonde.inside.swapping import Session, live_functions
+from sonde.inside.swapping import Session, Use, live_functions, marks_of
 
 
 class Request:
@@ -17,37 +21,77 @@ class Request:
     Attributes:
         functions: The functions whose variables are sites.
         expressions: Whether the values of calls and operators are, too.
+        methods: The names of the methods of modules whose arguments and results are sites.
+        calls: The functions that are those methods.
+        hooks: What else makes calls of modules known: functions that return a context manager, entered for the run.
     """
 
-    __slots__ = ("__weakref__", "expressions", "functions")
+    __slots__ = ("__weakref__", "calls", "expressions", "functions", "hooks", "methods", "models")
 
-    def __init__(self, functions: frozenset[FunctionMarks], expressions: bool) -> None:
+    def __init__(
+        self,
+        functions: frozenset[FunctionMarks],
+        expressions: bool,
+        methods: frozenset[str] = frozenset(),
+        calls: frozenset[FunctionType] = frozenset(),
+        hooks: frozenset[Callable[[], contextlib.AbstractContextManager[Any]]] = frozenset(),
+    ) -> None:
         self.functions = functions
         self.expressions = expressions
+        self.methods = methods
+        self.calls = calls
+        self.hooks = hooks
+        self.models: list[weakref.ref[Any]] = []
+
+    def look_into(self, models: Sequence[Any]) -> None:
+        """Says which models are looked into. They do not make it another request: their classes do."""
+        for model in models:
+            with contextlib.suppress(TypeError):
+                self.models.append(weakref.ref(model))
+        self.models = [ref for ref in self.models if ref() is not None][-8:]
+
+    def known_models(self) -> list[Any]:
+        """The models that are looked into, as far as they still exist and are modules to the engine."""
+        models = [model for ref in self.models if (model := ref()) is not None]
+        return [model for model in models if module_kind(model) is not None]
 
     def nested_in(self, outer: Asked | None, depth: int) -> Asked:
         """What is asked for when this is the request of the capture at `depth`."""
         return _asked((*(outer.requests if outer is not None else ()), (depth, self)))
 
 
-_requests: weakref.WeakValueDictionary[tuple[frozenset[FunctionMarks], bool], Request] = weakref.WeakValueDictionary()
+_requests: weakref.WeakValueDictionary[tuple[Any, ...], Request] = weakref.WeakValueDictionary()
 _nested: weakref.WeakValueDictionary[tuple[tuple[int, Request], ...], Asked] = weakref.WeakValueDictionary()
 
 
-def request(functions: frozenset[FunctionMarks], expressions: bool) -> Request:
-    """The request for these functions."""
-    key = (functions, expressions)
-    found = _requests.get(key)
+def request(*parts: Any) -> Request:
+    """The request with these attributes."""
+    found = _requests.get(parts)
     if found is None:
-        found = _requests[key] = Request(*key)
+        found = _requests[parts] = Request(*parts)
     return found
 
 
 def joined(requests: Sequence[Request]) -> Request:
     """One request for everything that several ask for."""
-    return request(
-        frozenset[FunctionMarks]().union(*(r.functions for r in requests)), any(r.expressions for r in requests)
+    found = request(
+        frozenset[FunctionMarks]().union(*(r.functions for r in requests)),
+        any(r.expressions for r in requests),
+        frozenset[str]().union(*(r.methods for r in requests)),
+        frozenset[FunctionType]().union(*(r.calls for r in requests)),
+        frozenset().union(*(r.hooks for r in requests)),
     )
+    found.look_into([model for r in requests for ref in r.models if (model := ref()) is not None])
+    return found
+
+
+@contextlib.contextmanager
+def _looked_into(models: list[weakref.ref[Any]]) -> Iterator[None]:
+    before, copies.models.asked = copies.models.asked, models
+    try:
+        yield
+    finally:
+        copies.models.asked = before
 
 
 class _Sessions(threading.local):
@@ -82,16 +126,26 @@ class Asked:
             self._depths[function] = found
             return found
 
+    def call_depths(self, method: str) -> frozenset[int]:
+        """Which captures see the calls of a method of modules."""
+        return frozenset(depth for depth, r in self.requests if method in r.methods)
+
     def install(self) -> None:
-        """Puts marked code in the place of what is asked for."""
+        """Puts other code in the place of what is asked for."""
         if _sessions.open and _sessions.open[-1][0] is self:
             _sessions.open[-1][1].depth += 1
             return
         session = Session()
+        around = {hook for asked, _ in _sessions.open for _, r in asked.requests for hook in r.hooks}
         _sessions.open.append((self, session))
         try:
-            for function, marks in live_functions(self._functions):
-                session.swap(function, marks, bool(self.depths_of(marks).parts))  # pyright: ignore
+            for function, marks in live_functions(self._functions) if self._functions else ():
+                session.swap(function, marks, self._use(marks))
+            for function in {f: None for _, r in self.requests for f in r.calls}:
+                session.swap(function, marks_of(function) if self._functions else None, "calls")
+            session.hooks.enter_context(_looked_into([ref for _, r in self.requests for ref in r.models]))
+            for hook in {hook for _, r in self.requests for hook in r.hooks} - around:
+                session.hooks.enter_context(hook())
         except BaseException:
             self.remove()
             raise
@@ -110,7 +164,11 @@ class Asked:
         for asked, session in _sessions.open:
             depths = asked.depths_of(function)
             if depths is not None:
-                session.swap(made, function, bool(depths.parts))
+                session.swap(made, function, asked._use(function))
+
+    def _use(self, function: FunctionMarks) -> Use:
+        depths = self.depths_of(function)
+        return "parts" if depths is not None and depths.parts else "names"
 
 
 def _asked(requests: tuple[tuple[int, Request], ...]) -> Asked:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sonde.inside import asked
-from sonde.inside.finding import LeftOut, find
+from sonde.inside.finding import Found, LeftOut, find
+from sonde.inside.libraries import Model, as_model
 
 
 class Inside:
@@ -13,7 +15,10 @@ class Inside:
 
     Args:
         *what: Functions (also jitted, decorated, bound, partial), classes (the methods in their bodies), Python modules
-            and packages, and names: `"pkg.attention:Attention.__call__"`, `"pkg.*"`, `"pkg.losses:*norm*"`.
+            and packages, and names: `"pkg.attention:Attention.__call__"`, `"pkg.*"`, `"pkg.losses:*norm*"`. Their
+            variables, arguments and results are sites. Models of Flax, Equinox, Penzai, Keras and Sonde, and a
+            function that Haiku transformed: the calls of their modules are scopes with the sites `in` and `out`.
+        methods: Of models, which methods' arguments and results are the sites `in` and `out`, beside `__call__`.
         expressions: Whether the value of every call and operator is a site too, named after what is called
             (`softmax`, `matmul`), with a number where a function has several.
 
@@ -29,14 +34,23 @@ class Inside:
         ['silu/x', 'silu/asarray', 'silu/x_arr', 'silu/sigmoid', 'silu/mul', 'silu/return']
     """
 
-    def __init__(self, *what: Any, expressions: bool = False) -> None:
+    def __init__(self, *what: Any, expressions: bool = False, methods: Sequence[str] = ()) -> None:
         if not what:
             raise TypeError("Inside takes at least one function, class, module, model or name")
-        self.expressions = expressions
-        self._what = what
-        self._found = [find(thing) for thing in what]
+        names = frozenset({"__call__", *methods})
+        self._found: list[Found] = []
+        models: list[tuple[Any, Model]] = []
+        for thing in what:
+            model = as_model(thing, names)
+            if model is None:
+                self._found.append(find(thing))
+            else:
+                models.append((thing, model))
         functions = frozenset().union(*(found.functions for found in self._found))
-        self.request = asked.request(functions, expressions)
+        calls = frozenset().union(*(model.calls for _, model in models))
+        hooks = frozenset().union(*(model.hooks for _, model in models))
+        self.request = asked.request(functions, expressions, names if models else frozenset(), calls, hooks)
+        self.request.look_into([thing for thing, _ in models])
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -58,7 +72,7 @@ def request_of(inside: Any) -> asked.Request:
         return inside
     if isinstance(inside, Inside):
         return inside.request
-    if isinstance(inside, (list, tuple, set, frozenset)):
+    if type(inside) in (list, tuple, set, frozenset):
         plain = [x for x in inside if not isinstance(x, Inside)]
         made = [x.request for x in inside if isinstance(x, Inside)] + ([Inside(*plain).request] if plain else [])
         return asked.joined(made)

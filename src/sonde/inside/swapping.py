@@ -10,42 +10,56 @@ Functions are found by their code wherever they are: wrapped, decorated, in a cl
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
 import weakref
 from collections.abc import Collection, Iterable
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, Literal
 
+from sonde.inside.calls import Through
 from sonde.inside.marks import FunctionMarks
 from sonde.inside.source import function_of
 
 _lock = threading.RLock()
 
 
+Use = Literal["names", "parts", "calls"]
+
+
 class _Swapped:
-    """A function object whose code is exchanged, and for how many runs with and without parts."""
+    """A function object whose code is exchanged, and for how many runs: for its names, for parts too, for its calls."""
 
-    __slots__ = ("counts", "function", "marks", "own")
+    __slots__ = ("counts", "function", "marks", "own", "through")
 
-    def __init__(self, function: FunctionType, marks: FunctionMarks, own: CodeType) -> None:
+    def __init__(self, function: FunctionType, marks: FunctionMarks | None, own: CodeType) -> None:
         self.function = weakref.ref(function)
         self.marks = marks
         self.own = own
-        self.counts = [0, 0]
+        self.counts: dict[Use, int] = {"names": 0, "parts": 0, "calls": 0}
+        self.through: Through | None = None
 
-    def count(self, parts: bool, n: int) -> bool:
+    def count(self, use: Use, n: int) -> bool:
         """One run more or less; whether the old code is back."""
-        self.counts[parts] += n
+        self.counts[use] += n
         function = self.function()
-        used = any(self.counts)
         if function is not None:
-            code = self.marks.code(bool(self.counts[True])) if used else self.own
-            assert code is not None
+            code = self._code()
+            if self.counts["calls"]:
+                if self.through is None:
+                    self.through = Through(function)
+                self.through.inner.__code__, code = code, self.through.code
             if function.__code__ is not code:
                 function.__code__ = code
-        return not used
+        return not any(self.counts.values())
+
+    def _code(self) -> CodeType:
+        marked = None
+        if self.marks is not None and (self.counts["names"] or self.counts["parts"]):
+            marked = self.marks.code(bool(self.counts["parts"]))
+        return self.own if marked is None else marked
 
 
 _swapped: dict[int, _Swapped] = {}
@@ -56,28 +70,33 @@ class Session:
 
     def __init__(self) -> None:
         self.depth = 1
-        self._mine: list[tuple[int, _Swapped, bool]] = []
+        self.hooks = contextlib.ExitStack()
+        self._mine: list[tuple[int, _Swapped, Use]] = []
 
-    def swap(self, function: FunctionType, marks: FunctionMarks, parts: bool) -> None:
-        """Gives a function its marked code."""
-        code = marks.code(parts)
-        if code is None or code.co_freevars != function.__code__.co_freevars:
-            return
+    def swap(self, function: FunctionType, marks: FunctionMarks | None, use: Use) -> None:
+        """Gives a function other code: marked, or such that its calls are noticed."""
+        if use != "calls":
+            code = None if marks is None else marks.code(use == "parts")
+            if code is None or code.co_freevars != function.__code__.co_freevars:
+                return
         key = id(function)
         with _lock:
             entry = _swapped.get(key)
             if entry is None or entry.function() is not function:
-                own = marks.plain if made_by_marked_code(function, marks) else function.__code__
-                assert own is not None
+                own = function.__code__
+                if marks is not None and marks.plain is not None and marks.has_code(own):
+                    own = marks.plain  # marked code has made the function
                 entry = _swapped[key] = _Swapped(function, marks, own)
-            entry.count(parts, 1)
-            self._mine.append((key, entry, parts))
+            entry.marks = entry.marks or marks
+            entry.count(use, 1)
+            self._mine.append((key, entry, use))
 
     def end(self) -> None:
         """Undoes everything."""
+        self.hooks.close()
         with _lock:
-            for key, entry, parts in self._mine:
-                if entry.count(parts, -1) and _swapped.get(key) is entry:
+            for key, entry, use in self._mine:
+                if entry.count(use, -1) and _swapped.get(key) is entry:
                     del _swapped[key]
             self._mine.clear()
 
@@ -98,9 +117,11 @@ _known: dict[int, tuple[CodeType, FunctionMarks | None]] = {}
 def marks_of(function: FunctionType) -> FunctionMarks | None:
     """The function in a file that a function object was made from."""
     entry = _swapped.get(id(function))
-    if entry is not None and entry.function() is function:
-        return entry.marks
     code = function.__code__
+    if entry is not None and entry.function() is function:
+        if entry.marks is not None:
+            return entry.marks
+        code = entry.own
     known = _known.get(id(code))
     if known is None:
         found = function_of(code)

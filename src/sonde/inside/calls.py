@@ -1,0 +1,191 @@
+"""Calls of modules as scopes, with their arguments and results as the sites `in` and `out`.
+
+The modules of most libraries have no hook for this. While a capture runs, the code of their methods is exchanged (see
+`swapping`) for code that has the same arguments and calls a copy of the function through `Through.call`. No source is
+needed for that, and a method may be looked into at the same time.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from sonde.core.context import looking
+from sonde.core.module_calls import mark_arguments, mark_result
+from sonde.core.module_index import children_of, module_kind
+from sonde.core.module_paths import calling, overrides_running
+
+_NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
+_CALL, _INNER = "\0sonde:through", "\0sonde:inner"
+
+
+class Through:
+    """A function object whose calls are those of a module's method.
+
+    Attributes:
+        inner: A function like it, to be called in its place.
+        code: What the function has for code meanwhile.
+    """
+
+    __slots__ = ("code", "inner", "name")
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.name = function.__name__
+        self.inner = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        )
+        self.inner.__kwdefaults__ = function.__kwdefaults__
+        self.inner.__qualname__ = function.__qualname__
+        self.code = _through(function.__code__, self)
+
+    def call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls the function, as the call of a module if one is looked at."""
+        state = looking()
+        if state is None or state.inside is None or not args or module_kind(args[0]) is None:
+            return inner(*args, **kwargs)
+        depths = state.inside.call_depths(self.name)
+        if not depths:
+            return inner(*args, **kwargs)
+        args, kwargs = self._as_called(args, kwargs)
+        return run_call(args[0], self.name, inner, args[1:], kwargs, depths)
+
+    def _as_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments without those that are the defaults: most likely they were not given."""
+        defaults = self.inner.__defaults__ or ()
+        start = self.inner.__code__.co_argcount - len(defaults)
+        while start < len(args) <= start + len(defaults) and args[-1] is defaults[len(args) - 1 - start]:
+            args = args[:-1]
+        known = self.inner.__kwdefaults__ or {}
+        return args, {name: x for name, x in kwargs.items() if not (name in known and known[name] is x)}
+
+
+def run_call(
+    module: Any,
+    name: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    depths: frozenset[int],
+) -> Any:
+    """Calls a method of a module, as a scope with sites."""
+    if overrides_running(module, name, fn):
+        return fn(module, *args, **kwargs)
+    with calling(module, name, fn):
+        return between_sites(name, lambda *a, **k: fn(module, *a, **k), args, kwargs, fn, depths)
+
+
+def between_sites(
+    name: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    original: Any,
+    depths: frozenset[int],
+) -> Any:
+    """Calls a method between the sites `in` and `out`. A capture of values only looks; see `values`.
+
+    Args:
+        name: The name of the method.
+        fn: The method, bound.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        original: The function, for its line.
+        depths: Which of the nested captures see the sites.
+    """
+    state: Any = looking()
+    passes = state.grads or state.edits
+    if _has_arrays((args, kwargs)):
+        new = mark_arguments(name, original, args, kwargs, is_kept, depths)
+        args, kwargs = new if passes else (args, kwargs)
+    result = fn(*args, **kwargs)
+    if not _has_arrays(result):
+        return result
+    new = mark_result(name, original, result, is_kept, depths)
+    return new if passes else result
+
+
+def _has_arrays(value: Any) -> bool:
+    return any(isinstance(x, (jax.Array, np.ndarray)) for x in jax.tree.leaves(value, is_leaf=is_kept))
+
+
+def is_kept(value: Any) -> bool:
+    """Whether an object among arguments and results must stay the object it is: a module, or a number."""
+    return isinstance(value, _NUMBERS) or module_kind(value) is not None
+
+
+def _through(code: types.CodeType, through: Through) -> types.CodeType:
+    """Code with the arguments and free variables of another, which hands all of them on."""
+    n = code.co_argcount
+    names = code.co_varnames
+    plain, only = names[:n], names[n : n + code.co_kwonlyargcount]
+    rest = iter(names[n + code.co_kwonlyargcount :])
+    args = next(rest) if code.co_flags & inspect.CO_VARARGS else None
+    kwargs = next(rest) if code.co_flags & inspect.CO_VARKEYWORDS else None
+    k = code.co_posonlyargcount
+    signature = ", ".join(
+        [*plain[:k], *(["/"] if k else []), *plain[k:], *([f"*{args}"] if args else ["*"] if only else []), *only]
+        + ([f"**{kwargs}"] if kwargs else [])
+    )
+    given = ", ".join(
+        [*plain, *([f"*{args}"] if args else []), *(f"{x}={x}" for x in only), *([f"**{kwargs}"] if kwargs else [])]
+    )
+    free = "".join(f"\n        if 0: {name}" for name in code.co_freevars)
+    text = (
+        f"def outer({', '.join(code.co_freevars)}):\n    def inner({signature}):{free}\n"
+        f"        return ({_CALL!r} if True else 0)(({_INNER!r} if True else 0), {given})"
+    )
+    compiled = compile(ast.parse(text), code.co_filename, "exec", dont_inherit=True)
+    for _ in range(2):
+        compiled = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
+    objects = {_CALL: through.call, _INNER: through.inner}
+    constants = tuple(objects.get(c, c) if isinstance(c, str) else c for c in compiled.co_consts)
+    return compiled.replace(
+        co_consts=constants, co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The modules of a model, and their methods
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def modules_in(model: Any) -> Iterator[Any]:
+    """A model and all modules inside."""
+    seen: dict[int, Any] = {}
+    todo = [model]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if module_kind(value) is not None:
+            yield value
+        todo += [child for _, child in children_of(value)]
+
+
+def methods_in(model: Any, names: frozenset[str]) -> frozenset[types.FunctionType]:
+    """The functions behind the methods of all modules in a model."""
+    found: dict[types.FunctionType, None] = {}
+    for cls in {type(m): None for m in modules_in(model)}:
+        for base in cls.__mro__:
+            for name in names:
+                function = _outermost(vars(base).get(name))
+                if function is not None and base is not object:
+                    found[function] = None
+    return frozenset(found)
+
+
+def _outermost(value: Any) -> types.FunctionType | None:
+    """The function in a class that a call of a method comes to first."""
+    for _ in range(10):
+        if value is None or isinstance(value, types.FunctionType):
+            return value
+        inner = (getattr(value, name, None) for name in ("__wrapped__", "__func__", "method", "fun", "_fun"))
+        value = next((x for x in inner if x is not None), None)
+    return None

@@ -1,0 +1,33 @@
+"""Models of Equinox: modules are dataclasses, and pytrees that transforms rebuild."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import equinox as eqx
+
+from sonde.core.module_index import ModuleKind, register_modules
+from sonde.inside.copies import origin_of_copy
+from sonde.inside.libraries import Model, with_methods
+
+
+def _children(module: Any) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(module):
+        value = getattr(module, field.name, None)
+        if not field.metadata.get("static", False) and value is not None:
+            yield field.name, value
+
+
+def _is_model(module: Any) -> bool:
+    """Not so for what `equinox.filter_jit` and other transforms return, which are modules too."""
+    return not type(module).__module__.startswith("equinox._")
+
+
+register_modules(eqx.Module, ModuleKind(_children, origin=origin_of_copy, is_root=_is_model))
+
+
+def model(thing: Any, methods: frozenset[str]) -> Model | None:
+    """What to look at in a model, if it is one of this library."""
+    return with_methods(thing, methods) if isinstance(thing, eqx.Module) and _is_model(thing) else None

@@ -1,0 +1,56 @@
+"""The libraries whose models can be looked into. None is imported before a program has it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from sonde.core.module_index import module_kind
+from sonde.inside.calls import methods_in
+
+# For a module that a program has imported, the file here that deals with its models.
+_ADAPTERS = {
+    "flax.nnx": "flax_nnx",
+    "flax.linen": "flax_linen",
+    "equinox": "equinox",
+    "haiku": "haiku",
+    "penzai": "penzai",
+    "keras": "keras",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """How to look at the calls of a model's modules.
+
+    Attributes:
+        calls: The functions that are their methods.
+        hooks: Functions that return a context manager, entered while a capture runs.
+    """
+
+    calls: frozenset[types.FunctionType] = frozenset()
+    hooks: frozenset[Callable[[], Any]] = frozenset()
+
+
+def with_methods(model: Any, methods: frozenset[str]) -> Model:
+    """A model whose methods are functions of its classes."""
+    return Model(calls=methods_in(model, methods))
+
+
+def as_model(thing: Any, methods: frozenset[str]) -> Model | None:
+    """How to look into a model; None if the thing is no model of a library that is known."""
+    if isinstance(thing, (str, types.FunctionType, types.ModuleType)):
+        return None
+    for name, adapter in _ADAPTERS.items():
+        if name in sys.modules:
+            found = importlib.import_module(f"sonde.inside.{adapter}").model(thing, methods)
+            if found is not None:
+                return found
+    # Modules of Sonde's own faces are told by the engine what is wanted of them.
+    linen: Any = sys.modules.get("sonde.linen")
+    is_ours = module_kind(thing) is not None or (linen is not None and isinstance(thing, linen.Module))
+    return Model() if is_ours else None

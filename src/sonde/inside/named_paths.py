@@ -1,0 +1,86 @@
+"""Scopes of modules that know their own path, as those of linen and Haiku do."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sonde import _jax
+from sonde.core.context import ScopeName, looking
+from sonde.inside.calls import between_sites
+
+Path = tuple[str, ...]
+
+
+class _NamedPath(ScopeName):
+    """A module's path below that of the module that calls it; another way, if the module is a shared one."""
+
+    own: Path = ()
+    around: Path = ()
+
+    def path(self, before: str, depth: int) -> str:
+        """The path, with a trailing slash, of what is inside."""
+        n = len(self.around)
+        if self.own[:n] == self.around:
+            return before + "".join(f"{name}/" for name in self.own[n:])
+        outer = "".join(f"{name}/" for name in self.around)
+        start = f"/{before}".rfind(f"/{outer}")
+        return before[: max(start, 0)] + "".join(f"{name}/" for name in self.own)
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.scopes: list[tuple[Path, Any]] = []
+        self.methods: list[tuple[Any, str]] = []
+
+
+_running = _Running()
+
+
+@contextlib.contextmanager
+def scope_of(path: Path, root: Any) -> Iterator[None]:
+    """The scope of a module with a path; `root` is what paths count from: another run of the model has another."""
+    before = _running.scopes[-1] if _running.scopes else None
+    name = _NamedPath("/".join(path) or "module")
+    name.own, name.around = path, before[0] if before is not None and before[1] is root else ()
+    _running.scopes.append((path, root))
+    try:
+        with _jax.open_name(name):
+            yield
+    finally:
+        _running.scopes.pop()
+
+
+def run_named(
+    opened: contextlib.AbstractContextManager[Any],
+    module: Any,
+    method: str,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    original: Any,
+) -> Any:
+    """Calls a method of a module with a path, as a scope with sites if the method is looked at.
+
+    Args:
+        opened: The scope, as `scope_of` gives it.
+        module: The module.
+        method: The name of the method.
+        fn: The method, bound.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        original: The function, for its line.
+    """
+    state = looking()
+    if state is None or state.inside is None or not (depths := state.inside.call_depths(method)):
+        return fn(*args, **kwargs)
+    if _running.methods and _running.methods[-1][0] is module and _running.methods[-1][1] == method:  # by `super()`
+        return fn(*args, **kwargs)
+    _running.methods.append((module, method))
+    try:
+        with opened:
+            return between_sites(method, fn, tuple(args), dict(kwargs), original, depths)
+    finally:
+        _running.methods.pop()

@@ -1,0 +1,28 @@
+"""Models of Penzai: layers are dataclasses, and pytrees that transforms rebuild."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from penzai import pz
+
+from sonde.core.module_index import ModuleKind, register_modules
+from sonde.inside.copies import origin_of_copy
+from sonde.inside.libraries import Model, with_methods
+
+
+def _children(layer: Any) -> Iterator[tuple[str, Any]]:
+    for field in dataclasses.fields(layer):
+        value = getattr(layer, field.name, None)
+        if value is not None:
+            yield field.name, value
+
+
+register_modules(pz.nn.Layer, ModuleKind(_children, origin=origin_of_copy))
+
+
+def model(thing: Any, methods: frozenset[str]) -> Model | None:
+    """What to look at in a model, if it is one of this library."""
+    return with_methods(thing, methods) if isinstance(thing, pz.nn.Layer) else None
