@@ -25,6 +25,10 @@ class Asked(Protocol):
         """Which captures see the sites of a function."""
         ...
 
+    def call_depths(self, method: str) -> frozenset[int]:
+        """Which captures see the calls of a method of modules."""
+        ...
+
     def adopt(self, function: Any, made: Any) -> None:
         """Takes note of a function object that was made meanwhile."""
         ...
