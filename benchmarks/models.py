@@ -90,7 +90,10 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
             seen: list[jax.Array] = []
             return by_hand(params, tokens, seen), seen
 
-        look = sonde.capture(_forward, "blocks/*/out")
+        @nnx.jit
+        def look(model: Any, tokens: jax.Array) -> Any:
+            return sonde.capture(model, "blocks/*/out")(tokens)
+
         row("residuals of all layers", SEEN, lambda: hand_seen(params, tokens), lambda: look(made, tokens))
     return rows
 

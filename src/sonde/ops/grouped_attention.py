@@ -135,24 +135,35 @@ def head_results(heads: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _weights(query: jax.Array, key: jax.Array, mask: jax.Array | None, scale: float, cap: float | None) -> jax.Array:
+    """The weights, `(batch, key heads, group, queries, keys)`.
+
+    Heads stay apart as key heads and groups: put into one axis, the product would have to be transposed in memory. For
+    sites they are one axis, and a compiler undoes that where no site is asked for.
+    """
     batch, queries, heads, depth = query.shape
-    key_heads = key.shape[2]
+    key_heads, keys = key.shape[2], key.shape[1]
+    apart = (batch, key_heads, heads // key_heads, queries, keys)
     grouped = query.reshape(batch, queries, key_heads, heads // key_heads, depth)
     scores = jnp.einsum("bqkgd,bskd->bkgqs", grouped, key, preferred_element_type=jnp.float32)
-    scores = soft_cap(scores * scale, cap).reshape(batch, heads, queries, key.shape[1])
-    scores = sow(scores, "scores")
+    scores = _seen(soft_cap(scores * scale, cap), "scores", apart)
     if mask is not None:
         # Not minus infinity: a query that may look at nothing then gets equal weights, and not NaN.
-        scores = jnp.where(mask[:, None], scores, -0.7 * float(jnp.finfo(jnp.float32).max))
-    return sow(jax.nn.softmax(scores, axis=-1).astype(query.dtype), "weights")
+        scores = jnp.where(mask[:, None, None], scores, -0.7 * float(jnp.finfo(jnp.float32).max))
+    return _seen(jax.nn.softmax(scores, axis=-1).astype(query.dtype), "weights", apart)
+
+
+def _seen(x: jax.Array, name: str, apart: tuple[int, ...]) -> jax.Array:
+    """A site whose value has one axis for all heads."""
+    if looking() is None:
+        return x
+    batch, key_heads, group, queries, keys = apart
+    return sow(x.reshape(batch, key_heads * group, queries, keys), name).reshape(apart)
 
 
 def _heads(weights: jax.Array, value: jax.Array) -> jax.Array:
-    batch, heads, queries, keys = weights.shape
-    key_heads = value.shape[2]
-    grouped = weights.reshape(batch, key_heads, heads // key_heads, queries, keys)
-    mixed = jnp.einsum("bkgqs,bskd->bqkgd", grouped, value)
-    return mixed.reshape(batch, queries, heads, value.shape[-1])
+    batch, key_heads, group, queries, _ = weights.shape
+    mixed = jnp.einsum("bkgqs,bskd->bqkgd", weights, value)
+    return mixed.reshape(batch, queries, key_heads * group, value.shape[-1])
 
 
 def _mask_shape(query: jax.Array, key: jax.Array) -> tuple[int, int, int]:
