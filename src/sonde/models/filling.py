@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,23 +71,32 @@ def fill(
     sources = _sources(rows, tensors)
     plan = {path: _plan(path, leaf, sources) for path, leaf in wanted.items()}
     _check(plan, wanted, rows, tensors, where)
-    uses = {source.tensor.name: 0 for found in plan.values() for source in found}
-    for found in plan.values():
-        for source in found:
-            uses[source.tensor.name] += 1
+    finished = _release_after_last_use([source for found in plan.values() for source in found])
     # The largest first: what is needed beside the model while a tensor is converted is then small when most is there.
     for path in sorted(wanted, key=lambda p: -_size(wanted[p])):
         leaf, found = wanted[path], plan[path]
         sharding = sharding_of(path, leaf.shape, mesh)
-        leaf.set_raw_value(place(_joined(found, leaf), leaf.dtype, sharding))
-        for source in found:
-            uses[source.tensor.name] -= 1
-            if not uses[source.tensor.name]:
-                source.tensor.release()
+        value = place(_joined(found, leaf, finished), leaf.dtype, sharding)
+        if len(found) == 1:
+            finished(found[0])
+        leaf.set_raw_value(value)
+        del value
     nnx.update(model, nnx.from_flat_state([(_parts(path), leaf) for path, leaf in wanted.items()]))
 
 
-def _joined(found: Sequence[Source], leaf: Any) -> np.ndarray:
+def _release_after_last_use(sources: Sequence[Source]) -> Callable[[Source], None]:
+    """A function that is told when a source was copied, and gives the pages of its tensor back after the last time."""
+    uses = Counter(source.tensor.name for source in sources)
+
+    def finished(source: Source) -> None:
+        uses[source.tensor.name] -= 1
+        if not uses[source.tensor.name]:
+            source.tensor.release()
+
+    return finished
+
+
+def _joined(found: Sequence[Source], leaf: Any, finished: Callable[[Source], None]) -> np.ndarray:
     """The numbers of a parameter; those of scanned layers are put together here."""
     if len(found) == 1:
         view = found[0].view()
@@ -94,6 +104,7 @@ def _joined(found: Sequence[Source], leaf: Any) -> np.ndarray:
     whole = np.empty(leaf.shape, leaf.dtype)
     for layer, source in enumerate(found):
         whole[layer] = source.view()
+        finished(source)
     return whole
 
 

@@ -61,6 +61,7 @@ def place(view: np.ndarray, dtype: Any, sharding: Any) -> jax.Array:
             chosen = chosen.astype(dtype)
         return chosen if chosen.flags.aligned else chosen.copy()
 
+    # Waited for, because what is being copied takes memory until it is there.
     if sharding is None:
-        return jax.device_put(part(...))
-    return jax.make_array_from_callback(view.shape, sharding, part)
+        return jax.device_put(part(...)).block_until_ready()
+    return jax.make_array_from_callback(view.shape, sharding, part).block_until_ready()

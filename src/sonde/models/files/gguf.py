@@ -144,7 +144,7 @@ def _dequantised(quants: Any, stored: np.ndarray, quantisation: Any) -> np.ndarr
     The package goes sixteen rows at a time, which takes twice as long as rows by the megabyte. Kinds that need tables
     are left to it.
     """
-    kind = getattr(quants, quantisation.name, None)
+    kind: Any = getattr(quants, quantisation.name, None)
     if not quantisation.name.startswith("Q") or not hasattr(kind, "dequantize_rows"):
         return quants.dequantize(stored, quantisation)
     rows = stored.reshape(-1, stored.shape[-1])
