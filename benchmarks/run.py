@@ -18,7 +18,7 @@ from measure import Row, table
 HERE = Path(__file__).parent
 PARTS = {
     "engine": ("compiled", "calling", "eager", "tracing", "gradients", "importing", "gpu_transformer"),
-    "nnx": ("nnx_dispatch", "nnx_construct"),
+    "nnx": ("nnx_dispatch", "nnx_construct", "nnx_tracing"),
     "tools": ("patching", "monitoring"),
     "models": ("models",),
     "store": ("harvesting",),

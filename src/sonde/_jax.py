@@ -232,7 +232,17 @@ def add_equation(var: Any, amount: int) -> tuple[Any, Any]:
 
 def name_stack() -> tuple[Any, ...]:
     """The names of the scopes that are open, as equations made now will remember them."""
-    return tuple(element.name for element in _source_info.current_name_stack().stack)
+    return names_in(open_names())
+
+
+def open_names() -> Any:
+    """The scopes that are open, for `names_in`."""
+    return _source_info.current_name_stack()
+
+
+def names_in(stack: Any) -> tuple[Any, ...]:
+    """The names of the scopes that were open."""
+    return tuple([element.name for element in stack.stack])
 
 
 def names_of(eqn: Any) -> tuple[Any, ...]:

@@ -79,17 +79,18 @@ def pass_boundary(fun: Any, find_modules: Callable[[], Iterable[Any]], trace: Ca
         trace: Traces a function in its place, or returns the trace that JAX has of it.
     """
     trails = thread.trails
-    if not trails or looking() is None:
-        return trace(fun)
     if fun is _tracing.fun:  # a cache behind another
         _tracing.fun = None
         return trace(fun)
+    if not trails or looking() is None:
+        return trace(fun)
     modules = [m for m in (*_tracing.given, *find_modules()) if _stands_for_one(m)]
     labels = tuple([tuple([trail.label(m) for m in modules]) for trail in trails])
-    variant = _variant_for(fun, labels, trails)
-    if variant is None and any(_leaves_no_trace(m) for m in modules):
+    known = _variants.of(fun)
+    variant = _variant_for(fun, labels, known, trails) if known else None
+    if variant is None and modules and any(map(_leaves_no_trace, modules)):
         variant = Variant(_again(fun, labels), labels, [{} for _ in trails])
-        _variants.of(fun).append(variant)
+        known.append(variant)
     chosen = fun if variant is None else variant.fun
     before = _tracing.fun, _tracing.given
     _tracing.fun, _tracing.given = chosen, ()
@@ -102,7 +103,7 @@ def pass_boundary(fun: Any, find_modules: Callable[[], Iterable[Any]], trace: Ca
         used = [trail.stretches.pop().used for trail in trails]
         if variant is None and (modules or any(used)):
             variant = Variant(fun, labels, [{} for _ in trails])
-            _variants.of(fun).append(variant)
+            known.append(variant)
         if variant is not None:
             for mine, new in zip(variant.used, used):
                 mine.update({key: value for key, value in new.items() if value[0] is None or value[0]() is not None})
@@ -120,14 +121,11 @@ def _leaves_no_trace(module: Any) -> bool:
     return kind is not None and kind.arrays is not None
 
 
-def _variant_for(fun: Any, labels: Any, trails: Sequence[Trail]) -> Variant | None:
-    """The variant of a function that fits; None if the function has not been traced yet."""
-    known = _variants.of(fun)
+def _variant_for(fun: Any, labels: Any, known: list[Variant], trails: Sequence[Trail]) -> Variant:
+    """The variant of a function that fits, or a new one."""
     for variant in known:
         if variant.labels == labels and variant.holds(trails):
             return variant
-    if not known:
-        return None
     new = Variant(_again(fun, labels), labels, [{} for _ in trails])
     known.append(new)
     if len(known) > _MOST:

@@ -68,7 +68,8 @@ class ModuleKind:
 
 _registered: dict[type, ModuleKind] = {}
 _kinds: weakref.WeakKeyDictionary[type, ModuleKind | None] = weakref.WeakKeyDictionary()
-_plain: set[type] = {int, float, complex, bool, str, bytes, type(None), np.ndarray, type(lambda: 0), type(len)}
+_plain: set[type] = {int, float, complex, bool, str, bytes, type, type(None), type(lambda: 0), type(len)}
+_plain |= {np.ndarray, np.dtype, slice, type(...)}
 
 
 def register_modules(cls: type, kind: ModuleKind) -> None:
@@ -116,20 +117,22 @@ def _is_plain(value: Any) -> bool:
     cls = type(value)
     if cls in _plain:
         return True
-    if isinstance(value, (jax.Array, np.generic, type)):
+    if isinstance(value, (jax.Array, np.generic, np.dtype)):
+        _plain.add(cls)
         return True
-    return jax.tree_util.all_leaves([value])
+    return isinstance(value, type) or jax.tree_util.all_leaves([value])
 
 
 def outermost_modules(values: Iterable[Any]) -> Iterator[Any]:
     """The modules among some values and in their containers, but not the modules inside modules."""
     for value in values:
-        if type(value) in _plain:
+        cls = type(value)
+        if cls in _plain:
             continue
-        if module_kind(value) is not None:
-            yield value
-        elif isinstance(value, (list, tuple)):
+        if cls is list or cls is tuple:
             yield from outermost_modules(value)
+        elif module_kind(value) is not None:
+            yield value
         elif isinstance(value, Mapping):
             yield from outermost_modules(value.values())
         elif not _is_plain(value):

@@ -96,16 +96,16 @@ class Stretch:
         given: Modules whose places are known, though their calls are not open.
         frames: The open calls of modules, the outermost first.
         n_names: How many names were open at the start.
-        around: The path of what is recorded around it, in the stretch outside.
+        names_around: The names that are open around it, in the stretch outside.
         used: What was asked of the stretches around: where modules stand (by identity), `"setting"` and `"start"`.
         notes: What the library of the modules keeps until the outermost call ends.
     """
 
-    __slots__ = ("around", "frames", "given", "n_names", "notes", "used")
+    __slots__ = ("frames", "given", "n_names", "names_around", "notes", "used")
 
-    def __init__(self, given: Iterable[tuple[Place, Any]], n_names: int, around: str = "") -> None:
+    def __init__(self, given: Iterable[tuple[Place, Any]], n_names: int, names_around: Any) -> None:
         self.given = list(given)
-        self.around = around
+        self.names_around = names_around
         self.frames: list[Frame] = []
         self.n_names = n_names
         self.used: dict[Any, tuple[Any, Any]] = {}
@@ -136,9 +136,9 @@ class Stretch:
         """Where the innermost call stands; where the stretch starts, if there is none."""
         return self.frames[-1].place if self.frames else Place("")
 
-    def here(self, depth: int) -> str:
-        """The path of what is recorded now, scopes included, counted as `innermost` is."""
-        names = _jax.name_stack()
+    def here(self, depth: int, stack: Any = None) -> str:
+        """The path of what is recorded now, or was under some names, scopes included, counted as `innermost` is."""
+        names = _jax.names_in(stack or _jax.open_names())
         start = self.n_names
         if self.frames:
             frame = self.frames[-1]
@@ -164,7 +164,7 @@ class Trail:
         self.handler = handler
         self.only_roots = only_roots
         given = [(Place(path), root) for path, root in roots]
-        self.stretches = [Stretch(given, len(_jax.name_stack()))]
+        self.stretches = [Stretch(given, len(_jax.name_stack()), None)]
 
     @property
     def root(self) -> Any:
@@ -248,7 +248,7 @@ class Trail:
     def _setting(self, level: int) -> tuple[int, bool, bool]:
         """Of a stretch: how many scopes are open around it in the innermost call, and whether there is such a call."""
         outer = self.stretches[level - 1]
-        more = _depth(self.stretches[level].around) - _depth(outer.innermost.text)
+        more = _depth(outer.here(self.depth, self.stretches[level].names_around)) - _depth(outer.innermost.text)
         if outer.frames:
             return more, True, outer.innermost.known
         if level == 1:
@@ -292,7 +292,7 @@ class Trail:
 
     def enter(self, given: Iterable[tuple[Place, Any]], n_names: int = 0) -> None:
         """Starts a stretch here."""
-        self.stretches.append(Stretch(given, n_names, self.stretches[-1].here(self.depth)))
+        self.stretches.append(Stretch(given, n_names, _jax.open_names()))
 
     def still(self, key: Any, ref: Any) -> Any:
         """What a stretch that starts here would find if it asked for the same as an earlier one did."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -198,11 +198,16 @@ def carry(original: Any, copy: Any) -> None:
 def carry_all(original: Any, copy: T) -> T:
     """Says the same of all nodes in two objects of the same structure; returns the copy."""
     if thread.trails:
-        copies = dict(walk(copy, graph=True, who="capture").nodes)
-        for path, node in walk(original, graph=True, who="capture").nodes:
-            if path in copies:
-                carry(node, copies[path])
+        carry_nodes(walk(original, graph=True, who="capture").nodes, copy)
     return copy
+
+
+def carry_nodes(originals: Iterable[tuple[Any, Any]], copy: Any) -> None:
+    """Says the same of the nodes in an object, by the paths that their originals have."""
+    copies = dict(walk(copy, graph=True, who="capture").nodes)
+    for path, node in originals:
+        if path in copies:
+            carry(node, copies[path])
 
 
 def carry_below(origin: Origin | None, copy: Any) -> None:
@@ -216,6 +221,3 @@ def origin_of(node: Any) -> Origin | None:
     if not thread.trails or kind_of(node) != NODE:
         return None
     return Origin(node, getattr(node, "_origin", None))
-
-
-__all__ = ["Sown", "Types", "carry", "carry_all", "carry_below", "observed", "origin_of", "perturb", "sow"]

@@ -26,7 +26,7 @@ which copy stands for which original.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -34,7 +34,7 @@ import jax
 from sonde.core.context import looking
 from sonde.nnx import module_sites
 from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
-from sonde.nnx._walk import REFERENCE, Path, Walk, build, show_path, unflatten_once, walk
+from sonde.nnx._walk import REFERENCE, Walk, build, show_path, unflatten_once, walk
 from sonde.nnx.graph import GraphDef
 from sonde.nnx.transforms.edits import Before
 from sonde.nnx.transforms.options import Mode
@@ -432,19 +432,8 @@ def enter(structure: Structure, values: Sequence[Any], *, who: str, mode: Mode, 
         originals: pairs of path and node of the caller, for captures.
     """
     leaves = [value if kind is None else kind[0]._make(value, kind[1]) for value, kind in zip(values, structure.kinds)]
-    finish = None
-    if originals and looking() is not None:
-        finish = _carrier(dict(originals))
     known: dict[int, Any] = {}
-    call = build(structure.definition, leaves, finish=finish, known=known)
+    call = build(structure.definition, leaves, known=known)
+    if originals and looking() is not None:
+        module_sites.carry_nodes(originals, call)
     return Entered(structure, call, leaves, values, who, mode, known)
-
-
-def _carrier(originals: Mapping[Path, Any]) -> Callable[[Path, Any], Any]:
-    def carry(path: Path, copy: Any) -> Any:
-        original = originals.get(path)
-        if original is not None:
-            module_sites.carry(original, copy)
-        return copy
-
-    return carry
