@@ -33,6 +33,7 @@ class Outcome:
         changed: the leaves of the arguments that were given a new value or new metadata.
         change_places: for each of them, which list it is in.
         metadata: for each of them, the new metadata, or None if it stayed.
+        nothing: whether there is nothing to do: the output took another way out, and nothing changed.
         values_only: whether there is nothing to do but to give Variables new values.
         n_edited: how many leaves the edits have.
         refers: whether the edits or the output refer to objects of the arguments.
@@ -46,6 +47,7 @@ class Outcome:
         "edits",
         "metadata",
         "n_edited",
+        "nothing",
         "places",
         "refers",
         "values_only",
@@ -67,6 +69,7 @@ class Outcome:
         self.change_places = change_places
         self.metadata = metadata
         self.values_only = definition is None and not edits and all(m is None for m in metadata)
+        self.nothing = self.values_only and not changed
         self.n_edited = sum(edit.num_leaves for edit in edits)
         self.refers = bool(edits) or (definition is not None and has_references(definition.definition))
         self._key: Hashable = (definition, edits, places, changed, change_places)

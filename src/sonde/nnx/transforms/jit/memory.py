@@ -63,15 +63,10 @@ class Plan:
             (r, _weak(contents(node))) for r, (_, node) in zip(self._records, found.nodes) if r.containers
         ]
         self.loose = bool(found.loose) or any(id(node) in EXPOSED for _, node in found.nodes if EXPOSED)
-        self._set(program, found.leaves, [getattr(x, "_metadata", None) for x in found.leaves])
-        met = sum(record.n_variables for record in self._records)
-        self._shared = bool(self._contents) or met > sum(x is not None for x in self._metadata)
-
-    def _set(self, program: Program, leaves: list[Any], metadata: list[Any]) -> None:
         self.program = program
         self.run = program.run
-        self.leaves = leaves
-        self._metadata = metadata
+        self.leaves = leaves = found.leaves
+        self._metadata = [getattr(x, "_metadata", None) for x in leaves]
         self._numbers = {id(x): i for i, x in enumerate(leaves)}
         self._lists = program.lists(leaves)
         first = 1 if program.arrays else 0
@@ -81,34 +76,41 @@ class Plan:
         self._level = next(iter(levels.values())) if len(levels) == 1 else None
         # by the identity of outcomes that only give Variables new values: the outcome, and the cells of the Variables
         self._targets: dict[int, tuple[Outcome, list[list[Any]]]] = {}
+        met = sum(record.n_variables for record in self._records)
+        self._shared = bool(self._contents) or met > sum(x is not None for x in self._metadata)
 
-    def match(self) -> Plan | None:
-        """What holds now: this plan, or one for other Variables in the same places, or None."""
+    def matches(self) -> bool:
+        """Whether the plan holds now, after other Variables have taken the places of those that were replaced."""
         now = EPOCH.value
         if now == self.epoch and not self.loose:
-            return self
+            return True
         epoch = self.epoch
         swapped: dict[int, Variable[Any]] = {}
-        for record in self._records:
+        renewed: list[int] = []
+        for k, record in enumerate(self._records):
             node = record.node()
             if node is None:
-                return None
+                return False
             exposed = EXPOSED and id(node) in EXPOSED
             if exposed:
                 self.loose = True
-            if (exposed or node._stamp > epoch) and not self._same(record, node, swapped):
-                return None
+            if exposed or node._stamp > epoch:
+                before = len(swapped)
+                if not self._same(record, node, swapped):
+                    return False
+                if len(swapped) > before:
+                    renewed.append(k)
         for leaf, metadata in zip(self.leaves, self._metadata):
             if metadata is not None and leaf._metadata is not metadata and leaf._metadata != metadata:
-                return None
+                return False
         for record, before in self._contents:
             node = record.node()
             if node is None or not same_contents(contents(node), _strong(before)):
-                return None
-        if swapped:
-            return self._with(swapped, now)
+                return False
+        if swapped and not self._swap(swapped, renewed):
+            return False
         self.epoch = now
-        return self
+        return True
 
     def _same(self, record: _Record, node: Any, swapped: dict[int, Variable[Any]]) -> bool:
         """Whether a node is as it was, except for Variables that were replaced by others of the same kind."""
@@ -127,29 +129,44 @@ class Plan:
             swapped[i] = x
         return True
 
-    def _with(self, swapped: dict[int, Variable[Any]], epoch: int) -> Plan | None:
-        """The plan for a model in which some Variables are others."""
+    def _swap(self, swapped: dict[int, Variable[Any]], renewed: list[int]) -> bool:
+        """Puts Variables in the places of others, as they were in the model; False if that is not plain.
+
+        New lists take the places of the old ones, so that a call in another thread goes on with what it has.
+        """
         if len({id(x) for x in swapped.values()}) < len(swapped):
-            return None  # one Variable now stands at two places
-        new = object.__new__(Plan)
-        new.epoch = epoch
-        new._contents, new.loose, new._shared = self._contents, self.loose, False
-        leaves, metadata = list(self.leaves), list(self._metadata)
-        renamed = {}
+            return False  # one Variable now stands at two places
+        leaves, metadata, numbers = list(self.leaves), list(self._metadata), dict(self._numbers)
+        lists, records = [*map(list, self._lists)], list(self._records)
         for i, x in swapped.items():
-            renamed[id(leaves[i])] = id(x)
+            del numbers[id(leaves[i])]
+            numbers[id(x)] = i
             leaves[i], metadata[i] = x, x._metadata
-        new._records = [record.renamed(renamed) for record in self._records]
-        new._set(self.program, leaves, metadata)
-        return new
+            k, place = self.program.places[i]
+            lists[k][place] = x._cell
+            if x._level is not self._level:
+                self._level = None
+        for k in renewed:
+            node = records[k].node()
+            if node is None:
+                return False
+            records[k] = _Record(node)
+        self.leaves, self._metadata, self._numbers, self._records = leaves, metadata, numbers, records
+        self._lists = lists
+        self._targets = {}
+        if self.cells is not None:
+            self.cells = lists[0]
+        return True
 
     def read(self) -> list[list[Any]]:
         """The values of leaves, as the program takes them."""
         first = 1 if self.program.arrays else 0
         return [*self._lists[:first], *([cell[0] for cell in one] for one in self._lists[first:])]
 
-    def finish(self, result: tuple[Any, Left]) -> Any:
+    def finish(self, result: Any) -> Any:
         """Does to the objects what the program says, and returns the output."""
+        if type(result) is not tuple:
+            return result
         out, left = result
         outcome = left[1]
         known = self._targets.get(id(outcome))
@@ -167,8 +184,10 @@ class Plan:
             self._targets[id(outcome)] = (outcome, [self.leaves[i]._cell for i in outcome.changed])
         return out if outcome.definition is None else built
 
-    def output(self, result: tuple[Any, Left]) -> Any:
+    def output(self, result: Any) -> Any:
         """The output in what the program returned; nothing is changed."""
+        if type(result) is not tuple:
+            return result
         out, left = result
         if left[1].definition is None:
             return out
@@ -200,16 +219,6 @@ class _Record:
         self.n_variables = kinds.count(VARIABLE)
         self.containers = CONTAINER in kinds and any(k == CONTAINER and x is not None for k, x in zip(kinds, data))
         self.data = tuple([None if k == CONTAINER and x is not None else id(x) for k, x in zip(kinds, data)])
-
-    def renamed(self, identities: dict[int, int]) -> _Record:
-        """The record with other children."""
-        if identities.keys().isdisjoint(self.data):
-            return self
-        new = object.__new__(_Record)
-        new.node, new.layout, new.static = self.node, self.layout, self.static
-        new.n_variables, new.containers = self.n_variables, self.containers
-        new.data = tuple(identities.get(x, x) for x in self.data)  # type: ignore[arg-type]
-        return new
 
 
 def _weak(held: Any) -> Any:
@@ -281,11 +290,10 @@ class Memory:
         if not all(ref() is root for ref, root in zip(refs, roots)):
             return None
         for i, plan in enumerate(plans):
-            found = plan.match()
-            if found is not None:
-                if i or found is not plan:  # the plan used last comes first; one that it replaces is of no more use
-                    entry[1][:] = [found, *plans[:i], *plans[i + 1 :]]
-                return found
+            if plan.matches():
+                if i:  # the plan used last comes first
+                    entry[1][:] = [plan, *plans[:i], *plans[i + 1 :]]
+                return plan
         return None
 
     def is_current(self, key: Any, plan: Plan) -> bool:

@@ -16,7 +16,6 @@ import jax
 from sonde.nnx.transforms.jit.arguments import Arguments, assemble, holds_objects, shardings_along
 from sonde.nnx.transforms.lifting import ONE_LIST, Placement, Structure, enter
 from sonde.nnx.transforms.options import Mode
-from sonde.nnx.transforms.outcome import Left
 from sonde.nnx.transforms.result_lists import Lists
 
 #: While a capture runs and a program is traced: the caller's nodes with their paths.
@@ -69,14 +68,15 @@ class Program:
     Attributes:
         structure: what the roots are.
         run: the jitted function of some lists (bare arrays, values of Variables that are kept, values of those that are
-            donated; the empty ones are left out) and of the plain arguments. It returns the output, if it is plain, and
-            what every transform returns.
+            donated; the empty ones are left out) and of the plain arguments. It returns a tuple of the output, if it is
+            plain, and what every transform returns; or the output alone, if that is all there is and it is no tuple.
         arrays: the leaves that are bare arrays.
         kept: the Variables whose values stay.
         donated: the Variables whose values are donated.
+        places: for each leaf, in which of the lists it is, and where.
     """
 
-    __slots__ = ("arrays", "donated", "kept", "run", "structure")
+    __slots__ = ("arrays", "donated", "kept", "places", "run", "structure")
 
     def __init__(self, options: Options, structure: Structure, arguments: Arguments, leaves: Sequence[Any]):
         self.structure = structure
@@ -86,7 +86,9 @@ class Program:
         self.arrays = [i for i in numbers if structure.kinds[i] is None]  # they get no new values: never donated
         self.kept = [i for i in variables if structure.paths[i][0] not in gone]
         self.donated = [i for i in variables if structure.paths[i][0] in gone]
-        n_lead = len(self.lists(numbers))
+        leading = self.lists(numbers)
+        n_lead = len(leading)
+        self.places = {leaf: (k, i) for k, one in enumerate(leading) for i, leaf in enumerate(one)}
         placement, shardings = self._shardings(options, arguments, leaves)
         give_away = [n_lead + i for i, place in enumerate(arguments.plain_places) if place in options.donated]
         self.run = jax.jit(
@@ -113,12 +115,12 @@ class Program:
             found["in_shardings"] = (*self.lists(lists.in_values), *plain)
         return lists, found
 
-    def _traced(self, options: Options, skeleton: Any, placement: Placement) -> Callable[..., tuple[Any, Left]]:
+    def _traced(self, options: Options, skeleton: Any, placement: Placement) -> Callable[..., Any]:
         fun, mode, structure, donated = options.fun, options.mode, self.structure, tuple(self.donated)
         order = [*self.arrays, *self.kept, *self.donated]
         n_lead = len(self.lists(range(len(order))))
 
-        def traced(*given: Any) -> tuple[Any, Left]:
+        def traced(*given: Any) -> Any:
             values = dict(zip(order, [value for one in given[:n_lead] for value in one]))
             leaves = [values[i] for i in range(len(order))]
             originals = getattr(tracing, "originals", None)
@@ -126,7 +128,10 @@ class Program:
             args, kwargs = assemble(skeleton, entered.args, given[n_lead:])
             out = fun(*args, **kwargs)
             beside = placement is ONE_LIST and not holds_objects(out)
-            return out if beside else None, entered.leave(out, placement=placement, always=donated, beside=beside)
+            left = entered.leave(out, placement=placement, always=donated, beside=beside)
+            if left[1].nothing and type(out) is not tuple:
+                return out
+            return out if beside else None, left
 
         traced.__name__ = traced.__qualname__ = getattr(fun, "__name__", "jit")
         return traced
