@@ -114,7 +114,6 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
         last = memory.last
         if (
             last is None
-            or last.plan.epoch != epoch.value
             or (lookers.count and looking() is not None)
             or len(values) != last.n_values
             or (tuple(kwargs) != last.keywords if kwargs else last.keywords)
@@ -132,9 +131,12 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
         for x in plain:
             if kinds.get(type(x)) != ARRAY and holds_objects(x):
                 return general(values, len(args), tuple(kwargs))
-        if last.cells is None:
-            return last.plan.finish(last.run(*last.plan.read(), *plain))
-        return last.plan.finish(last.run([cell[0] for cell in last.cells], *plain))
+        plan = last.plan
+        if plan.epoch != epoch.value and (not plan.matches() or plan.loose):
+            return general(values, len(args), tuple(kwargs), plan)
+        if plan.cells is None:
+            return plan.finish(last.run(*plan.read(), *plain))
+        return plan.finish(last.run([cell[0] for cell in plan.cells], *plain))
 
     call.lower = compiler.lower  # type: ignore[attr-defined]
     call.trace = compiler.trace  # type: ignore[attr-defined]
@@ -150,9 +152,16 @@ class _Compiler:
         self._programs: Recent[Program] = Recent(PROGRAMS)
         self._options = options
 
-    def call(self, values: Sequence[Any], n_args: int, keywords: tuple[str, ...]) -> Any:
-        """Calls the function, and remembers how if that was a simple call."""
-        plan, arguments, nodes, order = self._plan(values, n_args, keywords)
+    def call(self, values: Sequence[Any], n_args: int, keywords: tuple[str, ...], ruled_out: Plan | None = None) -> Any:
+        """Calls the function, and remembers how if that was a simple call.
+
+        Args:
+            values: the arguments.
+            n_args: how many of them are positional.
+            keywords: the names of the others.
+            ruled_out: a plan that is known not to hold now.
+        """
+        plan, arguments, nodes, order = self._plan(values, n_args, keywords, ruled_out)
         if nodes is not None:  # a capture runs: say which Modules the copies inside stand for
             before, tracing.originals = getattr(tracing, "originals", None), nodes
             try:
@@ -164,14 +173,16 @@ class _Compiler:
         self._remember(plan, arguments, keywords, order)
         return out
 
-    def _plan(self, values: Sequence[Any], n_args: int, keywords: tuple[str, ...]) -> Any:
+    def _plan(
+        self, values: Sequence[Any], n_args: int, keywords: tuple[str, ...], ruled_out: Plan | None = None
+    ) -> Any:
         order = list(range(len(values)))
         if keywords and list(keywords) != sorted(keywords):
             order = [*order[:n_args], *sorted(order[n_args:], key=lambda i: keywords[i - n_args])]
         arguments = Arguments([values[i] for i in order], tuple(sorted(keywords)), self._options.static)
         key = (arguments.skeleton, tuple(map(id, arguments.roots)))
         watched = looking() is not None
-        if not watched and (plan := self.memory.find(key, arguments.roots)) is not None:
+        if not watched and (plan := self.memory.find(key, arguments.roots, ruled_out)) is not None:
             return plan, arguments, None, order
         names = tuple(arguments.names)
         found = walk_call(names, arguments.roots, who="jit", graph=self._options.mode.graph)

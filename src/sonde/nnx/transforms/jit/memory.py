@@ -242,15 +242,13 @@ class LastCall:
         plain: the positions of plain arguments.
         static: positions and values of static arguments.
         run: the jitted function.
-        cells: the cells of Variables, if it takes a list of their values and the plain arguments, and nothing else.
     """
 
-    __slots__ = ("cells", "keywords", "n_front", "n_values", "plain", "plan", "roots", "run", "static")
+    __slots__ = ("keywords", "n_front", "n_values", "plain", "plan", "roots", "run", "static")
 
     def __init__(self, plan: Plan, keywords: tuple[str, ...], at: dict[int, Any], plain: list[int], static: Any):
         self.plan = plan
         self.run = plan.run
-        self.cells = plan.cells
         self.n_values = len(at) + len(plain) + len(static)
         self.keywords = keywords
         self.roots = [(i, weakref.ref(root)) for i, root in at.items()]
@@ -281,8 +279,8 @@ class Memory:
         self.plans: dict[Any, tuple[list[Any], list[Plan]]] = {}
         self.last: LastCall | None = None
 
-    def find(self, key: Any, roots: Sequence[Any]) -> Plan | None:
-        """The plan for these roots as they are now, if it is known."""
+    def find(self, key: Any, roots: Sequence[Any], ruled_out: Plan | None) -> Plan | None:
+        """The plan for these roots as they are now, if it is known; a plan that was ruled out is not asked again."""
         entry = self.plans.get(key)
         if entry is None:
             return None
@@ -290,7 +288,7 @@ class Memory:
         if not all(ref() is root for ref, root in zip(refs, roots)):
             return None
         for i, plan in enumerate(plans):
-            if plan.matches():
+            if (plan is not ruled_out or plan.loose) and plan.matches():
                 if i:  # the plan used last comes first
                     entry[1][:] = [plan, *plans[:i], *plans[i + 1 :]]
                 return plan
