@@ -26,6 +26,7 @@ from jax._src import source_info_util as _source_info
 from jax._src.ad_checkpoint import remat_p
 from jax._src.custom_batching import custom_vmap_p
 from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lax.control_flow.conditionals import cond_p
 from jax._src.lax.control_flow.loops import scan_p, while_p
@@ -129,6 +130,23 @@ def _forget_effect_handles() -> None:
 _forget_effect_handles()
 
 
+def keep_when_partially_evaluated(effect_type: type[Effect]) -> None:
+    """Keeps every equation with an effect, whatever its primitive is, when JAX evaluates a program partially.
+
+    JAX itself keeps those that it deals with in the default way, and scans. A call, a branch or a jitted function with
+    such an equation inside would be lost if its outputs are not used: a site in a loop in a rematerialised loop body.
+    """
+    make = _pe.new_eqn_recipe
+
+    def new_eqn_recipe(trace: Any, in_tracers: Any, out_tracers: Any, primitive: Any, params: Any, *rest: Any) -> Any:
+        recipe = make(trace, in_tracers, out_tracers, primitive, params, *rest)
+        if any(type(effect) is effect_type for effect in recipe.effects):
+            trace.effect_handles.append(_pe.EffectHandle(list(in_tracers), recipe))
+        return recipe
+
+    _pe.new_eqn_recipe = new_eqn_recipe
+
+
 def register_kept_when_rematerialised(primitive: Primitive, plain: Primitive, n_values: Callable[[Any], int]) -> None:
     """Under remat, `primitive` runs in the forward pass only; the recomputation gets `plain` in its place.
 
@@ -230,6 +248,13 @@ def add_equation(var: Any, amount: int) -> tuple[Any, Any]:
     return template.replace(invars=invars, outvars=[out]), out
 
 
+def added_amount(eqn: Any) -> int | None:
+    """What an equation adds to its first operand, if it is a number that is written down in it."""
+    if eqn.primitive is not lax.add_p or not isinstance(eqn.invars[1], Literal) or np.ndim(eqn.invars[1].val):
+        return None
+    return int(eqn.invars[1].val)
+
+
 def name_stack() -> tuple[Any, ...]:
     """The names of the scopes that are open, as equations made now will remember them."""
     return names_in(open_names())
@@ -314,6 +339,14 @@ def scan_params(params: dict[str, Any], jaxpr: Any, *, n_consts: int, n_xs: int,
     return new
 
 
+def scan_sizes(params: dict[str, Any]) -> tuple[int, int]:
+    """How many inputs of a scan are constants, and how many are carried."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
 def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]] | None]) -> None:
     """Has `prepare` look at every scan before JAX splits it into a forward and a backward part.
 
@@ -354,17 +387,22 @@ def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[
 
 
 def prepare_while_loops_for_remat(
+    wants: Callable[[dict[str, Any]], bool],
     prepare: Callable[[dict[str, Any]], dict[str, Any] | None],
     recomputed: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any] | None],
 ) -> None:
-    """Has a say in how while loops are rematerialised.
+    """Hooks into how while loops are computed again.
 
-    `prepare` is shown the parameters of every while loop, and `recomputed` those of its forward part and of the loop
-    that is computed again; where they return parameters, the loop gets those.
+    `wants` says which loops it is about. `prepare` is shown the parameters of every such loop, and `recomputed` those
+    of its forward part and of the loop that is computed again; where they return parameters, the loop gets those. JAX
+    computes a loop again in a rematerialised function, and wherever it is differentiated: a loop that it cannot
+    transpose must then be removed as not used, and an effect would be a use.
     """
     rule: Any = _pe.partial_eval_jaxpr_custom_rules[while_p]
 
     def new_rule(saveable: Any, unknown_in: Any, instantiated_in: Any, eqn: Any) -> Any:
+        if not wants(eqn.params):
+            return rule(saveable, unknown_in, instantiated_in, eqn)
         params = prepare(eqn.params)
         eqn = eqn if params is None else eqn.replace(params=params)
         known, staged, *rest = rule(saveable, unknown_in, instantiated_in, eqn)
@@ -374,6 +412,33 @@ def prepare_while_loops_for_remat(
         return known, staged, *rest
 
     _pe.partial_eval_jaxpr_custom_rules[while_p] = new_rule
+
+    partial_eval = _pe.custom_partial_eval_rules[while_p]
+
+    def new_partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
+        n_handles = len(trace.effect_handles)
+        outs = partial_eval(trace, *tracers, **params)
+        is_unknown = [isinstance(t, _pe.JaxprTracer) and not t.is_known() for t in outs]
+        if not wants(params) or not any(is_unknown) or all(is_unknown):
+            return outs
+        # The known part has run; the equation for the rest computes it once more.
+        unknown = [t for t, u in zip(outs, is_unknown) if u]
+        recipe: Any = unknown[0].recipe
+        consts = [not t.is_known() for t in tracers[: len(tracers) - len(outs)]]
+        n, known = params["cond_nconsts"], {}
+        for name, mine in (("cond_jaxpr", consts[:n]), ("body_jaxpr", consts[n:])):
+            made = is_unknown if name == "body_jaxpr" else False
+            known[name] = _pe.partial_eval_jaxpr_nounits(params[name], [*mine, *is_unknown], made)[0]
+        again = recomputed(known, recipe.params)
+        if again is not None:
+            recipe = recipe._replace(params=again, effects=recipe.effects if wants(again) else no_effects)
+            handles = trace.effect_handles[n_handles:] if wants(again) else []
+            trace.effect_handles[n_handles:] = [_pe.EffectHandle(handle.parents, recipe) for handle in handles]
+            for tracer in unknown:
+                tracer.recipe = recipe
+        return outs
+
+    _pe.custom_partial_eval_rules[while_p] = new_partial_eval
 
 
 def bind_custom_derivative(
@@ -390,6 +455,19 @@ def call_again(wrapped: Any, *args: Any) -> Any:
         if store:
             store.reset()
     return wrapped.call_wrapped(*args)
+
+
+def call_beside(wrapped: Any, *args: Any) -> Any:
+    """Calls a `WrappedFun` for what happens inside it: what it has stored before, or has not, stays like that."""
+    stores = [store for store in wrapped.stores if store is not None]
+    before = [(store.val,) if store else () for store in stores]
+    try:
+        return call_again(wrapped, *args)
+    finally:
+        for store, values in zip(stores, before):
+            store.reset()
+            for value in values:
+                store.store(value)
 
 
 def instantiated_zero_tangent(value: Any, *, symbolic: bool) -> Any:
@@ -457,6 +535,14 @@ def mapped_type(aval: Any, size: int, dim: int) -> Any:
     return _core.mapped_aval(size, dim, aval)
 
 
+def mapped_outputs(
+    jaxpr: Any, axis_data: Any, mapped: Sequence[bool], instantiate: Sequence[bool] | bool
+) -> list[bool]:
+    """Which outputs of a jaxpr are mapped if these inputs are, or are made to be."""
+    instantiate = instantiate if isinstance(instantiate, bool) else list(instantiate)
+    return list(_batching.batch_jaxpr(jaxpr, axis_data, list(mapped), instantiate)[1])
+
+
 def varying_axes(value: Any) -> frozenset[str]:
     """The mesh axes over which a value inside a shard_map varies."""
     return varying_axes_of_type(typeof(value))
@@ -486,9 +572,33 @@ def zeros_of_type(aval: Any) -> Any:
         data = jax.eval_shape(jax.random.key_data, like)
         zeros = jax.random.wrap_key_data(jax.numpy.zeros(data.shape, data.dtype), impl=aval.dtype._impl)
     else:
-        zeros = jax.numpy.zeros(aval.shape, aval.dtype)
+        zeros = jax.numpy.zeros(aval.shape, aval.dtype, out_sharding=_explicit_sharding(aval))
     varying = varying_axes_of_type(aval)
     return lax.pcast(zeros, tuple(varying), to="varying") if varying else zeros
+
+
+def _explicit_sharding(aval: Any) -> Any:
+    """The sharding of a type on a mesh with explicit axes; None where JAX chooses shardings itself."""
+    sharding = getattr(aval, "sharding", None)
+    if sharding is None or sharding.mesh.empty or not sharding.mesh.are_all_axes_explicit:
+        return None
+    return sharding
+
+
+def is_on_explicit_mesh(value: Any) -> bool:
+    """Whether the sharding of a value is part of its type."""
+    return _explicit_sharding(typeof(value)) is not None
+
+
+def repeated_like(value: Any, other: Any) -> Any:
+    """A value with one more axis in front, as long as the first of another value and sharded like that."""
+    mine, spec = typeof(value), typeof(other).sharding.spec
+    own = _explicit_sharding(mine)
+    sharding = jax.NamedSharding(
+        typeof(other).sharding.mesh, jax.P(spec[0], *(own.spec if own else [None] * mine.ndim))
+    )
+    shape = (other.shape[0], *mine.shape)
+    return lax.broadcast_in_dim(value, shape, range(1, len(shape)), out_sharding=sharding)
 
 
 def is_zero_tangent(tangent: Any) -> bool:

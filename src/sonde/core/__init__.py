@@ -10,6 +10,7 @@ function runs under; `rules` get sites out of loops, branches and jitted calls, 
 that ran side by side; `pairing` gives gradients to values; `record` is what comes out.
 """
 
+from sonde.core.axes import Axis
 from sonde.core.capture import capture
 from sonde.core.context import scope
 from sonde.core.edit import Edit, edit
@@ -17,7 +18,7 @@ from sonde.core.failing import records_before
 from sonde.core.inventory import SiteInfo, Sites, sites
 from sonde.core.perturbing import perturbations, perturbed
 from sonde.core.record import Record, Records
-from sonde.core.site import Axis, Site
+from sonde.core.site import Site
 from sonde.core.sow import mark, mark_in_place, perturb, sow
 
 __all__ = [

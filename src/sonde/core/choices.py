@@ -13,7 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sonde.core.collect import aligned
+from sonde.core.axes import either, extra_has, leaf_has, over_axes, select
 from sonde.core.item import Item
 from sonde.core.site import Gate
 
@@ -58,11 +58,17 @@ def _merged(choice: object, items: list[Item]) -> Item:
     gate = _gate_at(choice, first)
     if len(items) == 1 or gate is None:
         return first
+    # They have the same axes, and what each was taken by is there in the same way.
+    axes = first.view.axes
+    has = [leaf_has(axes, i, reduced=first.tree is not None) for i in range(len(first.leaves))]
+    taken_has = extra_has(axes, "taken")
     leaves, taken = first.leaves, first.extras["taken"]
     for other in items[1:]:
         mine = other.extras["taken"]
-        leaves = [jnp.where(_over(mine, other, i), b, a) for i, (a, b) in enumerate(zip(leaves, other.leaves))]
-        taken = taken | mine
+        leaves, _ = select(mine, extra_has(other.view.axes, "taken"), other.leaves, has, leaves)
+        taken = over_axes(jnp.logical_or, [taken_has, extra_has(other.view.axes, "taken")])(taken, mine)
+        taken_has = either(taken_has, extra_has(other.view.axes, "taken"))
+    view = first.view.extra_on("taken", taken_has)
     extras = {name: x for name, x in first.extras.items() if name != "taken"}
     others = first.view.gates - {gate}
     if others or len(items) < gate.branches:
@@ -72,18 +78,10 @@ def _merged(choice: object, items: list[Item]) -> Item:
     if "token" in extras:  # one place, and in every branch another call
         extras["token"] = tuple(token for item in items for token in tokens_of(item))
     sites = tuple(site for item in items for site in item.sites)
-    return dataclasses.replace(first, sites=sites, leaves=leaves, extras=extras, view=first.view.replace(gates=others))
+    return dataclasses.replace(first, sites=sites, leaves=leaves, extras=extras, view=view.replace(gates=others))
 
 
 def tokens_of(item: Item) -> tuple[Any, ...]:
     """The tokens of the calls that an item stands for: one, unless branches were joined."""
     token = item.extras["token"]
     return token if isinstance(token, tuple) else (token,)
-
-
-def _over(taken: Any, item: Item, index: int) -> Any:
-    """Whether the branch of an item was taken, for every element of one of its leaves."""
-    axes, leaf = item.view.axes, item.leaves[index]
-    has = [a.on_extra("taken") for a in axes]
-    gate = aligned(taken, has, [item.tree is not None or a.on_leaf(index) for a in axes])
-    return gate.reshape(gate.shape + (1,) * (jnp.ndim(leaf) - gate.ndim))

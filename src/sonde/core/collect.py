@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -11,11 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
+from sonde.core.axes import extra_has, leaf_has, per_example, select, with_leaves
 from sonde.core.context import look
 from sonde.core.handler import Handler
 from sonde.core.item import Item
 from sonde.core.path import Pattern
-from sonde.core.site import Axis, Site, View
+from sonde.core.site import Site, View
 
 Reduce = Callable[[Any], Any]
 
@@ -51,18 +51,14 @@ class Collect(Handler):
         self.donates = donates
         self.records_only = reduce is None
 
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, *, token: Any, gate: Any) -> None:
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Hashable, Any]) -> None:
         """Remembers the arrays if they are wanted."""
         if not self.wants(site, path, view):
             return
-        extras: dict[Any, Any] = {}
-        if token is not None and self.grads:
-            extras["token"] = token
-            view = view.extra_on("token", [False] * len(view.axes))
-        if gate is not None:
-            arrays, view = zero_where_not(gate, arrays, view)
-            extras["taken"] = gate
-            view = view.extra_on("taken", [i < gate.ndim for i in range(len(view.axes))])
+        if not self.grads:
+            extras.pop("token", None)
+        if "taken" in extras:
+            arrays, view = zero_where_not(extras["taken"], arrays, view)
         types = tuple(map(_jax.type_of, arrays))
         tree = None
         if self.reduce is not None:
@@ -80,23 +76,6 @@ class Collect(Handler):
         return True
 
 
-def spread(array: Any, axes: Sequence[Axis], index: int, *, skip: int = 0) -> Any:
-    """Gives a leaf the axes that it does not vary over and was stored without; the first `skip` are others."""
-    for position, axis in enumerate(axes, skip):
-        if not axis.on_leaf(index):
-            expanded = jnp.expand_dims(array, position)
-            shape = (*expanded.shape[:position], axis.size, *expanded.shape[position + 1 :])
-            array = jnp.broadcast_to(expanded, shape)
-    return array
-
-
-def aligned(array: Any, has: Sequence[bool], wanted: Sequence[bool]) -> Any:
-    """An array that has some of a row of axes, for broadcasting with one that has the wanted ones, and maybe more."""
-    sizes = iter(jnp.shape(array))
-    shape = [next(sizes) if mine else 1 for mine, other in zip(has, wanted) if mine or other]
-    return jnp.reshape(array, (*shape, *sizes))
-
-
 def leaf_indices(view: View, n: int) -> tuple[int, ...]:
     """Positions, among the site's arrays, of the arrays that an item holds."""
     return view.gradient_of if view.gradient_of is not None else tuple(range(n))
@@ -104,29 +83,10 @@ def leaf_indices(view: View, n: int) -> tuple[int, ...]:
 
 def zero_where_not(gate: Any, arrays: list[Any], view: View) -> tuple[list[Any], View]:
     """The arrays with zeros in the elements whose branch was not taken; all of them then vary over the gate's axes."""
-    n = gate.ndim
-    axes = (*[dataclasses.replace(a, leaves=None) for a in view.axes[:n]], *view.axes[n:])
-    spread_out = [spread(x, view.axes[:n], i) for i, x in enumerate(arrays)]
-    zeroed = []
-    for x in spread_out:
-        taken = gate.reshape(gate.shape + (1,) * (x.ndim - n))
-        zeroed.append(jnp.where(taken, x, _jax.zeros_of_type(_jax.typeof(x))))
-    return zeroed, view.replace(axes=axes)
-
-
-def per_example(fn: Callable[..., Any], view: View, n: int) -> Callable[..., Any]:
-    """`fn`, which takes a site's `n` arrays as they were sown, for arrays with the view's mapped axes in front."""
-    for axis in reversed(view.axes):
-        in_axes = tuple(0 if axis.on_leaf(i) else None for i in range(n))
-        if any(a is not None for a in in_axes):
-            fn = jax.vmap(fn, in_axes=in_axes, axis_size=axis.size)
-        else:
-            fn = functools.partial(_repeated, fn, axis.size)
-    return fn
-
-
-def _repeated(fn: Callable[..., Any], size: Any, *arrays: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), fn(*arrays))
+    axes = view.axes
+    has = [leaf_has(axes, i) for i in range(len(arrays))]
+    arrays, has = select(gate, extra_has(axes, "taken"), arrays, has)
+    return arrays, view.replace(axes=with_leaves(axes, has))
 
 
 def reduce_at(reduce: Reduce, arrays: Sequence[Any], site: Site, view: View) -> Any:
@@ -134,7 +94,7 @@ def reduce_at(reduce: Reduce, arrays: Sequence[Any], site: Site, view: View) -> 
     if view.gradient_of is not None:
         arrays, view = whole_gradient(arrays, site, view)
     with look(None):
-        return per_example(lambda *xs: reduce(site.rebuild(xs)), view, len(arrays))(*arrays)
+        return per_example(lambda *xs: reduce(site.rebuild(xs)), view.axes, len(arrays))(*arrays)
 
 
 def whole_gradient(arrays: Sequence[Any], site: Site, view: View) -> tuple[list[Any], View]:

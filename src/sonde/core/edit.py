@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde.core.asking import asked_for
+from sonde.core.axes import per_example
 from sonde.core.capture import check_callable, like, run_with
-from sonde.core.collect import per_example
 from sonde.core.context import Looking, look, scope
 from sonde.core.handler import Handler
 from sonde.core.path import Pattern, check_pattern
@@ -181,7 +181,7 @@ def new_arrays(
             result = new(site.rebuild(xs))
         return [_checked(x, _jax.typeof(a), site) for x, a in zip(_leaves(result, site), xs)]
 
-    return per_example(of_example, view, len(arrays))(*arrays)
+    return per_example(of_example, view.axes, len(arrays))(*arrays)
 
 
 def _leaves(new: Any, site: Site) -> list[Any]:

@@ -13,13 +13,13 @@ import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
-import numpy as np
-
 from sonde import _jax
 from sonde.core.context import Looking, path_under
 from sonde.core.item import Bundle, Item
+from sonde.core.known import new_token
+from sonde.core.operands import operands_of
 from sonde.core.path import Pattern, matches, no_such_site
-from sonde.core.primitive import TOKEN, n_arrays, site_p
+from sonde.core.primitive import bind_site
 from sonde.core.site import Site, View
 
 
@@ -141,31 +141,24 @@ class Handler:
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Deals with a site; runs under the trace of the program around. Returns the outputs of the site primitive."""
-        n = n_arrays(args, site, view)
-        arrays, rest = list(args[:n]), args[n:]
-        sees = self.sees(site)
+        seen = operands_of(args, site, view)
+        n, sees = len(seen.arrays), self.sees(site)
         path = self.meet(site, view, self.here()) if sees else ""
         if sees:
-            arrays = self.replace(arrays, site, path, view)
-        token = None
+            seen.arrays = self.replace(seen.arrays, site, path, view)
         if self.passes_on:
-            outs = site_p.bind(*arrays, *rest, site=site, view=view)
-            arrays = list(outs[:n]) or arrays
+            outs = bind_site(seen, site, view)
+            seen.arrays = list(outs[:n]) or seen.arrays
             token = outs[-1] if view.gives_token(site) else None
-        elif view.gives_token(site):
-            token = self.token(site)
-        gate = rest[-1] if view.gates else None
-        if not view.is_value:
-            if sees:
-                self.record(arrays, site, path, view, token=rest[0], gate=gate)
-            return arrays
+        else:
+            token = self.token(site) if view.gives_token(site) else None
+        if token is not None:
+            seen.token = token
+        if sees and view.role != "mark":
+            self.record(seen.arrays, site, path, view, seen.extras(view))
         if view.role == "look":
-            if sees:
-                self.record(arrays, site, path, view, token=rest[view.anchored] if site.grads else None, gate=gate)
             return []
-        if view.role == "site" and sees:
-            self.record(arrays, site, path, view, token=token, gate=gate)
-        return [*arrays, token] if view.gives_token(site) else arrays
+        return seen.arrays if token is None else [*seen.arrays, token]
 
     def sees(self, site: Site) -> bool:
         """Whether a site is one for this handler, and not only for others that are nested with it."""
@@ -208,8 +201,8 @@ class Handler:
         del site, path, view
         return arrays
 
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, *, token: Any, gate: Any) -> None:
-        """Remembers the arrays, if wanted."""
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Hashable, Any]) -> None:
+        """Remembers the arrays and what goes with them, if wanted."""
 
 
 class Rebinding(Handler):
@@ -282,4 +275,4 @@ class Met:
 
 
 def _as_token(number: Any) -> Any:
-    return np.asarray(number, TOKEN) if isinstance(number, int) else number
+    return new_token(number) if isinstance(number, int) else number

@@ -7,12 +7,13 @@ remembered as long as the jaxpr lives.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sonde import _jax
-from sonde.core.primitive import SiteEffect, n_arrays, site_p
+from sonde.core.jaxpr_cache import JaxprCache
+from sonde.core.operands import operands_of
+from sonde.core.primitive import SiteEffect, site_p
 from sonde.core.site import Site, View
 
 
@@ -24,22 +25,6 @@ class Found(NamedTuple):
     types: tuple[Any, ...]
     loops: int
     names: tuple[Any, ...]
-
-
-class JaxprCache:
-    """A dict from jaxprs, by identity, to anything; an entry is gone when the jaxpr is."""
-
-    def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref, dict[Any, Any]]] = {}
-
-    def of(self, jaxpr: Any) -> dict[Any, Any]:
-        """The dict that belongs to a jaxpr."""
-        key = id(jaxpr)
-        entry = self._entries.get(key)
-        if entry is None:
-            gone = weakref.ref(jaxpr, lambda _, entries=self._entries: entries.pop(key, None))
-            entry = self._entries[key] = (gone, {})
-        return entry[1]
 
 
 _answers = JaxprCache()
@@ -66,7 +51,7 @@ def sites_inside(jaxpr: Any, loops: int = 0, names: tuple[Any, ...] = ()) -> Ite
         if eqn.primitive is site_p:
             view = eqn.params["view"]
             site = eqn.params["site"]
-            types = tuple(v.aval for v in eqn.invars[: n_arrays(eqn.invars, site, view)])
+            types = tuple(v.aval for v in operands_of(eqn.invars, site, view).arrays)
             yield Found(site, view, types, loops, names + _jax.names_of(eqn))
             continue
         for inner in _jax.sub_jaxprs(eqn.params):

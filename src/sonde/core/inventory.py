@@ -10,10 +10,10 @@ from typing import Any, overload
 import jax
 import numpy as np
 
+from sonde.core.axes import Axis
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
 from sonde.core.record import CallSpec, Records
-from sonde.core.site import Axis
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,12 +7,15 @@ is put together again outside.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
-from sonde.core.site import Axis, Site, View
+from sonde.core.axes import Axis
+from sonde.core.site import Site, View
 
-Extra = Literal["token", "taken", "count"]
+# What may go with the leaves of an item: `"token"`, `"taken"`, `"count"`; and for every `while_loop` with a mapped
+# predicate around the site, until the rule of that loop is done, something with the axes of the predicate.
+Extra = Hashable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

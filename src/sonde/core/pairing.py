@@ -21,10 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.core.axes import Axis, common_axes, either, extra_has, leaf_has, over_axes, select, with_leaves
 from sonde.core.choices import merge_choices, tokens_of
+from sonde.core.collect import leaf_indices
 from sonde.core.handler import Handler, Met
 from sonde.core.item import Item, expand
+from sonde.core.operands import NO_VALUE
 from sonde.core.site import Site
+from sonde.errors import CaptureError
 
 
 @dataclasses.dataclass(slots=True)
@@ -52,36 +56,83 @@ def pair(items: Iterable[Item], met: Met) -> list[Call]:
         for site in call.item.sites:
             of_site.setdefault(site, []).append(call)
     orphans: list[Call] = []
-    shared: dict[tuple[int, ...], tuple[list[Call], list[Item]]] = {}
     for item in items:
         if item.view.is_value:
             continue
         candidates = list({id(c): c for s in item.sites for c in of_site.get(s, ())}.values())
         candidates = [c for c in candidates if c.item.view.order > item.view.order] or candidates
-        if not candidates:
-            if not any(site in met.sites for site in item.sites):
+        if candidates:
+            if not _give(item, candidates):
                 orphans.append(Call(item, {}))
-            continue
-        # The same function inside and outside of a loop: the axes tell.
-        candidates = [c for c in candidates if _same_axes(c.item, item)] or candidates
-        if len(candidates) == 1:
-            _add(candidates[0], item)
-        else:
-            key = tuple(map(id, candidates))
-            shared.setdefault(key, (candidates, []))[1].append(item)
-    for candidates, gradients in shared.values():
-        _by_token(candidates, gradients)
+        elif not any(site in met.sites for site in item.sites):
+            orphans.append(Call(item, {}))
     for call in calls:
+        call.grads = {order: _with_axes_of(call.item, item) for order, item in call.grads.items() if item is not None}
         for order in met.backward:
             if call.item.view.order > order and all(site.has_gradient for site in call.item.sites):
                 call.grads.setdefault(order, None)
     return calls + orphans
 
 
-def _same_axes(value: Item, gradient: Item) -> bool:
-    """Whether both have the same axes in front, wherever these are stored."""
-    mine, other = value.view.axes, gradient.view.axes
-    return [(a.kind, a.size, a.name) for a in mine] == [(a.kind, a.size, a.name) for a in other]
+def _give(gradient: Item, candidates: Sequence[Call]) -> bool:
+    """Adds a gradient to the calls that it belongs to, element by element. False if its value was not computed.
+
+    The token says which call that is. Where there are branches it may be another one in every iteration, or for every
+    element of a map; it is 0 where no branch with the site was taken.
+    """
+    token = gradient.extras["token"]
+    if isinstance(token, np.ndarray) and np.all(token == NO_VALUE):
+        return False
+    if len(candidates) == 1:
+        _add(candidates[0], gradient)
+        return True
+    traced = isinstance(token, _jax.Tracer)
+    token = token if traced else _as_numbers(token)
+    has = [on and token.ndim > 0 for on in extra_has(gradient.view.axes, "token")]
+    for call in candidates:
+        mine = [_one(token) for token in tokens_of(call.item)]
+        if not traced and not any(isinstance(t, _jax.Tracer) for t in mine):
+            here = np.isin(token, mine)
+            if np.all(here | (token == 0)):  # where it is 0, the gradient is too
+                if np.any(here):
+                    _add(call, gradient)
+                continue
+            if not np.any(here):
+                continue
+        else:
+            if not _may_be_of(gradient, call.item):
+                continue
+            here = functools.reduce(jnp.logical_or, [token == t for t in mine])
+        n = len(gradient.leaves)
+        leaf = [leaf_has(gradient.view.axes, i, reduced=gradient.tree is not None) for i in range(n)]
+        leaves, leaf = select(here, has, gradient.leaves, leaf)
+        axes = with_leaves(gradient.view.axes, leaf)
+        _add(call, dataclasses.replace(gradient, leaves=leaves, view=gradient.view.replace(axes=axes)))
+    return True
+
+
+def _may_be_of(gradient: Item, value: Item) -> bool:
+    """Whether a gradient has the loops of a value, if nothing but their shapes is known yet."""
+    mine, others = _loops(value), _loops(gradient)
+    others = others[len(others) - len(mine) :]
+    return len(mine) == len(others) and all(map(Axis.looks_like, mine, others))
+
+
+def _loops(item: Item) -> list[Axis]:
+    return [axis for axis in item.view.axes if axis.is_loop]
+
+
+def _as_numbers(token: Any) -> Any:
+    is_here = getattr(token, "is_fully_addressable", True)
+    return np.asarray(token) if is_here else np.asarray(_one(token))
+
+
+def _one(token: Any) -> Any:
+    """The token of a value. It comes once per iteration and per shard, and is 0 where a branch was not taken."""
+    if not np.ndim(token):
+        return token
+    is_here = not isinstance(token, _jax.Tracer) and getattr(token, "is_fully_addressable", True)
+    return np.max(np.asarray(token)) if is_here else jnp.max(token)
 
 
 def _add(call: Call, gradient: Item) -> None:
@@ -89,38 +140,62 @@ def _add(call: Call, gradient: Item) -> None:
     gradient = _in_order_of(call.item, gradient)
     order = gradient.view.order
     before = call.grads.get(order)
-    if before is not None and _fit(before, gradient):
-        gradient = dataclasses.replace(
-            gradient, leaves=[a + b for a, b in zip(before.leaves, gradient.leaves)], extras=gradient.extras
+    call.grads[order] = gradient if before is None else _sum(call.item, before, gradient)
+
+
+def _sum(value: Item, a: Item, b: Item) -> Item:
+    """The sum of two gradients of one value, leaf by leaf. One that has no part for a leaf adds nothing to it."""
+    n_loops = len(_loops(value))
+    if len(_loops(a)) != len(_loops(b)):
+        a, b = _without_further_loops(a, n_loops), _without_further_loops(b, n_loops)
+    common = common_axes(a.view.axes, b.view.axes)
+    if common is None or a.tree != b.tree:
+        site = value.site
+        raise CaptureError(
+            f"site {value.path!r} ({site.source}) has gradients from two backward passes, with the axes {a.view.axes} "
+            f"and {b.view.axes}, which cannot be added: capture the two passes one by one"
         )
-    call.grads[order] = gradient
+    axes, on_a, on_b = common
+    parts: dict[int, tuple[Any, list[bool]]] = {}
+    for item, on in ((a, on_a), (b, on_b)):
+        indices = leaf_indices(item.view, len(item.leaves)) if item.tree is None else range(len(item.leaves))
+        for i, (index, leaf) in enumerate(zip(indices, item.leaves)):
+            mine = iter(leaf_has(item.view.axes, i, reduced=item.tree is not None))
+            has = [here and next(mine) for here in on]
+            if index in parts:
+                other, other_has = parts[index]
+                leaf, has = over_axes(jnp.add, [other_has, has])(other, leaf), either(other_has, has)
+            parts[index] = leaf, has
+    found = sorted(parts)
+    has = [parts[i][1] for i in found]
+    view = a.view.replace(axes=with_leaves(axes, has))
+    if a.tree is None:
+        view = view.replace(gradient_of=tuple(found))
+    return dataclasses.replace(a, leaves=[parts[i][0] for i in found], view=view, extras={})
 
 
-def _fit(a: Item, b: Item) -> bool:
-    return [jnp.shape(x) for x in a.leaves] == [jnp.shape(x) for x in b.leaves]
+def _with_axes_of(value: Item, gradient: Item) -> Item:
+    """A gradient with the axes of its value, too: those that it does not vary over are stored as such."""
+    common = common_axes(gradient.view.axes, value.view.axes) if gradient.tree is None else None
+    if common is None or all(common[1]):
+        return gradient
+    axes, on, _ = common
+    mine = [iter(leaf_has(gradient.view.axes, i)) for i in range(len(gradient.leaves))]
+    has = [[here and next(own) for here in on] for own in mine]
+    extras = gradient.view.replace(axes=with_leaves(axes, has))
+    return dataclasses.replace(gradient, view=extras, extras={})
 
 
-def _by_token(candidates: Sequence[Call], gradients: Sequence[Item]) -> None:
-    tokens = [[_one(token) for token in tokens_of(c.item)] for c in candidates]
-    for gradient in gradients:
-        token = _one(gradient.extras["token"])
-        known = not any(isinstance(t, _jax.Tracer) for mine in (*tokens, [token]) for t in mine)
-        for call, mine in zip(candidates, tokens):
-            if known:
-                if int(token) in map(int, mine):
-                    _add(call, gradient)
-                continue
-            is_mine = functools.reduce(jnp.logical_or, [t == token for t in mine])
-            leaves = [jnp.where(is_mine, x, jnp.zeros_like(x)) for x in gradient.leaves]
-            _add(call, dataclasses.replace(gradient, leaves=leaves))
-
-
-def _one(token: Any) -> Any:
-    """The token of a call. It comes once per iteration and per shard, and is 0 where a branch was not taken."""
-    if not np.ndim(token):
-        return token
-    is_here = not isinstance(token, _jax.Tracer) and getattr(token, "is_fully_addressable", True)
-    return np.max(np.asarray(token)) if is_here else jnp.max(token)
+def _without_further_loops(gradient: Item, n_loops: int) -> Item:
+    """The sum over the loops that ran whole backward passes: those that a gradient has and its value has not."""
+    axes = gradient.view.axes
+    further = max(0, len(_loops(gradient)) - n_loops)
+    reduced = gradient.tree is not None
+    leaves = [
+        jnp.sum(x, axis=tuple(range(sum(leaf_has(axes, i, reduced=reduced)[:further]))))
+        for i, x in enumerate(gradient.leaves)
+    ]
+    return dataclasses.replace(gradient, leaves=leaves, view=gradient.view.replace(axes=axes[further:]), extras={})
 
 
 def _in_order_of(value: Item, gradient: Item) -> Item:

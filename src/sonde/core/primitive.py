@@ -3,28 +3,18 @@
 Three primitives share the work.
 
 `site_p` marks values going forward and, with a view that says so, gradients coming back. It has an unordered effect,
-so that JAX's dead-code passes keep it although nobody uses its output. Its operands:
-
-    value     *arrays [anchor] [gate]          -> *arrays [token]
-    look      *arrays anchor [token] [gate]    ->
-    gradient  *cotangents token [gate]         -> *cotangents
+so that JAX's dead-code passes keep it although its output is not used. `operands` says what it takes and returns.
 
 `marker_p` is the linear part: differentiating a site puts a marker on the tangent, and transposing the marker is a site
 on the cotangent. That is how gradients are seen in the pass that computes them. A marker has no effect.
 
 `plain_p` stands in for a site where a value is computed a second time (rematerialisation). It passes the values on and,
 when it is differentiated itself, marks their tangents.
-
-The token is an int32 that tells calls apart: a function that is compiled once and called twice has one `Site`, two
-values and, perhaps, one gradient. The number travels from the value to its gradient as a residual, so a gradient is
-never given to the wrong call. The gate is a boolean that says whether the branch with the site was taken; it appears
-when `vmap` turns a `cond` into a select, where both branches run. The anchor is the number of the iteration; it appears
-when a loop is differentiated, which would otherwise move a site whose value does not change out of the loop. There the
-site is divided in two, so that the value itself stays free to move (see `View.role`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,12 +22,11 @@ import numpy as np
 
 from sonde import _jax
 from sonde._jax import ad, batching, mlir
+from sonde.core.axes import Axis
 from sonde.core.context import looking
-from sonde.core.site import Axis, Site, View
+from sonde.core.operands import NO_VALUE, TOKEN, TOKEN_TYPE, Operands, operands_of
+from sonde.core.site import Site, View
 from sonde.errors import CaptureError
-
-TOKEN = np.dtype("int32")
-TOKEN_TYPE = _jax.typeof(np.zeros((), TOKEN))
 
 
 class SiteEffect(_jax.Effect):
@@ -56,6 +45,7 @@ class SiteEffect(_jax.Effect):
 site_effect = SiteEffect()
 _site_effects = {site_effect}
 _jax.allow_effect(SiteEffect)
+_jax.keep_when_partially_evaluated(SiteEffect)
 
 site_p = _jax.Primitive("sonde_site")
 marker_p = _jax.Primitive("sonde_marker")
@@ -64,9 +54,9 @@ for _primitive in (site_p, marker_p, plain_p):
     _primitive.multiple_results = True
 
 
-def n_arrays(args: Any, site: Site, view: View) -> int:
-    """How many operands of a site are values or cotangents, not token, anchor or gate."""
-    return len(args) - view.n_operands(site)
+def bind_site(operands: Operands, site: Site, view: View) -> list[Any]:
+    """Binds the site primitive."""
+    return site_p.bind(*operands.flat(site, view), site=site, view=view)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -74,27 +64,31 @@ def n_arrays(args: Any, site: Site, view: View) -> int:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _escaped(site: Site) -> CaptureError:
-    return CaptureError(
-        f"site {site.path!r} ({site.source}) runs where the capture cannot see it: it was compiled or evaluated apart "
-        "from the captured program (`jax.ensure_compile_time_eval`, or `jit(...).lower(...)` in the captured function)"
-    )
+def _outside_of_a_capture(args: Any, site: Site, view: View) -> list[Any]:
+    """What a site is in a program that has outlived its capture, such as a pullback: the identity.
+
+    Raises:
+        CaptureError: A capture runs, and cannot see this.
+    """
+    if looking() is not None and site.depths is None:
+        raise CaptureError(
+            f"site {site.path!r} ({site.source}) runs where the capture cannot see it: it was compiled or evaluated "
+            "apart from the captured program (`jax.ensure_compile_time_eval`, `jit(...).lower(...)` in the captured "
+            "function, or a function that another capture has made)"
+        )
+    return [] if view.role == "look" else operands_of(args, site, view).arrays
 
 
 @site_p.def_impl
 def _site_impl(*args: Any, site: Site, view: View) -> Any:
-    if site.depths is None:
-        raise _escaped(site)
-    values = [] if view.role == "look" else list(args[: n_arrays(args, site, view)])
-    return [*values, np.zeros((), TOKEN)] if view.gives_token(site) else values
+    outs = _outside_of_a_capture(args, site, view)
+    return [*outs, np.asarray(NO_VALUE, TOKEN)] if view.gives_token(site) else outs
 
 
 @site_p.def_effectful_abstract_eval
 def _site_types(*args: Any, site: Site, view: View) -> Any:
-    outs = [] if view.role == "look" else list(args[: n_arrays(args, site, view)])
-    if view.gives_token(site):
-        outs.append(TOKEN_TYPE)
-    return outs, _site_effects
+    outs = [] if view.role == "look" else operands_of(args, site, view).arrays
+    return [*outs, TOKEN_TYPE] if view.gives_token(site) else outs, _site_effects
 
 
 mlir.register_lowering(site_p, mlir.lower_fun(_site_impl, multiple_results=True))
@@ -120,7 +114,7 @@ mlir.register_lowering(plain_p, lambda ctx, *args, site, view: _values_only(*arg
 
 def _n_values(eqn: Any) -> int:
     site, view = eqn.params["site"], eqn.params["view"]
-    return 0 if view.role == "look" else n_arrays(eqn.invars, site, view)
+    return 0 if view.role == "look" else len(operands_of(eqn.invars, site, view).arrays)
 
 
 _jax.register_kept_when_rematerialised(site_p, plain_p, _n_values)
@@ -131,7 +125,7 @@ _jax.register_kept_when_rematerialised(site_p, plain_p, _n_values)
 
 
 def _site_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
-    n = n_arrays(primals, site, view)
+    n = len(operands_of(primals, site, view).arrays)
     tangents_out = list(tangents[:n])
     if not view.is_value:
         return site_p.bind(*primals, site=site, view=view), tangents_out
@@ -167,12 +161,12 @@ def _gradient_view(view: View, parts: tuple[int, ...]) -> View:
 
 def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
     """Of a function that is only ever transposed (`jax.linear_transpose`), where no value is computed."""
-    n = n_arrays(args, site, view)
+    n = len(operands_of(args, site, view).arrays)
     given = list(cotangents[:n])
     nonzero = tuple(i for i, ct in enumerate(given) if type(ct) is not ad.Zero)
     if view.is_value and site.grads and nonzero:
         gradient = _gradient_view(view, nonzero)
-        token = np.zeros((), TOKEN)
+        token = np.asarray(NO_VALUE, TOKEN)
         seen = site_p.bind(*[given[i] for i in nonzero], token, site=site, view=gradient)
         for i, ct in zip(nonzero, seen):
             given[i] = ct
@@ -210,11 +204,6 @@ def _front(array: Any, dim: Any) -> Any:
     return array if dim is None or dim == 0 else jnp.moveaxis(array, dim, 0)
 
 
-def _vmap_axis(size: int, dims: list[Any]) -> Axis:
-    varies = tuple(d is not None for d in dims)
-    return Axis("vmap", size, leaves=None if all(varies) else varies)
-
-
 def _repeated(array: Any, size: int) -> Any:
     return jnp.broadcast_to(array, (size, *jnp.shape(array)))
 
@@ -224,44 +213,47 @@ def _may_be_replaced() -> bool:
     return state is not None and state.edits
 
 
-def _unbatched(number: Any, dim: Any) -> Any:
-    # A select makes a batched array of a token; where the other branch was taken it is 0.
-    return number if dim is None else jnp.max(number, axis=dim)
+def _vmap_axis(size: int, leaf_dims: Sequence[Any], extra_dims: Mapping[Any, Any]) -> Axis:
+    varies = tuple(d is not None for d in leaf_dims)
+    lacking = frozenset({"token", "taken", *extra_dims}) - {name for name, d in extra_dims.items() if d is not None}
+    return Axis("vmap", size, leaves=None if all(varies) else varies, lacking=lacking)
+
+
+def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
+    given, at = operands_of(args, site, view), operands_of(dims, site, view)
+    new = Operands(
+        [_front(x, d) for x, d in zip(given.arrays, at.arrays)],
+        # A number that belongs to the whole loop: any element's will do.
+        anchor=_front(given.anchor, at.anchor)[0] if at.anchor is not None else given.anchor,
+        token=_front(given.token, at.token),
+        gate=_front(given.gate, at.gate),
+        active=tuple(_front(x, d) for x, d in zip(given.active, at.active)),
+    )
+    out_dims = [d if d is None else 0 for d in at.arrays]
+    extra_dims = {"token": at.token, "taken": at.gate, **dict(zip(view.whiles, at.active))}
+    if any(d is not None for d in (*out_dims, *extra_dims.values())):
+        if _may_be_replaced():
+            new.arrays = [x if d == 0 else _repeated(x, axis_data.size) for x, d in zip(new.arrays, out_dims)]
+            out_dims = [0] * len(out_dims)
+        view = view.replace(axes=(_vmap_axis(axis_data.size, out_dims, extra_dims), *view.axes))
+    outs = bind_site(new, site, view)
+    return outs, [*out_dims, None][: len(outs)]
 
 
 def _batched(primitive: Any) -> Any:
+    """For markers and plain ones, whose operands are arrays and perhaps a token."""
+
     def rule(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
-        n = n_arrays(args, site, view)
-        arrays = [_front(x, d) for x, d in zip(args[:n], dims[:n])]
+        n = len(args) - (primitive is marker_p or view.gives_token(site))
         out_dims = [d if d is None else 0 for d in dims[:n]]
-        if _may_be_replaced() and any(d is not None for d in out_dims):
-            arrays = [_repeated(x, axis_data.size) if d is None else x for x, d in zip(arrays, out_dims)]
-            out_dims = [0] * n
-        # Token and anchor are numbers that belong to the whole loop or call; the gate is there for every element.
-        rest = [_unbatched(x, d) for x, d in zip(args[n:], dims[n:])]
-        if view.gates:
-            gate = _front(args[-1], dims[-1])
-            rest[-1] = gate if dims[-1] is not None else _repeated(gate, axis_data.size)
-        if any(d is not None for d in out_dims) or view.gates:
-            view = view.replace(axes=(_vmap_axis(axis_data.size, out_dims), *view.axes))
-        outs = primitive.bind(*arrays, *rest, site=site, view=view)
-        return outs, [*out_dims, None][: len(outs)]
+        if any(d is not None for d in dims):
+            token_dim = dims[n] if n < len(dims) else None
+            view = view.replace(axes=(_vmap_axis(axis_data.size, out_dims, {"token": token_dim}), *view.axes))
+        return primitive.bind(*map(_front, args, dims), site=site, view=view), out_dims
 
     return rule
 
 
-batching.fancy_primitive_batchers[site_p] = _batched(site_p)
+batching.fancy_primitive_batchers[site_p] = _batched_site
 batching.fancy_primitive_batchers[marker_p] = _batched(marker_p)
-
-
-def _plain_batched(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
-    n = len(args) - view.gives_token(site)
-    arrays = [_front(x, d) for x, d in zip(args[:n], dims[:n])]
-    out_dims = [d if d is None else 0 for d in dims[:n]]
-    if any(d is not None for d in out_dims):
-        view = view.replace(axes=(_vmap_axis(axis_data.size, out_dims), *view.axes))
-    token = [_unbatched(args[n], dims[n])] if n < len(args) else []
-    return plain_p.bind(*arrays, *token, site=site, view=view), out_dims
-
-
-batching.fancy_primitive_batchers[plain_p] = _plain_batched
+batching.fancy_primitive_batchers[plain_p] = _batched(plain_p)

@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
+from sonde.core.axes import Axis, spread
 from sonde.core.choices import merge_choices
-from sonde.core.collect import Reduce, leaf_indices, reduce_at, spread
+from sonde.core.collect import Reduce, leaf_indices, reduce_at
 from sonde.core.handler import Met
-from sonde.core.item import Bundle, Item, build_items, expand, flat_arrays, flat_specs
+from sonde.core.item import Bundle, Extra, Item, build_items, expand, flat_arrays, flat_specs
 from sonde.core.pairing import Call, pair
-from sonde.core.site import Axis, Site, View
+from sonde.core.site import Site, View
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,6 +31,16 @@ class ArraysSpec:
     view: View
     ranks: tuple[int, ...]  # of the arrays; a transform that the records cross may put axes in front of them
     reduced: Any  # the structure that a reduce function returned, or None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ArraysSpec) or (self.view, self.ranks) != (other.view, other.ranks):
+            return False
+        if self.reduced is None or other.reduced is None:  # JAX does not compare a structure with None
+            return self.reduced is other.reduced
+        return self.reduced == other.reduced
+
+    def __hash__(self) -> int:
+        return hash((self.view, self.ranks, self.reduced))
 
     @property
     def n(self) -> int:
@@ -47,7 +58,7 @@ class CallSpec:
 
     site: Site
     value: ArraysSpec
-    extras: tuple[str, ...]
+    extras: tuple[Extra, ...]
     grads: tuple[tuple[int, ArraysSpec | None], ...]
     types: tuple[Any, ...]
 

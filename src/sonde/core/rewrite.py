@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from sonde import _jax
+from sonde.core.axes import Axis
 from sonde.core.context import looking
 from sonde.core.handler import Handler, Met
-from sonde.core.inside import JaxprCache, gives_tokens, gradient_sites, has_sites
+from sonde.core.inside import gives_tokens, gradient_sites, has_sites
 from sonde.core.item import Bundle, Item, ItemSpec, build_items, flat_arrays, flat_specs, in_new_loops
-from sonde.core.primitive import TOKEN_TYPE, n_arrays, site_effect, site_p
-from sonde.core.site import Axis
+from sonde.core.jaxpr_cache import JaxprCache
+from sonde.core.known import known_outputs, plan_of
+from sonde.core.operands import TOKEN_TYPE, operands_of
+from sonde.core.primitive import site_effect, site_p
 from sonde.core.trace import run_under
 
 
@@ -51,6 +54,23 @@ class Rewritten:
     def types(self) -> list[Any]:
         """The types of the extra outputs."""
         return [v.aval for v in _jax.open_jaxpr(self.jaxpr).outvars[self.n_outs :]]
+
+    def known(self, outs: Any, inputs: Sequence[Any], scan: dict[str, Any] | None = None) -> Any:
+        """The outputs of a call, with numbers in the place of those that are known; see `known`."""
+        key = "known", scan and scan["length"]  # several loops may have one body
+        if key not in self.cache:
+            self.cache[key] = plan_of(self.jaxpr, self._tokens, scan)
+        return known_outputs(outs, self.cache[key], inputs)
+
+    @property
+    def _tokens(self) -> list[bool]:
+        """For each output, whether it is the token of an item."""
+        extra = [
+            i >= spec.n_leaves and spec.extras[i - spec.n_leaves] == "token"
+            for spec in self.specs
+            for i in range(spec.size)
+        ]
+        return [False] * self.n_outs + extra
 
     @property
     def n_extra(self) -> int:
@@ -135,18 +155,17 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
             site, view = eqn.params["site"], eqn.params["view"]
             if view.gates:
                 return None
-            n = n_arrays(invars, site, view)
-            token = None
+            seen = operands_of(invars, site, view)
+            outs = list(seen.arrays)
             if view.gives_token(site):
-                token = base if site not in met else token_after(1)
+                seen.token = base if site not in met else token_after(1)
                 met.add(site)
-            elif not view.is_value or site.grads:
-                token = invars[-1]
+                outs.append(seen.token)
             if child.sees(site):
                 path = child.meet(site, view, child.here(_jax.names_of(eqn)))
                 if view.role != "mark":
-                    child.record(invars[:n], site, path, view, token=token, gate=None)
-            replaced.update(zip(eqn.outvars, [*invars[:n], token]))
+                    child.record(seen.arrays, site, path, view, seen.extras(view))
+            replaced.update(zip(eqn.outvars, outs))
         elif any(map(has_sites, _jax.sub_jaxprs(eqn.params))):
             if eqn.primitive is not _jax.jit_p:
                 return None

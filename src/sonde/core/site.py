@@ -16,8 +16,9 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from sonde.core.axes import Axis
+
 LEAF = jax.tree.structure(0)
-AxisKind = Literal["scan", "while", "vmap", "mesh"]
 
 
 class Site:
@@ -119,45 +120,6 @@ def take_apart(value: Any) -> tuple[list[Any], Any, tuple[bool, ...], tuple[Any,
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Axis:
-    """One axis in front of the values of a record.
-
-    Attributes:
-        kind: What made it: `"scan"` (also `map` and `fori_loop` with known bounds), `"while"`, `"vmap"` or `"mesh"`.
-        size: Its length, or None where that is known only with the array (a mesh axis).
-        name: The name of a mesh axis.
-    """
-
-    kind: AxisKind
-    size: int | None = None
-    name: str | None = None
-    # Which leaves of the site have the axis: a leaf that does not vary over it is stored without (None: all have it).
-    leaves: tuple[bool, ...] | None = None
-    # Which loop, for telling a gradient computed inside a loop from the gradient of that loop. Not part of equality:
-    # the records of two runs have the same structure.
-    loop: object = dataclasses.field(default=None, compare=False)
-    reverse: bool = dataclasses.field(default=False, compare=False)
-    # Which of what goes with a value (token, whether a branch was taken, how often a loop ran) does not have the axis.
-    lacking: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
-
-    @property
-    def is_loop(self) -> bool:
-        """Whether a loop made it; loop axes stand before mapped ones."""
-        return self.kind in ("scan", "while")
-
-    def on_leaf(self, index: int) -> bool:
-        """Whether the leaf has this axis."""
-        return self.leaves is None or self.leaves[index]
-
-    def on_extra(self, name: str) -> bool:
-        """Whether something that goes with the value has this axis."""
-        return name not in self.lacking
-
-    def __repr__(self) -> str:
-        return f"{self.kind}:{self.name or self.size}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Gate:
     """A branch of a `cond` that runs beside its siblings.
 
@@ -187,6 +149,8 @@ class View:
         anchored: Whether there is that number of the iteration; also of a site whose value may be replaced.
         gates: The choices, between branches that all run, that led to the site; a further operand says, per element, if
             it was reached.
+        whiles: The `while_loop`s around the site whose predicate is mapped, each an object of its own; there is a
+            further operand for each, which has the axes of the predicate.
     """
 
     order: int = 0
@@ -195,17 +159,12 @@ class View:
     role: Literal["site", "mark", "look"] = "site"
     anchored: bool = False
     gates: frozenset[Gate] = frozenset()
+    whiles: tuple[object, ...] = ()
 
     @property
     def is_value(self) -> bool:
         """Whether this is the value itself and not its gradient."""
         return self.gradient_of is None
-
-    def n_operands(self, site: Site) -> int:
-        """How many operands of the site primitive are not arrays of the site."""
-        if not self.is_value:
-            return 1 + bool(self.gates)
-        return self.anchored + bool(self.gates) + (self.role == "look" and site.grads)
 
     def gives_token(self, site: Site) -> bool:
         """Whether the last output of the site primitive is a token."""
@@ -214,9 +173,11 @@ class View:
     @property
     def recorded(self) -> View:
         """What is left of it when the value has been recorded: how it got there does not matter any more."""
-        return self.replace(role="site", anchored=False) if self.anchored or self.role != "site" else self
+        if not self.anchored and self.role == "site" and not self.whiles:
+            return self
+        return self.replace(role="site", anchored=False, whiles=())
 
-    def extra_on(self, name: str, has: Sequence[bool]) -> View:
+    def extra_on(self, name: Hashable, has: Sequence[bool]) -> View:
         """The view of a value with which something goes that has some of the axes."""
         if not self.axes:
             return self

@@ -27,12 +27,13 @@ from jax import lax
 
 from sonde import _jax, core
 from sonde.core import mark_in_place
+from sonde.core.axes import Axis, spread
 from sonde.core.capture import run_with
-from sonde.core.collect import Collect, spread
+from sonde.core.collect import Collect
 from sonde.core.context import Looking, ScopeName, look, looking
 from sonde.core.item import Item, expand
 from sonde.core.module_calls import mark_arguments, mark_result
-from sonde.core.site import Axis, Site, View
+from sonde.core.site import Site, View
 from sonde.errors import JaxTransformError
 from sonde.linen.context import context
 from sonde.linen.filters import may_overlap

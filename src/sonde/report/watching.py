@@ -12,15 +12,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 
 from sonde import _jax
+from sonde.core.axes import spread
 from sonde.core.capture import run_with
-from sonde.core.collect import spread
 from sonde.core.context import look
 from sonde.core.item import Item, expand
 from sonde.core.path import Pattern
@@ -109,11 +109,11 @@ class Watch(Watching):
             new.key = None if new.key is None else (new.key, "in a loop")
         return new
 
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, *, token: Any, gate: Any) -> None:
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Hashable, Any]) -> None:
         """Adds pictures to what is recorded."""
         before = len(self.items)
         self.reduce = _whole if not self.indices and _bytes(arrays) <= SMALL else _reduce
-        super().record(arrays, site, path, view, token=token, gate=gate)
+        super().record(arrays, site, path, view, extras)
         if len(self.items) == before or not view.is_value or self.reduce is _whole:
             return
         item = self.items[-1]

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _extras, _jax
+from sonde.core.axes import Axis
 from sonde.core.record import ArraysSpec, CallSpec, Layout, Records
-from sonde.core.site import Axis, Gate, Site, View
+from sonde.core.site import Gate, Site, View
 from sonde.errors import StoreError
 from sonde.store.folder import PathLike
 

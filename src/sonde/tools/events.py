@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.core.axes import extra_has, room_for_axes
 from sonde.core.choices import merge_choices, tokens_of
 from sonde.core.collect import Collect, Reduce
 from sonde.core.context import look
@@ -95,17 +96,20 @@ class Watching(Collect):
         new.indices = tuple(values[n:])
         return new
 
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, *, token: Any, gate: Any) -> None:
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Hashable, Any]) -> None:
         """Adds when it was to what is recorded."""
         before = len(self.items)
-        super().record(arrays, site, path, view, token=token, gate=gate)
+        super().record(arrays, site, path, view, extras)
         if len(self.items) == before:
             return
         item: Any = self.items[-1]
         nans = item.leaves[NANS]
         with look(None):
-            ran = 1 if gate is None else gate.reshape(gate.shape + (1,) * (jnp.ndim(nans) - gate.ndim))
-            row = [ran, _line(site), 0 if token is None else token, *self.indices]
+            ran, token = (
+                room_for_axes(jnp.asarray(extras[name]), extra_has(view.axes, name)) if name in extras else default
+                for name, default in (("taken", 1), ("token", 0))
+            )
+            row = [ran, _line(site), token, *self.indices]
             # The sum gives each number the axes that the others have, over examples and over a mesh.
             item.leaves[WHEN] = jnp.stack([jnp.zeros_like(nans) + jnp.asarray(x, jnp.int32) for x in row], -1)
 
@@ -233,7 +237,15 @@ class _Calls:
         # values for asking it is their position.
         ones = np.ones((), bool)
         values = [(i, item) for i, item in enumerate(items) if item.view.is_value]
-        bare = [dataclasses.replace(item, leaves=[], extras={"taken": ones, "token": i}) for i, item in values]
+        bare = [
+            dataclasses.replace(
+                item,
+                leaves=[],
+                extras={"taken": ones, "token": i},
+                view=item.view.extra_on("taken", [False] * len(item.view.axes)),
+            )
+            for i, item in values
+        ]
         numbers: dict[str, int] = {}
         for merged in merge_choices(bare):
             number = numbers[merged.path] = numbers.get(merged.path, -1) + 1

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.core.axes import Axis
 from sonde.core.path import Pattern, glob_matches, matches
 from sonde.core.record import Record, Records
-from sonde.core.site import LEAF, Axis, Site
+from sonde.core.site import LEAF, Site
 from sonde.errors import CaptureError
 from sonde.tools.fetching import to_host
 

@@ -20,7 +20,8 @@ from sonde._jax import batching
 from sonde.core.handler import Rebinding
 from sonde.core.inside import has_sites
 from sonde.core.item import ItemSpec, build_items
-from sonde.core.primitive import TOKEN_TYPE, site_p
+from sonde.core.operands import TOKEN_TYPE, operands_of
+from sonde.core.primitive import bind_site
 from sonde.core.rewrite import Rewritten, rewrite
 from sonde.core.site import Gate, Site, View
 from sonde.core.trace import RULES, SiteTrace, run_under
@@ -155,10 +156,13 @@ class _Gate(Rebinding):
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the gate."""
-        operand, rest = self.operand, args
-        if view.gates:
-            operand, rest = jnp.logical_and(args[-1], operand), args[:-1]
-        return site_p.bind(*rest, operand, site=site, view=view.replace(gates=view.gates | {self.gate}))
+        given = operands_of(args, site, view)
+        given.gate = jnp.logical_and(given.gate, self.operand) if view.gates else self.operand
+        outs = bind_site(given, site, view.replace(gates=view.gates | {self.gate}))
+        if view.gives_token(site):
+            # JAX selects among the tokens of the branches; on a mesh with explicit axes they must be mapped for that.
+            outs[-1] = outs[-1] + jnp.zeros_like(self.operand, outs[-1].dtype)
+        return outs
 
 
 def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:

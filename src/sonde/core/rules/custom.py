@@ -11,8 +11,11 @@ the forward rule and the backward rule are met like any others.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
 
 from sonde import _jax
 from sonde.core.context import look, looking
@@ -45,13 +48,15 @@ class _Recorded:
         n = len(operands) - each * self.n
         return operands[:n], operands[n:]
 
-    def run(self, wrapped: Any, args: Sequence[Any], carried: Sequence[Any]) -> tuple[list[Any], list[Item]]:
-        """Runs a function, or one of its rules, under a child of the handler."""
+    def run(
+        self, wrapped: Any, args: Sequence[Any], carried: Sequence[Any], *, beside: bool = False
+    ) -> tuple[list[Any], list[Item]]:
+        """Runs a function, or one of its rules, under a child of the handler; `beside` only for what it records."""
         self.handler.return_to(self.calls)  # the function and its rules are the same calls, run in different ways
         handler = self.handler.carrying(carried)
         child = handler.child(base=handler.allot(1), prefix=self.prefix)
         with look(self.state):
-            outs = run_under(child, _jax.call_again, wrapped, *args)
+            outs = run_under(child, _jax.call_beside if beside else _jax.call_again, wrapped, *args)
         self.handler.met.update(child.met)
         self.handler.skip(child.span)
         return list(outs), expand(child.items)
@@ -62,17 +67,28 @@ class _Recorded:
         self.specs = [item.spec for item in items]
         self.types = [_jax.typeof(x) for x in flat_arrays(items)]
 
-    def conform(self, items: list[Item]) -> list[Any]:
-        """The arrays of items that a rule recorded, in the places that the function's own have."""
+    def of_rule(self, n_outs: int, items: list[Item], run_function: Callable[[], list[Item]]) -> list[Any]:
+        """The arrays of what a derivative rule recorded, in the places that those of the function have.
+
+        A rule need not compute what the function computes. For a site that it does not meet the function is run as
+        well.
+
+        Args:
+            n_outs: How many outputs the function has.
+            items: What the rule recorded.
+            run_function: Runs the function and returns what that recorded.
+        """
+        function_specs = self.specs if self.n_outs is not None else _specs_of(run_function)
         left: dict[Any, list[Item]] = {}
         for item in items:
             left.setdefault(_kind(item.spec), []).append(item)
-        arrays, start = [], 0
-        for spec in self.specs:
-            types = self.types[start : start + spec.size]
-            start += spec.size
-            same = left.get(_kind(spec))
-            arrays += same.pop(0).arrays if same else [_jax.zeros_of_type(t) for t in types]
+        found = [same.pop(0) if (same := left.get(_kind(spec))) else None for spec in function_specs]
+        if any(item is None for item in found):
+            found = [mine or own for mine, own in zip(found, run_function(), strict=True)]
+        items = [item for item in found if item is not None]
+        if self.n_outs is None:  # nothing else has been promised yet
+            self.settle(n_outs, items + [item for rest in left.values() for item in rest])
+            return flat_arrays([*items, *[item for rest in left.values() for item in rest]])
         for rest in left.values():
             if rest:
                 site = rest[0].site
@@ -81,13 +97,26 @@ class _Recorded:
                     f"{self.what} function that is differentiated outside the capture; capture the differentiated "
                     "function instead"
                 )
-        return arrays
+        return flat_arrays(items)
 
     def finish(self, outs: Sequence[Any]) -> list[Any]:
         """Gives the handler what was recorded; returns the outputs of the program."""
         assert self.n_outs is not None
         self.handler.items += build_items(self.specs, outs[self.n_outs :])
         return list(outs[: self.n_outs])
+
+
+def _specs_of(run: Callable[[], list[Item]]) -> list[ItemSpec]:
+    """What running something would record, found out without computing anything."""
+    found: list[ItemSpec] = []
+
+    def traced() -> list[Any]:
+        items = run()
+        found[:] = [item.spec for item in items]
+        return flat_arrays(items)
+
+    jax.eval_shape(traced)
+    return found
 
 
 def _kind(spec: ItemSpec) -> Any:
@@ -111,9 +140,7 @@ def custom_jvp_rule(
         tangents, _ = recorded.divide(primals_and_tangents[half:])
         outs, items = recorded.run(jvp, (*primals, *tangents), carried)
         n = len(outs) // 2
-        if recorded.n_outs is None:
-            recorded.settle(n, items)
-        values = recorded.conform(items)
+        values = recorded.of_rule(n, items, lambda: recorded.run(fun, primals, carried, beside=True)[1])
         zeros = [_jax.instantiated_zero_tangent(v, symbolic=symbolic_zeros) for v in values]
         return [*outs[:n], *values, *outs[n:], *zeros]
 
@@ -144,9 +171,8 @@ def custom_vjp_rule(
         primals, carried = recorded.divide(primals_and_flags, each=2)  # every operand, and whether it has a tangent
         returned, items = recorded.run(fwd, primals, carried[::2])
         residuals, outs = _jax.outputs_of_forward_rule(returned, primals[::2], out_trees)
-        if recorded.n_outs is None:
-            recorded.settle(len(outs), items)
-        return [*residuals, *outs, *recorded.conform(items)]
+        of_function = functools.partial(recorded.run, fun, primals[::2], carried[::2], beside=True)
+        return [*residuals, *outs, *recorded.of_rule(len(outs), items, lambda: of_function()[1])]
 
     def new_bwd(*residuals_and_cotangents: Any) -> Any:
         n = len(recorded.types)  # nothing flows back into what was only looked at
@@ -167,7 +193,7 @@ def _with_sites_beside(trace: SiteTrace, fun: Any, args: Sequence[Any]) -> SiteT
     if inside is None:
         return trace
     with _jax.set_current_trace(trace):
-        _jax.call_again(fun, *args)
+        _jax.call_beside(fun, *args)
     return SiteTrace(trace.parent, inside)
 
 

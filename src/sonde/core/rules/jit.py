@@ -30,6 +30,7 @@ def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> l
     else:
         wider = _jax.jit_params(params, new.jaxpr, n_in=len(inputs), n_out=new.n_extra)
         outs = _jax.jit_p.bind(*inputs, *args, **wider)
+    outs = new.known(outs, [*inputs, *args])
     handler.items.append(Bundle(new.specs, outs[new.n_outs :], new.cache))
     return outs[: new.n_outs]
 

@@ -7,7 +7,7 @@ front. There is a form of every array for that (`_to_front`), and the form in wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde import _jax
-from sonde.core.collect import aligned, spread
+from sonde.core.axes import Axis, either, extra_has, leaf_has, over_axes, spread
 from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
-from sonde.core.site import Axis
 
 
 class Keep:
@@ -29,19 +28,27 @@ class Keep:
         last: How many of the last iterations to keep.
         fold: How several iterations become one; see `Handler.fold`.
         unchanging: For each of the arrays, whether it is the same in every iteration.
+        loop: The name of the extras that have the axes of the predicate; see `View.whiles`.
     """
 
     def __init__(
-        self, specs: Sequence[ItemSpec], active: Any, last: int, fold: Any, unchanging: Sequence[bool]
+        self,
+        specs: Sequence[ItemSpec],
+        active: Any,
+        last: int,
+        fold: Any,
+        unchanging: Sequence[bool],
+        loop: Hashable,
     ) -> None:
         self.active = active
         self.n = len(active.shape)
         self.last = last
         self.fold = fold
         self.unchanging = unchanging
+        self.loop = loop
         self.old_specs = specs
         self.specs = [self._with_active_axes(spec) for spec in specs]
-        self.axes = [self._active_axis(spec, i) for spec in self.specs for i in range(spec.size)]
+        self.axes = [self._axes_in_array(spec, i) for spec in self.specs for i in range(spec.size)]
 
     # -- before and in the loop ----------------------------------------------------------------------------------------
 
@@ -58,12 +65,19 @@ class Keep:
         """What is carried after something that always runs once."""
         return [self._to_front(x, axis) for x, axis in zip(self._grown(new), self.axes)]
 
-    def update(self, count: Any, new: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
-        """What is carried after an iteration that computed `new`."""
-        new = self.folded(count, self.first(new), kept)
+    def begin(self, new: Sequence[Any]) -> list[Any]:
+        """What is carried after a run that comes before the first iteration."""
         if self.last == 1:
-            return new
-        slot = jnp.max(count) % self.last
+            return self.first(new)
+        return self._put(self.first(new), self.empty([_jax.typeof(x) for x in new]), 0)
+
+    def update(self, count: Any, new: Sequence[Any], kept: Sequence[Any], slot: Any = None) -> list[Any]:
+        """What is carried after an iteration that computed `new`; `slot` is its number if not `count`."""
+        new = self.folded(count, self.first(new), kept)
+        return new if self.last == 1 else self._put(new, kept, jnp.max(count if slot is None else slot))
+
+    def _put(self, new: Sequence[Any], kept: Sequence[Any], slot: Any) -> list[Any]:
+        slot = slot % self.last
         return [lax.dynamic_update_index_in_dim(ring, x, slot, self.n) for x, ring in zip(new, kept)]
 
     def folded(self, count: Any, new: list[Any], kept: Sequence[Any]) -> list[Any]:
@@ -78,16 +92,17 @@ class Keep:
 
     # -- after the loop ------------------------------------------------------------------------------------------------
 
-    def items(self, kept: Sequence[Any], count: Any, loop: object) -> list[Item]:
-        """The items after the loop."""
+    def items(self, kept: Sequence[Any], count: Any, loop: object, *, runs: Any) -> list[Item]:
+        """The items after a loop of `count` iterations in which they were recorded `runs` times."""
         if self.last == 1:
             arrays = [self._from_front(x, axis, count) for x, axis in zip(kept, self.axes)]
             items = build_items([spec.inside_loop(loop) for spec in self.specs], arrays)
         else:
-            arrays = [self._in_order(ring, count, axis) for ring, axis in zip(kept, self.axes)]
+            arrays = [self._in_order(ring, runs, axis) for ring, axis in zip(kept, self.axes)]
             axis = Axis("while", self.last, loop=loop)
             items = build_items([spec.inside(axis) for spec in self.specs], arrays)
         for item, spec, unchanging in zip(items, self.specs, build_items(self.specs, self.unchanging)):
+            item.extras.pop(self.loop, None)
             if "count" not in item.extras:
                 self._add_count(item, spec, count, chosen_outside=bool(unchanging.extras.get("taken")))
         return items
@@ -102,13 +117,12 @@ class Keep:
         has = [i in active for i in range(len(axes))]
         if chosen_outside and (active or not self.n):
             taken = item.extras["taken"] if self.last == 1 else item.extras["taken"][0]
-            gate_has = [a.on_extra("taken") for a in axes]
-            count = aligned(count, has, gate_has) * aligned(taken, gate_has, has)
-            has = [a or b for a, b in zip(has, gate_has)]
+            gate_has = extra_has(axes, "taken")
+            count, has = over_axes(jnp.multiply, [has, gate_has])(count, taken), either(has, gate_has)
         item.extras["count"] = count
         item.view = item.view.extra_on("count", [False] * (self.last > 1) + has)
 
-    def _in_order(self, ring: Any, count: Any, axis: int | None) -> Any:
+    def _in_order(self, ring: Any, count: Any, axes: list[int] | None) -> Any:
         """Turns a ring so that its rows are the last iterations in order; rows that were never filled come last."""
 
         def turn(ring: Any, count: Any) -> Any:
@@ -118,31 +132,30 @@ class Keep:
         for _ in range(self.n):
             turn = jax.vmap(turn)
         rows = jnp.moveaxis(turn(ring, count), self.n, 0)
-        return jax.vmap(lambda row: self._from_front(row, axis, count))(rows)
+        return jax.vmap(lambda row: self._from_front(row, axes, count))(rows)
 
     # -- the axes of the predicate -------------------------------------------------------------------------------------
 
-    def _to_front(self, x: Any, axis: int | None) -> Any:
+    def _to_front(self, x: Any, axes: list[int] | None) -> Any:
         """An array with the axes of the predicate in front."""
-        if axis is None:
+        if axes is None:
             return jnp.broadcast_to(x, (*self.active.shape, *jnp.shape(x))) if self.n else x
-        return jnp.moveaxis(x, range(axis, axis + self.n), range(self.n)) if axis else x
+        return jnp.moveaxis(x, axes, range(self.n))
 
-    def _from_front(self, x: Any, axis: int | None, count: Any = None) -> Any:
+    def _from_front(self, x: Any, axes: list[int] | None, count: Any = None) -> Any:
         """The array again. One that does not vary is that of an element that has run, if any has."""
-        if axis is None and self.n:
+        if axes is None:
+            if not self.n:
+                return x
             rows = x.reshape((-1, *x.shape[self.n :]))
             return rows[0 if count is None else jnp.argmax(count)]
-        return jnp.moveaxis(x, range(self.n), range(axis, axis + self.n)) if axis else x
+        return jnp.moveaxis(x, range(self.n), axes)
 
-    def _active_axes(self, spec: ItemSpec) -> range:
+    def _active_axes(self, spec: ItemSpec) -> list[int]:
         """Which axes of an item are those of the predicate; none if it does not vary over them."""
-        axes = spec.view.axes
-        loops = sum(a.is_loop for a in axes)
-        sizes = tuple(a.size for a in axes)
-        starts = (k for k in range(loops, len(axes) - self.n + 1) if sizes[k : k + self.n] == self.active.shape)
-        start = next(starts, None) if self.n else None
-        return range(0) if start is None else range(start, start + self.n)
+        if not self.n or self.loop not in spec.extras:
+            return []
+        return [i for i, axis in enumerate(spec.view.axes) if axis.kind == "vmap" and axis.on_extra(self.loop)]
 
     def _with_active_axes(self, spec: ItemSpec) -> ItemSpec:
         """An item all of whose arrays vary over the predicate: an element that never ran has zeros in each."""
@@ -150,16 +163,14 @@ class Keep:
         axes = [dataclasses.replace(a, leaves=None) if i in active else a for i, a in enumerate(spec.view.axes)]
         return dataclasses.replace(spec, view=spec.view.replace(axes=tuple(axes)))
 
-    def _active_axis(self, spec: ItemSpec, index: int) -> int | None:
-        """Where an array of an item has the axes of the predicate."""
+    def _axes_in_array(self, spec: ItemSpec, index: int) -> list[int] | None:
+        """Where an array of an item has the axes of the predicate; None if it does not vary over all of them."""
         active, axes = self._active_axes(spec), spec.view.axes
-        if not active:
-            return None
         if index >= spec.n_leaves:
-            has = [a.on_extra(spec.extras[index - spec.n_leaves]) for a in axes]
+            has = extra_has(axes, spec.extras[index - spec.n_leaves])
         else:
-            has = [spec.tree is not None or a.on_leaf(index) for a in axes]
-        return sum(has[: active.start]) if all(has[i] for i in active) else None
+            has = leaf_has(axes, index, reduced=spec.tree is not None)
+        return [sum(has[:i]) for i in active] if active and all(has[i] for i in active) else None
 
     def _grown(self, arrays: Sequence[Any]) -> list[Any]:
         """Arrays as an iteration computes them, made to vary over whatever the predicate varies over."""
@@ -167,12 +178,17 @@ class Keep:
         for item, spec in zip(items, self.old_specs):
             axes = self._active_axes(spec)
             if axes and spec.tree is None:
-                run = spec.view.axes[axes.start : axes.stop]
-                before = spec.view.axes[: axes.start]
-                item.leaves = [
-                    spread(x, run, i, skip=sum(a.on_leaf(i) for a in before)) for i, x in enumerate(item.leaves)
-                ]
+                item.leaves = [self._with_axes(x, spec, axes, i) for i, x in enumerate(item.leaves)]
         for item in items:
             item.leaves = [_jax.varying_over(x, varying) for x in item.leaves]
             item.extras = {k: x if k == "token" else _jax.varying_over(x, varying) for k, x in item.extras.items()}
         return [_jax.strongly_typed(x) for x in flat_arrays(items)]
+
+    def _with_axes(self, leaf: Any, spec: ItemSpec, wanted: Sequence[int], index: int) -> Any:
+        """A leaf with the axes of the predicate that it does not vary over, too."""
+        has = leaf_has(spec.view.axes, index)
+        for i in wanted:
+            if not has[i]:
+                leaf = spread(leaf, [spec.view.axes[i]], index, skip=sum(has[:i]))
+                has[i] = True
+        return leaf

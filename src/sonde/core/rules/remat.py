@@ -14,7 +14,9 @@ def remat_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     """A call of a function under `jax.checkpoint`."""
     handler = trace.handler
     new = rewrite(params["jaxpr"], handler)
-    outs = _jax.remat_p.bind(*new.inputs(handler), *args, **{**params, "jaxpr": _jax.open_jaxpr(new.jaxpr)})
+    inputs = [*new.inputs(handler), *args]
+    outs = _jax.remat_p.bind(*inputs, **{**params, "jaxpr": _jax.open_jaxpr(new.jaxpr)})
+    outs = new.known(outs, inputs)
     handler.items += new.items(outs)
     return outs[: new.n_outs]
 

@@ -15,13 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.core.axes import Axis
 from sonde.core.context import looking
 from sonde.core.handler import Rebinding
-from sonde.core.inside import JaxprCache, has_sites, sites_inside
-from sonde.core.primitive import TOKEN_TYPE as INDEX_TYPE
-from sonde.core.primitive import n_arrays, site_p
+from sonde.core.inside import has_sites, sites_inside
+from sonde.core.jaxpr_cache import JaxprCache
+from sonde.core.operands import TOKEN_TYPE as INDEX_TYPE
+from sonde.core.operands import operands_of
+from sonde.core.primitive import bind_site, site_p
 from sonde.core.rewrite import rewrite
-from sonde.core.site import Axis, Site, View
+from sonde.core.site import Site, View
 from sonde.core.trace import RULES, SiteTrace, run_under
 
 
@@ -36,7 +39,8 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     new = rewrite(body, handler, steps)
     inputs = new.inputs(handler)
     wider = _jax.scan_params(params, new.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=new.n_extra)
-    outs = _jax.scan_p.bind(*inputs, *args, *xs, **wider)
+    operands = [*inputs, *args, *xs]
+    outs = new.known(_jax.scan_p.bind(*operands, **wider), operands, wider)
     axis = Axis("scan", length, loop=object(), reverse=reverse)
     items = new.items(outs, axis)
     if reverse:
@@ -77,14 +81,14 @@ class _Anchor(Rebinding):
         """Binds the site again with the anchor."""
         if not view.is_value or view.anchored or view.role == "mark":
             return site_p.bind(*args, site=site, view=view)
-        n = n_arrays(args, site, view)
-        arrays, gate = args[:n], args[n:]
+        given = operands_of(args, site, view)
         state = looking()
         if state is not None and state.edits:  # the new values may be others in every iteration
-            return site_p.bind(*arrays, self.operand, *gate, site=site, view=view.replace(anchored=True))
-        outs = site_p.bind(*args, site=site, view=view.replace(role="mark"))
-        token = outs[n:]
-        site_p.bind(*arrays, self.operand, *token, *gate, site=site, view=view.replace(role="look", anchored=True))
+            given.anchor = self.operand
+            return bind_site(given, site, view.replace(anchored=True))
+        outs = bind_site(given, site, view.replace(role="mark"))
+        given.anchor, given.token = self.operand, outs[-1] if site.grads else None
+        bind_site(given, site, view.replace(role="look", anchored=True))
         return outs
 
 

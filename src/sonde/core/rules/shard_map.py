@@ -14,8 +14,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from sonde import _jax
+from sonde.core.axes import Axis
 from sonde.core.item import Item, build_items, expand
-from sonde.core.site import Axis
 from sonde.core.trace import CUSTOM_RULES, SiteTrace, run_under
 
 

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde._jax import batching, mlir
 from sonde.core.handler import Handler, Rebinding
-from sonde.core.inside import gives_tokens, has_sites
-from sonde.core.primitive import TOKEN, n_arrays, site_p
+from sonde.core.inside import gives_tokens, has_sites, sites_inside
+from sonde.core.operands import TOKEN, operands_of
+from sonde.core.primitive import bind_site, site_p
 from sonde.core.rewrite import Rewritten, rewrite
 from sonde.core.rules.keeping import Keep
 from sonde.core.site import Site, View
@@ -37,21 +39,23 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     if not (body.new.specs or test.new.specs or handler.counts_iterations):
         # Nothing has to come out: the loop stays the loop it is.
         return _bind(test.new.jaxpr, test.front, body.new.jaxpr, body.front, init)
-    active = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval
-    keep = Keep(body.new.specs, active, handler.last, handler.fold, body.unchanging)
-    keep_test = Keep(test.new.specs, active, 1, handler.fold, test.unchanging)
+    active, mapped = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval, _mapped_loop(params["cond_jaxpr"])
+    keep = Keep(body.new.specs, active, handler.last, handler.fold, body.unchanging, mapped)
+    keep_test = Keep(test.new.specs, active, handler.last, handler.fold, test.unchanging, mapped)
     # The test runs once before the loop and once in every iteration. If somebody else looks at it too, it stays where
     # it is for them, and what is recorded of it here is computed once more. Otherwise the loop carries its answer.
     seen_by_others = handler.passes_on
     recorded_test = _Part(params["cond_jaxpr"], handler.quietly(), test_consts) if seen_by_others else test
     carries_answer = bool(test.new.specs) and not seen_by_others
 
-    def run_test(carry: Sequence[Any], count: Any) -> tuple[list[Any], list[Any]]:
-        """The answer, if the loop carries it, and what is kept of what was seen."""
+    def run_test(carry: Sequence[Any], count: Any, kept: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
+        """The answer, if the loop carries it, and what is kept of this run of the test and those before."""
         if not test.new.specs:
             return [], []
         (answer,), seen = recorded_test.run(carry, count)
-        return [answer] * carries_answer, keep_test.first(seen)
+        if kept is None:
+            return [answer] * carries_answer, keep_test.begin(seen)
+        return [answer] * carries_answer, keep_test.update(count - 1, seen, kept, slot=count)
 
     def divide(state: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
         """What the program carries, what is kept of body and test, how often the body ran, the answer of the test."""
@@ -67,8 +71,8 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         carry, kept, kept_test, count, _ = divide(state)
         carry, seen = body.run(carry, count)
         kept = keep.update(count, seen, kept)
-        answer, seen = run_test(carry, count + 1)
-        return [*carry, *kept, count + 1, *answer, *keep_test.folded(count, seen, kept_test)]
+        answer, kept_test = run_test(carry, count + 1, kept_test)
+        return [*carry, *kept, count + 1, *answer, *kept_test]
 
     count = keep.no_iterations()
     answer, seen = run_test(init, count)
@@ -77,7 +81,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     final = _bind(*_jax.trace_to_jaxpr(go_on, types), *_jax.trace_to_jaxpr(step, types), start)
     carry, kept, kept_test, count, _ = divide(final)
     loop = object()
-    handler.items += keep_test.items(kept_test, count, loop) + keep.items(kept, count, loop)
+    handler.items += keep_test.items(kept_test, count, loop, runs=count + 1) + keep.items(kept, count, loop, runs=count)
     return list(carry)
 
 
@@ -121,7 +125,7 @@ RULES[_jax.while_p] = while_rule
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Under remat JAX cannot save anything from inside a while loop, not even a token. It cannot differentiate the loop
-# backwards either, so its sites are only looked at.
+# backwards either, so its sites are only looked at. A loop that is computed again has been looked at before.
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -136,25 +140,34 @@ class _LookOnly(Rebinding):
         """Binds the look."""
         if not view.gives_token(site):
             return site_p.bind(*args, site=site, view=view)
-        n, token = n_arrays(args, site, view), np.zeros((), TOKEN)
+        given = operands_of(args, site, view)
+        given.token = np.zeros((), TOKEN)
         if view.role == "site":
-            before, gate = args[: n + view.anchored], args[n + view.anchored :]
-            site_p.bind(*before, token, *gate, site=site, view=view.replace(role="look"))
-        return [*args[:n], token]
+            bind_site(given, site, view.replace(role="look"))
+        return [*given.arrays, given.token]
 
 
 class _NoSites(Rebinding):
-    """Leaves sites out."""
+    """Leaves sites out: those given, or all."""
+
+    def __init__(self, sites: frozenset[Site] | None = None) -> None:
+        super().__init__()
+        self.sites = sites
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
-        """The values, and a token that nobody will use."""
-        values = [] if view.role == "look" else list(args[: n_arrays(args, site, view)])
+        """The values, and a token that is not used."""
+        if self.sites is not None and site not in self.sites:
+            return site_p.bind(*args, site=site, view=view)
+        values = [] if view.role == "look" else operands_of(args, site, view).arrays
         return [*values, np.zeros((), TOKEN)] if view.gives_token(site) else values
+
+
+_PARTS = ("cond_jaxpr", "body_jaxpr")
 
 
 def _rewritten(params: dict[str, Any], handler: Rebinding, wants: Callable[[Any], bool]) -> dict[str, Any] | None:
     new = {}
-    for name in ("cond_jaxpr", "body_jaxpr"):
+    for name in _PARTS:
         jaxpr = params[name]
         if wants(jaxpr):
             types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
@@ -163,14 +176,98 @@ def _rewritten(params: dict[str, Any], handler: Rebinding, wants: Callable[[Any]
     return {**params, **new} if new else None
 
 
+def _has_sites(params: dict[str, Any]) -> bool:
+    return any(has_sites(params[name]) for name in _PARTS)
+
+
 def _without_tokens(params: dict[str, Any]) -> dict[str, Any] | None:
     return _rewritten(params, _LookOnly(), lambda jaxpr: has_sites(jaxpr) and gives_tokens(jaxpr))
 
 
 def _met_already(forward: dict[str, Any], again: dict[str, Any]) -> dict[str, Any] | None:
-    if not any(has_sites(forward[name]) for name in ("cond_jaxpr", "body_jaxpr")):
-        return None
-    return _rewritten(again, _NoSites(), has_sites)
+    found = [found for name in _PARTS for found in sites_inside(forward[name])]
+    met = frozenset(f.site for f in found if f.view.role != "mark")
+    return _rewritten(again, _NoSites(met), has_sites) if met else None
 
 
-_jax.prepare_while_loops_for_remat(_without_tokens, _met_already)
+_jax.prepare_while_loops_for_remat(_has_sites, _without_tokens, _met_already)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Under vmap with a mapped predicate: which axes of a site are those of the predicate? Every site inside gets an operand
+# that has them, and the loop a name by which it is found again.
+# ---------------------------------------------------------------------------------------------------------------------
+
+mapped_p = _jax.Primitive("sonde_mapped_while")  # the identity, on the predicate of a loop; its parameter is the name
+mapped_p.def_impl(lambda x, *, loop: x)
+mapped_p.def_abstract_eval(lambda x, *, loop: x)
+mlir.register_lowering(mapped_p, lambda ctx, x, *, loop: [x])
+batching.primitive_batchers[mapped_p] = lambda args, dims, *, loop: (mapped_p.bind(args[0], loop=loop), dims[0])
+
+
+def _mapped_loop(test: Any) -> object:
+    """The name that a loop was given when it was mapped; None if it was not."""
+    found = (eqn.params["loop"] for eqn in _jax.open_jaxpr(test).eqns if eqn.primitive is mapped_p)
+    return next(found, None)
+
+
+class _Active(Rebinding):
+    """Gives every site inside a loop one more operand, which has the axes of the predicate."""
+
+    def __init__(self, operand: Any, loop: object) -> None:
+        super().__init__(operand)
+        self.loop = loop
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Binds the site again; an operand that it has from another map gets the axis too."""
+        given = operands_of(args, site, view)
+        if self.loop in view.whiles:
+            at = view.whiles.index(self.loop)
+            given.active = (*given.active[:at], given.active[at] + self.operand, *given.active[at + 1 :])
+            return bind_site(given, site, view)
+        given.active = (*given.active, self.operand)
+        view = view.replace(whiles=(*view.whiles, self.loop)).extra_on(self.loop, [False] * len(view.axes))
+        return bind_site(given, site, view)
+
+
+def _predicate_is_mapped(axis_data: Any, dims: Sequence[Any], params: dict[str, Any]) -> bool:
+    """Whether a loop that is mapped like this stops at another iteration for every element."""
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    mapped = [d is not None for d in dims]
+    test_consts, body_consts, carry = mapped[:n_test], mapped[n_test : n_test + n_body], mapped[n_test + n_body :]
+    for _ in range(len(carry) + 1):
+        outs = _jax.mapped_outputs(params["body_jaxpr"], axis_data, [*body_consts, *carry], carry)
+        if carry == outs:
+            break
+        carry = [a or b for a, b in zip(carry, outs)]
+    return _jax.mapped_outputs(params["cond_jaxpr"], axis_data, [*test_consts, *carry], False)[0]
+
+
+def _naming_batcher(plain: Any) -> Any:
+    def rule(axis_data: Any, args: Any, dims: Any, **params: Any) -> Any:
+        test, body = params["cond_jaxpr"], params["body_jaxpr"]
+        if not (has_sites(test) or has_sites(body)) or not _predicate_is_mapped(axis_data, dims, params):
+            return plain(axis_data, args, dims, **params)
+        loop = _mapped_loop(test)
+        named, loop = loop is not None, loop or object()
+
+        def new_test(number: Any, *flat: Any) -> list[Any]:
+            (answer,) = run_under(_Active(number, loop), _jax.eval_jaxpr, test, *flat)
+            return [answer if named else mapped_p.bind(answer, loop=loop)]
+
+        def new_body(number: Any, *flat: Any) -> list[Any]:
+            return run_under(_Active(number, loop), _jax.eval_jaxpr, body, *flat)
+
+        for name, run in (("cond", new_test), ("body", new_body)):
+            types = [v.aval for v in _jax.open_jaxpr(params[f"{name}_jaxpr"]).invars]
+            params[f"{name}_jaxpr"] = _jax.trace_to_closed_jaxpr(run, [INDEX_TYPE, *types])
+        n = params["cond_nconsts"]
+        params.update(cond_nconsts=n + 1, body_nconsts=params["body_nconsts"] + 1)
+        number = jnp.zeros(axis_data.size, jnp.int32)
+        args, dims = [number, *args[:n], number, *args[n:]], [0, *dims[:n], 0, *dims[n:]]
+        return plain(axis_data, args, dims, **params)
+
+    return rule
+
+
+batching.fancy_primitive_batchers[_jax.while_p] = _naming_batcher(batching.fancy_primitive_batchers[_jax.while_p])

@@ -1,0 +1,184 @@
+"""The axes in front of a value, and what can be done with arrays that have some of them.
+
+Loops, `vmap` and meshes put axes in front of what is seen at a site. An array of the site, or an extra that goes with
+it (its token, whether its branch was taken, how often a loop ran), has only the axes that it varies over; `Axis` says
+which. Where arrays with different axes meet, `over_axes` maps a function over each axis that at least one of them has,
+so that no shape is ever compared with another, and shardings are left to JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sonde import _jax
+
+AxisKind = Literal["scan", "while", "vmap", "mesh"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis in front of the values of a record.
+
+    Attributes:
+        kind: What made it: `"scan"` (also `map` and `fori_loop` with known bounds), `"while"`, `"vmap"` or `"mesh"`.
+        size: Its length, or None where that is known only with the array (a mesh axis).
+        name: The name of a mesh axis.
+    """
+
+    kind: AxisKind
+    size: int | None = None
+    name: str | None = None
+    # Which leaves of the site have the axis: a leaf that does not vary over it is stored without (None: all have it).
+    leaves: tuple[bool, ...] | None = None
+    # Which loop, for telling a gradient computed inside a loop from the gradient of that loop. Not part of equality:
+    # the records of two runs have the same structure.
+    loop: object = dataclasses.field(default=None, compare=False)
+    reverse: bool = dataclasses.field(default=False, compare=False)
+    # The extras (see `Item.extras`) that lack this axis.
+    lacking: frozenset[Hashable] = dataclasses.field(default=frozenset(), compare=False)
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether a loop made it; loop axes stand before mapped ones."""
+        return self.kind in ("scan", "while")
+
+    def on_leaf(self, index: int) -> bool:
+        """Whether the leaf has this axis."""
+        return self.leaves is None or self.leaves[index]
+
+    def on_extra(self, name: Hashable) -> bool:
+        """Whether something that goes with the value has this axis."""
+        return name not in self.lacking
+
+    def looks_like(self, other: Axis) -> bool:
+        """Whether the other axis may be the same one, seen at another site."""
+        return (self.kind, self.size, self.name) == (other.kind, other.size, other.name)
+
+    def __repr__(self) -> str:
+        return f"{self.kind}:{self.name or self.size}"
+
+
+Has = Sequence[bool]  # for each of a row of axes, whether an array has it
+
+
+def leaf_has(axes: Sequence[Axis], index: int, *, reduced: bool = False) -> list[bool]:
+    """Which axes a leaf has; what a `reduce` function returned has all of them."""
+    return [reduced or axis.on_leaf(index) for axis in axes]
+
+
+def extra_has(axes: Sequence[Axis], name: Hashable) -> list[bool]:
+    """Which axes something that goes with the value has."""
+    return [axis.on_extra(name) for axis in axes]
+
+
+def either(*has: Has) -> list[bool]:
+    """The axes of a result that is computed from several arrays."""
+    return [any(each) for each in zip(*has)]
+
+
+def with_leaves(axes: Sequence[Axis], has: Sequence[Has]) -> tuple[Axis, ...]:
+    """The axes, with what each leaf has of them."""
+    columns = list(zip(*has)) if has else [()] * len(axes)
+    return tuple(dataclasses.replace(a, leaves=None if all(c) else tuple(c)) for a, c in zip(axes, columns))
+
+
+def over_axes(fn: Callable[..., Any], has: Sequence[Has]) -> Callable[..., Any]:
+    """A function of arrays with axes in front, from a function of arrays without.
+
+    Args:
+        fn: What to do with one element.
+        has: For every argument, which of a row of axes it has, outermost first.
+
+    Returns:
+        A function whose results have the axes that `either` argument has.
+    """
+    for mine in reversed(list(zip(*has))):
+        if any(mine):
+            fn = functools.partial(_over_axis, fn, mine)
+    return fn
+
+
+def _over_axis(fn: Callable[..., Any], has: Has, *args: Any) -> Any:
+    with_axis = next(x for x, on in zip(args, has) if on)
+    if _jax.is_on_explicit_mesh(with_axis):  # where a select does not repeat a case that is not mapped
+        return jax.vmap(fn)(*[x if on else _jax.repeated_like(x, with_axis) for x, on in zip(args, has)])
+    return jax.vmap(fn, in_axes=tuple(0 if on else None for on in has))(*args)
+
+
+def spread(array: Any, axes: Sequence[Axis], index: int, *, skip: int = 0) -> Any:
+    """Gives a leaf the axes that it does not vary over and was stored without; the first `skip` are others."""
+    for position, axis in enumerate(axes, skip):
+        if not axis.on_leaf(index):
+            expanded = jnp.expand_dims(array, position)
+            shape = (*expanded.shape[:position], axis.size, *expanded.shape[position + 1 :])
+            array = jnp.broadcast_to(expanded, shape)
+    return array
+
+
+def room_for_axes(array: Any, has: Has, rank: int = 0) -> Any:
+    """An array with an axis of length one for each that it lacks, and `rank` more at the end: for broadcasting."""
+    array = lax.expand_dims(array, [i for i, mine in enumerate(has) if not mine])
+    return lax.expand_dims(array, range(array.ndim, array.ndim + rank))
+
+
+def select(chosen: Any, chosen_has: Has, leaves: Sequence[Any], has: Sequence[Has], others: Sequence[Any] = ()) -> Any:
+    """The leaves where something is true, and elsewhere others with the same axes, or zeros.
+
+    Returns:
+        The new leaves, and which axes they have.
+    """
+
+    def one(here: Any, a: Any, b: Any = None) -> Any:
+        return jnp.where(here, a, jnp.zeros_like(a) if b is None else b)
+
+    new = []
+    for i, (leaf, mine) in enumerate(zip(leaves, has)):
+        more = (others[i],) if others else ()
+        new.append(over_axes(one, [chosen_has, mine, *[mine] * len(more)])(chosen, leaf, *more))
+    return new, [either(chosen_has, mine) for mine in has]
+
+
+def per_example(fn: Callable[..., Any], axes: Sequence[Axis], n: int) -> Callable[..., Any]:
+    """`fn`, a function of a site's `n` arrays as they were sown, for arrays with axes; its results have all axes."""
+    for axis in reversed(axes):
+        in_axes = tuple(0 if axis.on_leaf(i) else None for i in range(n))
+        if any(a is not None for a in in_axes):
+            fn = jax.vmap(fn, in_axes=in_axes, axis_size=axis.size)
+        else:
+            fn = functools.partial(_repeated, fn, axis.size)
+    return fn
+
+
+def _repeated(fn: Callable[..., Any], size: Any, *arrays: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *jnp.shape(x))), fn(*arrays))
+
+
+def common_axes(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[bool], list[bool]] | None:
+    """One row of axes in which both rows are found, in order, and which of them each has.
+
+    None if there are several ways to see that.
+    """
+    if len(a) < len(b):
+        found = common_axes(b, a)
+        return found and (found[0], found[2], found[1])
+    ways = list(_places(a, b))
+    if len(ways) != 1:
+        return None
+    return list(a), [True] * len(a), [i in ways[0] for i in range(len(a))]
+
+
+def _places(row: Sequence[Axis], inside: Sequence[Axis], start: int = 0) -> Any:
+    """The ways to find one row of axes in another, as positions."""
+    if not inside:
+        yield ()
+        return
+    for i in range(start, len(row)):
+        if row[i].looks_like(inside[0]):
+            yield from ((i, *rest) for rest in _places(row, inside[1:], i + 1))

@@ -1,0 +1,66 @@
+"""The operands of the site primitive, taken apart and put together in one place.
+
+    value     *arrays [anchor] [gate] *active             -> *arrays [token]
+    look      *arrays anchor [token] [gate] *active       ->
+    gradient  *cotangents token [gate] *active            -> *cotangents
+
+The token is an int32 that tells calls apart: a function that is compiled once and called twice has one `Site`, two
+values and, perhaps, one gradient. The number travels from the value to its gradient as a residual, so a gradient is
+never given to the wrong call. The gate is a boolean that says whether the branch with the site was taken; it appears
+when `vmap` turns a `cond` into a select, where both branches run. There is a number for every `while_loop` around the
+site whose predicate is mapped; it has the axes of the predicate, and its value does not matter. The anchor is the
+number of the iteration; it appears when a loop is differentiated, which would otherwise move a site whose value does
+not change out of the loop. There the site is divided in two, so that the value itself stays free to move (see
+`View.role`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sonde import _jax
+from sonde.core.site import Site, View
+
+TOKEN = np.dtype("int32")
+TOKEN_TYPE = _jax.typeof(np.zeros((), TOKEN))
+NO_VALUE = -1  # the token of a gradient whose value was not computed
+
+
+@dataclasses.dataclass(slots=True)
+class Operands:
+    """The operands of a site, or their mapped dimensions, or anything else that there is one of for each."""
+
+    arrays: list[Any]
+    anchor: Any = None
+    token: Any = None
+    gate: Any = None
+    active: tuple[Any, ...] = ()
+
+    def flat(self, site: Site, view: View) -> list[Any]:
+        """In the order in which the primitive takes them."""
+        return [*self.arrays, *[getattr(self, name) for name in _further(site, view)], *self.active]
+
+    def extras(self, view: View) -> dict[Hashable, Any]:
+        """What goes with the arrays, by the name that it has in `Axis.lacking` and `Item.extras`."""
+        named = {"token": self.token, "taken": self.gate, **dict(zip(view.whiles, self.active))}
+        return {name: x for name, x in named.items() if x is not None}
+
+
+def _further(site: Site, view: View) -> Iterator[str]:
+    if view.anchored:
+        yield "anchor"
+    if not view.is_value or (view.role == "look" and site.grads):
+        yield "token"
+    if view.gates:
+        yield "gate"
+
+
+def operands_of(args: Sequence[Any], site: Site, view: View) -> Operands:
+    """The operands of an equation, by what they are."""
+    names = list(_further(site, view))
+    n = len(args) - len(names) - len(view.whiles)
+    return Operands(list(args[:n]), active=tuple(args[n + len(names) :]), **dict(zip(names, args[n : n + len(names)])))

@@ -1,0 +1,65 @@
+"""Sites whose results are not used, in loops in rematerialised functions, under reverse mode."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sonde
+
+
+def looked_at(v: Any) -> Any:
+    sonde.sow(jnp.log(v), "log")
+    sonde.sow(v, "value")
+    sonde.sow(jnp.float32(2), "constant")
+    return v * 2
+
+
+LOOPS = {
+    "map": lambda z: jnp.sum(lax.map(looked_at, jnp.stack([z, z + 1]))),
+    "scan": lambda z: lax.scan(lambda a, v: (a + looked_at(v), None), 0.0, jnp.stack([z, z + 1]))[0],
+    "fori_loop": lambda z: lax.fori_loop(0, 2, lambda i, a: looked_at(a), z),
+    "while_loop": lambda z: lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, looked_at(s[1])), (0, z))[1],
+    "jit": jax.jit(looked_at),
+    "cond": lambda z: lax.cond(z > 0, looked_at, lambda z: z, z),
+    "vmap": lambda z: jnp.sum(jax.vmap(lambda q: jnp.sum(lax.map(looked_at, jnp.stack([z, z + q]))))(jnp.ones(2))),
+}
+
+
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_value_that_is_only_looked_at_is_not_lost(loop: Any, used: bool) -> None:
+    def body(c: Any, _: Any) -> Any:
+        y = loop(c) + loop(jnp.float32(1))
+        y = lax.stop_gradient(y) if loop is LOOPS["while_loop"] else y
+        return c * 0.5 + (y * 0.1 if used else 0), None
+
+    def loss(x: Any) -> Any:
+        return lax.scan(jax.checkpoint(body), x, None, length=3)[0]
+
+    if used and loop is LOOPS["while_loop"]:  # JAX does not differentiate it
+        return
+    _, expected = sonde.capture(loss)(1.0)  # without differentiation nothing is split or removed
+    gradient, records = sonde.capture(jax.grad(loss))(1.0)
+    np.testing.assert_allclose(gradient, jax.grad(loss)(1.0))
+    assert set(records) == set(expected)
+    for path, record in expected.items():
+        mine = sorted(map(np.asarray, records[path].values), key=np.sum)
+        wanted = sorted(map(np.asarray, record.values), key=np.sum)
+        jax.tree.map(np.testing.assert_allclose, mine, wanted)
+
+
+def test_the_first_nan_is_found_there() -> None:
+    def loss(x: Any) -> Any:
+        def body(c: Any, _: Any) -> Any:
+            lax.map(lambda v: sonde.sow(jnp.log(v), "log"), jnp.stack([c, c + 1]))
+            return c * 0.5, None
+
+        return lax.scan(jax.checkpoint(body), x, None, length=3)[0]
+
+    found = sonde.first_nonfinite(jax.grad(loss))(-1.0)
+    assert found is not None
+    assert found.path == "log"

@@ -1,0 +1,157 @@
+"""Every gradient belongs to the value it is the gradient of, leaf by leaf and element by element."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sonde
+from sonde.errors import CaptureError
+
+W, V = jnp.float32(0.3), jnp.array([0.5, 0.6, 0.7], jnp.float32)
+WRAPS = pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+
+
+@jax.jit
+def g(x: Any) -> Any:
+    return sonde.sow(jnp.sin(x), "h") * 1
+
+
+@WRAPS
+@pytest.mark.parametrize("axes", [(None, 0), (0, None), (0, 0)])
+def test_one_function_called_with_mapped_and_unmapped_values(wrap: Callable, axes: tuple[int | None, ...]) -> None:
+    w, v = (W if axes[0] is None else V + 1), (W if axes[1] is None else V)
+    losses = [lambda a, b: g(a) * g(b), lambda a, b: 2 * g(a) + 3 * g(b), lambda a, b: g(a) * g(b) + g(b) ** 2]
+    by_hand = [
+        lambda a, b: (jnp.sin(b), jnp.sin(a)),
+        lambda a, b: (2.0 + 0 * b, 3.0 + 0 * a),
+        None,
+    ]
+    for loss, expected in zip(losses, by_hand):
+        program = jax.vmap(jax.grad(loss, (0, 1)), in_axes=axes)
+        _, records = wrap(sonde.capture(program, grads=True))(w, v)
+        if expected is not None:
+            wanted = jax.vmap(expected, in_axes=axes)(w, v)
+            for gradient, want in zip(records["h"].grads, wanted, strict=True):
+                np.testing.assert_allclose(*np.broadcast_arrays(gradient, want), rtol=1e-6)
+        else:  # the function is called three times
+            a, b, c = (np.broadcast_to(x, (3,)) for x in records["h"].grads)
+            sin_w, sin_v = np.sin(w), np.sin(v)
+            np.testing.assert_allclose(a, np.broadcast_to(sin_v, 3), rtol=1e-6)
+            np.testing.assert_allclose(b, np.broadcast_to(sin_w, 3), rtol=1e-6)
+            np.testing.assert_allclose(c, np.broadcast_to(2 * sin_v, 3), rtol=1e-6)
+
+
+@WRAPS
+def test_the_leaves_of_a_gradient_are_added_by_which_leaf_they_are(wrap: Callable) -> None:
+    @jax.jit
+    def f(a: Any, b: Any) -> Any:
+        x, y = sonde.sow((a * 2, b * 3), "t")
+        return jnp.sin(x) * y
+
+    def step(a: Any, b: Any) -> Any:
+        y, pull = jax.vjp(f, a, b)
+        _, only_b = jax.vjp(lambda b: f(a, b), b)
+        return jax.grad(f, 0)(a, b), jax.grad(f, 1)(a, b), pull(1.0), pull(2.0), only_b(1.0), y
+
+    _, records = wrap(sonde.capture(step, grads=True))(W, W)
+    x, y = 0.6, 0.9
+    da, db = np.cos(x) * y, np.sin(x)
+    # in the order of the calls: two for the pullback, which runs twice; one by `b`; the gradients by `a` and by `b`
+    expected = [(3 * da, 3 * db), (0, db), (da, 0), (0, db)]
+    got = records["t"].grads
+    assert len(got) == len(expected)
+    for mine, want in zip(got, expected):
+        np.testing.assert_allclose(mine, want, rtol=1e-5)
+
+
+@WRAPS
+def test_branches_that_share_a_function_have_each_their_own_gradient(wrap: Callable) -> None:
+    def loss(x: Any) -> Any:
+        return lax.cond(x > 0.55, lambda x: 2 * g(x), lambda x: g(g(x)), x)
+
+    gradients, records = wrap(sonde.capture(jax.vmap(jax.grad(loss)), grads=True))(V)
+    np.testing.assert_allclose(gradients, jax.vmap(jax.grad(loss))(V), rtol=1e-6)
+    taken = np.asarray(V > 0.55)
+    total = {
+        tuple(np.asarray(t)): np.asarray(h) for t, h in zip(records["h"].taken, records["h"].grads) if t is not None
+    }
+    for flags, gradient in total.items():
+        assert np.all(gradient[~np.asarray(flags)] == 0)
+    inner = np.where(taken, 0, np.cos(np.sin(V)))  # of the first of two calls
+    found = [np.asarray(h) for h in records["h"].grads]
+    assert any(np.allclose(h, np.where(taken, 2, inner)) or np.allclose(h, inner) for h in found)
+    np.testing.assert_allclose(sum(found), np.where(taken, 2, inner + 1), rtol=1e-6)
+
+
+@WRAPS
+def test_a_function_in_a_scan_whose_branch_changes(wrap: Callable) -> None:
+    def loss(x: Any) -> Any:
+        def body(c: Any, i: Any) -> Any:
+            return lax.cond(i % 2 == 0, lambda c: 2 * g(c), lambda c: 3 * g(c), c), None
+
+        return lax.scan(body, x, jnp.arange(4))[0]
+
+    _, records = wrap(sonde.capture(jax.grad(loss), grads=True))(W)
+    hs, c = [], float(W)
+    for i in range(4):
+        hs.append(np.sin(c))
+        c = (2 if i % 2 == 0 else 3) * hs[-1]
+    factors, wanted = [2, 3, 2, 3], []
+    for i in range(4):
+        gradient = factors[i]
+        for j in range(i + 1, 4):
+            gradient *= np.cos(factors[j - 1] * hs[j - 1]) * factors[j]
+        wanted.append(gradient)
+    np.testing.assert_allclose(sum(np.asarray(x) for x in records["h"].grads), wanted, rtol=1e-5)
+
+
+@WRAPS
+def test_backward_passes_of_different_shape_add_up(wrap: Callable) -> None:
+    def step(x: Any) -> Any:
+        _, pull = jax.vjp(lambda x: sonde.sow(jnp.sin(x), "h") ** 2, x)
+        pull(1.0)
+        return lax.scan(lambda c, ct: (c, pull(ct)), 0.0, V)
+
+    _, records = wrap(sonde.capture(step, grads=True))(W)
+    np.testing.assert_allclose(records["h"].grad, 2 * np.sin(0.3) * (1 + float(V.sum())), rtol=1e-6)
+
+
+def test_gradients_whose_axes_cannot_be_told_apart_are_an_error() -> None:
+    def step(x: Any) -> Any:
+        _, pull = jax.vjp(lambda x: sonde.sow(jnp.sin(x), "h") ** 2, x)
+        jax.vmap(pull)(jnp.ones(2))
+        return jax.vmap(jax.vmap(pull))(jnp.ones((2, 2)))
+
+    with pytest.raises(CaptureError, match=r"site 'h' .* two backward passes, with the axes \(vmap:2,\) and"):
+        sonde.capture(step, grads=True)(W)
+
+
+def test_a_transposed_function_is_not_given_to_a_call_of_it() -> None:
+    @jax.jit
+    def double(x: Any) -> Any:
+        return sonde.sow(x * 2, "h")
+
+    def step(x: Any) -> Any:
+        gradient = jax.grad(lambda x: double(x) * 3)(x)
+        (other,) = jax.linear_transpose(double, x)(7.0)
+        return gradient, other
+
+    _, records = sonde.capture(step, grads=True)(W)
+    assert [float(x) for x in records["h"].grads] == [3.0, 7.0]
+    assert len(records["h"].values) == 1
+
+
+def test_numbers_of_the_user_stay_what_jax_returns() -> None:
+    f = jax.jit(lambda n, x: (n, n + 1, sonde.sow(x, "h")))
+    n = np.arange(3, dtype=np.int32)
+    (same, _, _), _ = sonde.capture(f, grads=True)(n, 1.0)
+    assert isinstance(same, jax.Array)
+    (same, _, _), _ = sonde.capture(lambda: f(n, 1.0), grads=True)()
+    assert isinstance(same, jax.Array)
+    _, records = sonde.capture(jax.jit(lambda n: sonde.sow(n, "n")), grads=True)(n)
+    assert isinstance(records["n"].value, jax.Array)

@@ -1,0 +1,45 @@
+"""Programs with sites that outlive their capture, and edits of values that do not vary."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sonde
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_a_pullback_that_leaves_a_capture_works(wrap: Any) -> None:
+    def f(x: Any) -> Any:
+        return jax.vjp(lambda x: sonde.sow(jnp.sin(x), "h") ** 2, x)
+
+    (y, pull), _ = sonde.capture(f, grads=True)(0.3)
+    np.testing.assert_allclose(y, np.sin(0.3) ** 2, rtol=1e-6)
+    (gradient,) = wrap(pull)(1.0)
+    np.testing.assert_allclose(gradient, 2 * np.sin(0.3) * np.cos(0.3), rtol=1e-6)
+    np.testing.assert_allclose(jax.vmap(pull)(jnp.ones(2))[0], [gradient] * 2, rtol=1e-6)
+
+
+def test_a_program_that_was_traced_in_a_capture_runs_outside_of_it() -> None:
+    def f(x: Any) -> Any:
+        return jax.linearize(lambda x: sonde.sow(jnp.sin(x), "h") ** 2, x), jax.make_jaxpr(
+            lambda x: sonde.sow(x * 2, "h") + 1
+        )(x)
+
+    ((_, tangent), jaxpr), _ = sonde.capture(f, grads=True)(0.3)
+    np.testing.assert_allclose(tangent(1.0), 2 * np.sin(0.3) * np.cos(0.3), rtol=1e-6)
+    assert jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, 1.0) == [3.0]
+
+
+@pytest.mark.parametrize("axes", [((None, 0), (0, None)), ((0, None), (None, 0))])
+@pytest.mark.parametrize("values", [2, 3])
+def test_an_edit_that_changes_nothing_under_two_maps_around_a_cond(axes: Any, values: int) -> None:
+    def f(p: Any, x: Any) -> Any:
+        return lax.cond(p, lambda x: sonde.sow(x * 2, "a"), lambda x: sonde.sow(x * 3, "b"), x)
+
+    program = jax.vmap(jax.vmap(f, axes[0]), axes[1])
+    p, x = jnp.array([True, False]), jnp.arange(1.0, values + 1)
+    np.testing.assert_array_equal(sonde.edit(program, {"**": lambda v: v})(p, x), program(p, x))
