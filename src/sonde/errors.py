@@ -80,7 +80,7 @@ class LinenError(SondeError):
     """The root of what `sonde.linen` raises; the classes below carry the names of `flax.errors`."""
 
 
-class ApplyModuleInvalidMethodError(LinenError):
+class ApplyModuleInvalidMethodError(LinenError, TypeError):
     """The `method` given to `init`, `apply` and the like is neither a function nor the name of a method."""
 
 
@@ -128,7 +128,7 @@ class InvalidInstanceModuleError(LinenError):
     """`init`, `apply` or `bind` is called on a module class and not on an instance."""
 
 
-class InvalidRngError(LinenError):
+class InvalidRngError(LinenError, ValueError):
     """A random key is needed that was not given, or what was given is not a key."""
 
 

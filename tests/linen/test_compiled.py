@@ -198,3 +198,24 @@ def test_a_method_of_a_module_without_variables():
 
     y, variables = Model().init_with_output(KEY, X)
     np.testing.assert_allclose(y, nn.Dense(2).apply({"params": variables["params"]["Dense_0"]}, X), rtol=1e-6)
+
+
+def test_values_are_freed_without_the_garbage_collector(monkeypatch):
+    class Layers(nn.Module):
+        def setup(self):
+            self.first = nn.Dense(4)
+            self.rest = [nn.Dense(4), nn.LayerNorm()]
+
+        @nn.compact
+        def __call__(self, x):
+            for layer in (self.first, *self.rest):
+                x = layer(x)
+            return nn.remat(nn.Dense)(4)(nn.Sequential([nn.Dense(4)])(x))
+
+    @jax.jit
+    def run(key, x):
+        return Layers().apply(Layers().init(key, x), x)
+
+    monkeypatch.setattr(gc, "collect", lambda *_: 0)
+    with jax.checking_leaks():
+        jax.vmap(run, (0, None))(jax.random.split(KEY, 3), X)

@@ -9,10 +9,12 @@ named after the field; one object given in two places stays one submodule, of th
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import AssignSubModuleError
+from sonde.linen.flax_scope import is_flax_scope, scope_on
 from sonde.linen.frozen_dict import FrozenDict
 from sonde.linen.scope import Scope
 
@@ -48,7 +50,7 @@ class State:
         in_compact: Whether a compact method is running.
         set_up: Whether `setup` has run.
         cursor: How many unnamed submodules of each class the running compact method has made.
-        children: What the module has made, by name: submodules, and for variables the name of the collection.
+        children: The submodules that the module has made and that are still there, by name.
     """
 
     __slots__ = ("attached", "children", "cursor", "in_compact", "in_setup", "set_up")
@@ -59,7 +61,8 @@ class State:
         self.in_compact = False
         self.set_up = False
         self.cursor: dict[str, int] = {}
-        self.children: dict[str, Any] = {}
+        # Weakly: a submodule that nothing else holds is not needed any more, and must not hold on to values.
+        self.children: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def forget_call(self) -> None:
         """Gets ready for the next call of a compact method."""
@@ -77,7 +80,6 @@ class State:
     def catch_up(self, inner: State) -> None:
         """Takes over the names that the copy inside a lifted transform has given."""
         self.cursor = dict(inner.cursor)
-        self.children.update({k: v for k, v in inner.children.items() if isinstance(v, str)})
 
 
 def auto_name(module: Module, parent: Module) -> str:
@@ -90,6 +92,8 @@ def auto_name(module: Module, parent: Module) -> str:
 
 def attach(module: Module) -> None:
     """Settles the scope of a module whose fields are set; called by `__post_init__` and again when a name is found."""
+    if is_flax_scope(module.parent):
+        object.__setattr__(module, "parent", scope_on(module.parent))
     state, parent = module._state, module.parent
     if isinstance(parent, Scope):
         object.__setattr__(module, "scope", parent)

@@ -27,6 +27,11 @@ class DenyList:
     deny: Filter
 
 
+def _is_deny_list(filter: Filter) -> bool:
+    """Whether a filter is a `DenyList`, of Sonde or of `flax.core`."""
+    return hasattr(filter, "deny")
+
+
 def matches(filter: Filter, name: str) -> bool:
     """Whether a filter chooses a name.
 
@@ -37,7 +42,7 @@ def matches(filter: Filter, name: str) -> bool:
         return filter
     if isinstance(filter, str):
         return filter == name
-    if isinstance(filter, DenyList):
+    if _is_deny_list(filter):
         return not matches(filter.deny, name)
     if isinstance(filter, Container):
         return name in filter
@@ -55,7 +60,7 @@ def check(filter: Filter) -> Filter:
 
 def is_empty(filter: Filter) -> bool:
     """Whether a filter is known to choose nothing."""
-    if isinstance(filter, DenyList):
+    if _is_deny_list(filter):
         return filter.deny is True
     return filter is False or (not isinstance(filter, (bool, str)) and not filter)
 
@@ -94,8 +99,10 @@ def may_overlap(a: Filter, b: Filter) -> bool:
         return any(may_overlap(f, b) for f in a.filters)
     if isinstance(b, (Both, Either)):
         return may_overlap(b, a)
-    if isinstance(a, (bool, DenyList)):
-        return not is_empty(a) and (may_overlap(b, a) if not isinstance(b, (bool, DenyList)) else not is_empty(b))
+    if isinstance(a, bool) or _is_deny_list(a):
+        return not is_empty(a) and (
+            may_overlap(b, a) if not (isinstance(b, bool) or _is_deny_list(b)) else not is_empty(b)
+        )
     return any(matches(b, name) for name in ([a] if isinstance(a, str) else a))
 
 
@@ -103,7 +110,7 @@ def hashable(filter: Filter) -> Filter:
     """The same filter in a form that can be part of a cache key."""
     if isinstance(filter, (bool, str)):
         return filter
-    if isinstance(filter, DenyList):
+    if _is_deny_list(filter):
         return DenyList(hashable(filter.deny))
     if isinstance(filter, Both):
         return Both(hashable(filter.first), hashable(filter.second))

@@ -144,7 +144,7 @@ def with_logical_constraint(
 
 
 @jax.tree_util.register_pytree_with_keys_class
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class LogicallyPartitioned(Partitioned[Any]):
     """A value whose axes have logical names; `rules` say which mesh axes these are, None for the rules in force."""
 

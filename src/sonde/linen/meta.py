@@ -24,7 +24,16 @@ Names = tuple[str | None, ...]
 
 
 class AxisMetadata(Generic[A], abc.ABC):
-    """A box. Subclasses are pytrees whose leaves are those of the value."""
+    """A box. Subclasses are pytrees whose leaves are those of the value.
+
+    A class with these four methods is one without deriving from it: Flax's boxes are.
+    """
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> Any:
+        if cls is not AxisMetadata:
+            return NotImplemented
+        return all(hasattr(other, name) for name in cls.__abstractmethods__) or NotImplemented
 
     @abc.abstractmethod
     def unbox(self) -> A:
@@ -105,7 +114,7 @@ def mesh_is_set() -> bool:
 
 
 @jax.tree_util.register_pytree_with_keys_class
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Partitioned(AxisMetadata[A]):
     """A value whose axes are named after the axes of a mesh.
 

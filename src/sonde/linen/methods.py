@@ -194,7 +194,7 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
             sites.under_path(scope) if scope is not None else _NOTHING,
         ):
             is_call = scope is not None and not getattr(fun, "transparent", False)
-            run = _intercepted(self, fun, name) if context.interceptors else functools.partial(fun, self)
+            run = intercepted(self, fun, name)
             if is_call and are_ends_wanted(name):
                 output = sites.call_with_ends(self, name, fun, run, args, kwargs)
             else:
@@ -215,9 +215,11 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
                 state.forget_call()
 
 
-def _intercepted(self: Module, fun: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A method with all interceptors around it."""
+def intercepted(self: Module, fun: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A method, bound to its module, with all interceptors around it."""
     bound = functools.partial(fun, self)
+    if not context.interceptors:
+        return bound
     described = InterceptorContext(self, name, bound)
 
     def around(interceptor: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
@@ -28,6 +29,19 @@ T = TypeVar("T")
 
 
 _OF_ALL = ("parent", "name")  # the fields that every module has
+
+
+class _Parent:
+    """The field `parent`, which does not keep a module alive: values would live on in the circle of the two."""
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Any:
+        if instance is None:
+            return UNSPECIFIED
+        parent = instance.__dict__.get("_parent", UNSPECIFIED)
+        return parent() if isinstance(parent, weakref.ref) else parent
+
+    def __set__(self, instance: Any, parent: Any) -> None:
+        instance.__dict__["_parent"] = weakref.ref(parent) if isinstance(parent, Module) else parent
 
 
 class _OnInstances:
@@ -210,8 +224,9 @@ class Module:
         state.in_setup = state.set_up = True
         try:
             with context.calling(self):
-                setup = type(self).setup
-                getattr(setup, "__wrapped_method__", setup)(self)
+                setup = getattr(type(self).setup, "__wrapped_method__", None)  # None: the one of Module
+                if setup is not None:
+                    methods.intercepted(self, setup, "setup")()
         finally:
             state.in_setup = False
 
@@ -242,9 +257,7 @@ class Module:
             **init_kwargs: Further keyword arguments for the initializer.
         """
         scope = self._may_create(name, "params", "param")
-        value = scope.param(name, init_fn, *init_args, unbox=unbox, **init_kwargs)
-        self._state.children[name] = "params"
-        return value
+        return scope.param(name, init_fn, *init_args, unbox=unbox, **init_kwargs)
 
     def variable(
         self,
@@ -266,9 +279,7 @@ class Module:
             **init_kwargs: Keyword arguments for `init_fn`.
         """
         scope = self._may_create(name, col, "variable")
-        found = scope.variable(col, name, init_fn, *init_args, unbox=unbox, **init_kwargs)
-        self._state.children[name] = col
-        return found
+        return scope.variable(col, name, init_fn, *init_args, unbox=unbox, **init_kwargs)
 
     def _may_create(self, name: str, collection: str, what: str) -> Scope:
         scope = self.bound_scope(f"make the {what} {name!r}")
@@ -495,6 +506,9 @@ class Module:
         return attach.clone(self, parent=parent, deep=True, updates={"name": name, **updates}, reset_names=True)
 
 
+Module.parent = _Parent()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 80 and "\n" not in text else type(value).__name__
@@ -513,7 +527,7 @@ def _description(module: Module, indent: int = 4) -> str:
     given = {f.name for f in fields}
     body = [
         *block("attributes", ((f.name, getattr(module, f.name)) for f in fields)),
-        *block("children", ((k, v) for k, v in children.items() if isinstance(v, Module) and k not in given)),
+        *block("children", ((k, v) for k, v in children.items() if k not in given)),
     ]
     name = type(module).__name__
     return "\n".join([f"{name}(", *body, ")"]) if body else f"{name}()"

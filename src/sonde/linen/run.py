@@ -6,6 +6,7 @@ Every function of a module, at the top and inside lifted transforms, runs throug
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,7 +42,10 @@ def perform(run: Run, scopes: list[Scope], fn: Callable[[], T]) -> T:
     try:
         return sites.gathering(run, scopes, fn)
     finally:
+        # What refers back to the run goes, so that its values are freed at once and not by the garbage collector.
         run.live = False
+        run.roots, run.gather = (), None
+        run.adopted.clear()
 
 
 def check_variables(variables: Any, *, where: str) -> Mapping[str, Any]:
@@ -100,7 +104,21 @@ def function_of(module: Module, method: Any, *, where: str) -> Callable[..., Any
             "of a method "
             f"of {type(module).__name__}, is needed"
         )
-    return getattr(method, "__func__", method)
+    function = getattr(method, "__func__", method)
+    if not _takes_a_module(function):
+        raise ApplyModuleInvalidMethodError(
+            f"cannot call {where} with method={method!r}: a function that takes the module as its first argument is "
+            "needed, and this one takes no argument"
+        )
+    return function
+
+
+def _takes_a_module(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a callable that does not say
+        return True
+    return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
 
 
 def root_scope(

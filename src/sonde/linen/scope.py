@@ -410,7 +410,7 @@ class Variable(Generic[T]):
 
     __slots__ = ("_unbox", "collection", "name", "scope")
 
-    def __init__(self, scope: Scope, collection: str, name: str, *, unbox: bool = True) -> None:
+    def __init__(self, scope: Scope, collection: str, name: str, unbox: bool = True) -> None:
         self.scope = scope
         self.collection = collection
         self.name = name

@@ -57,7 +57,7 @@ def _move(module: Module, *, to: Module) -> None:
     assert scope is not None
     object.__setattr__(module, "scope", scope)
     for name, child in list(module._state.children.items()):
-        if isinstance(child, Module) and child.parent is module and child is not to:
+        if child.parent is module and child is not to:
             child_scope = scope.child(name)
             object.__setattr__(child, "scope", child_scope)
             _move_children(child)
@@ -67,6 +67,6 @@ def _move_children(module: Module) -> None:
     scope = module.scope
     assert scope is not None
     for name, child in module._state.children.items():
-        if isinstance(child, Module) and child.parent is module:
+        if child.parent is module:
             object.__setattr__(child, "scope", scope.child(name))
             _move_children(child)

@@ -30,6 +30,7 @@ from sonde.core.context import looking
 from sonde.core.sow import sow
 from sonde.errors import LayerInputError
 from sonde.ops.checks import describe, expect_broadcastable, expect_shape
+from sonde.ops.dense import given
 from sonde.ops.dropout import keep_mask
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype, widest
 from sonde.ops.masks import combine_masks
@@ -86,10 +87,10 @@ def dot_product_attention_weights(
     dtype = query.dtype
     query = query / jnp.sqrt(jnp.asarray(query.shape[-1], jnp.float32)).astype(dtype)
     if groups == 1:
-        scores = einsum("...qhd,...khd->...hqk", query, key, precision=precision)
+        scores = einsum("...qhd,...khd->...hqk", query, key, **given(precision=precision))
     else:
         query = _split_heads(query, groups, axis=-2)
-        scores = _merge_heads(einsum("...qhgd,...khd->...hgqk", query, key, precision=precision), axis=-4)
+        scores = _merge_heads(einsum("...qhgd,...khd->...hgqk", query, key, **given(precision=precision)), axis=-4)
     if bias is not None:
         scores = _like(scores, bias) + _rank_like(bias, scores)
     scores = sow(scores, "scores")
@@ -130,10 +131,10 @@ def mix_values(
     """
     groups = weights.shape[-3] // value.shape[-2]
     if groups == 1:
-        heads = einsum("...hqk,...khd->...qhd", weights, value, precision=precision)
+        heads = einsum("...hqk,...khd->...qhd", weights, value, **given(precision=precision))
     else:
         weights = _split_heads(weights, groups, axis=-3)
-        heads = _merge_heads(einsum("...hgqk,...khd->...qhgd", weights, value, precision=precision), axis=-3)
+        heads = _merge_heads(einsum("...hgqk,...khd->...qhgd", weights, value, **given(precision=precision)), axis=-3)
     return sow(heads, "heads")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -136,6 +137,11 @@ def dot_product_attention(
     if (qk_attn_weights_einsum is None) != (attn_weights_value_einsum is None):
         raise ValueError(
             "qk_attn_weights_einsum and attn_weights_value_einsum replace both products or none: one is missing"
+        )
+    if qk_attn_weights_einsum is not None and not (precision is None and einsum_dot_general is None):
+        raise ValueError(
+            "precision and einsum_dot_general are for products that are not replaced: leave them out beside "
+            "qk_attn_weights_einsum and attn_weights_value_einsum"
         )
     return ops.dot_product_attention(
         query,
@@ -305,11 +311,17 @@ class MultiHeadDotProductAttention(Module):
                 raise ValueError(
                     f"{describe(self)}: inputs_kv stands for inputs_k and inputs_v, give it or them, not both"
                 )
+            self._deprecated("inputs_kv is an old name: give inputs_k, which stands for both")
             return kv, kv
         if k is None and v is not None:
             raise ValueError(f"{describe(self)}: inputs_v is given and inputs_k is not; inputs_k alone stands for both")
+        if v is not None and jnp.ndim(v) == jnp.ndim(q) + 1:
+            self._deprecated("the third argument is inputs_v, and looks like a mask: give the mask by name")
         k = q if k is None else k
         return k, k if v is None else v
+
+    def _deprecated(self, text: str) -> None:
+        warnings.warn(f"{describe(self)}: {text}", DeprecationWarning, stacklevel=2)
 
     def _decoded(self, query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any, Any]:
         """Puts one position into the cache; returns all keys and values, and the mask of those written so far."""
