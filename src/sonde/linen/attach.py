@@ -64,6 +64,15 @@ class State:
         # Weakly: a submodule that nothing else holds is not needed any more, and must not hold on to values.
         self.children: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: all but the submodules, which belong to the process."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "children"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()
+        for name, value in state.items():
+            setattr(self, name, value)
+
     def forget_call(self) -> None:
         """Gets ready for the next call of a compact method."""
         self.in_compact = False

@@ -32,6 +32,11 @@ def _is_deny_list(filter: Filter) -> bool:
     return hasattr(filter, "deny")
 
 
+def _is_open(filter: Filter) -> bool:
+    """Whether a filter does not list the names that it chooses."""
+    return isinstance(filter, bool) or _is_deny_list(filter)
+
+
 def matches(filter: Filter, name: str) -> bool:
     """Whether a filter chooses a name.
 
@@ -99,10 +104,8 @@ def may_overlap(a: Filter, b: Filter) -> bool:
         return any(may_overlap(f, b) for f in a.filters)
     if isinstance(b, (Both, Either)):
         return may_overlap(b, a)
-    if isinstance(a, bool) or _is_deny_list(a):
-        return not is_empty(a) and (
-            may_overlap(b, a) if not (isinstance(b, bool) or _is_deny_list(b)) else not is_empty(b)
-        )
+    if _is_open(a):
+        return not is_empty(a) and (not is_empty(b) if _is_open(b) else may_overlap(b, a))
     return any(matches(b, name) for name in ([a] if isinstance(a, str) else a))
 
 

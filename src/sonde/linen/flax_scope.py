@@ -16,7 +16,8 @@ from sonde.linen.scope import Run, Scope
 
 def is_flax_scope(value: Any) -> bool:
     """Whether a value is a scope of `flax.core`."""
-    return all(hasattr(value, name) for name in ("root", "rngs", "mutable", "path", "_variables"))
+    # Asked of the class: a module would run its setup to find an attribute.
+    return all(hasattr(type(value), name) for name in ("push", "rewound", "make_rng", "is_collection_empty"))
 
 
 def scope_on(foreign: Any) -> Scope:

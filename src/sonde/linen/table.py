@@ -1,12 +1,12 @@
 """A table of the modules of a model: `nn.tabulate`, and their paths: `Module.module_paths`.
 
-The model is run on shapes alone, under an interceptor that writes down every call of `__call__` (or of the method
-asked for).
+The model is run on shapes alone, under an interceptor that writes down every call of a method.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import io
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -17,13 +17,17 @@ import numpy as np
 
 from sonde.linen import meta
 from sonde.linen.filters import Filter
+from sonde.linen.frozen_dict import FrozenDict
 from sonde.linen.methods import InterceptorContext, intercept_methods
 from sonde.linen.run import ALL_BUT_INTERMEDIATES
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from sonde.linen.module import Module
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_EMPTY = {dict: "{}", FrozenDict: "{}", list: "[]", tuple: "[]"}
 
 
 @dataclasses.dataclass
@@ -57,11 +61,10 @@ def _shapes(tree: Any) -> Any:
 def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs: Any) -> tuple[list[Call], Any]:
     """All calls during an `init`, in the order in which they began, and the shapes of the variables."""
     found: list[Call] = []
-    wanted = method if isinstance(method, str) else getattr(method, "__name__", "__call__")
 
     def write_down(next_fun: Callable[..., Any], args: Any, kwargs: Any, about: InterceptorContext) -> Any:
         scope = about.module.scope
-        if about.method_name not in ("__call__", wanted) or scope is None:
+        if about.method_name == "setup" or scope is None:
             return next_fun(*args, **kwargs)
         call = Call(about.module, scope.path, about.method_name, _shapes(args), _shapes(kwargs), None)
         found.append(call)
@@ -157,6 +160,7 @@ def tabulate(
 class _Row:
     call: Call
     variables: dict[str, Any]  # by collection: what is shown in the row
+    counted: dict[str, Any]  # by collection: what its size is given for
     everything: dict[str, Any]  # by collection: all variables of the module
 
 
@@ -167,23 +171,23 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
 
 
 def _rows(calls: list[Call], variables: Any, depth: int | None, show_repeated: bool) -> list[_Row]:
-    shown = [call for call in calls if depth is None or len(call.path) <= depth]
-    paths = {call.path for call in shown}
+    paths = {call.path for call in calls}
     seen: set[tuple[str, ...]] = set()
     rows = []
-    for call in shown:
+    for call in calls:
         repeated = call.path in seen
-        if repeated and not show_repeated:
-            continue
         seen.add(call.path)
+        if (depth is not None and len(call.path) > depth) or (repeated and not show_repeated):
+            continue
         everything = {collection: _at(tree, call.path) for collection, tree in variables.items()}
         own = {c: {} if repeated else _without(tree, call.path, paths) for c, tree in everything.items()}
-        rows.append(_Row(call, own, everything))
+        hides = depth is not None and len(call.path) == depth and not repeated
+        rows.append(_Row(call, own, everything if hides else own, everything))
     return rows
 
 
 def _without(tree: Any, path: tuple[str, ...], paths: set[tuple[str, ...]]) -> Any:
-    """The variables of a module without those of the submodules that have a row of their own."""
+    """The variables of a module without those of the submodules that were called."""
     if not isinstance(tree, Mapping):
         return tree
     kept = {}
@@ -191,9 +195,9 @@ def _without(tree: Any, path: tuple[str, ...], paths: set[tuple[str, ...]]) -> A
         inner = (*path, name)
         if inner in paths:
             continue
-        value = _without(value, inner, paths)
-        if not isinstance(value, Mapping) or value:
-            kept[name] = value
+        rest = _without(value, inner, paths)
+        if not isinstance(value, Mapping) or not value or rest:  # what is empty by itself is shown
+            kept[name] = rest
     return kept
 
 
@@ -207,48 +211,95 @@ def _is_plain(x: Any) -> bool:
     return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
 
 
-def _size_text(tree: Any) -> str:
+def _size_text(tree: Any) -> Text:
+    from rich.text import Text
+
     count, n_bytes = _size(tree)
     if not count:
-        return ""
+        return Text("")
     amount = float(n_bytes)
     for unit in ("B", "KB", "MB", "GB", "TB"):
         if amount < 1000 or unit == "TB":
             break
         amount /= 1000
-    return f"{count:,} ({amount:.0f} B)" if unit == "B" else f"{count:,} ({amount:.1f} {unit})"
+    text = f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+    return Text.assemble((f"{count:,} ", "bold"), (f"({text})", "bold dim"))
 
 
-def _leaf_text(x: Any) -> str:
+def _leaf(x: Any) -> Text:
+    from rich.text import Text
+
     if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return f"{x.dtype}[{','.join(map(str, x.shape))}]"
-    return str(x)
+        return Text.assemble((str(x.dtype), "dim"), f"[{','.join(map(str, x.shape))}]")
+    return Text(str(x))
 
 
-def _lines(value: Any, indent: str = "") -> list[str]:
-    """A nested value, one leaf a line."""
+def _box(box: Any) -> Text:
+    """A value in a box, with the names of its axes."""
+    text = _leaf(meta.unbox(box))
+    if not hasattr(box, "names"):
+        return text
+    names = tuple(map(str, box.names))
+    return text.append(f" P({', '.join(names)}{',' if len(names) == 1 else ''})", "dim")
+
+
+def _lines(value: Any) -> list[Text]:
+    """A nested value, one leaf a line: keys with what belongs to them indented, and a dash for each element."""
+    from rich.text import Text
+
     if meta.is_box(value):
-        return _lines(meta.unbox(value), indent)
-    if isinstance(value, Mapping):
+        return [_box(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping) and value:
         lines = []
-        for key, inner in value.items():
-            text = _lines(inner, indent + "  ")
-            lines += [f"{indent}{key}: {text[0].strip()}"] if len(text) == 1 else [f"{indent}{key}:", *text]
+        for key, inner in sorted(_named(value).items()):
+            text = _lines(inner)
+            if _is_nested(inner):
+                pad = "" if isinstance(inner, (list, tuple)) else "  "
+                lines += [Text(f"{key}:"), *(Text(pad) + line for line in text)]
+            else:
+                lines.append(Text(f"{key}: ") + text[0])
         return lines
-    if isinstance(value, (list, tuple)):
-        return [f"{indent}- {line.strip()}" for inner in value for line in _lines(inner)]
-    return [f"{indent}{_leaf_text(value)}"]
+    if isinstance(value, (list, tuple)) and value:
+        return [Text("  " if i else "- ") + line for inner in value for i, line in enumerate(_lines(inner))]
+    return [Text(_EMPTY[type(value)]) if _is_empty(value) else _leaf(value)]
 
 
-def _value_text(value: Any) -> str:
+def _named(value: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key.value if isinstance(key, enum.Enum) else key): inner for key, inner in value.items()}
+
+
+def _is_empty(value: Any) -> bool:
+    return type(value) in _EMPTY and not value
+
+
+def _is_nested(value: Any) -> bool:
+    if meta.is_box(value):
+        return False
+    if dataclasses.is_dataclass(value):
+        return bool(dataclasses.fields(value))
+    return isinstance(value, (Mapping, list, tuple)) and bool(value)
+
+
+def _value_text(value: Any) -> Text:
+    from rich.text import Text
+
     if isinstance(value, (list, tuple)) and len(value) == 1:
         value = value[0]
-    return "\n".join(_lines(value))
+    return Text("\n").join(_lines(value))
 
 
-def _inputs_text(call: Call) -> str:
+def _inputs_text(call: Call) -> Text:
+    from rich.text import Text
+
     given = [*call.args, *([dict(call.kwargs)] if call.kwargs else [])]
-    return _value_text(given) if given else ""
+    return _value_text(given) if given else Text("")
+
+
+def _module_text(call: Call) -> str:
+    name = type(call.module).__name__
+    return name if call.method == "__call__" else f"{name} ({call.method})"
 
 
 def _flops(row: _Row, rngs: Any, *, backward: bool) -> str:
@@ -256,13 +307,17 @@ def _flops(row: _Row, rngs: Any, *, backward: bool) -> str:
     call = row.call
     arrays, rest = _split((row.everything, call.args, call.kwargs))
 
-    def run(arrays: Any, rngs: Any) -> Any:
+    def run_all(arrays: Any, rngs: Any) -> Any:
         variables, args, kwargs = _join(arrays, rest)
         variables = {collection: tree for collection, tree in variables.items() if tree}
-        return call.module.apply(variables, *args, rngs=rngs, method=call.method, mutable=True, **kwargs)[0]
+        return call.module.apply(variables, *args, rngs=rngs, method=call.method, mutable=True, **kwargs)
+
+    def run(arrays: Any, rngs: Any) -> Any:
+        return run_all(arrays, rngs)[0]
 
     def run_backward(arrays: Any, rngs: Any) -> Any:
-        output, pullback = jax.vjp(lambda arrays: run(arrays, rngs), arrays)
+        # With respect to all that comes out, changed variables included.
+        output, pullback = jax.vjp(lambda arrays: run_all(arrays, rngs), arrays)
         return pullback(output)
 
     try:
@@ -285,7 +340,7 @@ def _render(
 ) -> str:
     import rich.console
     import rich.table
-    import rich.text
+    from rich.text import Text
 
     table = rich.table.Table(
         **{
@@ -303,21 +358,22 @@ def _render(
         table.add_column(collection, **column_kwargs)
     for row in rows:
         cells = [
-            "/".join(row.call.path),
-            type(row.call.module).__name__,
+            Text("/".join(row.call.path)),
+            Text(_module_text(row.call)),
             _inputs_text(row.call),
             _value_text(row.call.outputs),
-            *(_flops(row, rngs, backward=backward) for _, backward in costs),
+            *(Text(_flops(row, rngs, backward=backward)) for _, backward in costs),
         ]
         for collection in variables:
-            own = row.variables[collection]
-            cells.append("\n".join([*_lines(own), "", _size_text(own)]) if own else "")
-        table.add_row(*(rich.text.Text(cell) for cell in cells))
-    table.columns[len(columns) - 1].footer = rich.text.Text("Total", justify="right")
+            own, size = row.variables[collection], _size_text(row.counted[collection])
+            shown = _lines(own) if own else []
+            cells.append(Text("\n").join([*shown, Text(""), size] if shown else [size]))
+        table.add_row(*cells)
+    table.columns[len(columns) - 1].footer = Text("Total", justify="right")
     for column, tree in zip(table.columns[len(columns) :], variables.values()):
         column.footer = _size_text(tree)
     table.caption_style = "bold"
-    table.caption = f"\nTotal Parameters: {_size_text(variables) or '0'}"
+    table.caption = Text("\nTotal Parameters: ", style="bold") + _size_text(variables)
     buffer = io.StringIO()
     console = rich.console.Console(
         **{"force_terminal": True, "force_jupyter": False, **(console_kwargs or {}), "file": buffer}

@@ -167,7 +167,7 @@ def _scan(
     def loop_body(carry: Any, sliced: Any) -> Any:
         lifting.restore_counts(counts)
         _, carry, (y, changes) = step(shared, carry, sliced, mutable=DenyList(variable_broadcast))
-        structure[:] = [y]
+        structure[:] = [y.structure()]  # the leaves belong to the loop
         return carry, (y.mapped, changes)
 
     extra = {"_split_transpose": True} if _split_transpose else {}
@@ -260,6 +260,12 @@ class Mixed:
         leaves, self._tree = jax.tree.flatten(tree)
         self.mapped = [leaf for axis, leaf in zip(self._axes, leaves) if axis is not broadcast]
         self.constant = [leaf for axis, leaf in zip(self._axes, leaves) if axis is broadcast]
+
+    def structure(self) -> Mixed:
+        """The same without leaves."""
+        copy = object.__new__(Mixed)
+        copy._axes, copy._tree, copy.mapped, copy.constant = self._axes, self._tree, [], []
+        return copy
 
     def in_front(self) -> list[Any]:
         """The leaves that are looped over, with the loop's axis in front."""
