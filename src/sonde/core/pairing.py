@@ -22,10 +22,10 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.axes import Axis, common_axes, either, extra_has, leaf_has, over_axes, select, with_leaves
-from sonde.core.choices import merge_choices, tokens_of
+from sonde.core.choices import tokens_of
 from sonde.core.collect import leaf_indices
-from sonde.core.handler import Handler, Met
-from sonde.core.item import Item, expand
+from sonde.core.handler import Met
+from sonde.core.item import Item
 from sonde.core.operands import NO_VALUE
 from sonde.core.site import Site
 from sonde.errors import CaptureError
@@ -37,11 +37,6 @@ class Call:
 
     item: Item
     grads: dict[int, Item | None]
-
-
-def calls_of(handler: Handler) -> list[Call]:
-    """Everything that a handler has recorded: each value with its gradients, in program order."""
-    return pair(merge_choices(expand(handler.items)), handler.met)
 
 
 def pair(items: Iterable[Item], met: Met) -> list[Call]:

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.core.calls import ProgramOrder, numbered_calls
 from sonde.core.capture import check_callable, like, run_with
-from sonde.core.choices import merge_choices
 from sonde.core.collect import Collect
 from sonde.core.item import expand
 from sonde.core.path import Pattern
@@ -181,20 +181,17 @@ def _run(f: Callable, patterns: Any, grads: bool, args: Any, kwargs: Any) -> tup
         return handler
 
     _, handler = run_with(make, f, args, kwargs, grads=grads)
-    records = make_records(handler.items, handler.met)
-    place: dict[tuple[str, int], tuple[int, list[int]]] = {}
-    calls: dict[str, int] = {}
-    began: dict[int, int] = {}
-    for position, item in enumerate(i for i in merge_choices(expand(handler.items)) if i.view.is_value):
-        number = calls[item.path] = calls.get(item.path, -1) + 1
-        loops = [began.setdefault(id(axis.loop), position) for axis in item.view.axes if axis.is_loop]
-        place[item.path, number] = (position, loops)
+    items = expand(handler.items)
+    records = make_records(items, handler.met)
+    program = ProgramOrder(items)
+    calls = {(call.path, call.number): call.positions[0] for call in numbered_calls(items)}
 
     def order(seen: Seen, iteration: tuple[int, ...]) -> Any:
-        position, loops = place.get((seen.path, seen.call), (-1, []))
-        whole = [*zip(loops, iteration), (position, 0)]
+        position = calls.get((seen.path, seen.call), -1)
+        axes = items[position].view.axes if position >= 0 else ()
+        key = program.key(position, [axis.loop for axis in axes if axis.is_loop], iteration)
         # The way back is the way there, turned round.
-        return (1, [(-a, -b) for a, b in whole]) if seen.gradient else (0, whole)
+        return (1, [(-a, -b) for a, b in key]) if seen.gradient else (0, list(key))
 
     return {(s.path, s.call, s.gradient): s for s in each_seen(records)}, order
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core.axes import extra_has, room_for_axes
-from sonde.core.choices import merge_choices, tokens_of
+from sonde.core.calls import ProgramOrder, numbered_calls
 from sonde.core.collect import Collect, Reduce
 from sonde.core.context import look
 from sonde.core.item import Item
@@ -166,20 +166,16 @@ class Event:
 def events_of(items: Sequence[Item]) -> list[Event]:
     """Every site at every iteration, in program order. The leaves of the items are what `numbers_of` returned."""
     arrays = to_host([item.leaves for item in items])
-    began: dict[int, int] = {}
-    for position, item in enumerate(items):
-        for loop in item.loops:
-            began.setdefault(id(loop), position)
+    program = ProgramOrder(items)
     events: list[Event] = []
     calls = _Calls(items, arrays)
     for position, (item, leaves) in enumerate(zip(items, arrays)):
         for moment in _moments(item, leaves):
             path, call, value = calls.of(item, moment.token)
-            order = [(began[id(loop)], number) for loop, number in zip(item.loops, moment.numbers)]
             events.append(
                 Event(
                     path,
-                    (*order, (position, 0)),
+                    program.key(position, item.loops, moment.numbers),
                     item,
                     call,
                     _iteration(item, value, moment.numbers),
@@ -233,25 +229,10 @@ class _Calls:
     def __init__(self, items: Sequence[Item], arrays: Sequence[Sequence[np.ndarray]]) -> None:
         self._of_item: dict[int, int] = {}
         self._of_site: dict[Site, list[tuple[Item, set[int]]]] = {}
-        # Sites in different branches may be one call; who is with whom is known to the engine, and what is left of the
-        # values for asking it is their position.
-        ones = np.ones((), bool)
-        values = [(i, item) for i, item in enumerate(items) if item.view.is_value]
-        bare = [
-            dataclasses.replace(
-                item,
-                leaves=[],
-                extras={"taken": ones, "token": i},
-                view=item.view.extra_on("taken", [False] * len(item.view.axes)),
-            )
-            for i, item in values
-        ]
-        numbers: dict[str, int] = {}
-        for merged in merge_choices(bare):
-            number = numbers[merged.path] = numbers.get(merged.path, -1) + 1
-            for position in tokens_of(merged):
+        for call in numbered_calls(items):
+            for position in call.positions:
                 item, when = items[position], arrays[position][WHEN]
-                self._of_item[id(item)] = number
+                self._of_item[id(item)] = call.number
                 tokens = set(when[..., _TOKEN][when[..., _RAN] > 0].tolist())
                 for site in item.sites:
                     self._of_site.setdefault(site, []).append((item, tokens))
