@@ -21,7 +21,7 @@ PARTS = {
     "nnx": ("nnx_dispatch", "nnx_construct", "nnx_tracing"),
     "tools": ("patching", "monitoring"),
     "models": ("models",),
-    "store": ("harvesting",),
+    "store": ("harvesting", "probing"),
 }
 
 

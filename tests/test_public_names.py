@@ -11,7 +11,7 @@ import pytest
 import sonde
 
 # Modules of their own, not part of `from sonde import *`.
-FACES = {"bridge", "linen", "nnx", "serialization", "store", "struct", "training", "traverse_util"}
+FACES = {"bridge", "dictionaries", "linen", "nnx", "serialization", "store", "struct", "training", "traverse_util"}
 
 
 def test_names_are_sorted() -> None:

@@ -38,6 +38,7 @@ from sonde.core import (
 
 if TYPE_CHECKING:
     from sonde import bridge as bridge
+    from sonde import dictionaries as dictionaries
     from sonde import linen as linen
     from sonde import nnx as nnx
     from sonde import serialization as serialization
@@ -84,6 +85,7 @@ _LATER = {
     "linen": "sonde.linen",
     "nnx": "sonde.nnx",
     "serialization": "sonde.serialization",
+    "dictionaries": "sonde.dictionaries",
     "store": "sonde.store",
     "struct": "sonde.struct",
     "training": "sonde.training",

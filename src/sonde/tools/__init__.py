@@ -10,6 +10,7 @@ steer(f, {pattern: direction})          the program pushed in a direction
 extract(f, {path: name})                values at sites as features, and nothing else computed
 logit_lens(f, readout=...)              what the model would say at every layer
 example_grad_norms(loss)                which examples pull hardest
+probe(values, labels)                   what a linear classifier reads off the values at each site
 monitor(train_step, {pattern: [...]})   statistics of a training run, inside the step
 """
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sonde.tools.lens import Lens, Reading, logit_lens
     from sonde.tools.monitoring import Monitored, monitor
     from sonde.tools.patching import Sweep, patch_sweep
+    from sonde.tools.probing import Probe, probe
     from sonde.tools.steering import steer
     from sonde.tools.summary import Summary, summarize
 
@@ -37,6 +39,7 @@ __all__ = [
     "Lens",
     "Monitored",
     "NonFinite",
+    "Probe",
     "Reading",
     "Summary",
     "Sweep",
@@ -49,6 +52,7 @@ __all__ = [
     "logit_lens",
     "monitor",
     "patch_sweep",
+    "probe",
     "steer",
     "summarize",
 ]
@@ -60,6 +64,7 @@ _LATER = {
     "Drift": "comparison",
     "Lens": "lens",
     "Monitored": "monitoring",
+    "Probe": "probing",
     "Reading": "lens",
     "Summary": "summary",
     "Sweep": "patching",
@@ -71,6 +76,7 @@ _LATER = {
     "logit_lens": "lens",
     "monitor": "monitoring",
     "patch_sweep": "patching",
+    "probe": "probing",
     "steer": "steering",
     "summarize": "summary",
 }

@@ -1,0 +1,17 @@
+"""Sparse dictionaries of activations: train them, measure them, splice them into programs, exchange them.
+
+Dictionary(d_in, n_features, ...)           a sparse autoencoder or transcoder
+train(dictionary, batches, steps=...)       on a store's minibatches, or on batches as they come
+evaluate(dictionary, batches)               active features, explained variance, dead features
+splice(f, {pattern: dictionary})            a program with a dictionary in the place of a value
+loss_recovered(loss, path, dictionary, ...) what the program loses by it
+save(dictionary, folder), load(folder)      in the layout of SAELens
+"""
+
+from sonde.dictionaries.dictionary import Dictionary
+from sonde.dictionaries.figures import Figures, evaluate, loss_recovered
+from sonde.dictionaries.saelens_format import load, save
+from sonde.dictionaries.splicing import splice
+from sonde.dictionaries.training import History, train
+
+__all__ = ["Dictionary", "Figures", "History", "evaluate", "load", "loss_recovered", "save", "splice", "train"]

@@ -1,0 +1,88 @@
+"""How good a dictionary is: how few features, how much of the variance, and what a program loses with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.dictionaries.dictionary import Dictionary
+from sonde.dictionaries.splicing import splice
+from sonde.dictionaries.training import pairs
+from sonde.store.program import arguments
+from sonde.tools.ablation import ablate
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """Figures of a dictionary on some data.
+
+    Attributes:
+        active: How many features are active per input (L0).
+        explained: The part of the target's variance that the output explains; 1 is all.
+        dead: How many features were never active.
+        density: For each feature, on which part of the inputs it is active.
+    """
+
+    active: float
+    explained: float
+    dead: int
+    density: np.ndarray
+
+
+def evaluate(dictionary: Dictionary, batches: Iterable[Any]) -> Figures:
+    """The figures of a dictionary over minibatches, in the forms that `train` takes.
+
+    Example:
+        >>> import jax
+        >>> from sonde import nnx
+        >>> from sonde.dictionaries import Dictionary, evaluate
+        >>> autoencoder = Dictionary(8, 16, activation="topk", k=4, rngs=nnx.Rngs(0))
+        >>> evaluate(autoencoder, iter([jax.random.normal(jax.random.key(0), (64, 8))])).active <= 4
+        True
+    """
+    n, active, squares = 0, np.zeros(dictionary.n_features), 0.0
+    mean, around = np.zeros(dictionary.d_out), 0.0
+    for x, y in pairs(iter(batches), dictionary):
+        fired, squared, middle, spread = jax.device_get(_sums(dictionary, x, y))
+        share = len(x) / (n + len(x))
+        away = middle - mean
+        around += float(spread) + float(away @ away) * n * share
+        mean, n = mean + away * share, n + len(x)
+        active, squares = active + fired, squares + float(squared)
+    if not n:
+        raise ValueError("evaluate: there are no batches")
+    explained = 1 - squares / around if around else float("nan")
+    return Figures(float(active.sum() / n), explained, int((active == 0).sum()), active / n)
+
+
+@jax.jit
+def _sums(dictionary: Dictionary, x: Any, y: Any) -> Any:
+    features = dictionary.activate(dictionary.pre_activations(x))
+    middle = jnp.mean(y, 0)
+    squared = jnp.sum((dictionary.decode(features) - y) ** 2)
+    return jnp.sum(features > 0, 0), squared, middle, jnp.sum((y - middle) ** 2)
+
+
+def loss_recovered(
+    loss: Callable[..., Any], path: str, dictionary: Dictionary, batches: Iterable[Any], *, to: Any = 0.0
+) -> float:
+    """How much of the loss that a site saves is saved with the dictionary spliced in: 1 is all, 0 is none.
+
+    Args:
+        loss: A function that returns a number, with a site.
+        path: The path of the site.
+        dictionary: An autoencoder for the values there.
+        batches: What to run it on: a tuple of arguments each, or one argument.
+        to: What stands for a missing value, as in `ablate`.
+    """
+    programs = [jax.jit(f) for f in (loss, ablate(loss, path, to=to), splice(loss, {path: dictionary}))]
+    totals = np.zeros(3)
+    for batch in batches:
+        totals += [float(f(*arguments(batch))) for f in programs]
+    clean, without, spliced = totals
+    return (without - spliced) / (without - clean) if without != clean else float("nan")

@@ -1,0 +1,59 @@
+"""Putting a dictionary into a program, in the place of a value: its features become sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import sonde
+from sonde.core.path import Pattern
+from sonde.dictionaries.dictionary import Dictionary
+
+
+def splice(f: Callable, dictionaries: Mapping[Pattern, Dictionary], *, keep_error: bool = False) -> Callable:
+    """`f` with values replaced by what dictionaries make of them.
+
+    A capture of the result sees the features below the path of each site, as in `blocks/3/out/features`; `ablate`,
+    `attribute` and `edit` reach them there.
+
+    Args:
+        f: Any callable.
+        dictionaries: For each pattern, an autoencoder for the values at its sites.
+        keep_error: Whether what the dictionary leaves out is added again, so that the result stays what it was until
+            features are changed. No gradient flows through what was left out.
+
+    Returns:
+        A function with the arguments and results of `f`.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde import nnx
+        >>> from sonde.dictionaries import Dictionary, splice
+        >>> def f(x):
+        ...     return sonde.sow(x * 2, "h").sum()
+        >>> autoencoder = Dictionary(4, 8, rngs=nnx.Rngs(0))
+        >>> _, records = sonde.capture(splice(f, {"h": autoencoder}), "**/features")(jnp.ones((3, 4)))
+        >>> records["h/features"].value.shape
+        (3, 8)
+    """
+    for pattern, dictionary in dictionaries.items():
+        if dictionary.d_in != dictionary.d_out:
+            raise ValueError(
+                f"splice: the dictionary for {pattern!r} is a transcoder, from {dictionary.d_in} to "
+                f"{dictionary.d_out}: only an autoencoder can stand in the place of a value"
+            )
+
+    def rule(dictionary: Dictionary) -> Callable[[Any], Any]:
+        def replaced(x: Any) -> Any:
+            found = dictionary(x.astype(jnp.float32))
+            if keep_error:
+                plain = dictionary.decode(dictionary.activate(dictionary.pre_activations(x.astype(jnp.float32))))
+                found = found + jax.lax.stop_gradient(x - plain)
+            return found.astype(x.dtype)
+
+        return replaced
+
+    return sonde.edit(f, {pattern: rule(dictionary) for pattern, dictionary in dictionaries.items()})

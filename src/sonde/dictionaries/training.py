@@ -1,0 +1,205 @@
+"""Training a dictionary on stored activations, or on batches as they come.
+
+What is minimised is the squared error of the output, and something that keeps features few: for `"relu"` the sum of the
+features, each times the length of its decoder row; for `"jumprelu"` the number of active features, whose thresholds
+learn from what is near them; for `"topk"` nothing, as `k` says how many there are. Decoder rows keep length one.
+
+Features that were not active for a while are dead: they are set anew on inputs that the dictionary gets wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from sonde import nnx
+from sonde.dictionaries.dictionary import Dictionary, step
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """Numbers of a training run, one for each report.
+
+    Attributes:
+        steps: The steps at which they were taken.
+        loss: What was minimised.
+        error: The squared error, of the variance of the target.
+        active: How many features were active per input.
+        dead: How many features were dead.
+        revived: How many features were set anew, in all.
+    """
+
+    steps: list[int]
+    loss: list[float]
+    error: list[float]
+    active: list[float]
+    dead: list[int]
+    revived: int
+
+
+def objective(dictionary: Dictionary, x: Any, y: Any, sparsity: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """What is minimised for inputs `x` and targets `y`, and numbers that describe it."""
+    before = dictionary.pre_activations(x)
+    features = dictionary.activate(before)
+    squared = jnp.sum((dictionary.decode(features) - y) ** 2, -1)
+    loss = jnp.mean(squared)
+    if dictionary.activation == "relu":
+        lengths = jnp.linalg.norm(dictionary.decoder[...], axis=1)
+        loss += sparsity * jnp.mean(jnp.sum(features * lengths, -1))
+    elif dictionary.activation == "jumprelu":
+        loss += sparsity * jnp.mean(jnp.sum(step(before, dictionary.threshold), -1))
+    variance = jnp.mean(jnp.sum((y - jnp.mean(y, 0)) ** 2, -1))
+    numbers = {
+        "error": jnp.mean(squared) / jnp.maximum(variance, 1e-12),
+        "active": jnp.mean(jnp.sum(features > 0, -1)),
+        "fired": jnp.any(features > 0, 0),
+        "squared": squared,
+    }
+    return loss, numbers
+
+
+def train(
+    dictionary: Dictionary,
+    batches: Iterable[Any],
+    *,
+    steps: int,
+    sparsity: float = 1e-3,
+    learning_rate: float = 1e-3,
+    warm_up: int = 100,
+    dead_after: int = 500,
+    report_every: int = 100,
+    seed: int = 0,
+) -> History:
+    """Trains a dictionary in place.
+
+    Args:
+        dictionary: What to train.
+        batches: Minibatches: arrays of rows for an autoencoder, pairs of inputs and targets for a transcoder, or dicts
+            with one or two arrays, as `Store.batches` gives them. It must have as many as there are steps, or be a
+            sequence, which is then gone through again and again.
+        steps: How many steps to take.
+        sparsity: The weight of the part that keeps features few; it grows from zero while the training warms up.
+        learning_rate: Of Adam; it falls to zero over the last fifth of the steps.
+        warm_up: How many steps the learning rate and the sparsity take to reach their values.
+        dead_after: A feature that was not active for so many steps is set anew; 0 for never.
+        report_every: How many steps apart the numbers of the history are.
+        seed: For the choice of inputs that dead features are set on.
+
+    Returns:
+        The numbers of the run.
+
+    Example:
+        >>> import jax
+        >>> from sonde import nnx
+        >>> from sonde.dictionaries import Dictionary, train
+        >>> rows = jax.random.normal(jax.random.key(0), (256, 8))
+        >>> autoencoder = Dictionary(8, 16, activation="topk", k=4, rngs=nnx.Rngs(0))
+        >>> history = train(autoencoder, [rows], steps=200, report_every=50)
+        >>> history.error[-1] < history.error[0]
+        True
+    """
+    falling = optax.linear_schedule(learning_rate, 0.0, max(steps // 5, 1), steps - steps // 5)
+
+    def rate(i: Any) -> Any:
+        return falling(i) * jnp.minimum(1.0, (i + 1) / max(warm_up, 1))
+
+    optimizer = nnx.Optimizer(dictionary, optax.adam(rate, b1=0.9, b2=0.999), wrt=nnx.Param)
+    silent = np.zeros(dictionary.n_features, np.int64)
+    rng = np.random.default_rng(seed)
+    history = History([], [], [], [], [], 0)
+    revived = 0
+    for number, (x, y) in zip(range(steps), pairs(batches, dictionary)):
+        weight = sparsity * min(1.0, (number + 1) / max(warm_up, 1))
+        loss, numbers = _step(dictionary, optimizer, x, y, jnp.float32(weight))
+        silent = np.where(np.asarray(numbers["fired"]), 0, silent + 1)
+        dead = np.flatnonzero(silent >= dead_after) if dead_after else np.zeros(0, int)
+        if len(dead) and number < steps - steps // 5:
+            revived += _revive(dictionary, optimizer, dead, x, y, np.asarray(numbers["squared"]), rng)
+            silent[dead] = 0
+        if number % report_every == 0 or number == steps - 1:
+            history.steps.append(number)
+            history.loss.append(float(loss))
+            history.error.append(float(numbers["error"]))
+            history.active.append(float(numbers["active"]))
+            history.dead.append(len(dead))
+    if not history.steps or history.steps[-1] != steps - 1:
+        raise ValueError(f"train: the batches ended before step {steps}; give a sequence, or more batches")
+    return dataclasses.replace(history, revived=revived)
+
+
+@nnx.jit
+def _step(dictionary: Dictionary, optimizer: nnx.Optimizer, x: Any, y: Any, sparsity: Any) -> Any:
+    wrt = nnx.DiffState(0, nnx.Param)
+    (loss, numbers), grads = nnx.value_and_grad(objective, argnums=wrt, has_aux=True)(dictionary, x, y, sparsity)
+    # Along a row of the decoder the loss only changes its length, which stays one.
+    decoder = dictionary.decoder[...]
+    slope = grads["decoder"][...]
+    grads["decoder"][...] = slope - jnp.sum(slope * decoder, 1, keepdims=True) * decoder
+    optimizer.update(dictionary, grads)
+    decoder = dictionary.decoder[...]
+    dictionary.decoder[...] = decoder / jnp.maximum(jnp.linalg.norm(decoder, axis=1, keepdims=True), 1e-8)
+    return loss, numbers
+
+
+def pairs(batches: Iterable[Any], dictionary: Dictionary) -> Iterator[tuple[jax.Array, jax.Array]]:
+    """Inputs and targets, from minibatches in any of the forms that `train` takes."""
+    while True:
+        for batch in batches:
+            parts = [v for k, v in batch.items() if not k.startswith("keys/")] if isinstance(batch, dict) else batch
+            parts = list(parts) if isinstance(parts, (tuple, list)) else [parts]
+            if len(parts) not in (1, 2):
+                raise ValueError(f"train takes one array, or inputs and targets; a batch has {len(parts)}")
+            x, y = (jnp.asarray(p, jnp.float32) for p in (parts[0], parts[-1]))
+            yield x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+        if iter(batches) is batches:  # an iterator is used up
+            return
+
+
+def _revive(
+    dictionary: Dictionary,
+    optimizer: nnx.Optimizer,
+    dead: np.ndarray,
+    x: Any,
+    y: Any,
+    squared: np.ndarray,
+    rng: np.random.Generator,
+) -> int:
+    """Sets dead features on inputs that are got wrong, more likely the worse they are; returns how many."""
+    weights = squared.astype(np.float64) ** 2
+    total = weights.sum()
+    if not np.isfinite(total) or total <= 0:
+        return 0
+    chosen = rng.choice(len(weights), size=len(dead), p=weights / total)
+    wrong = np.asarray(y)[chosen] - np.asarray(dictionary(x[chosen]))
+    rows = wrong / np.maximum(np.linalg.norm(wrong, axis=1, keepdims=True), 1e-8)
+    centre = np.asarray(dictionary.decoder_bias[...]) if dictionary.centred else 0.0
+    inputs = np.asarray(x)[chosen] - centre
+    inputs = inputs / np.maximum(np.linalg.norm(inputs, axis=1, keepdims=True), 1e-8)
+    alive = np.setdiff1d(np.arange(dictionary.n_features), dead)
+    encoder = np.array(dictionary.encoder[...])
+    typical = np.linalg.norm(encoder[:, alive], axis=0).mean() if len(alive) else 1.0
+    encoder[:, dead] = 0.2 * typical * inputs.T
+    decoder, bias = np.array(dictionary.decoder[...]), np.array(dictionary.encoder_bias[...])
+    decoder[dead], bias[dead] = rows, 0.0
+    dictionary.encoder[...], dictionary.decoder[...] = jnp.asarray(encoder), jnp.asarray(decoder)
+    dictionary.encoder_bias[...] = jnp.asarray(bias)
+    _forget(optimizer, dead)
+    return len(dead)
+
+
+def _forget(optimizer: nnx.Optimizer, dead: np.ndarray) -> None:
+    """Clears what the optimizer remembers of features that were set anew."""
+    for path, variable in nnx.to_flat_state(nnx.state(optimizer, nnx.optimizer.OptState)):
+        value = variable[...]
+        if "decoder" in path and value.ndim == 2:
+            variable[...] = value.at[dead].set(0)
+        elif "encoder" in path and value.ndim == 2:
+            variable[...] = value.at[:, dead].set(0)
+        elif "encoder_bias" in path:
+            variable[...] = value.at[dead].set(0)
