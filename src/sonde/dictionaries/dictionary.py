@@ -99,7 +99,7 @@ class Dictionary(nnx.Module):
         if self.activation == "jumprelu":
             return jumprelu(before, self.threshold.astype(before.dtype))
         positive = jax.nn.relu(before)
-        if self.activation == "relu":
+        if self.k is None:
             return positive
         values, indices = jax.lax.top_k(positive, self.k)
         return jnp.put_along_axis(jnp.zeros_like(positive), indices, values, axis=-1, inplace=False)
