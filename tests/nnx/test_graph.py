@@ -270,7 +270,7 @@ def test_set_metadata_and_with_vars(same):
 
 def test_flatten_with_common_references():
     a, b = nnx.Param(1.0), nnx.Param(2.0)
-    seen, known = {}, {}
+    seen, known = RefMap(), {}
     first, second = nnx.flatten(nnx.Dict(x=a, y=b), ref_index=seen), nnx.flatten(nnx.Dict(z=a), ref_index=seen)
     assert list(second[1]) == []
     one, two = nnx.unflatten(*first, index_ref=known), nnx.unflatten(*second, index_ref=known)

@@ -64,6 +64,15 @@ from sonde.nnx.variable_names import register_variable_name, variable_name_from_
 
 if typing.TYPE_CHECKING:
     from sonde.nnx import compat
+    from sonde.nnx.graph_contexts import (
+        MergeContext,
+        SplitContext,
+        UpdateContext,
+        current_update_context,
+        merge_context,
+        split_context,
+        update_context,
+    )
     from sonde.nnx.layers.activations import PReLU
     from sonde.nnx.layers.attention import MultiHeadAttention, dot_product_attention
     from sonde.nnx.layers.convolution import Conv, ConvTranspose
@@ -206,6 +215,7 @@ __all__ = [
     "LoRALinear",
     "LoRAParam",
     "M",
+    "MergeContext",
     "Metric",
     "ModelAndOptimizer",
     "Module",
@@ -238,11 +248,13 @@ __all__ = [
     "Sequential",
     "SimpleCell",
     "SpectralNorm",
+    "SplitContext",
     "State",
     "StateAxes",
     "StateSharding",
     "Static",
     "TrainState",
+    "UpdateContext",
     "Variable",
     "VariableMetadata",
     "VariableState",
@@ -265,6 +277,7 @@ __all__ = [
     "combine_masks",
     "compat",
     "cond",
+    "current_update_context",
     "custom_vjp",
     "data",
     "dataclass",
@@ -315,6 +328,7 @@ __all__ = [
     "map_state",
     "max_pool",
     "merge",
+    "merge_context",
     "merge_state",
     "metrics",
     "min_pool",
@@ -347,6 +361,7 @@ __all__ = [
     "softmax",
     "softplus",
     "split",
+    "split_context",
     "split_rngs",
     "split_state",
     "standardize",
@@ -367,6 +382,7 @@ __all__ = [
     "unflatten",
     "unpack",
     "update",
+    "update_context",
     "use_eager_sharding",
     "using_eager_sharding",
     "value_and_grad",

@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 _MODULES = {
+    "sonde.nnx.graph_contexts": (
+        "MergeContext SplitContext UpdateContext current_update_context merge_context split_context update_context"
+    ),
     "sonde.nnx.layers.activations": "PReLU",
     "sonde.nnx.layers.attention": "MultiHeadAttention dot_product_attention",
     "sonde.nnx.layers.convolution": "Conv ConvTranspose",

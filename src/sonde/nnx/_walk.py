@@ -10,7 +10,7 @@ sees it: everything among the data is a leaf, and meeting a Variable twice is an
 
 Definitions are tuples so that Python compares and hashes them in C:
 
-    (VARIABLE, class, index, metadata)      a leaf that is a Variable
+    (VARIABLE, class, index, metadata)      a leaf that is a Variable; trees have no indices
     (ARRAY,)                                a leaf that is not
     (OTHER, value)                          part of the structure
     (REFERENCE, index)                      the object that was met before under that index
@@ -113,8 +113,10 @@ def walk(
             seen[id(value)] = index = len(seen)
             leaves.append(value)
             paths.append(path)
-            result = (VARIABLE, type(value), index, value._metadata)
-        elif kind == NODE and (graph or value._is_pytree):
+            result = (VARIABLE, type(value), index if graph else None, value._metadata)
+        elif kind == NODE:
+            if not (graph or value._is_pytree):
+                raise not_a_tree(value, path, who)
             result = visit_node(value, path)
             if result[0] == REFERENCE:
                 return result
@@ -163,7 +165,7 @@ def walk(
                     seen[id(child)] = child_index = len(seen)
                     leaves.append(child)
                     paths.append(path + (name,))
-                    children.append((VARIABLE, type(child), child_index, child._metadata))
+                    children.append((VARIABLE, type(child), child_index if graph else None, child._metadata))
                 else:
                     children.append(visit_child(child, path + (name,)))
         if not graph:
@@ -432,7 +434,7 @@ def collect(definition: Any, state: Any) -> list[Any]:
     tag = definition[0]
     if tag in (VARIABLE, ARRAY):
         return [state]
-    if tag == OTHER:
+    if tag in (OTHER, REFERENCE):
         return []
     out: list[Any] = []
     missing: list[Path] = []
@@ -541,6 +543,14 @@ def _look_for(target: Any, value: Any, path: Path, found: list[Path], entered: s
     for key, child in zip(keys, children):
         _look_for(target, child, (*path, key), found, entered)
     entered.discard(id(value))
+
+
+def not_a_tree(value: Any, path: Path, who: str) -> ValueError:
+    """The error for an object that is no pytree, in tree mode."""
+    return ValueError(
+        f"nnx.{who} was asked to treat its input as a tree (graph=False), and {type(value).__name__} is declared with "
+        f"pytree=False. Found at path: {show_path(path)}. Pass graph=True: nnx.{who}(..., graph=True)."
+    )
 
 
 def alias_error(root: Any, target: Any, who: str) -> ValueError:

@@ -47,6 +47,13 @@ class GraphDef(Generic[A]):
         self._references: bool | None = None
 
     @property
+    def nodes(self) -> list[Any]:
+        """What the structure consists of, in the order of the walk; see `sonde.nnx.graph_nodes`."""
+        from sonde.nnx.graph_nodes import nodes_of
+
+        return nodes_of(self.definition)
+
+    @property
     def type(self) -> type | None:
         """The class of the object; None for a lone array."""
         return self.definition[1] if self.definition[0] in (NODE, CONTAINER, VARIABLE) else None
@@ -120,6 +127,11 @@ class GraphState(MutableMapping[Any, Any], Generic[A]):
     def __len__(self) -> int:
         return len(self._state)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_state", "_graphdef"):  # not yet set, as while unpickling
+            raise AttributeError(name)
+        return getattr(self._state, name)
+
     def __repr__(self) -> str:
         return f"GraphState({self._graphdef!r}, {self._state!r})"
 
@@ -142,8 +154,14 @@ def _nested(found: Walk) -> Any:
     return State(traversals.unflatten_mapping(found.flat()), _copy=False)
 
 
-def _states(groups: tuple[FlatState[Any], ...]) -> tuple[State[Any, Any], ...]:
-    return tuple(State(traversals.unflatten_mapping(group), _copy=False) for group in groups)
+def _states(groups: tuple[FlatState[Any], ...]) -> tuple[Any, ...]:
+    return tuple(map(_state_of, groups))
+
+
+def _state_of(group: FlatState[Any]) -> Any:
+    if len(group) == 1 and group.paths[0] == ():  # a lone Variable or array is its own state
+        return group.leaves[0]
+    return State(traversals.unflatten_mapping(group), _copy=False)
 
 
 def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
@@ -214,28 +232,39 @@ def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     return made[0] if len(made) == 1 else made
 
 
-_MET = -1
-
-
 def flatten(
-    node: Any, /, *, with_paths: bool = True, ref_index: dict[int, Any] | None = None, graph: bool | None = None
+    node: Any,
+    /,
+    *,
+    with_paths: bool = True,
+    ref_index: Any = None,
+    ref_outer_index: Any = None,
+    graph: bool | None = None,
 ) -> tuple[GraphDef[Any], Any]:
     """A model as a GraphDef and its leaves, flat.
 
     Args:
         node: a Module, any other node, or a pytree of them.
         with_paths: whether to return a FlatState, else a list.
-        ref_index: numbers of objects met before, to flatten several that share references; it is added to.
+        ref_index: a `RefMap` with the numbers of objects met before, to flatten several that share references; it is
+            added to.
+        ref_outer_index: a `RefMap` with the numbers to give to objects that have one there.
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
-    found = walk(node, graph=resolve(graph), who="flatten", seen=ref_index)
+    from sonde.nnx.graph_contexts import numbered_as, objects_of
+
+    seen: dict[int, int] = {} if ref_index is None else ref_index.numbers()
+    found = walk(node, graph=resolve(graph), who="flatten", seen=seen)
     if ref_index is not None:
-        # Objects are told apart by their id, so those that were met must live as long as their numbers do.
-        ref_index.setdefault(_MET, []).append((found.nodes, found.leaves))
+        for index, obj in objects_of([found], seen).items():
+            ref_index[obj] = index
+    definition = found.definition
+    if ref_outer_index is not None:
+        definition = numbered_as(definition, seen, ref_outer_index.numbers())
     if with_paths:
-        flat = FlatState.from_sorted_keys_values(tuple(found.paths), found.leaves)
-        return GraphDef(found.definition, origin_of(node)), flat
-    return GraphDef(found.definition, origin_of(node)), found.leaves
+        flat = FlatState(found.flat(), sort=True)  # the fields of named tuples and dataclasses have another order
+        return GraphDef(definition, origin_of(node)), flat
+    return GraphDef(definition, origin_of(node)), found.leaves
 
 
 # -------------------------------------------------------------------------------------------- putting together
@@ -247,6 +276,7 @@ def unflatten(
     /,
     *,
     index_ref: dict[int, Any] | None = None,
+    outer_index_outer_ref: Mapping[int, Any] | None = None,
     copy_variables: bool = False,
     recreate_variables: bool = True,
 ) -> Any:
@@ -256,9 +286,16 @@ def unflatten(
         graphdef: the structure.
         state: a State, a FlatState, or the list of leaves.
         index_ref: objects by number, to unflatten several that share references; it is added to.
+        outer_index_outer_ref: objects by number that are changed, in the place of making new ones.
         copy_variables: make copies of the Variables.
         recreate_variables: put a Variable around values that stand in the place of one.
     """
+    if outer_index_outer_ref is not None:
+        from sonde.nnx.graph_contexts import restore
+
+        known = {} if index_ref is None else index_ref
+        nested = traversals.unflatten_mapping(state) if isinstance(state, FlatState) else state
+        return restore(graphdef.definition, iter(collect(graphdef.definition, nested)), known, outer_index_outer_ref)
     leaves = None
     if isinstance(state, (list, tuple)):
         if len(state) != graphdef.num_leaves:
@@ -305,7 +342,9 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
     if not states:
         raise TypeError("merge takes at least one State after the GraphDef.")
     states = tuple(s._state if isinstance(s, GraphState) else s for s in states)
-    if len(states) == 1:
+    if graphdef.definition[0] in (VARIABLE, ARRAY):
+        one = _lone(states)
+    elif len(states) == 1:
         one = states[0]
     else:
         given = sum(len(traversals.flatten_mapping(s)) if isinstance(s, Mapping) else len(s) for s in states)
@@ -316,6 +355,15 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
             )
         one = merge_state(*states)
     return unflatten(graphdef, one, copy_variables=copy, recreate_variables=recreate_variables)
+
+
+def _lone(states: tuple[Any, ...]) -> Any:
+    """The leaf among the states of a lone Variable or array; the other states are empty."""
+    leaves = [s for s in states if not isinstance(s, (Mapping, FlatState))]
+    leaves += [leaf for s in states if isinstance(s, FlatState) for leaf in s.leaves]
+    if len(leaves) != 1:
+        raise ValueError(f"the states of a lone Variable or array hold one leaf, and {len(leaves)} are given.")
+    return leaves[0]
 
 
 def clone(node: A, variables: bool = True, *, arrays: bool = False, graph: bool | None = None) -> A:
@@ -363,12 +411,12 @@ def update(node: Any, state: Any, /, *states: Any) -> None:
         ValueError: a path leads into something that cannot be changed.
         TraceContextError: a Variable was made at another trace level.
     """
+    if isinstance(node, Variable):
+        return _write(node, _lone((state, *states)) if states else state)
     if states:
         state = merge_state(*(s._state if isinstance(s, GraphState) else s for s in (state, *states)))
     elif isinstance(state, GraphState):
         state = state._state
-    if isinstance(node, Variable):
-        return _write(node, state)
     if isinstance(state, FlatState):
         state = state.to_nested_state()
     if not isinstance(state, Mapping):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sonde.nnx._kinds import CONTAINER, NODE, VARIABLE, kind_of
-from sonde.nnx._walk import flatten_once, walk
+from sonde.nnx._walk import flatten_once, not_a_tree, walk
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph_mode import resolve
 
@@ -45,9 +45,10 @@ def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[
         >>> [name for name, _ in nnx.iter_children(nnx.Dict(w=nnx.Param(1.0), n=3))]
         ['w']
     """
-    del graph  # one step down, both modes are the same
     kind = kind_of(node)
     if kind == NODE:
+        if not (node._is_pytree or resolve(graph)):
+            raise not_a_tree(node, (), "iter_children")
         layout, values, _ = node._structure()
         names: Any = layout.data
     elif kind == CONTAINER and node is not None:

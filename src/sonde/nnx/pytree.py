@@ -255,7 +255,9 @@ class Pytree(_Slots, metaclass=PytreeMeta):
         """
         if not self._is_pytree:  # the walk looks into every attribute
             return True if explicit is None else explicit
-        new = explicit if explicit is not None else self._declared.get(name, status)
+        new = status if explicit is None else explicit
+        if new is None:
+            new = self._declared.get(name)
         kind = kind_of(value)
         if new is None:
             new = is_data(value)

@@ -109,14 +109,19 @@ def prefix(
     if not resolve(graph):
         return map_leaves(value_of, node, graph=False, recreate_variables=False)
 
+    from sonde.nnx.transforms.leaf_values import places
+
     def convert(path: tuple[Any, ...], value: Any) -> Any:
         prefix = tuple(getattr(k, "key", getattr(k, "idx", getattr(k, "name", str(k)))) for k in path)
-        if not isinstance(value, TreeNode):
+        if not is_object(value):
             return value_of(prefix, value)
-        leaves = [value_of((*prefix, *path), leaf) for path, leaf in zip(value.paths, value.leaves)]
-        return TreeNode(value.graphdef, value.paths, leaves)
+        # every place of a shared Variable, so that two values for it are noticed
+        found = walk(value, graph=True, who="prefix")
+        met = [(path, found.leaves[i]) for path, _, _, i in places(found.definition)]
+        values = [value_of((*prefix, *path), leaf) for path, leaf in met]
+        return TreeNode(GraphDef(found.definition), tuple(path for path, _ in met), values)
 
-    return jax.tree.map_with_path(convert, to_tree(node), is_leaf=lambda x: isinstance(x, TreeNode))
+    return jax.tree.map_with_path(convert, node, is_leaf=is_object)
 
 
 def _by_filter(filter_map: Mapping[Any, Any]) -> Callable[[PathParts, Any], Any]:

@@ -109,6 +109,7 @@ class Optimizer(Pytree):
                 "gradients alone."
             )
         params = graphs.pure(graphs.state(model, self.wrt, graph=self.graph))
+        grads = grads._state if isinstance(grads, graphs.GraphState) else grads
         grads = graphs.pure(graphs.state(grads, graph=self.graph) if isinstance(grads, Pytree) else grads)
         grads = _checked_gradients(grads, params, self.wrt)
         remembered: list[OptState] = jax.tree.leaves(self.opt_state, is_leaf=_is_variable)
