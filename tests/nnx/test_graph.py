@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from sonde import errors, nnx
+from sonde.nnx.graph_contexts import RefMap
 
 
 def shared(nnx):
