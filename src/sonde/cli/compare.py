@@ -21,7 +21,7 @@ from sonde.tools import compare as compare_programs
 @click.command("compare", epilog=TEXT)
 @click.argument("first")
 @click.argument("second")
-@options.together(options.input_file, options.grads, options.sites)
+@options.together(options.input_file, options.grads, options.sites, options.inside)
 @click.option("--rtol", type=click.FloatRange(min=0), default=1e-4, show_default=True, help="Relative tolerance.")
 @click.option("--atol", type=click.FloatRange(min=0), default=1e-6, show_default=True, help="Absolute tolerance.")
 @options.together(options.as_json, options.show_traceback)
@@ -33,6 +33,7 @@ def compare(
     input_file: str | None,
     grads: bool,
     patterns: tuple[str, ...],
+    inside: tuple[str, ...],
     rtol: float,
     atol: float,
     as_json: bool,
@@ -45,13 +46,16 @@ def compare(
 
     Both are targets, module:name or file.py:name; `sonde --help` says what the name may stand for.
     """
+    asked = inside or None
     with quiet_stdout(as_json):
         arrays = read_arrays(input_file) if input_file else None
         one = program_at(first, arrays)
         other = program_at(second, arrays, instead=one)
         both = Program(f"{first} or {second}", one.f, (), {})
         with running(both, show_traceback=show_traceback), busy("running both programs"):
-            found = compare_programs(_whole(one), _whole(other), *patterns, rtol=rtol, atol=atol, grads=grads)()
+            found = compare_programs(
+                _whole(one), _whole(other), *patterns, rtol=rtol, atol=atol, grads=grads, inside=asked
+            )()
     _check_comparable(found, first, second)
     if as_json:
         show_json(_plain(found))

@@ -18,7 +18,7 @@ from sonde.report.plain import plain
 
 
 @click.command("nonfinite", epilog=TEXT)
-@options.together(options.target, options.input_file)
+@options.together(options.target, options.input_file, options.inside)
 @click.option(
     "--context",
     "before",
@@ -33,6 +33,7 @@ def nonfinite(
     context: click.Context,
     target: str,
     input_file: str | None,
+    inside: tuple[str, ...],
     before: int,
     as_json: bool,
     show_traceback: bool,
@@ -44,12 +45,13 @@ def nonfinite(
 
     TARGET is module:name or file.py:name; `sonde --help` says what the name may stand for.
     """
+    asked = inside or None
     with quiet_stdout(as_json):
         program = program_at(target, read_arrays(input_file) if input_file else None)
         with running(program, show_traceback=show_traceback), busy("running the program"):
-            found = sonde.first_nonfinite(program.f, context=before)(*program.args, **program.kwargs)
+            found = sonde.first_nonfinite(program.f, context=before, inside=asked)(*program.args, **program.kwargs)
             # That nothing was found means something only if there was something to look at.
-            watched = check_has_sites(program) if found is None else None
+            watched = check_has_sites(program, asked) if found is None else None
     if as_json:
         show_json({"finite": found is None, "first": None if found is None else plain(dataclasses.asdict(found))})
     elif found is None:

@@ -24,6 +24,14 @@ sites = click.option(
     help="Only sites whose path matches, as in 'blocks/*/attn' or '**/mlp'. May be repeated.",
 )
 
+inside = click.option(
+    "--inside",
+    "inside",
+    metavar="NAME",
+    multiple=True,
+    help="Code without sites to look into: package, package.module:function, 'package.*' or file.py. May be repeated.",
+)
+
 grads = click.option("--grads", is_flag=True, help="Look at gradients too, of what the program differentiates.")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout, for machines.")

@@ -20,7 +20,7 @@ LEVELS = ("problem", "warning", "note")
 
 
 @click.command("report", epilog=TEXT)
-@options.together(options.target, options.input_file, options.grads, options.sites)
+@options.together(options.target, options.input_file, options.grads, options.sites, options.inside)
 @click.option("--out", metavar="FILE", help=f"Where the page goes; {PAGE} by default, and no page with --json.")
 @click.option("--title", help="What the report is called; the target by default.")
 @click.option(
@@ -38,6 +38,7 @@ def report(
     input_file: str | None,
     grads: bool,
     patterns: tuple[str, ...],
+    inside: tuple[str, ...],
     out: str | None,
     title: str | None,
     fail_on: str,
@@ -52,10 +53,11 @@ def report(
     TARGET is module:name or file.py:name; `sonde --help` says what the name may stand for.
     """
     page = None if as_json and out is None else check_writable(out or PAGE)
+    asked = inside or None
     with quiet_stdout(as_json):
         program = program_at(target, read_arrays(input_file) if input_file else None)
         with running(program, show_traceback=show_traceback), busy("running the program") as say:
-            look = examine(program.f, *patterns, grads=grads, title=title or target, progress=say)
+            look = examine(program.f, *patterns, grads=grads, inside=asked, title=title or target, progress=say)
             found = look(*program.args, **program.kwargs)
     if not found.sites and found.failure is None:
         raise Unusable(NO_SITES.format(target=target))

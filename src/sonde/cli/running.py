@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
@@ -40,10 +41,10 @@ def running(program: Program, *, show_traceback: bool, usable: tuple[type[Except
         ) from error
 
 
-def check_has_sites(program: Program) -> int | None:
+def check_has_sites(program: Program, inside: Any = None) -> int | None:
     """How many sites a program has; None if only running it could tell. None at all is an error."""
     try:
-        found = sonde.sites(program.f, grads=False)(*program.args, **program.kwargs)
+        found = sonde.sites(program.f, grads=False, inside=inside)(*program.args, **program.kwargs)
     except Exception:  # it decides by the numbers, say, and cannot be traced
         return None
     if not found.paths:

@@ -16,13 +16,14 @@ from sonde.cli.target import program_at
 
 
 @click.command("sites", epilog=TEXT)
-@options.together(options.target, options.input_file, options.grads, options.sites)
+@options.together(options.target, options.input_file, options.grads, options.sites, options.inside)
 @options.together(options.as_json, options.show_traceback)
 def sites(
     target: str,
     input_file: str | None,
     grads: bool,
     patterns: tuple[str, ...],
+    inside: tuple[str, ...],
     as_json: bool,
     show_traceback: bool,
 ) -> None:
@@ -32,10 +33,11 @@ def sites(
 
     TARGET is module:name or file.py:name; `sonde --help` says what the name may stand for.
     """
+    asked = inside or None
     with quiet_stdout(as_json):
         program = program_at(target, read_arrays(input_file) if input_file else None)
         with running(program, show_traceback=show_traceback), busy("tracing the program"):
-            found = sonde.sites(program.f, *patterns, grads=grads)(*program.args, **program.kwargs)
+            found = sonde.sites(program.f, *patterns, grads=grads, inside=asked)(*program.args, **program.kwargs)
     if not found.paths:
         raise Unusable(NO_SITES.format(target=target))
     if as_json:

@@ -246,7 +246,10 @@ def _shown_by(module: types.ModuleType) -> Iterator[FunctionMarks]:
 
 
 def _named(name: str) -> Found:
-    """`package.module:Class.method`, `package.module`, `package.*`, `package.module:*norm*`."""
+    """`package.module:Class.method`, `package.module`, `package.*`, `package.module:*norm*`, `file.py`, `file.py:f`."""
+    file_name, _, in_file = name.rpartition(":") if not name.endswith(".py") else (name, "", "")
+    if file_name.endswith(".py"):
+        return _in_file(os.path.abspath(file_name), in_file, name)
     module_name, colon, qualname = name.partition(":")
     if any(c in module_name for c in "*?["):
         names = [m for m in list(sys.modules) if fnmatch.fnmatchcase(m, module_name)]
@@ -263,8 +266,21 @@ def _named(name: str) -> Found:
         if not any(c in qualname for c in "*?[") and "<locals>" not in qualname:
             return find(_attribute(thing, qualname, name))
     found = _modules(names, asked)
-    if not colon:
-        return found
+    return found if not colon else _chosen(found, qualname, name)
+
+
+def _in_file(filename: str, qualname: str, asked: str) -> Found:
+    """The functions of a file."""
+    file = file_named(filename)
+    if file is None:
+        raise InsideError(f"inside={asked!r}: there is no Python file {filename!r}")
+    functions = [f for f in file.functions if f.parent is None]
+    found = _with_inner(functions)
+    return found if not qualname else _chosen(found, qualname, asked)
+
+
+def _chosen(found: Found, qualname: str, name: str) -> Found:
+    """Those of some functions whose name matches."""
     wanted = qualname.replace(".<locals>", "")
     chosen = [f for f in found.functions if fnmatch.fnmatchcase(f.qualname.replace(".<locals>", ""), wanted)]
     if not chosen:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable, like
 from sonde.core.path import Pattern, check_pattern
 from sonde.errors import SondeError
@@ -26,6 +27,7 @@ def examine(
     f: Callable,
     *patterns: Pattern,
     grads: bool = False,
+    inside: Any = None,
     title: str | None = None,
     progress: Progress | None = None,
 ) -> Callable[..., Report]:
@@ -37,6 +39,7 @@ def examine(
         f: Any callable: a function, a jitted training step, a model.
         *patterns: Which sites, as in `sonde.capture`. All, if none are given.
         grads: Whether to look at gradients too, of what is differentiated inside `f`.
+        inside: Code without sites to look into, as in `sonde.capture`.
         title: What the report is called; the name of `f` by default.
         progress: Called with what is being done and how much of all is done, from 0 to 1.
 
@@ -60,16 +63,17 @@ def examine(
     """
     check_callable(f, "examine")
     wanted = tuple(map(check_pattern, patterns))
+    asked = asked_for(inside)
     name = title if title is not None else getattr(f, "__name__", None) or type(f).__name__
     say = progress or (lambda what, done: None)
 
     def run(*args: Any, **kwargs: Any) -> Report:
         say("running the program", 0.0)
-        seen = watch(f, wanted, args, kwargs, grads=grads)
+        seen = watch(f, wanted, args, kwargs, grads=grads, inside=asked)
         failed = None
         if seen.error is not None:
             say("running it again without compiling", 0.4)
-            seen, failed = _again(f, wanted, args, kwargs, grads, seen)
+            seen, failed = _again(f, wanted, args, kwargs, grads, asked, seen)
         say("reading what was seen", 0.7)
         sites, rows = examined(on_host(seen.records, "examine"))
         say("looking for trouble", 0.9)
@@ -83,12 +87,14 @@ def examine(
     return like(run, f)
 
 
-def _again(f: Any, wanted: Any, args: Any, kwargs: Any, grads: bool, first: Watched) -> tuple[Watched, Failure]:
+def _again(
+    f: Any, wanted: Any, args: Any, kwargs: Any, grads: bool, inside: Any, first: Watched
+) -> tuple[Watched, Failure]:
     """After a failure: the run that shows more, of the one that failed and one in which nothing is compiled."""
     assert first.error is not None
     try:
         with jax.disable_jit():
-            second = watch(f, wanted, args, kwargs, grads=grads)
+            second = watch(f, wanted, args, kwargs, grads=grads, inside=inside)
     except SondeError:  # a pattern that matches nothing, now that the program runs to its end: the first run stands
         second = first
     if second.error is None:

@@ -174,7 +174,9 @@ class Watched:
     records: Records
 
 
-def watch(f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *, grads: bool) -> Watched:
+def watch(
+    f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *, grads: bool, inside: Any = None
+) -> Watched:
     """Runs `f` and keeps what was seen, also if `f` fails.
 
     Raises:
@@ -189,7 +191,7 @@ def watch(f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *,
 
     result, error = None, None
     try:
-        result, _ = run_with(make, f, args, kwargs, grads=grads)
+        result, _ = run_with(make, f, args, kwargs, grads=grads, inside=inside)
     except (CaptureError, NoSuchSiteError):
         raise
     except Exception as failure:

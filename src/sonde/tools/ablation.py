@@ -19,6 +19,7 @@ def ablate(
     to: float | Literal["mean"] | Any | Mapping[str, Any] = 0.0,
     units: int | Sequence[int] | None = None,
     axis: int = -1,
+    inside: Any = None,
 ) -> Callable:
     """`f` without what is at some sites.
 
@@ -30,6 +31,7 @@ def ablate(
             `sonde.store.statistics` returns them by path.
         units: Which indices along `axis` to take away. All, if None.
         axis: Where the units are: the last axis, unless given.
+        inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
         A function with the arguments and results of `f`.
@@ -53,8 +55,8 @@ def ablate(
         raise ValueError(f"ablate: to= is a number, an array, 'mean' or statistics by path, got {to!r}")
     chosen = None if units is None else (units,) if isinstance(units, int) else tuple(units)
     if isinstance(to, Mapping):
-        return edit(f, {path: _rule(to[path].mean, chosen, axis) for path in _paths(to, patterns)})
-    return edit(f, dict.fromkeys(patterns, _rule(to, chosen, axis)))
+        return edit(f, {path: _rule(to[path].mean, chosen, axis) for path in _paths(to, patterns)}, inside=inside)
+    return edit(f, dict.fromkeys(patterns, _rule(to, chosen, axis)), inside=inside)
 
 
 def _paths(statistics: Mapping[str, Any], patterns: Sequence[Pattern]) -> list[str]:

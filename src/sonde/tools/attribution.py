@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
 from sonde.errors import CaptureError
@@ -68,6 +69,7 @@ def attribute(
     method: Method = "gradient",
     baseline: float = 0.0,
     steps: int = 32,
+    inside: Any = None,
 ) -> Callable[..., Attribution]:
     """A function that runs `f` and says how much the values at its sites contribute to its result.
 
@@ -79,6 +81,7 @@ def attribute(
             on the way there, times that distance; all calls and iterations of a site go the way together.
         baseline: The number that stands for a value that is not there.
         steps: How many points of the way to use.
+        inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns an `Attribution`. Parts that cannot be differentiated
@@ -103,8 +106,10 @@ def attribute(
         raise ValueError(f"attribute: the method is 'gradient' or 'integrated', got {method!r}")
     if steps < 1:
         raise ValueError(f"attribute: steps must be at least 1, got {steps}")
-    capture(f, *patterns)  # for its checks
-    run = functools.partial(_by_gradient if method == "gradient" else _integrated, patterns, metric, baseline, steps)
+    asked = asked_for(inside)
+    capture(f, *patterns, inside=asked)  # for its checks
+    by = _by_gradient if method == "gradient" else _integrated
+    run = functools.partial(by, patterns, metric, baseline, steps, asked)
     compiled = jax.jit(run, static_argnums=1)
 
     def attributed(*args: Any, **kwargs: Any) -> Attribution:
@@ -135,7 +140,7 @@ def _touched(x: Any, zero: Any) -> Any:
 
 
 def _by_gradient(
-    patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, arrays: Any, rest: Rest
+    patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, inside: Any, arrays: Any, rest: Rest
 ) -> Any:
     del steps
 
@@ -145,9 +150,9 @@ def _by_gradient(
             return values if place.site.in_place else [_touched(x, touch) for x in values]
 
         f, args, kwargs = rest.whole([_touched(x, touch) for x in arrays])
-        return _number(metric, placed(f, rule)(*args, **kwargs))
+        return _number(metric, placed(f, rule, inside)(*args, **kwargs))
 
-    (output, _), records = capture(jax.value_and_grad(number), *patterns, grads=True)(jnp.zeros(()))
+    (output, _), records = capture(jax.value_and_grad(number), *patterns, grads=True, inside=inside)(jnp.zeros(()))
     found: dict[tuple[int, str], Any] = {}
     for i, (path, record) in enumerate(records.items()):
         grads = record.grads or (None,) * len(record.values)
@@ -167,10 +172,10 @@ def _times(value: Any, gradient: Any, baseline: float) -> Any:
 
 
 def _integrated(
-    patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, arrays: Any, rest: Rest
+    patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, inside: Any, arrays: Any, rest: Rest
 ) -> Any:
     f, args, kwargs = rest.whole(arrays)
-    result, records = values_to_place(f, *patterns)(*args, **kwargs)
+    result, records = values_to_place(f, *patterns, inside=inside)(*args, **kwargs)
     found: dict[tuple[int, str], Any] = {}
     for i, (path, record) in enumerate(records.items()):
         values = {}
@@ -182,7 +187,7 @@ def _integrated(
                         "which only the last iteration is recorded"
                     )
                 values[seen.call] = [x for x in jax.tree.leaves(seen.value) if hasattr(x, "dtype")]
-        gradients = _mean_gradient(values, path, metric, baseline, steps, arrays, rest)
+        gradients = _mean_gradient(values, path, metric, baseline, steps, inside, arrays, rest)
         calls = []
         for call, value in enumerate(record.values):
             remaining = iter(gradients[call])
@@ -193,7 +198,14 @@ def _integrated(
 
 
 def _mean_gradient(
-    values: dict[int, list[Any]], path: str, metric: Any, baseline: float, steps: int, arrays: Any, rest: Rest
+    values: dict[int, list[Any]],
+    path: str,
+    metric: Any,
+    baseline: float,
+    steps: int,
+    inside: Any,
+    arrays: Any,
+    rest: Rest,
 ) -> dict[int, list[Any]]:
     """The gradient with respect to all values at a site, averaged over the way from the baseline to them."""
     floats = {call: [x if _is_inexact(x) else None for x in xs] for call, xs in values.items()}
@@ -206,7 +218,7 @@ def _mean_gradient(
             return [a if b is None else place.slice_of(b, i) for i, (a, b) in enumerate(zip(old, mine))]
 
         f, args, kwargs = rest.whole([_touched(x, touch) for x in arrays])
-        return _number(metric, placed(f, rule)(*args, **kwargs))
+        return _number(metric, placed(f, rule, inside)(*args, **kwargs))
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
         def towards(x: Any) -> Any:

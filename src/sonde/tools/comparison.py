@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.core.asking import asked_for
 from sonde.core.calls import ProgramOrder, numbered_calls
 from sonde.core.capture import check_callable, like, run_with
 from sonde.core.collect import Collect
@@ -123,7 +124,13 @@ class Comparison:
 
 
 def compare(
-    f: Callable, g: Callable, *patterns: Pattern, rtol: float = 1e-4, atol: float = 1e-6, grads: bool = False
+    f: Callable,
+    g: Callable,
+    *patterns: Pattern,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+    grads: bool = False,
+    inside: Any = None,
 ) -> Callable[..., Comparison]:
     """A function that runs `f` and `g` with the same arguments and says where they differ.
 
@@ -137,6 +144,7 @@ def compare(
         rtol: The tolerance relative to the elements of `g`.
         atol: The absolute tolerance.
         grads: Whether to compare gradients too.
+        inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns a `Comparison`.
@@ -157,10 +165,11 @@ def compare(
     """
     check_callable(f, "compare")
     check_callable(g, "compare")
+    asked = asked_for(inside)
 
     def compared(*args: Any, **kwargs: Any) -> Comparison:
-        ours, order = _run(f, patterns, grads, args, kwargs)
-        theirs, _ = _run(g, patterns, grads, args, kwargs)
+        ours, order = _run(f, patterns, grads, asked, args, kwargs)
+        theirs, _ = _run(g, patterns, grads, asked, args, kwargs)
         rows = []
         for key, seen in ours.items():
             if key in theirs:
@@ -172,7 +181,9 @@ def compare(
     return like(compared, f)
 
 
-def _run(f: Callable, patterns: Any, grads: bool, args: Any, kwargs: Any) -> tuple[dict[_Key, Seen], Callable]:
+def _run(
+    f: Callable, patterns: Any, grads: bool, inside: Any, args: Any, kwargs: Any
+) -> tuple[dict[_Key, Seen], Callable]:
     """What was seen, and a function of that and an iteration that sorts into program order."""
 
     def make(depth: int) -> Collect:
@@ -180,7 +191,7 @@ def _run(f: Callable, patterns: Any, grads: bool, args: Any, kwargs: Any) -> tup
         handler.tells_loops_apart = True
         return handler
 
-    _, handler = run_with(make, f, args, kwargs, grads=grads)
+    _, handler = run_with(make, f, args, kwargs, grads=grads, inside=inside)
     items = expand(handler.items)
     records = make_records(items, handler.met)
     program = ProgramOrder(items)

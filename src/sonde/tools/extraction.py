@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
 from sonde.core.record import Record, Records
@@ -17,12 +18,13 @@ from sonde.tools.pure import Rest, arrays_and_rest
 from sonde.tools.reading import chooses
 
 
-def extract(f: Callable, features: Mapping[Pattern, str]) -> Callable[..., dict[str, Any]]:
+def extract(f: Callable, features: Mapping[Pattern, str], *, inside: Any = None) -> Callable[..., dict[str, Any]]:
     """A compiled function that returns values at sites, by name, and leaves out the rest of the computation.
 
     Args:
         f: Any callable. A model is not changed when it runs.
         features: For each site the name of its value in the result: a path, or another pattern that matches one path.
+        inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns a dict from names to values; of a site that is met several
@@ -48,11 +50,12 @@ def extract(f: Callable, features: Mapping[Pattern, str]) -> Callable[..., dict[
     if len(set(features.values())) != len(features):
         raise ValueError(f"extract: every feature needs a name of its own, got {list(features.values())}")
     patterns = tuple(features)
-    capture(f, *patterns)  # for its checks
+    asked = asked_for(inside)
+    capture(f, *patterns, inside=asked)  # for its checks
 
     def run(arrays: list[Any], rest: Rest) -> dict[str, Any]:
         fn, args, kwargs = rest.whole(arrays)
-        _, records = capture(fn, *patterns)(*args, **kwargs)
+        _, records = capture(fn, *patterns, inside=asked)(*args, **kwargs)
         return {name: _value(_only(records, pattern)) for pattern, name in features.items()}
 
     compiled = jax.jit(run, static_argnums=1)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.core.asking import asked_for
 from sonde.core.capture import capture_only, check_callable, like
 from sonde.core.path import Pattern, check_pattern
 from sonde.tools.reading import each_seen
@@ -74,7 +75,9 @@ class Lens(Mapping[str, Reading]):
         return self.table()
 
 
-def logit_lens(f: Callable, *patterns: Pattern, readout: Callable[[Any], Any], k: int = 5) -> Callable[..., Lens]:
+def logit_lens(
+    f: Callable, *patterns: Pattern, readout: Callable[[Any], Any], k: int = 5, inside: Any = None
+) -> Callable[..., Lens]:
     """A function that runs `f` and reads the values at its sites with an output layer.
 
     Args:
@@ -83,6 +86,7 @@ def logit_lens(f: Callable, *patterns: Pattern, readout: Callable[[Any], Any], k
         readout: A function of a value that returns logits, with tokens along the last axis: the model's last norm and
             output layer. Under `vmap` it sees one example.
         k: How many tokens to keep.
+        inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns a `Lens`. It may be called inside `jax.jit`, to use the
@@ -121,10 +125,11 @@ def logit_lens(f: Callable, *patterns: Pattern, readout: Callable[[Any], Any], k
         return [tokens, jnp.exp(best), entropy]
 
     chosen = tuple(map(check_pattern, patterns))
+    asked = asked_for(inside)
 
     def lens(*args: Any, **kwargs: Any) -> Lens:
         found = {}
-        for seen in each_seen(capture_only(f, chosen, args, kwargs, reduce=read)):
+        for seen in each_seen(capture_only(f, chosen, args, kwargs, reduce=read, inside=asked)):
             found[f"{seen.path}[{seen.call}]" if seen.call else seen.path] = Reading(*seen.value)
         return Lens(found)
 

@@ -36,7 +36,12 @@ class Monitored:
     """
 
     def __init__(
-        self, train_step: Callable, wanted: Mapping[Pattern, Collection[str]], every: int, writers: Sequence[Writer]
+        self,
+        train_step: Callable,
+        wanted: Mapping[Pattern, Collection[str]],
+        every: int,
+        writers: Sequence[Writer],
+        inside: Any = None,
     ) -> None:
         functools.update_wrapper(self, train_step, updated=())
         self.step = 0
@@ -54,6 +59,7 @@ class Monitored:
             *wanted,
             grads=any(name.startswith(_GRADIENT) for name in asked),
             reduce=functools.partial(moments_of_parts, names=self._names, often=True),
+            inside=inside,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,6 +139,7 @@ def monitor(
     *,
     every: int = 10,
     to: Writer | str | Path | Sequence[Writer] = (),
+    inside: Any = None,
 ) -> Monitored:
     """A training step that also reports statistics of its sites, every `every` steps.
 
@@ -143,6 +150,7 @@ def monitor(
         every: How many steps apart. The first step is reported.
         to: Where the numbers go: a file for JSON lines, a writer from `sonde.tools.writers`, any function of a step and
             a flat dict, or several of these.
+        inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
         A function with the arguments and results of `train_step`. Numbers are named by path and statistic, as in
@@ -182,4 +190,4 @@ def monitor(
         wanted[check_pattern(pattern)] = tuple(names)
     several = (to,) if isinstance(to, (str, Path)) or callable(to) else tuple(to)
     writers = [json_lines(w) if isinstance(w, (str, Path)) else w for w in several]
-    return Monitored(train_step, wanted, every, writers)
+    return Monitored(train_step, wanted, every, writers, inside)

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable
 from sonde.core.path import Pattern, check_pattern
 from sonde.errors import CaptureError
@@ -102,6 +103,7 @@ def patch_sweep(
     axis: int | None = -2,
     *,
     chunk: int | None = None,
+    inside: Any = None,
 ) -> Sweep:
     """Runs `f` on the corrupt input once for every position of every site, with the clean value put there.
 
@@ -118,6 +120,7 @@ def patch_sweep(
             the axes that `vmap` puts in front. None patches whole values. In loops, every iteration is a point.
         chunk: How many points are run at a time, for less memory. If None, some on a CPU, elsewhere as many as there
             are.
+        inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
         A `Sweep`.
@@ -156,7 +159,7 @@ def patch_sweep(
     at_a_time = _AT_A_TIME if jax.default_backend() == "cpu" else _Points(256, None)
     if chunk is not None:
         at_a_time = _Points(at_a_time.least, chunk)
-    found, of_clean, of_corrupt = _sweep(patterns, metric, axis, at_a_time)(arrays, rest)
+    found, of_clean, of_corrupt = _sweep(patterns, metric, axis, at_a_time, asked_for(inside))(arrays, rest)
     return Sweep({name: scores for (_, name), scores in sorted(found.items())}, of_clean, of_corrupt)
 
 
@@ -165,7 +168,9 @@ def _arrays_in(inputs: Any) -> list[Any]:
 
 
 @functools.lru_cache(maxsize=16)
-def _sweep(patterns: tuple[Pattern, ...], metric: Callable, axis: int | None, points: _Points) -> Callable:
+def _sweep(
+    patterns: tuple[Pattern, ...], metric: Callable, axis: int | None, points: _Points, inside: Any = None
+) -> Callable:
     """The compiled sweep, for all functions."""
 
     def measured(result: Any) -> Any:
@@ -176,7 +181,7 @@ def _sweep(patterns: tuple[Pattern, ...], metric: Callable, axis: int | None, po
 
     def sweep(arrays: list[Any], rest: Rest) -> Any:
         f, clean, corrupt = rest.whole(arrays)
-        result, records = values_to_place(f, *patterns)(*clean)
+        result, records = values_to_place(f, *patterns, inside=inside)(*clean)
         targets = [_Target.of(seen, axis) for seen in each_seen(records)]
 
         def run(group: Sequence[_Target], point: Any) -> Any:
@@ -189,7 +194,7 @@ def _sweep(patterns: tuple[Pattern, ...], metric: Callable, axis: int | None, po
 
             # A copy for every run: what a run changes in a model must not be there in the next.
             f, _, corrupt = rest.whole(arrays)
-            return measured(placed(f, rule)(*corrupt))
+            return measured(placed(f, rule, inside)(*corrupt))
 
         scores = []
         for group in _groups(targets, points.least):

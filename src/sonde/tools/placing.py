@@ -75,15 +75,15 @@ class Placing(Editing):
         return self.rule(arrays, Place(path, call, self.indices, site, view))
 
 
-def placed(f: Callable, rule: Rule) -> Callable:
+def placed(f: Callable, rule: Rule, inside: Any = None) -> Callable:
     """`f`, with the values at all its sites replaced by a rule."""
 
     def with_rule(*args: Any, **kwargs: Any) -> Any:
-        return run_with(lambda depth: Placing(rule, depth=depth), f, args, kwargs, edits=True)[0]
+        return run_with(lambda depth: Placing(rule, depth=depth), f, args, kwargs, edits=True, inside=inside)[0]
 
     return with_rule
 
 
-def values_to_place(f: Callable, *patterns: Pattern) -> Callable:
+def values_to_place(f: Callable, *patterns: Pattern, inside: Any = None) -> Callable:
     """`sonde.capture(f, *patterns)`, of the values that a rule will meet: there, Python numbers are arrays too."""
-    return capture(placed(f, lambda arrays, _: arrays), *patterns)
+    return capture(placed(f, lambda arrays, _: arrays, inside), *patterns, inside=inside)

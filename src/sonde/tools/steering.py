@@ -14,7 +14,7 @@ from sonde.core.path import Pattern
 from sonde.errors import EditError
 
 
-def steer(f: Callable, directions: Mapping[Pattern, Any], *, scale: Any = 1.0) -> Callable:
+def steer(f: Callable, directions: Mapping[Pattern, Any], *, scale: Any = 1.0, inside: Any = None) -> Callable:
     """`f` with a direction added to the values at some sites.
 
     Args:
@@ -22,6 +22,7 @@ def steer(f: Callable, directions: Mapping[Pattern, Any], *, scale: Any = 1.0) -
         directions: For each pattern, what to add: an array that broadcasts to the value (a vector of the last axis
             is added at every position), or a pytree of such arrays like the value.
         scale: How far to push. May be traced, to differentiate or map over it.
+        inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
         A function with the arguments and results of `f`.
@@ -60,4 +61,4 @@ def steer(f: Callable, directions: Mapping[Pattern, Any], *, scale: Any = 1.0) -
 
         return lambda value: jax.tree.map(pushed, value, direction)
 
-    return edit(f, {pattern: towards(pattern, d) for pattern, d in directions.items()})
+    return edit(f, {pattern: towards(pattern, d) for pattern, d in directions.items()}, inside=inside)

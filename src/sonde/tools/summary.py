@@ -11,6 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from sonde.core.asking import asked_for
 from sonde.core.capture import capture_only, check_callable, like
 from sonde.core.path import Pattern, check_pattern
 from sonde.core.record import Records
@@ -119,13 +120,14 @@ class Summary(Sequence[Row]):
         return table
 
 
-def summarize(f: Callable, *patterns: Pattern, grads: bool = False) -> Callable[..., Summary]:
+def summarize(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = None) -> Callable[..., Summary]:
     """A function that runs `f` and returns statistics of what passed its sites.
 
     Args:
         f: Any callable; jitted training steps are fine.
         *patterns: Which sites, as in `sonde.capture`. All, if none are given.
         grads: Whether to summarise gradients too, of what is differentiated inside `f`.
+        inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns a `Summary`: a row per site, call, and iteration of a loop
@@ -146,10 +148,11 @@ def summarize(f: Callable, *patterns: Pattern, grads: bool = False) -> Callable[
         ('h', 1.75, 5.0, 1)
     """
     check_callable(f, "summarize")
+    asked = asked_for(inside)
     chosen = tuple(map(check_pattern, patterns))
 
     def summarized(*args: Any, **kwargs: Any) -> Summary:
-        records = capture_only(f, chosen, args, kwargs, grads=grads, reduce=moments_of_parts)
+        records = capture_only(f, chosen, args, kwargs, grads=grads, reduce=moments_of_parts, inside=asked)
         return Summary(list(rows_of(records, "summarize")))
 
     return like(summarized, f)

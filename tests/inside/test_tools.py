@@ -1,0 +1,87 @@
+"""`inside=` on every tool: the same answer as for the function with its sites sown by hand."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sonde
+from sonde import tools
+from sonde.report import examine
+
+X = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)
+
+
+def plain(x):
+    hidden = jnp.tanh(x @ x.T)
+    return (hidden**2).sum()
+
+
+def sown(x):
+    hidden = sonde.sow(jnp.tanh(x @ x.T), "plain/hidden")
+    return (hidden**2).sum()
+
+
+SITE = "plain/hidden"
+AT = {"inside": plain}
+
+
+def test_summarize_compare_extract_lens():
+    (mine,), (hand,) = tools.summarize(plain, SITE, **AT)(X), tools.summarize(sown, SITE)(X)
+    assert (mine.path, mine.statistics.mean, mine.statistics.norm) == (SITE, hand.statistics.mean, hand.statistics.norm)
+    assert tools.compare(plain, lambda x: plain(x * 1.001), SITE, **AT)(X).first.path == SITE
+    extracted = tools.extract(plain, {SITE: "h"}, **AT)(X)["h"]
+    np.testing.assert_allclose(extracted, jnp.tanh(X @ X.T), rtol=1e-6)
+    lens = tools.logit_lens(plain, SITE, readout=lambda h: h, k=1, **AT)(X)
+    assert SITE in lens
+
+
+def test_ablate_steer_attribute_and_patches():
+    assert float(tools.ablate(plain, SITE, **AT)(X)) == 0.0
+    pushed = tools.steer(plain, {SITE: jnp.ones(2)}, **AT)(X)
+    np.testing.assert_allclose(pushed, ((jnp.tanh(X @ X.T) + 1) ** 2).sum(), rtol=1e-6)
+    for method in ("gradient", "integrated"):
+        got = tools.attribute(plain, SITE, method=method, steps=4, **AT)(X)[SITE][0]
+        np.testing.assert_allclose(got, tools.attribute(sown, SITE, method=method, steps=4)(X)[SITE][0], rtol=1e-5)
+    sweeps = [tools.patch_sweep(f, X, X * 0, SITE, jnp.sum, **k).scores[SITE] for f, k in ((plain, AT), (sown, {}))]
+    np.testing.assert_allclose(*sweeps, rtol=1e-6)
+
+
+def test_monitor_and_examine():
+    step = tools.monitor(jax.jit(jax.grad(plain)), {SITE: ["mean", "grad_norm"]}, every=1, **AT)
+    step(X)
+    assert set(step.flush()) == {f"{SITE}/mean", f"{SITE}/grad_norm"}
+    report = examine(lambda x: plain(x * 1e30), **AT)(X)
+    assert any(site.path == "plain/x" for site in report.sites)
+
+
+def test_every_tool_that_looks_at_sites_has_the_keyword():
+    verbs = [getattr(tools, n) for n in tools.__all__ if n[0].islower() and n != "example_grad_norms"]
+    core = [sonde.capture, sonde.edit, sonde.sites, sonde.perturbations, sonde.perturbed, sonde.first_nonfinite]
+    for verb in [*verbs, *core, examine]:
+        assert "inside" in inspect.signature(verb).parameters, verb
+
+
+def test_command_line(tmp_path):
+    from click.testing import CliRunner
+
+    from sonde.cli.program import sonde_command
+
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import jax.numpy as jnp\n\ndef step(x):\n    big = x * 1e30\n    square = big * big\n    return square\n\n"
+        "def main():\n    return step(jnp.ones(3))\n"
+    )
+    result = CliRunner().invoke(sonde_command, ["nonfinite", f"{program}:main", "--inside", str(program), "--json"])
+    assert '"step/square"' in result.output.replace("main/", ""), result.output
+    assert f"{program}:5" in result.output
+
+
+@pytest.mark.parametrize("wrong", ["nothing.py", "nothing.py:f"])
+def test_a_file_that_is_not_there(wrong):
+    with pytest.raises(sonde.errors.InsideError, match="there is no Python file"):
+        sonde.capture(plain, inside=wrong)
