@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import linecache
 import re
 import sys
 import types
@@ -102,6 +103,11 @@ def page_module(name: str) -> Iterator[dict[str, object]]:
 def test_page_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     page = (ROOT / name).read_text()
+    # The page is a file of Python to those who look for the source of a function on it, as a cell of a notebook is.
+    lines = [""] * page.count("\n")
+    for block, _ in examples_of(page):
+        lines[block.line : block.line + block.text.count("\n")] = block.text.splitlines()
+    monkeypatch.setitem(linecache.cache, name, (len(page), None, [f"{line}\n" for line in lines], name))
     with page_module(name) as namespace, np.printoptions():  # which a page may set
         for block, shown in examples_of(page):
             got, expected = run(block, name, namespace), shown.text if shown else ""

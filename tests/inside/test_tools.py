@@ -74,7 +74,7 @@ def test_command_line(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import jax.numpy as jnp\n\ndef step(x):\n    big = x * 1e30\n    square = big * big\n    return square\n\n"
-        "def main():\n    return step(jnp.ones(3))\n"
+        "def main():\n    return step, (jnp.ones(3),)\n"
     )
     result = CliRunner().invoke(sonde_command, ["nonfinite", f"{program}:main", "--inside", str(program), "--json"])
     assert '"step/square"' in result.output.replace("main/", ""), result.output

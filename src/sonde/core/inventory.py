@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import jax
@@ -84,8 +85,7 @@ class Sites(Sequence[SiteInfo]):
         return iter(self._infos)
 
     def __repr__(self) -> str:
-        lines = "".join(f"  {i.path}[{i.call}] {_types(i)}{' gradient' * i.gradient}, {i.bytes} bytes\n" for i in self)
-        return f"{len(self)} values, {self.bytes} bytes\n{lines}"
+        return "\n".join([f"{len(self)} values, {self.bytes} bytes", *_tree(self), ""])
 
     def __rich__(self) -> Any:
         from rich.table import Table
@@ -97,6 +97,18 @@ class Sites(Sequence[SiteInfo]):
             axes = " ".join(map(repr, i.axes))
             table.add_row(i.path, str(i.call), kind, _types(i), axes, f"{i.bytes:,}", i.source.rpartition("/")[2])
         return table
+
+
+def _tree(infos: Iterable[SiteInfo]) -> Iterator[str]:
+    """A line for every value, indented below the scopes and functions that it is in."""
+    around: list[str] = []
+    for i in infos:
+        *scopes, name = i.path.split("/")
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(scopes, around)))
+        around = scopes
+        yield from ("  " * (n + 1) + f"{scopes[n]}/" for n in range(same, len(scopes)))
+        what = f"{name}[{i.call}] {_types(i)}{' gradient' * i.gradient}, {i.bytes} bytes"
+        yield "  " * (len(scopes) + 1) + f"{what}, {i.source.rpartition('/')[2]}"
 
 
 def _types(info: SiteInfo) -> str:
