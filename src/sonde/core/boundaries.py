@@ -30,12 +30,12 @@ class Variant:
     """A function that is traced for some places.
 
     Attributes:
-        fun: The function, or one that calls it.
+        fun: A function that calls it; None for the function itself, which is not kept alive.
         labels: For every capture, where the modules among the arguments stand.
         used: For every capture, what the trace has asked of the program around.
     """
 
-    fun: Callable[..., Any]
+    fun: Callable[..., Any] | None
     labels: tuple[tuple[Place, ...], ...]
     used: list[dict[Any, tuple[Any, Any]]]
 
@@ -91,7 +91,7 @@ def pass_boundary(fun: Any, find_modules: Callable[[], Iterable[Any]], trace: Ca
     if variant is None and modules and any(map(_leaves_no_trace, modules)):
         variant = Variant(_again(fun, labels), labels, [{} for _ in trails])
         known.append(variant)
-    chosen = fun if variant is None else variant.fun
+    chosen = fun if variant is None or variant.fun is None else variant.fun
     before = _tracing.fun, _tracing.given
     _tracing.fun, _tracing.given = chosen, ()
     for trail, mine in zip(trails, labels):
@@ -102,7 +102,7 @@ def pass_boundary(fun: Any, find_modules: Callable[[], Iterable[Any]], trace: Ca
         _tracing.fun, _tracing.given = before
         used = [trail.stretches.pop().used for trail in trails]
         if variant is None and (modules or any(used)):
-            variant = Variant(fun, labels, [{} for _ in trails])
+            variant = Variant(None, labels, [{} for _ in trails])
             known.append(variant)
         if variant is not None:
             for mine, new in zip(variant.used, used):

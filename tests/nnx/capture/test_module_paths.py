@@ -1,6 +1,9 @@
 """Where Modules stand, found when they are called: under every transform, through copies, in containers."""
 
 import functools
+import gc
+import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -431,13 +434,56 @@ def test_stacked_layers_are_where_the_caller_has_them():
 
 
 def test_nothing_is_kept():
-    import gc
-    import weakref
+    def run():
+        model = Model(jax.jit(lambda m, x: m(x)))
+        f, g = jax.jit(lambda x: model(x)), nnx.jit(lambda m, x: m(x))
+        sonde.capture(model)(X)
+        sonde.capture(lambda x: f(x))(X)
+        sonde.capture(lambda m, x: g(m, x))(model, X)
+        nnx.capture(g, nnx.Intermediate)(model, X)
+        return [weakref.ref(x) for x in (model, model.blocks[1], model.run, f, f.__wrapped__, g)]
 
-    model = Model(jitted)
-    ref = weakref.ref(model.blocks[1])
-    sonde.capture(model)(X)
-    sonde.capture(lambda m, x: nnx_jitted(m, x))(model, X)
-    del model
+    refs = run()
     gc.collect()
-    assert ref() is None
+    assert [ref() for ref in refs] == [None] * len(refs)
+
+
+def test_threads_have_their_own_paths():
+    shared = jax.jit(call)
+    models = [Model(shared), nnx.List([Model(shared)])]
+    errors = []
+
+    def work(model, f, prefix):
+        try:
+            for _ in range(3):
+                check(sonde.capture(f)(model, X)[1], prefix=prefix)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(models[0], call, "")),
+        threading.Thread(target=work, args=(models[1], lambda m, x: m[0](x), "0/")),
+    ]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not errors
+
+
+def test_after_an_error_inside_paths_are_right():
+    class Failing(nnx.Module):
+        def __init__(self):
+            self.blocks = nnx.List([Block(1.0), Block(2.0)])
+
+        def __call__(self, x):
+            try:
+                jitted(self.blocks[0], "no array")
+            except TypeError:
+                pass
+            try:
+                jax.jit(lambda m, x: m(x) @ jnp.ones(7))(self.blocks[0], x)
+            except TypeError:
+                pass
+            return jitted(self.blocks[1], x)
+
+    _, records = sonde.capture(Failing())(X)
+    assert list(records) == ["blocks/1/mlp/y"]
