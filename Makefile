@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check test-thorough test-browser bench clean
+.PHONY: help setup demo test test-fast check test-thorough test-browser test-wheel docs pre-commit bench clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,7 +24,12 @@ demo: setup  ## Train a small model, find its induction head and a planted defec
 	$(BIN)/sonde demo
 
 test: setup check  ## Lint, types, layers, then every test that is not marked thorough or browser
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not thorough and not browser' -q
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not thorough and not browser' -q --durations=20
+
+test-fast: setup  ## The inner loop: what finds most mistakes in under a minute
+	$(BIN)/python -m pytest -n $(JOBS) -q tests/core/test_edit.py tests/core/test_records.py tests/core/test_sites.py \
+	  tests/core/test_perturbing.py tests/nnx/test_module.py tests/nnx/test_graph.py tests/ops/test_dense.py \
+	  tests/test_layers.py tests/test_public_names.py
 
 check: setup  ## Lint, format, types and the arrows between the layers
 	$(BIN)/ruff check .
@@ -38,6 +43,21 @@ test-thorough: setup  ## The long runs; SEEDS=a:b runs the generated programs of
 test-browser: setup  ## The page in Chromium; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m pip install --quiet --group browser
 	$(BIN)/python -m pytest -m browser -q tests/report
+
+test-wheel: setup  ## Build the wheel, install it in a bare environment, run its demo
+	$(BIN)/python -m pip install --quiet build
+	rm -rf dist && $(BIN)/python -m build --wheel
+	rm -rf .venv-wheel && $(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet "$$(ls dist/*.whl)[cli]"
+	cd dist && ../.venv-wheel/bin/sonde --version && ../.venv-wheel/bin/sonde demo --out demo.html
+
+docs: setup  ## The documentation site, in site/
+	$(BIN)/python -m pip install --quiet --group docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+pre-commit: setup  ## Install the hooks that check what is committed
+	$(BIN)/python -m pip install --quiet pre-commit
+	$(BIN)/pre-commit install
 
 bench: setup  ## Every benchmark, as ratios in one run
 	$(BIN)/python benchmarks/run.py
