@@ -78,6 +78,11 @@ def register_modules(cls: type, kind: ModuleKind) -> None:
     _kinds.clear()
 
 
+def has_modules() -> bool:
+    """Whether a library with modules has been loaded."""
+    return bool(_registered)
+
+
 def register_no_modules(cls: type) -> None:
     """Says that instances of a class hold no modules, so that nothing has to be looked for in them."""
     _plain.add(cls)
@@ -126,18 +131,24 @@ def _is_plain(value: Any) -> bool:
 def outermost_modules(values: Iterable[Any]) -> Iterator[Any]:
     """The modules among some values and in their containers, but not the modules inside modules."""
     for value in values:
-        cls = type(value)
-        if cls in _plain:
-            continue
-        if cls is list or cls is tuple:
-            yield from outermost_modules(value)
-        elif module_kind(value) is not None:
-            yield value
-        elif isinstance(value, Mapping):
-            yield from outermost_modules(value.values())
-        elif not _is_plain(value):
-            leaves = jax.tree.leaves(value, is_leaf=lambda x: module_kind(x) is not None)
-            yield from (x for x in leaves if module_kind(x) is not None)
+        if type(value) not in _plain:
+            yield from (module for _, module in outermost_in(value, ()))
+
+
+def outermost_in(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """The same for one value, with the keys that lead to each."""
+    cls = type(value)
+    if cls in _plain:
+        return
+    if cls is not list and cls is not tuple and cls is not dict:
+        if module_kind(value) is not None:
+            yield path, value
+            return
+        if _is_plain(value):
+            return
+    for key, child in children_of(value):
+        if type(child) not in _plain:
+            yield from outermost_in(child, (*path, key))
 
 
 def _child(value: Any, key: Any) -> Any:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from sonde import _jax
 from sonde.core.context import ScopeName, path_under
-from sonde.core.module_index import Origin, alike, module_kind, outermost_modules, path_between
+from sonde.core.module_index import Origin, alike, has_modules, module_kind, outermost_in, path_between
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -376,13 +376,14 @@ def trail(
 def find_roots(f: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
     """The modules that a call is about: in its arguments, or else what the function belongs to or refers to.
 
-    Paths count from the first; the names of further arguments stand in front of the paths in them.
+    Paths count from the first; the names of further arguments stand in front of the paths in them. If all modules are
+    in containers, paths count from the containers.
     """
     named = [*((str(i), x) for i, x in enumerate(args)), *kwargs.items()]
     found = [(name, x) for name, x in (*_around(f), *named) if _is_root(x)]
-    if not found:
-        found = _in_containers(named)
-    if not found:
+    if not found and has_modules():
+        if in_containers := _in_containers(named):
+            return in_containers
         found = [(name, x) for name, x in _referred_to(f) if _is_root(x)]
     unique = list({id(x): (name, x) for name, x in reversed(found)}.values())[::-1]
     return [("" if i == 0 else name, x) for i, (name, x) in enumerate(unique)]
@@ -394,9 +395,13 @@ def _is_root(value: Any) -> bool:
 
 
 def _in_containers(named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """A module that is alone in the containers among the arguments. Several are roots when they are called."""
-    found = list({id(x): x for x in outermost_modules(x for _, x in named) if _is_root(x)}.values())
-    return [("", found[0])] if len(found) == 1 else []
+    """The modules in containers among the arguments, named by the keys that lead to them; one alone needs no name."""
+    found = {name: [(p, x) for p, x in outermost_in(value, ()) if _is_root(x)] for name, value in named}
+    found = {name: modules for name, modules in found.items() if modules}
+    if sum(map(len, found.values())) == 1:
+        return [("", x) for modules in found.values() for _, x in modules]
+    paths = [((name, *p) if len(found) > 1 else p, x) for name, modules in found.items() for p, x in modules]
+    return [("/".join(map(str, path)), x) for path, x in paths]
 
 
 def _around(f: Any) -> Iterator[tuple[str, Any]]:

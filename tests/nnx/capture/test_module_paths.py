@@ -151,6 +151,22 @@ def test_containers_of_models():
     np.testing.assert_allclose(out, model(X) - expected((1.0, 2.0, 3.0))[2], rtol=1e-5)
 
 
+def test_several_models_in_containers():
+    def f(models, x):
+        return models["b"](models["a"](x))
+
+    two = {"a": Block(1.0), "b": Block(2.0)}
+    assert list(sonde.capture(f)(two, X)[1]) == ["a/mlp/y", "b/mlp/y"]
+    assert list(sonde.capture(jax.jit(f))(two, X)[1]) == ["a/mlp/y", "b/mlp/y"]
+    assert list(sonde.capture(lambda m, x: jax.jit(f)(m, x))(two, X)[1]) == ["a/mlp/y", "b/mlp/y"]
+    blocks = [Block(1.0), Block(2.0)]
+    assert list(sonde.capture(lambda x, b: b[1](b[0](x)))(X, blocks)[1]) == ["0/mlp/y", "1/mlp/y"]
+    assert list(sonde.capture(lambda a, b, x: b[0](a[0](x)))([blocks[0]], [blocks[1]], X)[1]) == [
+        "0/0/mlp/y",
+        "1/0/mlp/y",
+    ]
+
+
 def test_scans_with_one_body():
     class Coder(nnx.Module):
         def __init__(self):
