@@ -64,3 +64,10 @@ def test_bidirectional():
         seq_lengths=jnp.array([2, 5]),
         return_carry=True,
     )
+
+
+@pytest.mark.parametrize("name", ["lstm", "optimized lstm", "gru", "mgu", "simple", "simple residual"])
+def test_a_carry_that_is_given_says_how_wide_the_cell_is(name):
+    hidden = jax.random.normal(jax.random.key(1), (2, 5))
+    carry = (hidden, 2 * hidden) if "lstm" in name else hidden
+    check(CELLS[name], carry, X[:, 0])

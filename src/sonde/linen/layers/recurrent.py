@@ -49,9 +49,17 @@ class _GatedCell(RNNCellBase):
         """One."""
         return 1
 
-    def _map(self: Any, name: str, *, recurrent: bool, use_bias: bool, bias_init: Callable[..., Any]) -> Dense:
+    @nowrap
+    def initialize_carry(self: Any, rng: jax.Array, input_shape: tuple[int, ...]) -> Any:
+        """The hidden state to start with."""
+        return self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
+
+    def _map(
+        self: Any, name: str, *, width: int, recurrent: bool, use_bias: bool, bias_init: Callable[..., Any]
+    ) -> Dense:
+        """A linear map as wide as the carry, which may be wider or narrower than `features` when it is given."""
         return Dense(
-            self.features,
+            width,
             name=name,
             use_bias=use_bias,
             kernel_init=self.recurrent_kernel_init if recurrent else self.kernel_init,
@@ -59,6 +67,12 @@ class _GatedCell(RNNCellBase):
             dtype=self.dtype,
             param_dtype=self.param_dtype,
         )
+
+
+def _memory_and_hidden(cell: Any, rng: jax.Array, input_shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    shape = (*input_shape[:-1], cell.features)
+    first, second = jax.random.split(rng)
+    return cell.carry_init(first, shape, cell.param_dtype), cell.carry_init(second, shape, cell.param_dtype)
 
 
 class _LSTM(_GatedCell):
@@ -89,9 +103,7 @@ class _LSTM(_GatedCell):
     @nowrap
     def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
         """The memory and the hidden state to start with."""
-        shape = (*input_shape[:-1], self.features)
-        first, second = jax.random.split(rng)
-        return self.carry_init(first, shape, self.param_dtype), self.carry_init(second, shape, self.param_dtype)
+        return _memory_and_hidden(self, rng, input_shape)
 
 
 class LSTMCell(_LSTM):
@@ -101,8 +113,9 @@ class LSTMCell(_LSTM):
     def __call__(self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array) -> tuple[Any, jax.Array]:
         """A step; the carry is the memory and the hidden state."""
         memory, hidden = carry
-        from_inputs = functools.partial(self._map, recurrent=False, use_bias=False, bias_init=self.bias_init)
-        from_hidden = functools.partial(self._map, recurrent=True, use_bias=True, bias_init=self.bias_init)
+        of_gate = functools.partial(self._map, width=hidden.shape[-1], bias_init=self.bias_init)
+        from_inputs = functools.partial(of_gate, recurrent=False, use_bias=False)
+        from_hidden = functools.partial(of_gate, recurrent=True, use_bias=True)
         gates = [from_inputs(f"i{gate}")(inputs) + from_hidden(f"h{gate}")(hidden) for gate in "ifgo"]
         return ops.lstm(memory, *gates, gate_fn=self.gate_fn, activation_fn=self.activation_fn)
 
@@ -131,10 +144,11 @@ class OptimizedLSTMCell(_LSTM):
     def __call__(self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array) -> tuple[Any, jax.Array]:
         """A step; the carry is the memory and the hidden state."""
         memory, hidden = carry
+        width = hidden.shape[-1]
 
         def product(x: jax.Array, letter: str, use_bias: bool, kernel_init: Callable[..., Any]) -> list[jax.Array]:
             maps = [
-                _Parameters(self.features, use_bias, self.param_dtype, kernel_init, self.bias_init, name=letter + gate)
+                _Parameters(width, use_bias, self.param_dtype, kernel_init, self.bias_init, name=letter + gate)
                 for gate in "ifgo"
             ]
             kernels, biases = zip(*(parameters(x.shape[-1]) for parameters in maps))
@@ -159,16 +173,12 @@ class GRUCell(_GatedCell):
     param_dtype: Any = jnp.float32
     carry_init: Callable[..., Any] = zeros
 
-    @nowrap
-    def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> jax.Array:
-        """The hidden state to start with."""
-        return self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
-
     @compact
     def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A step; the carry is the hidden state."""
-        from_inputs = functools.partial(self._map, recurrent=False, use_bias=True, bias_init=self.bias_init)
-        from_hidden = functools.partial(self._map, recurrent=True, bias_init=self.bias_init)
+        of_gate = functools.partial(self._map, width=carry.shape[-1], bias_init=self.bias_init)
+        from_inputs = functools.partial(of_gate, recurrent=False, use_bias=True)
+        from_hidden = functools.partial(of_gate, recurrent=True)
         r = from_inputs("ir")(inputs) + from_hidden("hr", use_bias=False)(carry)
         z = from_inputs("iz")(inputs) + from_hidden("hz", use_bias=False)(carry)
         n_input, n_hidden = from_inputs("in")(inputs), from_hidden("hn", use_bias=True)(carry)
@@ -198,16 +208,12 @@ class MGUCell(_GatedCell):
     carry_init: Callable[..., Any] = zeros
     reset_gate: bool = True
 
-    @nowrap
-    def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> jax.Array:
-        """The hidden state to start with."""
-        return self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
-
     @compact
     def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A step; the carry is the hidden state."""
-        from_inputs = functools.partial(self._map, recurrent=False, use_bias=True)
-        from_hidden = functools.partial(self._map, recurrent=True, bias_init=self.activation_bias_init)
+        of_gate = functools.partial(self._map, width=carry.shape[-1])
+        from_inputs = functools.partial(of_gate, recurrent=False, use_bias=True)
+        from_hidden = functools.partial(of_gate, recurrent=True, bias_init=self.activation_bias_init)
         forget = from_inputs("if", bias_init=self.forget_bias_init)(inputs) + from_hidden("hf", use_bias=False)(carry)
         n_input = from_inputs("in", bias_init=self.activation_bias_init)(inputs)
         n_hidden = from_hidden("hn", use_bias=self.reset_gate)(carry)
@@ -241,16 +247,12 @@ class SimpleCell(_GatedCell):
     carry_init: Callable[..., Any] = zeros
     residual: bool = False
 
-    @nowrap
-    def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> jax.Array:
-        """The hidden state to start with."""
-        return self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
-
     @compact
     def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A step; the carry is the hidden state."""
-        from_hidden = self._map("h", recurrent=True, use_bias=False, bias_init=self.bias_init)
-        from_inputs = self._map("i", recurrent=False, use_bias=True, bias_init=self.bias_init)
+        of_gate = functools.partial(self._map, width=carry.shape[-1], bias_init=self.bias_init)
+        from_hidden = of_gate("h", recurrent=True, use_bias=False)
+        from_inputs = of_gate("i", recurrent=False, use_bias=True)
         total = from_inputs(inputs) + from_hidden(carry)
         return ops.simple_rnn(carry, total, residual=self.residual, activation_fn=self.activation_fn)
 
@@ -286,9 +288,7 @@ class ConvLSTMCell(RNNCellBase):
     @nowrap
     def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
         """The memory and the hidden state to start with."""
-        shape = (*input_shape[:-1], self.features)
-        first, second = jax.random.split(rng)
-        return self.carry_init(first, shape, self.param_dtype), self.carry_init(second, shape, self.param_dtype)
+        return _memory_and_hidden(self, rng, input_shape)
 
     @compact
     def __call__(self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array) -> tuple[Any, jax.Array]:
