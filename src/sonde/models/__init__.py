@@ -6,6 +6,7 @@ save(model, folder)                 writes what `transformers` reads
 generate(model, prompts)            continues prompts, with a cache
 from_token(new, n)                  an edit that begins when generated token `n` is read
 sentence_vectors(model, texts)      texts as vectors, from an encoder
+smollm2(), minilm()                 where the weights are that packages of the registry hold
 SITES                               the names of the sites, with those of TransformerLens and Hugging Face
 """
 
@@ -15,6 +16,7 @@ from sonde.models.decoder import Decoder
 from sonde.models.encoder import Encoder
 from sonde.models.generation import Generated, from_token, generate
 from sonde.models.loading import load, new
+from sonde.models.packages import minilm, smollm2
 from sonde.models.saving import save
 from sonde.models.sentences import sentence_vectors
 from sonde.models.sites import SITES, SiteNames
@@ -34,7 +36,9 @@ __all__ = [
     "from_token",
     "generate",
     "load",
+    "minilm",
     "new",
     "save",
     "sentence_vectors",
+    "smollm2",
 ]
