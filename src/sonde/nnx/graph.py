@@ -14,8 +14,9 @@ import jax
 from sonde._jax import trace_level
 from sonde.core.module_index import ModuleKind, Origin, register_modules
 from sonde.nnx import traversals
-from sonde.nnx._kinds import CONTAINER, NODE, VARIABLE, kind_of
-from sonde.nnx._walk import ARRAY, Walk, build, collect, count_leaves, flatten_once, has_references, show_path, walk
+from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
+from sonde.nnx.building import build, collect
+from sonde.nnx.definitions import count_leaves, flatten_once, has_references, show_path
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.metadata import structural_hash
@@ -23,6 +24,7 @@ from sonde.nnx.module_sites import carry_all, carry_below, origin_of
 from sonde.nnx.pytree import attributes
 from sonde.nnx.states import FlatState, State, group_flat, merge_state, select_flat, split_flat
 from sonde.nnx.variable import Variable, _set_value, copied
+from sonde.nnx.walking import Walk, walk
 
 A = TypeVar("A")
 
@@ -31,7 +33,7 @@ class GraphDef(Generic[A]):
     """The structure of a model without its arrays: hashable, comparable, a pytree without leaves.
 
     Attributes:
-        definition: the nested tuples that `sonde.nnx._walk` describes.
+        definition: the nested tuples that `sonde.nnx.definitions` describes.
         num_leaves: how many leaves the states must have together.
         origin: while a capture runs, what it is the structure of, for what is merged from it; otherwise None.
     """

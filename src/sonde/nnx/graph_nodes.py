@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
-from sonde.nnx._walk import REFERENCE
+from sonde.nnx.definitions import REFERENCE
 
 
 @dataclasses.dataclass(frozen=True)

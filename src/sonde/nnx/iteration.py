@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from sonde.nnx._kinds import CONTAINER, NODE, VARIABLE, kind_of
-from sonde.nnx._walk import flatten_once, not_a_tree, walk
+from sonde.nnx.definitions import flatten_once
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph_mode import resolve
+from sonde.nnx.walking import not_a_tree, walk
 
 
 def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[PathParts, Any]]:

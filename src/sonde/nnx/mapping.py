@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sonde.nnx._walk import build, walk
+from sonde.nnx.building import build
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.module_sites import carry_all
 from sonde.nnx.variable import Variable
+from sonde.nnx.walking import walk
 
 A = TypeVar("A")
 

@@ -23,9 +23,9 @@ from sonde.core.module_paths import Trail, scope_at, thread
 from sonde.core.sow import mark, mark_in_place
 from sonde.nnx._epoch import EPOCH
 from sonde.nnx._kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of
-from sonde.nnx._walk import walk
 from sonde.nnx.pytree import Pytree, set_origin
 from sonde.nnx.states import FlatState, State
+from sonde.nnx.walking import walk
 
 T = TypeVar("T")
 _NUMBERS = (bool, int, float, complex, np.generic)

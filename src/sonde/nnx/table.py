@@ -18,13 +18,14 @@ from typing import Any
 import jax
 
 from sonde.nnx import iteration
-from sonde.nnx._walk import build, walk
+from sonde.nnx.building import build
 from sonde.nnx.metadata import HOOKS
 from sonde.nnx.module import Module
 from sonde.nnx.pytree import Pytree, attributes
 from sonde.nnx.rendering import human_size, size_and_bytes
 from sonde.nnx.rngs import RngState, RngStream
 from sonde.nnx.variable import Variable, copied
+from sonde.nnx.walking import walk
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 #: Where a Module of the copy keeps its path. As a static attribute it survives whatever transforms do with the Module.

@@ -13,11 +13,12 @@ from typing import Any
 import jax
 
 from sonde.nnx._kinds import NODE, VARIABLE, kind_of
-from sonde.nnx._walk import build, walk
+from sonde.nnx.building import build
 from sonde.nnx.filters import PathParts, to_predicate
 from sonde.nnx.graph import GraphDef
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.mapping import map as map_leaves
+from sonde.nnx.walking import walk
 
 
 @jax.tree_util.register_pytree_with_keys_class

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import ops
-from sonde.nnx import _walk
+from sonde.nnx.building import build
 from sonde.nnx.filters import Filter, to_predicate
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.layers.recurrent_cells import RNNCellBase
@@ -23,6 +23,7 @@ from sonde.nnx.pytree import data
 from sonde.nnx.rng_tools import split_rngs
 from sonde.nnx.rngs import Rngs, RngState, RngStream
 from sonde.nnx.variable import Variable
+from sonde.nnx.walking import walk
 
 
 class RNN(Module):
@@ -166,7 +167,7 @@ def scan_module(
     Returns:
         The last carry, the outputs, and all carries or None. The module's Variables hold their last values.
     """
-    found = _walk.walk(module, graph=True, who="scan")
+    found = walk(module, graph=True, who="scan")
     leaves = found.leaves
     axes = [axis_of(path, leaf) for path, leaf in zip(found.paths, leaves)]
     sliced = [i for i, axis in enumerate(axes) if isinstance(axis, int)]
@@ -178,7 +179,7 @@ def scan_module(
             type(leaf)._make(value, leaf._metadata) if isinstance(leaf, Variable) else value
             for leaf, value in zip(leaves, values)
         ]
-        copy = carry_all(module, _walk.build(found.definition, fresh))
+        copy = carry_all(module, build(found.definition, fresh))
         carry, output = copy(carry, step)
         return carry, output, [v._raw_value if isinstance(v, Variable) else v for v in fresh]
 

@@ -6,12 +6,14 @@ from typing import Any, TypeVar
 
 import jax.numpy as jnp
 
-from sonde.nnx import _walk, graph_mode
 from sonde.nnx import graph as graphs
+from sonde.nnx import graph_mode
+from sonde.nnx.building import build
 from sonde.nnx.filters import Filter
 from sonde.nnx.pytree import Pytree, data
 from sonde.nnx.states import to_flat_state
 from sonde.nnx.variable import Variable
+from sonde.nnx.walking import walk
 
 A = TypeVar("A")
 
@@ -76,7 +78,7 @@ class EMA(Pytree):
         Returns:
             The new model.
         """
-        found = _walk.walk(model, graph=graph_mode.resolve(self.graph), who="EMA.apply_to")
+        found = walk(model, graph=graph_mode.resolve(self.graph), who="EMA.apply_to")
         averages = dict(to_flat_state(self.params))
         leaves = [averages.get(path, leaf) for path, leaf in zip(found.paths, found.leaves)]
-        return _walk.build(found.definition, leaves)
+        return build(found.definition, leaves)

@@ -19,7 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde.nnx._walk import build, show_path, walk
+from sonde.nnx.building import build
+from sonde.nnx.definitions import show_path
 from sonde.nnx.filters import Predicate, to_predicate
 from sonde.nnx.transforms.derivatives import as_state
 from sonde.nnx.transforms.jit.arguments import holds_objects
@@ -36,6 +37,7 @@ from sonde.nnx.transforms.options import (
 )
 from sonde.nnx.transforms.outcome import Left, Outcome
 from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
+from sonde.nnx.walking import walk
 
 
 def custom_vjp(

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde.nnx import traversals
-from sonde.nnx._walk import Path, count_leaves, show_path, walk
+from sonde.nnx.definitions import Path, count_leaves, show_path
 from sonde.nnx.filters import Filter, Predicate, to_predicate
 from sonde.nnx.states import State
 from sonde.nnx.transforms.leaf_values import children_of, places
@@ -25,6 +25,7 @@ from sonde.nnx.transforms.options import MISSING, Mode, mode, named_like, refuse
 from sonde.nnx.transforms.outcome import Left
 from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
 from sonde.nnx.variable import Param, Variable
+from sonde.nnx.walking import walk
 
 
 def grad(

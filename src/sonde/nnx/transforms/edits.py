@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sonde.nnx._kinds import CONTAINER, kind_of
-from sonde.nnx._walk import Walk, build, flatten_once, walk
+from sonde.nnx.building import build
+from sonde.nnx.definitions import flatten_once
 from sonde.nnx.pytree import Pytree
+from sonde.nnx.walking import Walk, walk
 
 
 class Before:
@@ -50,6 +52,11 @@ def _same(a: Any, b: Any) -> bool:
         return False
 
 
+def new_data(edit: Any, leaves: Iterator[Any], known: dict[Any, Any]) -> list[Any]:
+    """The data attributes that an edit says; see `replay`."""
+    return [build(child, leaves, known=known) for child in edit[5]]
+
+
 def replay(edit: Any, leaves: Iterator[Any], known: dict[Any, Any]) -> None:
     """Gives a node the attributes that an edit says.
 
@@ -58,9 +65,8 @@ def replay(edit: Any, leaves: Iterator[Any], known: dict[Any, Any]) -> None:
         leaves: the leaves of new objects; as many are taken as the edit has.
         known: objects by index; those that are made are added.
     """
-    _, _, index, layout, static, children, _, _ = edit
-    data = [build(child, leaves, known=known) for child in children]
-    known[index]._become(layout, data, static)
+    _, _, index, layout, static, *_ = edit
+    known[index]._become(layout, new_data(edit, leaves, known), static)
 
 
 def contents(node: Pytree) -> tuple[list[Any], list[Any]] | None:

@@ -34,12 +34,14 @@ import jax
 from sonde.core.context import looking
 from sonde.nnx import module_sites
 from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
-from sonde.nnx._walk import REFERENCE, Walk, build, show_path, unflatten_once, walk
+from sonde.nnx.building import build
+from sonde.nnx.definitions import REFERENCE, show_path, unflatten_once
 from sonde.nnx.graph import GraphDef
 from sonde.nnx.transforms.edits import Before
 from sonde.nnx.transforms.options import Mode
 from sonde.nnx.transforms.outcome import Left, Outcome, settle, write
 from sonde.nnx.variable import Variable
+from sonde.nnx.walking import Walk, walk
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -90,7 +92,7 @@ class Structure:
     """What arguments are, without their values: equal for calls that may share a trace.
 
     Attributes:
-        definition: how to build them, see `sonde.nnx._walk`.
+        definition: how to build them, see `sonde.nnx.definitions`.
         paths: the paths of the leaves.
         kinds: for each leaf that is a Variable its class and metadata, else None.
         n_args: how many of the arguments are positional; the others are keywords.

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 import jax
 
-from sonde.nnx._walk import show_path, walk
+from sonde.nnx.definitions import show_path
 from sonde.nnx.transforms.leaf_values import same_form
 from sonde.nnx.transforms.lifting import Call, Entered, Taken, raw, take
 from sonde.nnx.transforms.options import mode
 from sonde.nnx.transforms.outcome import Outcome
 from sonde.nnx.variable import Variable
+from sonde.nnx.walking import walk
 
 T = TypeVar("T")
 

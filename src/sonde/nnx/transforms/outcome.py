@@ -15,10 +15,11 @@ import jax
 
 from sonde._jax import trace_level
 from sonde.nnx import _epoch
-from sonde.nnx._walk import build, has_references
+from sonde.nnx.building import build
+from sonde.nnx.definitions import has_references
 from sonde.nnx.graph import GraphDef
 from sonde.nnx.pytree import Pytree, _wrong_level
-from sonde.nnx.transforms.edits import replay
+from sonde.nnx.transforms.edits import new_data, replay
 from sonde.nnx.variable import Variable, _set_metadata, _set_value
 
 
@@ -122,8 +123,11 @@ def settle(left: Left, leaves: Sequence[Any], objects: Callable[[], Mapping[int,
     lists, outcome = left
     built, news = outcome.split(lists)
     known = dict(objects()) if outcome.refers else {}
-    arrays = iter(built[outcome.n_edited :] if output_only else built)
-    if not output_only:
+    arrays = iter(built)
+    if output_only:
+        for edit in outcome.edits:
+            new_data(edit.definition, arrays, known)  # the output may refer to objects that are made here
+    else:
         variables = [leaves[i] for i in outcome.changed]
         _check_levels(variables, [known[edit.definition[2]] for edit in outcome.edits])
         for edit in outcome.edits:

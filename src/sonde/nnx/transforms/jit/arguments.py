@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
-from sonde.nnx._walk import flatten_once, unflatten_once
+from sonde.nnx.definitions import flatten_once, unflatten_once
 from sonde.nnx.transforms.lifting import Fixed
 
 ROOT, PLAIN = "root", "plain"

@@ -15,12 +15,12 @@ from typing import Any
 from sonde._jax import trace_level
 from sonde.nnx._epoch import EPOCH, EXPOSED
 from sonde.nnx._kinds import CONTAINER, KIND, NODE, VARIABLE, kind_of
-from sonde.nnx._walk import Walk
 from sonde.nnx.transforms.edits import contents, same_contents
 from sonde.nnx.transforms.jit.program import Program
 from sonde.nnx.transforms.outcome import Left, Outcome, settle
 from sonde.nnx.transforms.recent import PROGRAMS
 from sonde.nnx.variable import Variable
+from sonde.nnx.walking import Walk
 
 #: How many structures of one set of objects are remembered: training, evaluating and a few more.
 KNOWN_STRUCTURES = 4

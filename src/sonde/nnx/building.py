@@ -1,0 +1,240 @@
+"""Building objects from definitions: the way back from what a walk found.
+
+`build` makes the object that a definition describes, from a list of leaves or from a State; `collect` brings the leaves
+of a State into the order of the definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sonde._jax import trace_level
+from sonde.nnx import traversals
+from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
+from sonde.nnx.definitions import REFERENCE, Path, count_leaves, unflatten_once
+from sonde.nnx.pytree import _set_dict, _set_layout, _set_level, _set_stamp
+from sonde.nnx.states import FlatState, State
+from sonde.nnx.variable import Variable
+from sonde.nnx.walking import released
+
+_INNER = (NODE, CONTAINER)
+
+
+class _Misfit(Exception):
+    """A state has not the entries that a definition says."""
+
+
+def build(
+    definition: Any,
+    leaves: Iterable[Any] | None = None,
+    *,
+    state: Any = None,
+    known: dict[Any, Any] | None = None,
+    finish: Callable[[Path, Any], Any] | None = None,
+    recreate: bool = True,
+    prototypes: dict[int, dict[Any, Any]] | None = None,
+    remember: bool = True,
+) -> Any:
+    """Builds the object that a definition describes.
+
+    Args:
+        definition: what `walk` made.
+        leaves: in the order of the walk. A leaf that is a Variable becomes part of the object as it is; another value
+            in the place of a Variable gets a Variable around it.
+        state: instead of `leaves`, a State or nested mapping with the leaves.
+        known: objects by index, for several definitions that share a numbering; it is added to.
+        finish: called with path and value on everything that is built, children before parents; what it returns
+            takes the place of the value. Only with `leaves`.
+        recreate: False leaves values in the place of Variables bare.
+        prototypes: attributes of nodes by the identity of their definition, kept from one call to the next by somebody
+            who keeps the definition; copying a dict is cheaper than making one.
+        remember: False if the definition has no references, and nobody asked for `known`.
+
+    Raises:
+        ValueError: the state lacks leaves, or has others than the definition.
+    """
+    known = {} if known is None else known
+    level = trace_level()
+    from_state = leaves is None
+    next_leaf = iter(leaves or ()).__next__
+    new_object = object.__new__
+
+    def make(d: Any, source: Any) -> Any:
+        tag = d[0]
+        if tag == NODE:
+            _, cls, index, layout, static, children, entries, n = d
+            # `_blank` and `_fill` in place, because a model has many nodes: attributes are copied from a prototype
+            direct = prototypes is not None and cls._only_attributes
+            if prototypes is not None and direct:
+                node = new_object(cls)
+                _set_layout(node, layout)
+                _set_level(node, level)
+                _set_stamp(node, 0)
+                values = prototypes.get(id(d))
+                if values is None:
+                    values = prototypes[id(d)] = dict.fromkeys(layout.data)
+                    values.update(zip(layout.static, static))
+                values = values.copy()
+            else:
+                node = cls._blank(layout, level)
+                values = {}
+            if remember:
+                known[index] = node
+            if from_state and n and (type(source) is not dict or len(source) != entries):
+                source = _plain_mapping(source, entries)
+            for name, child in zip(layout.data, children):
+                tag = child[0]
+                if tag == VARIABLE:  # what `make` does, without the call
+                    value = source[name] if from_state else next_leaf()
+                    if recreate and not isinstance(value, Variable):
+                        value = child[1]._make(value, child[3])
+                    values[name] = value
+                    if remember:
+                        known[child[2]] = value
+                elif from_state and (tag == ARRAY or (tag in _INNER and child[-1])):
+                    values[name] = make(child, source[name])
+                else:
+                    values[name] = make(child, None)
+            if direct:
+                _set_dict(node, values)
+            else:
+                node._fill(layout, values.values(), static)
+            return node
+        if tag == VARIABLE:
+            value = source if from_state else next_leaf()
+            if recreate and not isinstance(value, Variable):
+                value = d[1]._make(value, d[3])
+            known[d[2]] = value
+            return value
+        if tag == ARRAY:
+            return source if from_state else next_leaf()
+        if tag == OTHER:
+            return d[1]
+        if tag == REFERENCE:
+            return known[d[1]]
+        _, cls, keys, rebuild, children, entries, n = d
+        if not (from_state and n):
+            return unflatten_once(cls, keys, rebuild, [make(child, None) for child in children])
+        source = _plain_mapping(source, entries)
+        made = [make(child, source[key] if count_leaves(child) else None) for key, child in zip(keys, children)]
+        return unflatten_once(cls, keys, rebuild, made)
+
+    def make_and_finish(d: Any, path: Path, finish: Callable[[Path, Any], Any]) -> Any:
+        tag = d[0]
+        if tag == REFERENCE:
+            return known[d[1]]
+        if tag == NODE:
+            _, cls, index, layout, static, children, _, _ = d
+            known[index] = node = cls._blank(layout, level)
+            data, others = [], []
+            for name, is_data, i in layout.turns:
+                if is_data:
+                    data.append(make_and_finish(children[i], path + (name,), finish))
+                else:  # a tree has no static parts to go through
+                    others.append(static[i] if index is None else finish(path + (name,), static[i]))
+            node._fill(layout, data, others)
+            known[index] = node = finish(path, node)
+            return node
+        if tag == CONTAINER:
+            _, cls, keys, rebuild, children, _, _ = d
+            made = [make_and_finish(child, path + (key,), finish) for key, child in zip(keys, children)]
+            return finish(path, unflatten_once(cls, keys, rebuild, made))
+        value = finish(path, make(d, None))
+        if tag == VARIABLE:
+            known[d[2]] = value
+        return value
+
+    if isinstance(state, FlatState):
+        state = traversals.unflatten_mapping(state)
+    before = dict(known) if from_state else {}
+    try:
+        return make(definition, state) if finish is None else make_and_finish(definition, (), finish)
+    except (KeyError, _Misfit):
+        if not from_state:
+            raise
+        known.clear()
+        known.update(before)
+        return build(definition, collect(definition, state), known=known, recreate=recreate)
+    finally:
+        make = make_and_finish = released
+
+
+def _plain_mapping(state: Any, entries: int) -> Any:
+    if type(state) is not dict:
+        if isinstance(state, State):
+            state = state.raw_mapping
+        elif not isinstance(state, Mapping):
+            raise _Misfit
+    if len(state) != entries:
+        raise _Misfit
+    return state
+
+
+def collect(definition: Any, state: Any) -> list[Any]:
+    """The leaves of a state in the order in which `build` wants them.
+
+    Raises:
+        ValueError: the state lacks leaves, or has others than the definition.
+    """
+    tag = definition[0]
+    if tag in (VARIABLE, ARRAY):
+        return [state]
+    if tag in (OTHER, REFERENCE):
+        return []
+    out: list[Any] = []
+    missing: list[Path] = []
+    surplus: list[Path] = []
+    _gather(definition, state, (), out, missing, surplus)
+    if missing or surplus:
+        expected = definition[-1]
+        parts = [f"missing: {_names(missing)}"] if missing else []
+        parts += [f"not expected: {_names(surplus)}"] if surplus else []
+        raise ValueError(
+            f"the states do not fit the GraphDef, which has {expected} leaves ({'; '.join(parts)}). "
+            f"Pass all states that nnx.split returned, each leaf once."
+        )
+    return out
+
+
+def _gather(d: Any, mapping: Any, path: Path, out: list[Any], missing: list[Path], surplus: list[Path]) -> None:
+    """Adds the leaves of a node or container to `out`, and the paths that are only on one side to the other two."""
+    names, children = (d[3].data, d[5]) if d[0] == NODE else (d[2], d[4])
+    if type(mapping) is not dict:
+        if isinstance(mapping, State):
+            mapping = mapping.raw_mapping
+        elif not isinstance(mapping, Mapping):
+            missing.append(path)
+            surplus.append(path)
+            return
+    used = 0
+    for name, child in zip(names, children):
+        if not count_leaves(child):
+            continue
+        if name not in mapping:
+            missing.append((*path, name))
+            continue
+        used += 1
+        if child[0] in (VARIABLE, ARRAY):
+            out.append(mapping[name])
+        else:
+            _gather(child, mapping[name], (*path, name), out, missing, surplus)
+    if used != len(mapping):
+        _surplus(d, mapping, path, surplus)
+
+
+def _surplus(d: Any, mapping: Mapping[Any, Any], path: Path, surplus: list[Path]) -> None:
+    names, children = (d[3].data, d[5]) if d[0] == NODE else (d[2], d[4])
+    wanted = {
+        name
+        for name, child in zip(names, children)
+        if child[0] in (VARIABLE, ARRAY) or (child[0] in (NODE, CONTAINER) and child[-1])
+    }
+    for name, value in mapping.items():
+        if name not in wanted and not (isinstance(value, Mapping) and not traversals.flatten_mapping(value)):
+            surplus.append((*path, name))
+
+
+def _names(paths: list[Path]) -> str:
+    shown = ", ".join("/".join(map(str, path)) or "(the root)" for path in paths[:8])
+    return shown + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")

@@ -1,0 +1,83 @@
+"""Definitions: the structure of an object as nested tuples, which Python compares and hashes in C.
+
+    (VARIABLE, class, index, metadata)      a leaf that is a Variable; trees have no indices
+    (ARRAY,)                                a leaf that is not
+    (OTHER, value)                          part of the structure
+    (REFERENCE, index)                      the object that was met before under that index
+    (NODE, class, index, layout, static values, definitions of the data attributes, entries, leaves)
+    (CONTAINER, class, keys, how to unflatten it, definitions of the children, entries, leaves)
+
+where `leaves` is how many leaves there are below, and `entries` how many children have some: the entries that a state
+has at this place. `walking` makes definitions, `building` makes objects from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from sonde.nnx import traversals
+from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE
+from sonde.nnx.states import State
+
+REFERENCE = 5
+Path = tuple[Any, ...]
+
+
+def count_leaves(definition: Any) -> int:
+    """How many leaves a definition has."""
+    tag = definition[0]
+    if tag in (NODE, CONTAINER):
+        return definition[-1]
+    return 1 if tag in (VARIABLE, ARRAY) else 0
+
+
+def has_references(definition: Any) -> bool:
+    """Whether some object in a definition stands in several places."""
+    tag = definition[0]
+    if tag in (NODE, CONTAINER):
+        return any(map(has_references, definition[5 if tag == NODE else 4]))
+    return tag == REFERENCE
+
+
+def flatten_once(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
+    """Keys and children of a container, and what `unflatten_once` needs beside its class and keys."""
+    cls = type(value)
+    if cls is list or cls is tuple:
+        return tuple(range(len(value))), list(value), None
+    if cls is dict:
+        keys = tuple(traversals.sorted_keys(value))
+        return keys, [value[key] for key in keys], tuple(value)
+    if cls is State:
+        mapping = value.raw_mapping
+        keys = tuple(traversals.sorted_keys(mapping))
+        return keys, [mapping[key] for key in keys], None
+    with_paths, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+    return tuple(_name(path[0]) for path, _ in with_paths), [child for _, child in with_paths], structure
+
+
+def _name(key: Any) -> Any:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return str(key)
+
+
+def unflatten_once(cls: type, keys: tuple[Any, ...], rebuild: Any, children: list[Any]) -> Any:
+    """The inverse of `flatten_once`."""
+    if cls is list:
+        return children
+    if cls is tuple:
+        return tuple(children)
+    if cls is dict:
+        by_key = dict(zip(keys, children))
+        return {key: by_key[key] for key in rebuild}  # in the order in which the dict had them
+    if cls is State:
+        return State(dict(zip(keys, children)), _copy=False)
+    return jax.tree_util.tree_unflatten(rebuild, children)
+
+
+def show_path(path: Path) -> str:
+    """A path as messages show it."""
+    return "/".join(map(str, path)) or "(the root)"
