@@ -257,8 +257,8 @@ class Einsum(Module):
     def __init__(
         self,
         einsum_str: str,
-        kernel_shape: Sequence[int],
-        bias_shape: Sequence[int] | None = None,
+        kernel_shape: int | Sequence[int],
+        bias_shape: int | Sequence[int] | None = None,
         *,
         dtype: Dtype | None = None,
         param_dtype: Dtype = jnp.float32,
@@ -272,14 +272,16 @@ class Einsum(Module):
         kernel_metadata: Metadata = NO_METADATA,
         bias_metadata: Metadata = NO_METADATA,
     ):
+        kernel_shape = _as_tuple(kernel_shape)
+        bias_shape = None if bias_shape is None else _as_tuple(bias_shape)
         _check_equation(self, einsum_str, kernel_shape)
-        self.kernel = new_param(self, rngs, kernel_init, tuple(kernel_shape), param_dtype, kernel_metadata)
+        self.kernel = new_param(self, rngs, kernel_init, kernel_shape, param_dtype, kernel_metadata)
         self.bias = optional_param(
             bias_shape is not None, self, rngs, bias_init, bias_shape, param_dtype, bias_metadata
         )
         self.einsum_str = einsum_str
-        self.kernel_shape = tuple(kernel_shape)
-        self.bias_shape = None if bias_shape is None else tuple(bias_shape)
+        self.kernel_shape = kernel_shape
+        self.bias_shape = bias_shape
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.precision = precision
