@@ -4,20 +4,31 @@
 `for_flax` has the same for modules of Flax: a module of Sonde inside one of Flax.
 """
 
+from sonde.bridge.context import Scope, current_context, current_module
 from sonde.bridge.functional import Functional, functional
+from sonde.bridge.interop import linen_in_bridge_mdl, nnx_in_bridge_mdl
+from sonde.bridge.module import AttrPriority, Module, compact
 from sonde.bridge.to_linen import ToLinen, to_linen, to_linen_class
 from sonde.bridge.to_nnx import ToNNX, lazy_init
 from sonde.bridge.variables import NNXMeta, with_partitioning
 from sonde.ops import named_initializers as initializers
 
 __all__ = [
+    "AttrPriority",
     "Functional",
+    "Module",
     "NNXMeta",
+    "Scope",
     "ToLinen",
     "ToNNX",
+    "compact",
+    "current_context",
+    "current_module",
     "functional",
     "initializers",
     "lazy_init",
+    "linen_in_bridge_mdl",
+    "nnx_in_bridge_mdl",
     "to_linen",
     "to_linen_class",
     "with_partitioning",

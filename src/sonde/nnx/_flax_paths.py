@@ -5,6 +5,8 @@ Code in the wild imports `flax.nnx.nn.linear`, `flax.nnx.variablelib` and the li
 
 PATHS: dict[str, tuple[str, ...]] = {
     "bridge": ("sonde.bridge",),
+    "bridge.interop": ("sonde.bridge.interop",),
+    "bridge.module": ("sonde.bridge.module",),
     "bridge.variables": ("sonde.bridge.variables",),
     "bridge.wrappers": ("sonde.bridge",),
     "deprecations": (),
