@@ -450,3 +450,44 @@ def test_errors():
         nnx.capture(Two(), "Intermediate")
     with pytest.raises(TypeError, match="nnx.capture takes a callable, got 42"):
         nnx.capture(42, nnx.Intermediate)
+
+
+def test_sites_are_on_the_lines_of_the_user():
+    class M(nnx.Module):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "h", x)
+            x = self.perturb("p", x)
+            return sonde.sow(x, "e")
+
+    _, records = sonde.capture(lambda x: nnx.capture(M(), method_outputs=nnx.Intermediate)(x)[0])(X)
+    first = M.__call__.__wrapped__.__code__.co_firstlineno
+    lines = {path: int(record.source.rpartition(":")[2]) - first for path, record in records.items()}
+    assert lines == {"h": 1, "p": 2, "e": 3, "__call__": 0}
+    assert all(record.source.startswith(__file__) for record in records.values())
+
+
+def test_what_was_sown_has_its_gradient():
+    model = Two()
+
+    def step(model, x):
+        return nnx.grad(lambda m: m(x).sum())(model)
+
+    for f in (step, nnx.jit(step), jax.jit(step)):
+        _, values, grads = nnx.capture_grads(f)(model, X)
+        close(flat(values)["b/h"][0], jnp.sin(2 * X) * 3)
+        close(flat(grads)["b/h"][0], jnp.cos(jnp.sin(2 * X) * 3))
+        close(flat(grads)["a/h"][0], jnp.cos(jnp.sin(2 * X) * 3) * 3 * jnp.cos(2 * X))
+    _, _, grads = nnx.capture_grads(lambda m, x: nnx.grad(lambda m: lax.scan(body, x, m)[0].sum())(m))(Block(WS), X)
+    _, hs = layers_by_hand(X)
+    by_hand = jax.grad(lambda d: shifted_layers(X, d).sum())(jnp.zeros_like(hs))
+    close(flat(grads)["h"][0], by_hand)
+
+
+def body(x, layer):
+    return layer(x), None
+
+
+def shifted_layers(x, shifts):
+    for w, shift in zip(WS, shifts):
+        x = jnp.sin(x * w + shift)
+    return x
