@@ -82,7 +82,7 @@ class Variable(ArrayLike, Generic[A]):
             _set_cell(self, [value])
             value = meta.run_hooks("on_create_value", self, self.create_value(cast(A, value)))
         if "out_sharding" in meta:
-            value = _place(value, meta)
+            value = place_value(value, meta)
         _set_cell(self, [value])
         _set_level(self, trace_level())
         _set_metadata(self, meta)
@@ -380,7 +380,8 @@ def _canonical(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def _place(value: Any, metadata: Metadata) -> Any:
+def place_value(value: Any, metadata: Metadata) -> Any:
+    """The value on the devices that its metadata says."""
     if not metadata["eager_sharding"] or metadata["out_sharding"] is None:
         return value
     return eager_sharding.place(

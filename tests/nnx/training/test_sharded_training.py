@@ -129,3 +129,16 @@ def test_batch_norm_over_devices_is_that_over_the_whole_batch():
     )(x)
     np.testing.assert_allclose(y, whole(x), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(mean, whole.mean.get_value(), rtol=1e-6)
+
+
+def test_moments_may_be_sharded_in_another_way_than_their_parameter():
+    mesh = jax.make_mesh((2,), ("row",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        model = nnx.Linear(4, 2, rngs=nnx.Rngs(0), kernel_metadata={"optimizer_sharding": ("row", None)})
+        optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+        mu = optimizer.opt_state[0].mu["kernel"]
+        assert mu[...].sharding.is_equivalent_to(jax.NamedSharding(mesh, jax.P("row", None)), 2)
+        assert model.kernel[...].is_fully_replicated
+        grads = nnx.grad(lambda m: m(jnp.ones(4)).sum())(model)
+        optimizer.update(model, grads)
+    assert int(optimizer.step) == 1

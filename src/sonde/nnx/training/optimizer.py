@@ -2,7 +2,7 @@
 
 The state is laid out as optax makes it, with an `OptVariable` where it has one array per parameter and an `OptArray`
 where it has an array of its own. An `OptVariable` keeps the metadata of its parameter, so that moments are sharded as
-their parameters are.
+their parameters are, or as the entry `optimizer_sharding` of the metadata says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sonde.nnx import graph as graphs
 from sonde.nnx.filters import Filter
 from sonde.nnx.pytree import Pytree, data
 from sonde.nnx.states import State
-from sonde.nnx.variable import Param, Variable
+from sonde.nnx.variable import Param, Variable, place_value
 
 _MISSING: Any = object()
 
@@ -155,9 +155,15 @@ def _as_opt_state(tree: Any) -> Any:
     """Variables of optax's state become OptVariables with the same metadata, arrays OptArrays."""
 
     def convert(x: Any) -> OptState:
-        if isinstance(x, Variable):
-            return OptVariable.from_metadata(x.get_raw_value(), x.get_metadata())
-        return OptArray(x)
+        if not isinstance(x, Variable):
+            return OptArray(x)
+        metadata = x.get_metadata()
+        if metadata.get("optimizer_sharding") is None:
+            return OptVariable.from_metadata(x.get_raw_value(), metadata)
+        metadata["out_sharding"] = metadata["optimizer_sharding"]
+        variable = OptVariable.from_metadata(x.get_raw_value(), metadata)
+        variable.set_raw_value(place_value(x.get_raw_value(), variable._metadata))
+        return variable
 
     return jax.tree.map(convert, tree, is_leaf=_is_variable)
 
