@@ -1,5 +1,6 @@
 """`mark_in_place`: a site whose result is not used has its value and its gradient, as one whose result is used does."""
 
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec
 import sonde
 import sonde.errors
 from sonde.core import mark_in_place
+from sonde.core.context import LOOKERS
 
 X = jnp.linspace(0.1, 1, 4)
 
@@ -121,3 +123,8 @@ def test_without_a_capture_nothing_is_marked() -> None:
         return h * h + jnp.sin(w)
 
     assert str(jax.make_jaxpr(in_place)(0.7, X)) == str(jax.make_jaxpr(plain)(0.7, X))
+
+
+def test_the_count_of_lookers_is_pickled_by_name():
+    """Classes of `__main__` are pickled with their methods, and those refer to it."""
+    assert pickle.loads(pickle.dumps(LOOKERS)) is LOOKERS

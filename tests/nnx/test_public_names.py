@@ -39,18 +39,7 @@ def test_every_name_of_flax_is_there():
     flax_nnx = importlib.import_module("flax.nnx")
     inner = {"NodeStates", "deprecations", "reprlib", "tracers", "ids"}  # of Flax's own workings
     missing = {n for n in dir(flax_nnx) if not n.startswith("_") and not hasattr(nnx, n)}
-    assert missing <= inner | CONTEXTS
-
-
-CONTEXTS = {
-    "MergeContext",
-    "SplitContext",
-    "UpdateContext",
-    "current_update_context",
-    "merge_context",
-    "split_context",
-    "update_context",
-}
+    assert missing <= inner
 
 
 @pytest.mark.parametrize("path", PATHS)

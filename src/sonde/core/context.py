@@ -61,6 +61,9 @@ class _Lookers:
         self.count = 0
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> str:
+        return "LOOKERS"  # methods of modules refer to it, and are pickled with classes of `__main__`
+
     def add(self, n: int) -> None:
         """One more, or one less."""
         with self._lock:

@@ -202,3 +202,10 @@ def test_masks_by_the_names_of_metrics(same):
         return partly, metrics.compute()
 
     same(use)
+
+
+def test_train_states_and_optimizers_can_be_subscripted():
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    assert nnx.Optimizer[nnx.Linear](model, optax.sgd(0.1), wrt=nnx.Param).step == 0
+    graphdef, params = nnx.split(model)
+    assert nnx.TrainState[nnx.Linear].create(graphdef, params=params, tx=optax.sgd(0.1)).step == 0

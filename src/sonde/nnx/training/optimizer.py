@@ -7,7 +7,7 @@ their parameters are, or as the entry `optimizer_sharding` of the metadata says.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from sonde.nnx.pytree import Pytree, data
 from sonde.nnx.states import State
 from sonde.nnx.variable import Param, Variable, place_value
 
+M = TypeVar("M")
 _MISSING: Any = object()
 
 
@@ -40,7 +41,7 @@ class OptVariable(OptState):
     __slots__ = ()
 
 
-class Optimizer(Pytree):
+class Optimizer(Pytree, Generic[M]):
     """An optax transformation with its state.
 
     Args:
@@ -122,7 +123,7 @@ class Optimizer(Pytree):
         return updates
 
 
-class ModelAndOptimizer(Optimizer):
+class ModelAndOptimizer(Optimizer[M]):
     """An optimizer that keeps its model, as `nnx.Optimizer` once did.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,11 @@ import optax
 
 from sonde.nnx.graph import GraphDef
 
+M = TypeVar("M")
+
 
 @dataclasses.dataclass(frozen=True)
-class TrainState:
+class TrainState(Generic[M]):
     """Parameters, optimizer state and step count, with the model's structure and the optimizer as the static part.
 
     Subclasses may add fields, which become part of the pytree; `dataclasses.field(metadata={"pytree_node": False})`
@@ -30,7 +32,7 @@ class TrainState:
         1
     """
 
-    graphdef: GraphDef[Any] = dataclasses.field(metadata={"pytree_node": False})
+    graphdef: GraphDef[M] = dataclasses.field(metadata={"pytree_node": False})
     params: Any
     opt_state: Any
     step: jax.Array
