@@ -31,8 +31,7 @@ def measure() -> list[Row]:
         order = np.random.default_rng(0).permutation(ROWS)
         fitted, apart = order[ROWS // 5 :], order[: ROWS // 5]
         scores = [
-            LogisticRegression().fit(x[fitted], labels[fitted]).score(x[apart], labels[apart])
-            for x in values.values()
+            LogisticRegression().fit(x[fitted], labels[fitted]).score(x[apart], labels[apart]) for x in values.values()
         ]
         theirs.append(time.perf_counter() - start)
     away = max(abs(a - b) for a, b in zip(found.accuracy.values(), scores))

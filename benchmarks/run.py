@@ -20,6 +20,7 @@ PARTS = {
     "engine": ("compiled", "calling", "eager", "tracing", "gradients", "importing", "gpu_transformer"),
     "nnx": ("nnx_dispatch", "nnx_construct", "nnx_tracing"),
     "tools": ("patching", "monitoring"),
+    "inside": ("inside",),
     "models": ("models",),
     "store": ("harvesting", "probing"),
 }

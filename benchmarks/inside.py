@@ -1,0 +1,94 @@
+"""Looking into functions (`inside=`) against the same sites sown by hand; and what is left when nothing looks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import sonde
+from measure import Row, interleaved, main
+
+WIDTH, DEPTH = 16, 12
+X = jnp.ones((4, WIDTH))
+WS = [jnp.eye(WIDTH)] * DEPTH
+
+
+def layer(x: Any, w: Any) -> Any:
+    h = x @ w
+    a = jnp.tanh(h)
+    b = a * 2 + h
+    c = jnp.sin(b) - a
+    return c
+
+
+def by_hand(x: Any, w: Any) -> Any:
+    with sonde.scope("layer"):
+        x, w = sonde.sow(x, "x"), sonde.sow(w, "w")
+        h = sonde.sow(x @ w, "h")
+        a = sonde.sow(jnp.tanh(h), "a")
+        b = sonde.sow(a * 2 + h, "b")
+        c = sonde.sow(jnp.sin(b) - a, "c")
+        return sonde.sow(c, "return")
+
+
+def model(one: Any) -> Any:
+    """A new function every time, which JAX has not seen."""
+
+    def run(x: Any, ws: Any) -> Any:
+        for w in ws:
+            x = one(x, w)
+        return x.sum()
+
+    return run
+
+
+def measure() -> list[Row]:
+    return [*(tracing(grads) for grads in (False, True)), compiled(), unseen()]
+
+
+def tracing(grads: bool) -> Row:
+    change = jax.value_and_grad if grads else lambda f: f
+
+    def marked() -> None:
+        jax.jit(sonde.capture(change(model(layer)), inside=layer, grads=grads)).trace(X, WS)
+
+    def sown() -> None:
+        jax.jit(sonde.capture(change(model(by_hand)), grads=grads)).trace(X, WS)
+
+    times = interleaved({"sown": sown, "marked": marked}, seconds=7, clock=time.thread_time)
+    what = "gradients too" if grads else "values"
+    return times.row("marked", f"tracing with inside= against sites sown by hand, {what}", 1.5)
+
+
+def compiled() -> Row:
+    """The programs have the same operations."""
+    texts = [
+        jax.jit(capture).lower(X, WS).compile().cost_analysis()["flops"]
+        for capture in (sonde.capture(model(layer), inside=layer), sonde.capture(model(by_hand)))
+    ]
+    return Row("operations of the compiled program, inside= against by hand", texts[0] / texts[1], 1.0)
+
+
+def unseen() -> Row:
+    """After a capture a jitted function is neither traced nor compiled again, and its program is what it was."""
+    traces = []
+
+    def counted(x: Any, w: Any) -> Any:
+        traces.append(1)
+        return layer(x, w)
+
+    run = jax.jit(model(counted))
+    before = str(jax.make_jaxpr(model(layer))(X, WS))
+    run(X, WS)
+    n = len(traces)
+    sonde.capture(model(layer), inside=layer)(X, WS)
+    run(X, WS)
+    same = before == str(jax.make_jaxpr(model(layer))(X, WS)) and len(traces) == n
+    return Row("new traces and changes of the program after a capture", float(not same), 0.0)
+
+
+if __name__ == "__main__":
+    main(measure)
