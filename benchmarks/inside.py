@@ -20,8 +20,7 @@ def layer(x: Any, w: Any) -> Any:
     h = x @ w
     a = jnp.tanh(h)
     b = a * 2 + h
-    c = jnp.sin(b) - a
-    return c
+    return jnp.sin(b) - a
 
 
 def by_hand(x: Any, w: Any) -> Any:
@@ -30,8 +29,7 @@ def by_hand(x: Any, w: Any) -> Any:
         h = sonde.sow(x @ w, "h")
         a = sonde.sow(jnp.tanh(h), "a")
         b = sonde.sow(a * 2 + h, "b")
-        c = sonde.sow(jnp.sin(b) - a, "c")
-        return sonde.sow(c, "return")
+        return sonde.sow(jnp.sin(b) - a, "return")
 
 
 def model(one: Any) -> Any:

@@ -821,6 +821,15 @@ def _take_over(tracer: Any, other: Any) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def not_a_literal(value: Any) -> Any:
+    """A value as an array: evaluating a jaxpr gives numbers that are written in it a type of their own."""
+    return (
+        np.asarray(value, value.dtype)
+        if isinstance(value, (int, float, complex)) and hasattr(value, "dtype")
+        else value
+    )
+
+
 def is_array_type(aval: Any) -> bool:
     """Whether a type is that of arrays of numbers or keys, and not of references or other objects."""
     return type(aval) is _core.ShapedArray

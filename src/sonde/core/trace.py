@@ -50,7 +50,7 @@ class SiteTrace(_jax.Trace):
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         """Binds a primitive on the trace around, unless sites make it ours."""
         if primitive is site_p:
-            return self.at_site(tracers, params["site"], params["view"])
+            return self.at_site([*map(_jax.not_a_literal, tracers)], params["site"], params["view"])
         if primitive is marker_p:
             return list(tracers[:-1]) if self.parent is _jax.eval_trace else self._bind(primitive, tracers, params)
         if primitive is _jax.jit_p:
