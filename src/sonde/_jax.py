@@ -734,6 +734,19 @@ def trace_level() -> Any:
     return _core.trace_ctx.trace._weakref
 
 
+def thread_state() -> tuple[Any, Any]:
+    """What a run changes in JAX's state of the thread: the current trace and the scopes that are open."""
+    return _core.trace_ctx.trace, _source_info._source_info_context.context
+
+
+def restore_thread_state(state: tuple[Any, Any]) -> None:
+    """Sets the current trace and the open scopes to what they were."""
+    trace, scopes = state
+    if _core.trace_ctx.trace is not trace:
+        _core.trace_ctx.set_trace(trace)
+    _source_info._source_info_context.context = scopes
+
+
 def ambient_mesh() -> Any | None:
     """The mesh of the surrounding `jax.set_mesh` (concrete if possible) or `with mesh:`, or None."""
     mesh = jax.sharding.get_mesh() if _core.trace_ctx.is_top_level() else None

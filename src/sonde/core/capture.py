@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 
 from sonde import _jax
-from sonde.core import boundaries, rules  # noqa: F401 (registers the rules)
-from sonde.core.asking import Request as Asking
 from sonde.core.asking import asked_for
 from sonde.core.collect import Collect, Reduce
-from sonde.core.context import Looking, look, looking
 from sonde.core.failing import remember
-from sonde.core.handler import Handler
-from sonde.core.inside import has_sites
-from sonde.core.module_paths import NOTHING, Request, trail
+from sonde.core.keeping import by_identity, kept_with
 from sonde.core.path import Pattern, check_pattern
 from sonde.core.record import Records, make_records
-from sonde.core.trace import SiteTrace
+from sonde.core.run import run_with
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,8 +67,12 @@ def capture(
     """
     check_callable(f, "capture")
     patterns = tuple(map(check_pattern, patterns))
+    if isinstance(last, bool) or not isinstance(last, int):
+        raise TypeError(f"capture(last=...) is a number of iterations, got {last!r} of type {type(last).__name__}")
     if last < 1:
         raise ValueError(f"capture(last=...) keeps at least 1 iteration, got {last}")
+    if reduce is not None and not callable(reduce):
+        raise TypeError(f"capture(reduce=...) is a function of a value, got {reduce!r} of type {type(reduce).__name__}")
     options: dict[str, Any] = {"grads": grads, "reduce": reduce, "last": last, "inside": asked_for(inside)}
     fast = _jitted_capture(f, patterns, options)
     if fast is not None:
@@ -113,92 +111,34 @@ def capture_only(
     reduce: Reduce | None = None,
     inside: Any = None,
 ) -> Records:
-    """What passes the sites of a call whose result nobody wants. What the call was given is not donated."""
+    """What passes the sites of a call whose result is discarded. What the call was given is not donated."""
     options = {"grads": grads, "reduce": reduce, "donates": False, "inside": asked_for(inside)}
     return _capture_now(f, patterns, options, args, kwargs)[1]
 
 
-_shortcut = _jax.EagerShortcut(SiteTrace, has_sites)
-
-
-def run_with(
-    make: Callable[[int], Any],
-    f: Callable,
-    args: Any,
-    kwargs: Any,
-    *,
-    grads: bool = False,
-    edits: bool = False,
-    request: Request | None = None,
-    inside: Asking | None = None,
-) -> tuple[Any, Any]:
-    """Runs `f` with a handler at its sites.
-
-    Args:
-        make: Makes the handler, from how many are nested, itself included.
-        f: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        grads: Whether gradients must be marked.
-        edits: Whether the handler replaces values.
-        request: What is wanted of modules.
-        inside: What to look into, as `asked_for` gives it.
-
-    Returns:
-        The result of `f` and the handler, finished.
-    """
-    outer = looking()
-    wanted = NOTHING if request is None else request.traced
-    if inside is not None:
-        wanted = wanted._replace(methods=wanted.methods | inside.methods)
-    depth, asked, modules = 1, None, (wanted,)
-    if outer is not None:
-        grads, edits, depth, asked = grads or outer.grads, edits or outer.edits, outer.depth + 1, outer.inside
-        modules = (*outer.modules, *modules)
-    if inside is not None:
-        asked = inside.nested_in(asked, depth)
-    handler: Handler = make(depth)
-    handler.outside = outer
-    trace = SiteTrace(_jax.current_trace(), handler)
-    try:
-        with (
-            trail(f, args, kwargs, request, handler, () if inside is None else inside.known_models()),
-            boundaries.hook,
-            _shortcut,
-            _jax.set_current_trace(trace),
-            look(Looking(grads, edits, depth, modules, asked)),
-        ):
-            result = f(*args, **kwargs)
-    finally:
-        trace.invalidate()
-    handler.finish()
-    return result, handler
-
-
-# A jitted function, and what was captured of it: one jax.jit of the captured inner function for every way of looking.
-_jitted: weakref.WeakKeyDictionary[Any, dict[Hashable, Callable]] = weakref.WeakKeyDictionary()
-
-
 def _jitted_capture(f: Any, patterns: tuple[Pattern, ...], options: dict[str, Any]) -> Callable | None:
+    """One `jax.jit` of the captured inner function for every way of looking at a jitted function."""
     inside = _jax.jit_options(f)
     if inside is None:
         return None
     fn, jit_options = inside
-    known = _jitted.setdefault(f, {})
-    key = (patterns, *options.items())
-    if key not in known:
 
-        def captured(*args: Any, **kwargs: Any) -> Any:
-            return _capture_now(fn, patterns, options, args, kwargs)
+    def captured(*args: Any, **kwargs: Any) -> Any:
+        return _capture_now(fn, patterns, options, args, kwargs)
 
-        known[key] = jax.jit(like(captured, fn), **jit_options)
-    return known[key]
+    key = (patterns, *[(name, by_identity(value)) for name, value in options.items()])
+    return kept_with(f, key, lambda: jax.jit(like(captured, fn), **jit_options))
 
 
 def check_callable(f: object, verb: str) -> None:
     """Raises TypeError unless `f` is something that can be captured, edited and so on."""
     if not callable(f):
         raise TypeError(f"{verb} takes a callable, got {f!r} of type {type(f).__name__}")
+    if isinstance(f, jax.stages.Compiled):
+        raise TypeError(
+            f"{verb} cannot look into a function that was compiled ahead of time, whose program is fixed: give it the "
+            "jitted function, and compile what it returns"
+        )
     inner = inspect.unwrap(f)
     for is_lazy, what in (
         (inspect.iscoroutinefunction, "a coroutine function"),

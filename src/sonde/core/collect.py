@@ -14,8 +14,9 @@ from sonde.core.axes import extra_has, leaf_has, per_example, select, with_leave
 from sonde.core.context import look
 from sonde.core.handler import Handler
 from sonde.core.item import Item
+from sonde.core.keeping import by_identity
 from sonde.core.path import Pattern
-from sonde.core.site import Site, View
+from sonde.core.site import Site, View, naming
 
 Reduce = Callable[[Any], Any]
 
@@ -42,7 +43,7 @@ class Collect(Handler):
         donates: bool = True,
         depth: int = 1,
     ) -> None:
-        key: Hashable = ("collect", patterns, grads, reduce, last, fold, depth)
+        key: Hashable = ("collect", patterns, grads, by_identity(reduce), last, by_identity(fold), depth)
         super().__init__(key, patterns, depth=depth)
         self.grads = grads
         self.reduce = reduce
@@ -62,7 +63,7 @@ class Collect(Handler):
         types = tuple(map(_jax.type_of, arrays))
         tree = None
         if self.reduce is not None:
-            reduced = reduce_at(self.reduce, arrays, site, view)
+            reduced = reduce_at(self.reduce, arrays, site.at(path), view)
             arrays, tree = jax.tree.flatten(reduced)
         self.items.append(Item((site,), path, view.recorded, arrays, extras, tree, types))
 
@@ -93,7 +94,7 @@ def reduce_at(reduce: Reduce, arrays: Sequence[Any], site: Site, view: View) -> 
     """Applies a `reduce` function to a value or gradient at a site."""
     if view.gradient_of is not None:
         arrays, view = whole_gradient(arrays, site, view)
-    with look(None):
+    with look(None), naming(site, "the reduce function"):
         return per_example(lambda *xs: reduce(site.rebuild(xs)), view.axes, len(arrays))(*arrays)
 
 

@@ -53,24 +53,60 @@ def looking() -> Looking | None:
 
 
 class _Lookers:
-    """How many threads look, counting nested ones: to be read where asking JAX for the context costs too much."""
+    """How many captures run in all threads together, to be read where asking JAX for the context costs too much."""
 
-    __slots__ = ("_lock", "count")
+    __slots__ = ("_lock", "_of_thread", "count")
 
     def __init__(self) -> None:
         self.count = 0
         self._lock = threading.Lock()
+        self._of_thread: dict[int, int] = {}
 
     def __reduce__(self) -> str:
         return "LOOKERS"  # methods of modules refer to it, and are pickled with classes of `__main__`
 
-    def add(self, n: int) -> None:
-        """One more, or one less."""
+    def mine(self) -> int:
+        """How many of them run in this thread."""
+        return self._of_thread.get(threading.get_ident(), 0)
+
+    def set(self, n: int) -> None:
+        """Says how many run in this thread."""
         with self._lock:
-            self.count += n
+            if n:
+                self._of_thread[threading.get_ident()] = n
+            else:
+                self._of_thread.pop(threading.get_ident(), None)
+            self.count = sum(self._of_thread.values())
 
 
 LOOKERS = _Lookers()
+
+
+class unchanged_after:
+    """Leaves the thread as it was before the block, however the block ends.
+
+    An exception such as KeyboardInterrupt may be raised anywhere, also while something is entered or left. If it hits
+    the very moment of restoring, that is done again.
+    """
+
+    __slots__ = ("_jax_state", "_n", "_value")
+
+    def __enter__(self) -> None:
+        self._value, self._n, self._jax_state = _context.value, LOOKERS.mine(), _jax.thread_state()
+
+    def __exit__(self, *error: object) -> None:
+        interrupt = None
+        while True:
+            try:
+                if _context.value is not self._value:
+                    _context(self._value).__enter__()
+                LOOKERS.set(self._n)
+                _jax.restore_thread_state(self._jax_state)
+                break
+            except KeyboardInterrupt as found:
+                interrupt = found
+        if interrupt is not None:
+            raise interrupt
 
 
 class look:
@@ -87,7 +123,7 @@ class look:
         if self._value is not None:
             if self._value.inside is not None:
                 self._value.inside.install()
-            LOOKERS.add(1)
+            LOOKERS.set(LOOKERS.mine() + 1)
         self._context.__enter__()
         self._names.__enter__()
 
@@ -95,7 +131,7 @@ class look:
         self._names.__exit__(*error)
         self._context.__exit__(*error)
         if self._value is not None:
-            LOOKERS.add(-1)
+            LOOKERS.set(LOOKERS.mine() - 1)
             if self._value.inside is not None:
                 self._value.inside.remove()
 

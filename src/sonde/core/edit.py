@@ -17,8 +17,8 @@ from sonde.core.axes import per_example
 from sonde.core.capture import check_callable, like, run_with
 from sonde.core.context import Looking, look, scope
 from sonde.core.handler import Handler
-from sonde.core.path import Pattern, check_pattern
-from sonde.core.site import Site, View
+from sonde.core.path import Pattern, check_pattern, glob_matches
+from sonde.core.site import Site, View, naming
 from sonde.errors import EditError
 
 P = ParamSpec("P")
@@ -49,6 +49,15 @@ class Edit:
     new: Any
     calls: int | Collection[int] | None = None
     iterations: int | Collection[int] | Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("calls", "iterations"):
+            chosen = getattr(self, name)
+            if chosen is None or (name == "iterations" and callable(chosen)):
+                continue
+            if isinstance(chosen, str) or not all(map(_is_count, _several(chosen))):
+                raise TypeError(f"Edit({name}=...) takes numbers counted from 0, one or several, got {chosen!r}")
+            object.__setattr__(self, name, tuple(map(int, _several(chosen))))
 
 
 def edit(f: Callable[P, R], edits: Mapping[Pattern, Any], *, inside: Any = None) -> Callable[P, R]:
@@ -107,13 +116,39 @@ class Editing(Handler):
         self.edits = edits
         self.counts_iterations = any(e.iterations is not None for e in edits.values())
         self.indices: tuple[Any, ...] = ()
+        self.lengths: tuple[int | None, ...] = ()
+        self._length: int | None = None  # of the loop that is about to be entered
         self._calls: dict[str, int] = {}  # shared with all children
+        self._hit: dict[Pattern, set[int]] = {}  # which calls were replaced; shared with all children
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
         """The handler inside; in a loop, it knows the number of the iteration."""
         new = super().child(base, steps, prefix)
         new.indices = (*self.indices, *steps)
+        new.lengths = (*self.lengths, *[self._length] * len(steps))
+        new._length = None
         return new
+
+    def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
+        """Nothing; but the length of the loop is known."""
+        del body, reverse
+        self._length = length
+        return []
+
+    def finish(self) -> None:
+        """Raises an error for a pattern, or the number of a call, that chose nothing."""
+        super().finish()
+        for pattern, wanted in self.edits.items():
+            missed = set(() if wanted.calls is None else _several(wanted.calls)) - self._hit.get(pattern, set())
+            if missed:
+                most = max(self._hit_counts(pattern), default=0)
+                raise EditError(
+                    f"edit of {pattern!r}: it names call {sorted(missed)}, counted from 0, but the site is met {most} "
+                    "times"
+                )
+
+    def _hit_counts(self, pattern: Pattern) -> list[int]:
+        return [n for path, n in self._calls.items() if not isinstance(pattern, str) or glob_matches(pattern, path)]
 
     def mark_calls(self) -> dict[str, int]:
         """How often each site was met so far."""
@@ -141,6 +176,7 @@ class Editing(Handler):
             wanted = self.edits[pattern]
             if wanted.calls is not None and call not in _several(wanted.calls):
                 continue
+            self._hit.setdefault(pattern, set()).add(call)
             if site.in_place:
                 raise EditError(
                     f"edit of {path!r} ({site.source}): the program goes on with the value itself, as after "
@@ -158,12 +194,24 @@ class Editing(Handler):
         if not self.indices:
             raise EditError(f"edit of {site.path!r} ({site.source}): it names iterations, but the site is in no loop")
         if callable(iterations):
-            return iterations(*self.indices)
+            with naming(site, "the iterations of an edit"):
+                return iterations(*self.indices)
+        length = self.lengths[-1]
+        if length is not None and (beyond := [n for n in _several(iterations) if n >= length]):
+            raise EditError(
+                f"edit of {site.path!r} ({site.source}): it names iteration {beyond}, counted from 0, but the loop has "
+                f"{length}"
+            )
         return jnp.isin(self.indices[-1], jnp.asarray(sorted(_several(iterations))))
 
 
+def _is_count(number: Any) -> bool:
+    return not isinstance(number, bool) and hasattr(number, "__index__") and int(number) >= 0
+
+
 def _several(numbers: int | Collection[int]) -> Collection[int]:
-    return (numbers,) if isinstance(numbers, int) else numbers
+    is_one = not isinstance(numbers, Collection) or getattr(numbers, "ndim", 1) == 0
+    return (numbers,) if is_one else numbers  # pyright: ignore[reportReturnType]
 
 
 def new_arrays(
@@ -177,7 +225,8 @@ def new_arrays(
         return [_fitted(x, a, site, view, i) for i, (x, a) in enumerate(zip(_leaves(new, site), arrays))]
 
     def of_example(*xs: Any) -> list[Any]:
-        with look(outside), scope(name) if outside is not None else contextlib.nullcontext():
+        around = scope(name) if outside is not None else contextlib.nullcontext()
+        with look(outside), around, naming(site, "the function of an edit"):
             result = new(site.rebuild(xs))
         return [_checked(x, _jax.typeof(a), site) for x, a in zip(_leaves(result, site), xs)]
 

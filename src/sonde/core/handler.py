@@ -20,7 +20,7 @@ from sonde.core.known import new_token
 from sonde.core.operands import operands_of
 from sonde.core.path import Pattern, matches, no_such_site
 from sonde.core.primitive import bind_site
-from sonde.core.site import Site, View
+from sonde.core.site import Site, View, naming
 
 
 class Handler:
@@ -184,7 +184,8 @@ class Handler:
     def chosen(self, site: Site, path: str) -> list[Pattern]:
         """The patterns that choose a site, in the order given."""
         whole = site.at(path)
-        found = [pattern for pattern in self.patterns if matches(pattern, whole)]
+        with naming(whole, "a pattern"):
+            found = [pattern for pattern in self.patterns if matches(pattern, whole)]
         self.met.used.update(found)
         return found
 

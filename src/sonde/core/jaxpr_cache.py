@@ -5,6 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from sonde.core.keeping import Bounded
+
+_MOST = 64  # ways to look at one jaxpr
+
 
 class JaxprCache:
     """A dict from jaxprs, by identity, to anything; an entry is gone when the jaxpr is."""
@@ -18,5 +22,5 @@ class JaxprCache:
         entry = self._entries.get(key)
         if entry is None:
             gone = weakref.ref(jaxpr, lambda _, entries=self._entries: entries.pop(key, None))
-            entry = self._entries[key] = (gone, {})
+            entry = self._entries[key] = (gone, Bounded(_MOST))
         return entry[1]

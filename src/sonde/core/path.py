@@ -40,7 +40,7 @@ def _compiled(glob: str) -> re.Pattern[str]:
     translated = re.escape(glob)
     for escaped, regex in ((r"\*\*/", "(?:.*/)?"), (r"\*\*", ".*"), (r"\*", "[^/]*"), (r"\?", "[^/]")):
         translated = translated.replace(escaped, regex)
-    return re.compile(translated)
+    return re.compile(translated, re.DOTALL)
 
 
 def glob_matches(glob: str, path: str) -> bool:

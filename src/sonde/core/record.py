@@ -20,6 +20,7 @@ from sonde.core.choices import merge_choices
 from sonde.core.collect import Reduce, leaf_indices, reduce_at
 from sonde.core.handler import Met
 from sonde.core.item import Bundle, Extra, Item, build_items, expand, flat_arrays, flat_specs
+from sonde.core.keeping import by_identity
 from sonde.core.pairing import Call, pair
 from sonde.core.site import Site, View
 
@@ -226,6 +227,12 @@ class Record:
         return call.site.rebuild(whole)
 
     def _only(self, found: tuple[Any, ...], what: str) -> Any:
+        if what == "grads" and not found:
+            wanted = any(call.site.grads for call in self._calls)
+            raise ValueError(
+                f"record {self.path!r} has no gradient: "
+                + ("no backward pass went through it" if wanted else "capture with `grads=True`")
+            )
         if len(found) != 1:
             raise ValueError(f"record {self.path!r} has {len(found)} {what}, not one: use `.{what}`")
         return found[0]
@@ -343,7 +350,7 @@ def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | N
     if bundles and len(bundles) == len(items):
         known = bundles[0].cache
         specs = [bundle.specs for bundle in bundles]
-        key = ("records", tuple(map(id, specs)), frozenset(met.backward), reduce)
+        key = ("records", tuple(map(id, specs)), frozenset(met.backward), by_identity(reduce))
         if key not in known:
             known[key] = (specs, _places(items, met, reduce))  # holding the specs: their ids stay theirs
         places = known[key][1]

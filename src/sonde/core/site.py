@@ -7,10 +7,11 @@ loops, `vmap` and meshes have put in front of it.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import types
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -104,6 +105,16 @@ class Site:
 
     def __repr__(self) -> str:
         return f"Site({self.path!r}, {self.source})"
+
+
+@contextlib.contextmanager
+def naming(site: Site, what: str) -> Iterator[None]:
+    """Adds to an exception of the user's own code at which site it was raised."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"raised by {what} at site {site.path!r} ({site.source})")
+        raise
 
 
 def is_array(leaf: Any) -> bool:

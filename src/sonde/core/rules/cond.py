@@ -38,11 +38,11 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
         new.append(rewrite(branch, handler))
         marks.append(handler.mark_calls())
     handler.join_calls(marks)
-    places = _Places(new, _jax.varying_axes(index))
+    places, wider_branches = _places_of(new, branches, _jax.varying_axes(index))
     base = handler.allot(max(b.span for b in new))
     consts = [x for b in new for x in b.consts]
     front = [base, *consts] if places.takes_base else consts
-    wider = {**params, "branches": places.branches(branches)}
+    wider = {**params, "branches": wider_branches}
     outs = _jax.cond_p.bind(index, *front, *operands, **wider)
     items = build_items(places.specs, outs[places.n_outs :])
     chosen = jnp.clip(index, 0, len(branches) - 1)
@@ -52,6 +52,18 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
             item.view = item.view.extra_on("taken", [False] * len(item.view.axes))
     handler.items += items
     return outs[: places.n_outs]
+
+
+def _places_of(new: list[Rewritten], old: Sequence[Any], varying: frozenset[str]) -> tuple[_Places, tuple[Any, ...]]:
+    """The places of the items of all branches, and the branches that fill them: the same ones whenever they are met.
+
+    JAX compiles a `cond` that is not in a jitted function by itself, and again if it gets other jaxprs.
+    """
+    known, key = new[0].cache, ("cond", tuple(map(id, new)), varying)
+    if key not in known:
+        places = _Places(new, varying)
+        known[key] = places, places.branches(old)  # holds on to what is new, whose ids stay theirs
+    return known[key]
 
 
 class _Places:

@@ -17,8 +17,11 @@ import numpy as np
 
 from sonde import _jax
 from sonde._jax import batching, mlir
+from sonde.core.context import looking
 from sonde.core.handler import Handler, Rebinding
 from sonde.core.inside import gives_tokens, has_sites, sites_inside
+from sonde.core.jaxpr_cache import JaxprCache
+from sonde.core.keeping import by_identity
 from sonde.core.operands import TOKEN, operands_of
 from sonde.core.primitive import bind_site, site_p
 from sonde.core.rewrite import Rewritten, rewrite
@@ -48,11 +51,15 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     recorded_test = _Part(params["cond_jaxpr"], handler.quietly(), test_consts) if seen_by_others else test
     carries_answer = bool(test.new.specs) and not seen_by_others
 
-    def run_test(carry: Sequence[Any], count: Any, kept: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
+    n_body, n_test = len(body.front), len(recorded_test.front)
+
+    def run_test(
+        front: Sequence[Any], carry: Sequence[Any], count: Any, kept: Sequence[Any] | None = None
+    ) -> tuple[list[Any], list[Any]]:
         """The answer, if the loop carries it, and what is kept of this run of the test and those before."""
         if not test.new.specs:
             return [], []
-        (answer,), seen = recorded_test.run(carry, count)
+        (answer,), seen = recorded_test.run(front, carry, count)
         if kept is None:
             return [answer] * carries_answer, keep_test.begin(seen)
         return [answer] * carries_answer, keep_test.update(count - 1, seen, kept, slot=count)
@@ -63,22 +70,36 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         carry, kept, (count, *rest) = state[:n], state[n : n + n_kept], state[n + n_kept :]
         return carry, kept, rest[carries_answer:], count, rest[:carries_answer]
 
-    def go_on(*state: Any) -> list[Any]:
+    def go_on(*flat: Any) -> list[Any]:
+        front, state = flat[: len(test.front)], flat[len(test.front) :]
         carry, _, _, count, answer = divide(state)
-        return answer if carries_answer else test.run(carry, count)[0]
+        return answer if carries_answer else test.run(front, carry, count)[0]
 
-    def step(*state: Any) -> list[Any]:
+    def step(*flat: Any) -> list[Any]:
+        front, test_front, state = flat[:n_body], flat[n_body : n_body + n_test], flat[n_body + n_test :]
         carry, kept, kept_test, count, _ = divide(state)
-        carry, seen = body.run(carry, count)
+        carry, seen = body.run(front, carry, count)
         kept = keep.update(count, seen, kept)
-        answer, kept_test = run_test(carry, count + 1, kept_test)
+        answer, kept_test = run_test(test_front, carry, count + 1, kept_test)
         return [*carry, *kept, count + 1, *answer, *kept_test]
 
     count = keep.no_iterations()
-    answer, seen = run_test(init, count)
+    answer, seen = run_test(recorded_test.front, init, count)
     start = [*init, *keep.empty(body.new.types), count, *answer, *seen]
-    types = [*map(_jax.typeof, start)]
-    final = _bind(*_jax.trace_to_jaxpr(go_on, types), *_jax.trace_to_jaxpr(step, types), start)
+    types, step_front = [*map(_jax.typeof, start)], [*body.front, *recorded_test.front]
+    # The same jaxprs whenever the loop is met: JAX compiles one that is not in a jitted function again for others.
+    parts = (body.new, test.new, recorded_test.new)
+    key = ("while", *map(id, parts), tuple(types), handler.last, by_identity(handler.fold))
+    if key not in body.new.cache:
+        of_test = _jax.trace_to_jaxpr(go_on, [*map(_jax.typeof, test.front), *types])
+        of_step = _jax.trace_to_jaxpr(step, [*map(_jax.typeof, step_front), *types])
+        traced = any(isinstance(x, _jax.Tracer) for x in (*of_test[1], *of_step[1]))
+        known = {} if traced else body.new.cache
+        known[key] = parts, of_test, of_step
+    else:
+        known = body.new.cache
+    _, (test_jaxpr, test_consts), (step_jaxpr, step_consts) = known[key]
+    final = _bind(test_jaxpr, [*test_consts, *test.front], step_jaxpr, [*step_consts, *step_front], start)
     carry, kept, kept_test, count, _ = divide(final)
     loop = object()
     handler.items += keep_test.items(kept_test, count, loop, runs=count + 1) + keep.items(kept, count, loop, runs=count)
@@ -105,11 +126,11 @@ class _Part:
         self.new: Rewritten = rewrite(jaxpr, handler, [INDEX_TYPE] * self.numbered)
         self.front = [*self.new.inputs(handler), *consts]
 
-    def run(self, carry: Sequence[Any], count: Any) -> tuple[list[Any], list[Any]]:
-        """The outputs of the program, and what was seen."""
-        # An element that is still at it has run in every iteration.
+    def run(self, front: Sequence[Any], carry: Sequence[Any], count: Any) -> tuple[list[Any], list[Any]]:
+        """The outputs of the program, and what was seen; `front` is `self.front`, or stands for it."""
+        # An element that is still active has run in every iteration.
         steps = [jnp.max(count)] * self.numbered
-        outs = _jax.eval_jaxpr(self.new.jaxpr, *self.front, *carry, *steps)
+        outs = _jax.eval_jaxpr(self.new.jaxpr, *front, *carry, *steps)
         return outs[: self.new.n_outs], outs[self.new.n_outs :]
 
     @property
@@ -248,6 +269,23 @@ def _naming_batcher(plain: Any) -> Any:
         test, body = params["cond_jaxpr"], params["body_jaxpr"]
         if not (has_sites(test) or has_sites(body)) or not _predicate_is_mapped(axis_data, dims, params):
             return plain(axis_data, args, dims, **params)
+        params["cond_jaxpr"], params["body_jaxpr"] = _with_active(test, body)
+        n = params["cond_nconsts"]
+        params.update(cond_nconsts=n + 1, body_nconsts=params["body_nconsts"] + 1)
+        number = jnp.zeros(axis_data.size, jnp.int32)
+        args, dims = [number, *args[:n], number, *args[n:]], [0, *dims[:n], 0, *dims[n:]]
+        return plain(axis_data, args, dims, **params)
+
+    return rule
+
+
+_named = JaxprCache()
+
+
+def _with_active(test: Any, body: Any) -> tuple[Any, Any]:
+    """Test and body of a loop that take one more operand in front, which every site inside is given."""
+    known, key = _named.of(body), ("active", id(test), looking())
+    if key not in known:
         loop = _mapped_loop(test)
         named, loop = loop is not None, loop or object()
 
@@ -258,16 +296,12 @@ def _naming_batcher(plain: Any) -> Any:
         def new_body(number: Any, *flat: Any) -> list[Any]:
             return run_under(_Active(number, loop), _jax.eval_jaxpr, body, *flat)
 
-        for name, run in (("cond", new_test), ("body", new_body)):
-            types = [v.aval for v in _jax.open_jaxpr(params[f"{name}_jaxpr"]).invars]
-            params[f"{name}_jaxpr"] = _jax.trace_to_closed_jaxpr(run, [INDEX_TYPE, *types])
-        n = params["cond_nconsts"]
-        params.update(cond_nconsts=n + 1, body_nconsts=params["body_nconsts"] + 1)
-        number = jnp.zeros(axis_data.size, jnp.int32)
-        args, dims = [number, *args[:n], number, *args[n:]], [0, *dims[:n], 0, *dims[n:]]
-        return plain(axis_data, args, dims, **params)
-
-    return rule
+        new = []
+        for jaxpr, run in ((test, new_test), (body, new_body)):
+            types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
+            new.append(_jax.trace_to_closed_jaxpr(run, [INDEX_TYPE, *types]))
+        known[key] = test, tuple(new)
+    return known[key][1]
 
 
 batching.fancy_primitive_batchers[_jax.while_p] = _naming_batcher(batching.fancy_primitive_batchers[_jax.while_p])

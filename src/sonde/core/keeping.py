@@ -1,0 +1,65 @@
+"""What is kept for later calls, and for how long.
+
+Compiled programs are large. Those that belong to a function are kept with the function, so that they go when it goes,
+and only a few for each, so that a fresh `reduce` function in every call does not keep them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_MOST = 16
+_NAME = "__sonde_kept__"
+
+
+class Bounded(dict[Any, Any]):
+    """A dict that forgets its oldest entry when it gets too large."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        super().__init__()
+        self.most = most
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        while len(self) > self.most:
+            self.pop(next(iter(self)), None)
+
+
+class _Identity:
+    """Stands for an object in a key: equal to itself only. Functions need not be hashable."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def by_identity(value: Any) -> Hashable:
+    """A part of a key for a value that is compared as what it is, if it can be, and by identity otherwise."""
+    try:
+        hash(value)
+    except TypeError:
+        return _Identity(value)
+    return value
+
+
+def kept_with(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
+    """Something that is made once and kept as long as `owner`, a jitted function, is.
+
+    It is stored on the function itself: what is kept refers to the function, and in a table of ours, weak or not, that
+    would keep it alive.
+    """
+    kept = owner.__dict__.get(_NAME)
+    if kept is None:
+        kept = owner.__dict__[_NAME] = Bounded()
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]

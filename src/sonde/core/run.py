@@ -1,0 +1,72 @@
+"""The run of a function with a handler at its sites: what `capture`, `edit` and all tools have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sonde import _jax
+from sonde.core import boundaries, rules  # noqa: F401 (registers the rules)
+from sonde.core.asking import Request as Asking
+from sonde.core.context import Looking, look, looking, unchanged_after
+from sonde.core.handler import Handler
+from sonde.core.inside import has_sites
+from sonde.core.module_paths import NOTHING, Request, trail
+from sonde.core.trace import SiteTrace
+
+_shortcut = _jax.EagerShortcut(SiteTrace, has_sites)
+
+
+def run_with(
+    make: Callable[[int], Any],
+    f: Callable,
+    args: Any,
+    kwargs: Any,
+    *,
+    grads: bool = False,
+    edits: bool = False,
+    request: Request | None = None,
+    inside: Asking | None = None,
+) -> tuple[Any, Any]:
+    """Runs `f` with a handler at its sites.
+
+    Args:
+        make: Makes the handler, from how many are nested, itself included.
+        f: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        grads: Whether gradients must be marked.
+        edits: Whether the handler replaces values.
+        request: What is wanted of modules.
+        inside: What to look into, as `asked_for` gives it.
+
+    Returns:
+        The result of `f` and the handler, finished.
+    """
+    outer = looking()
+    wanted = NOTHING if request is None else request.traced
+    if inside is not None:
+        wanted = wanted._replace(methods=wanted.methods | inside.methods)
+    depth, asked, modules = 1, None, (wanted,)
+    if outer is not None:
+        grads, edits, depth, asked = grads or outer.grads, edits or outer.edits, outer.depth + 1, outer.inside
+        modules = (*outer.modules, *modules)
+    if inside is not None:
+        asked = inside.nested_in(asked, depth)
+    handler: Handler = make(depth)
+    handler.outside = outer
+    trace = SiteTrace(_jax.current_trace(), handler)
+    try:
+        with (
+            unchanged_after(),
+            trail(f, args, kwargs, request, handler, () if inside is None else inside.known_models()),
+            boundaries.hook,
+            _shortcut,
+            _jax.set_current_trace(trace),
+            look(Looking(grads, edits, depth, modules, asked)),
+        ):
+            result = f(*args, **kwargs)
+    finally:
+        trace.invalidate()
+    handler.finish()
+    return result, handler
