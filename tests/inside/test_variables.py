@@ -267,6 +267,18 @@ def test_what_is_no_array_passes_untouched_and_objects_stay_the_same():
     shared.clear()
 
 
+def test_a_list_that_contains_itself_passes_untouched():
+    def f(x):
+        ring = [x]
+        ring.append([ring, x])
+        same = ring
+        return same[0] * 2
+
+    result, records = sonde.capture(f, inside=f)(X)
+    np.testing.assert_array_equal(result, X * 2)
+    assert not any(path.endswith("/same") for path in records)
+
+
 CONSTANT = jnp.array([1.0, 2.0])
 
 

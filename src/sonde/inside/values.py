@@ -31,6 +31,7 @@ from sonde.core.trace import SiteTrace
 # Types of most values that are not arrays; one test tells them all.
 NEVER: frozenset[type] = frozenset({type(None), bool, int, float, complex, str, bytes, type, slice, type(Ellipsis)})
 _ONE_ARRAY = (True,)
+_DEEP = 100
 _KEPT = (bool, int, float, complex, str, type(None))
 
 
@@ -81,7 +82,7 @@ def marked(
         if not is_array(value):
             return value
         leaves, tree, arrays, statics, shared = [value], LEAF, _ONE_ARRAY, (), False
-    elif _is_container(value):
+    elif _is_container(value) and _holds_arrays(value, []):
         leaves, tree = jax.tree.flatten(value, is_leaf=_is_leaf)
         arrays = tuple(map(is_array, leaves))
         if not any(arrays):
@@ -133,6 +134,24 @@ def _is_container(value: Any) -> bool:
     if kind is dict:
         return all(type(key) is str for key in value) or all(type(key) is int for key in value)
     return kind is tuple or kind is list or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+
+
+def _holds_arrays(value: Any, around: list[Any]) -> bool:
+    """Whether there are arrays in a container; not so of one that contains itself, which is no tree."""
+    found = False
+    around.append(value)
+    for part in value.values() if type(value) is dict else value:
+        if is_array(part):
+            found = True
+        elif type(part) not in NEVER and _is_container(part):
+            if len(around) > _DEEP or any(part is outer for outer in around):
+                return False
+            before = len(around)
+            found = _holds_arrays(part, around) or found
+            if len(around) > before:  # it gave up
+                return False
+    around.pop()
+    return found
 
 
 def _is_leaf(value: Any) -> bool:
