@@ -21,16 +21,16 @@ def save(name: str) -> None:
     print(f"picture: {folder / f'{name}.png'}")
 
 
-def heat(name: str, values: np.ndarray, columns: list[str], *, title: str, text: list[list[str]] | None = None) -> None:
-    """A cell for every layer and column, the last layer on top."""
-    plt.figure(figsize=(1.5 + 0.75 * len(columns), 1 + 0.22 * len(values)))
+def heat(name: str, values: np.ndarray, columns: list[str], *, title: str, text=None, rows: str = "layer"):
+    """A cell for every row and column, with a text in it if there is one; the last row on top."""
+    plt.figure(figsize=(2 + 0.75 * len(columns), 2 + 0.22 * len(values)))
     plt.imshow(values, origin="lower", aspect="auto", cmap="viridis")
     plt.colorbar()
     for i, row in enumerate(text or []):
         for j, cell in enumerate(row):
             plt.text(j, i, cell, ha="center", va="center", fontsize=6, color="white")
     plt.xticks(range(len(columns)), columns, rotation=60, fontsize=8)
-    plt.ylabel("layer")
+    plt.ylabel(rows)
     plt.title(title, fontsize=9)
     save(name)
 

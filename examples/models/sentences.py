@@ -19,4 +19,4 @@ vectors = np.asarray(models.sentence_vectors(model, TEXTS))
 likeness = vectors @ vectors.T
 for i, j in ((0, 1), (2, 3), (0, 4)):
     print(f"{likeness[i, j]:+.4f}  {TEXTS[i]}  {TEXTS[j]}")
-heat("sentences", likeness, TEXTS, title="how alike sentences are")
+heat("sentences", likeness, [f"{text[:14]}…" for text in TEXTS], title="how alike sentences are", rows="sentence")
