@@ -338,3 +338,34 @@ def test_sequential(same, case):
     fns, args = SEQUENTIALS[case]
     same(lambda nnx: nnx.Sequential(*fns)(*args))
     same(lambda nnx: nnx.to_flat_state(nnx.state(nnx.Sequential(nnx.Dict(w=nnx.Param(1)), jnp.sin))).paths)
+
+
+def test_a_list_filled_after_it_was_assigned(same):
+    def use(n):
+        class Stack(n.Module):
+            def __init__(self):
+                self.sizes, self.layers = [1, 2], []
+                self.layers.append(n.Linear(2, 2, rngs=n.Rngs(0)))
+
+        return Stack()
+
+    assert same(use) == ("raised", "ValueError")
+
+
+def test_fields_that_say_static_as_jax_does(same):
+    def use(n):
+        @dataclasses.dataclass
+        class Box(n.Pytree):
+            a: int = dataclasses.field(metadata={"static": False})
+            b: str = dataclasses.field(metadata={"static": True})
+
+        return jax.tree.leaves(Box(a=10, b="x"))
+
+    same(use)
+
+
+def test_what_methods_refer_to_can_be_pickled():
+    """Classes that cannot be imported are pickled by value, with the globals that their methods refer to."""
+    from sonde.core.context import LOOKERS
+
+    assert pickle.loads(pickle.dumps(LOOKERS)) is LOOKERS

@@ -129,7 +129,20 @@ def dataclass(
 
 
 class PytreeMeta(abc.ABCMeta):
-    """The metaclass of Pytrees: abstract methods work without `abc.ABC`."""
+    """The metaclass of Pytrees: abstract methods work without `abc.ABC`, and new objects are checked."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """An object past `__init__`.
+
+        Raises:
+            ValueError: a plain list or dict among its static attributes was filled with data after it was assigned.
+        """
+        new = super().__call__(*args, **kwargs)
+        for value in attributes(new).values() if isinstance(new, _Slots) else ():
+            if type(value) in (list, dict) and value:
+                check_pytree(new)
+                break
+        return new
 
 
 class _Slots:
@@ -406,6 +419,8 @@ def _declared_in(cls: type) -> dict[str, bool]:
     for name, value in vars(cls).items():
         if isinstance(value, dataclasses.Field) and _DATA in value.metadata:
             declared[name] = value.metadata[_DATA]
+        elif isinstance(value, dataclasses.Field) and "static" in value.metadata:  # as for `jax.tree_util`
+            declared[name] = not value.metadata["static"]
     return declared
 
 

@@ -143,3 +143,35 @@ def test_what_does_not_fit_is_said():
         "linear/kernel has shape (3, 5), expected (3, 4). Take them with respect to the same Variables, "
         "nnx.grad(loss, argnums=nnx.DiffState(0, wrt))."
     )
+
+
+def test_optimizers_are_generic():
+    assert nnx.Optimizer[nnx.Linear] and nnx.ModelAndOptimizer[nnx.Linear] and nnx.TrainState[nnx.Linear]
+
+
+def test_gradients_of_more_than_is_updated():
+    class Trained(nnx.Param):
+        pass
+
+    model = nnx.Dict(a=nnx.Param(jnp.ones(2)), b=Trained(jnp.ones(2)))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=Trained)
+    optimizer.update(model, nnx.grad(lambda m: (m.a * m.b).sum())(model))
+    assert model.a[...].tolist() == [1.0, 1.0] and model.b[...].tolist() == [0.5, 0.5]
+
+
+def test_a_line_search_in_jit():
+    model = nnx.Dict(w=nnx.Param(jnp.array([3.0, -2.0])))
+    optimizer = nnx.Optimizer(model, optax.lbfgs(), wrt=nnx.Param)
+    graphdef = nnx.graphdef(model)
+
+    def loss(m):
+        return ((m.w - 1.0) ** 2).sum()
+
+    @nnx.jit
+    def step(model, optimizer):
+        value, grads = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, grads, grad=grads, value=value, value_fn=lambda s: loss(nnx.merge(graphdef, s)))
+        return value
+
+    values = [float(step(model, optimizer)) for _ in range(3)]
+    assert values[0] == 13.0 and values[-1] < 1e-6

@@ -21,6 +21,7 @@ from sonde.nnx.variable import Param, Variable, place_value
 
 M = TypeVar("M")
 _MISSING: Any = object()
+M = TypeVar("M")
 
 
 class OptState(Variable[Any]):

@@ -23,6 +23,11 @@ class _Stage:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._stage!r})"
 
+    def given(self, first: tuple[Any, ...]) -> Any:
+        """The same stage for a function whose first arguments are given."""
+        arrays = self._arrays
+        return type(self)(self._stage, lambda args, kwargs: arrays((*first, *args), kwargs))
+
 
 class Traced(_Stage):
     """A traced function; see `jax.stages.Traced`."""

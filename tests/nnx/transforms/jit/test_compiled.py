@@ -458,3 +458,15 @@ def test_random_state_goes_on():
     again = nnx.Rngs(0)
     np.testing.assert_array_equal(first, jax.random.uniform(again(), (2,)))
     np.testing.assert_array_equal(second, jax.random.uniform(again(), (2,)))
+
+
+def test_stages_of_a_partial():
+    model = nnx.Dict(w=nnx.Param(jnp.ones(2)), n=nnx.Variable(jnp.array(0)))
+
+    def f(m, x):
+        m.n[...] += 1
+        return m.w * x
+
+    g = nnx.jit_partial(f, model)
+    assert g.eval_shape(2.0).shape == (2,) and g.trace(2.0).lower() is not None
+    assert float(g.lower(2.0).compile()(3.0)[0]) == 3.0 and int(model.n) == 1

@@ -257,8 +257,10 @@ def cached_partial(
         graph_updates: accepted for Flax's sake, as `graph`.
     """
     del graph, graph_updates
-    call = named_like(f)(functools.partial(f, *cached_args))
-    for stage in ("lower", "trace", "eval_shape"):
-        if hasattr(f, stage):
-            setattr(call, stage, functools.partial(getattr(f, stage), *cached_args))
+    call: Any = named_like(f)(functools.partial(f, *cached_args))
+    jitted: Any = f
+    if hasattr(f, "trace"):
+        call.trace = lambda *args, **kwargs: jitted.trace(*cached_args, *args, **kwargs).given(cached_args)
+        call.lower = lambda *args, **kwargs: call.trace(*args, **kwargs).lower()
+        call.eval_shape = functools.partial(jitted.eval_shape, *cached_args)
     return call
