@@ -4,7 +4,7 @@ from tests.core.programs.choices import Cond
 from tests.core.programs.derivatives import CustomJvp, CustomVjp, Grad, Jvp, Remat
 from tests.core.programs.drawing import Drawing
 from tests.core.programs.loops import Loop, While
-from tests.core.programs.maps import Shard, Sides, Vmap
+from tests.core.programs.maps import Grid, Shard, Sides, Vmap
 from tests.core.programs.models import Model
 from tests.core.programs.nodes import Body, Call, Dead, Jit, Node, Op, Outer, Scope, Sow
 from tests.core.programs.records import Rec
@@ -19,6 +19,7 @@ __all__ = [
     "Dead",
     "Drawing",
     "Grad",
+    "Grid",
     "Jit",
     "Jvp",
     "Loop",

@@ -9,7 +9,7 @@ from typing import Any
 from tests.core.programs.choices import Cond
 from tests.core.programs.derivatives import POLICIES, CustomJvp, CustomVjp, Grad, Jvp, Remat
 from tests.core.programs.loops import Loop, LoopKind, While
-from tests.core.programs.maps import FACTORS, Shard, Sides, Vmap
+from tests.core.programs.maps import FACTORS, Grid, Shard, Sides, Vmap
 from tests.core.programs.models import WAYS, Model
 from tests.core.programs.nodes import Body, Call, Dead, Jit, Node, Op, Outer, Scope, Sow
 from tests.core.programs.whole import Program
@@ -57,7 +57,10 @@ class Drawing:
     def program(self, max_depth: int) -> Program:
         functions: tuple[Body, ...] = ()
         for i in range(self.integer(0, 2)):
-            functions = (*functions, self.body(Place(1, n_functions=i, shard=False, apart=False)))
+            body = self.body(Place(1, n_functions=i, shard=False, apart=False))
+            if self.one_in(3):  # two leaves, one for each argument
+                body = (Sow(self.name(Place(0)), self.of("pair", "mixed")), *body)
+            functions = (*functions, body)
         differentiable, explicit = not self.one_in(6), self.one_in(8)
         depth = self.of(*range(1, max_depth + 1), max_depth)
         place = Place(depth, len(functions), reverse=differentiable, shard=not explicit, explicit=explicit)
@@ -82,7 +85,7 @@ class Drawing:
         if not place.branch:
             kinds += [self.sides, self.model]
         if place.n_functions and not place.branch and not place.forward:
-            kinds.append(self.function_on_both_sides)
+            kinds += [self.function_on_both_sides, self.function_differentiated_twice]
         if place.shard:
             kinds.append(self.shard)
         return self.of(*kinds)(place)
@@ -112,7 +115,7 @@ class Drawing:
     def dead(self, place: Place) -> Node:
         # Nothing goes back through what nothing uses, so that reverse mode does not have to be able to.
         inside = place.inside(reverse=False, forward=place.forward or place.reverse)
-        if inside.depth and self.one_in(2):
+        if self.one_in(2):
             return Dead((self.of(self.loop, self.while_loop)(inside),))
         return Dead(self.body(inside))
 
@@ -122,24 +125,19 @@ class Drawing:
     # What maps
 
     def vmap(self, place: Place) -> Node:
-        return self.map_of(self.body(place.inside()), place, self.of("x", "x", "outer", "both"))
-
-    def map_of(self, body: Body, place: Place, over: Any) -> Node:
-        factors = FACTORS[:2] if place.explicit else FACTORS
-        return Vmap(
-            body, self.integer(0, 1), self.integer(0, 1), factors, over, spread=place.explicit and self.one_in(2)
-        )
+        spread = place.explicit and self.one_in(2)  # over the axis of the mesh, once
+        body = self.body(place.inside(explicit=place.explicit and not spread))
+        factors = FACTORS[:2] if spread else FACTORS
+        return Vmap(body, self.integer(0, 1), self.integer(0, 1), factors, self.of("x", "x", "outer", "both"), spread)
 
     def grid(self, place: Place) -> Node:
-        """Two axes of one size, of which each maps something else."""
         inside = place.inside()
         node = self.of(self.while_loop, self.while_loop, self.cond)(inside)
         if isinstance(node, While):
             node = dataclasses.replace(node, length_outside=True)
         else:
             node = dataclasses.replace(node, chosen_outside=True)
-        over = self.of(("x", "outer"), ("outer", "x"))
-        return self.map_of((self.map_of((node,), place, over[0]),), place, over[1])
+        return Grid((node,), self.of(False, True))
 
     def sides(self, place: Place) -> Node:
         mapped, differentiated = [(self.of(False, True), self.of(False, True)) for _ in range(2)]
@@ -152,6 +150,12 @@ class Drawing:
         mapped, differentiated = [(self.of(False, True), self.of(False, True)) for _ in range(2)]
         calls = [(Call(function, exchanged=self.one_in(4)),) for _ in range(2)]
         return Sides(calls[0], calls[1], mapped, differentiated, self.of(False, True))
+
+    def function_differentiated_twice(self, place: Place) -> Node:
+        """One function, differentiated with respect to each of its arguments."""
+        call = Call(self.integer(0, place.n_functions - 1))
+        kinds = [self.of("grad", "value_and_grad", "vjp") for _ in range(2)]
+        return Sides((Grad((call,), kinds[0], "x"),), (Grad((call,), kinds[1], "outer"),), *[(False, False)] * 2)
 
     def shard(self, place: Place) -> Node:
         site = self.name(place) if self.one_in(2) else None
@@ -168,7 +172,7 @@ class Drawing:
         """A loop whose steps are computed again, as deep models are trained."""
         kind: LoopKind = self.of("scan", "scan_without_xs")
         inside = self.remat(place)
-        if place.depth > 1 and self.one_in(2):
+        if self.one_in(2):
             inside = Remat((*self.body(place.inside()), self.dead(place.inside())), self.of(*POLICIES))
         return Loop((inside,), self.integer(1, 3), kind)
 

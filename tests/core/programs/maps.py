@@ -72,6 +72,34 @@ class Vmap(Node):
 
 
 @dataclasses.dataclass(frozen=True)
+class Grid(Node):
+    """Two axes of one size, of which one maps the input and the other what is closed over."""
+
+    body: Body
+    input_first: bool
+
+    def inputs(self, x: Any) -> tuple[Any, Any]:
+        return variants(x, 0, FACTORS), variants(0.7 * x, 0, FACTORS)
+
+    @property
+    def in_axes(self) -> tuple[tuple[int | None, int | None], tuple[int | None, int | None]]:
+        """Of the inner map and of the outer one."""
+        return ((None, 0), (0, None)) if self.input_first else ((0, None), (None, 0))
+
+    def run(self, x: Any, env: Env) -> Any:
+        inner, outer = self.in_axes
+        f = lambda y, closed: run(self.body, y, env.closing_over(closed))
+        return jax.vmap(jax.vmap(f, inner), outer)(*self.inputs(x)).mean((0, 1))
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        inner, outer = self.in_axes
+        f = lambda y, closed, p: by_hand(self.body, y, p, env.closing_over(closed))
+        row = lambda y, closed, p: map_by_hand(f, (y, closed), inner, p, over_mesh=False)
+        y, recs = map_by_hand(row, self.inputs(x), outer, perts, over_mesh=False)
+        return y.mean((0, 1)), recs
+
+
+@dataclasses.dataclass(frozen=True)
 class Sides(Node):
     """A function of two arguments, of which one, both or none are mapped, and one, both or none differentiated."""
 
