@@ -80,7 +80,7 @@ def structures_agree() -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Model(Node):
-    """Calls a model. The paths in it begin at the model, whatever scopes are open."""
+    """Calls a model. The paths in it begin at the model, after the scopes that are open."""
 
     way: Way
     compares: bool = False
@@ -96,6 +96,6 @@ class Model(Node):
             y = jnp.tanh(x * jnp.float32(scale) + 0.1)
             for name in ("u",) if self.way in ("closure", "jitted", "twice") else ("h", "u"):
                 y = y if perts is None else nudged(y, perts[len(recs)][0])
-                recs.append(Rec([y], f"{path}/{name}", "array"))
+                recs.append(Rec([y], f"{env.prefix}{path}/{name}", "array"))
             x = 0.5 * x + jnp.sin(y)
         return x, recs
