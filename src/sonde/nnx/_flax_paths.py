@@ -9,7 +9,6 @@ PATHS: dict[str, tuple[str, ...]] = {
     "bridge.module": ("sonde.bridge.module",),
     "bridge.variables": ("sonde.bridge.variables",),
     "bridge.wrappers": ("sonde.bridge",),
-    "deprecations": (),
     "extract": ("trees", "transforms.prefixes"),
     "filterlib": ("filters",),
     "graph": ("graph_nodes", "graph_contexts", "iteration", "mapping", "graph_mode", "transforms.jit", "path_names"),
