@@ -44,8 +44,8 @@ class SiteEffect(_jax.Effect):
 
 site_effect = SiteEffect()
 _site_effects = {site_effect}
-_jax.allow_effect(SiteEffect)
-_jax.keep_when_partially_evaluated(SiteEffect)
+_jax.at_first_capture(lambda: _jax.allow_effect(SiteEffect))
+_jax.at_first_capture(lambda: _jax.keep_when_partially_evaluated(SiteEffect))
 
 site_p = _jax.Primitive("sonde_site")
 marker_p = _jax.Primitive("sonde_marker")

@@ -43,6 +43,7 @@ def run_with(
     Returns:
         The result of `f` and the handler, finished.
     """
+    _jax.make_changes()
     outer = looking()
     wanted = NOTHING if request is None else request.traced
     if inside is not None:

@@ -204,5 +204,10 @@ def _gating_batcher(plain: Any) -> Any:
     return rule
 
 
-# Registered once; conds without sites, and all conds when nobody looks, take JAX's own rule at once.
-batching.fancy_primitive_batchers[_jax.cond_p] = _gating_batcher(batching.fancy_primitive_batchers[_jax.cond_p])
+def _change_mapping() -> None:
+    """Conds without sites, and all conds while no capture runs, take JAX's own rule at once."""
+    rules = batching.fancy_primitive_batchers
+    rules[_jax.cond_p] = _gating_batcher(rules[_jax.cond_p])
+
+
+_jax.at_first_capture(_change_mapping)

@@ -118,4 +118,4 @@ def _anchoring(params: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     return np.arange(params["length"], dtype=np.int32), _jax.scan_params(params, body, n_consts=0, n_xs=1, n_ys=0)
 
 
-_jax.prepare_scans_for_differentiation(_anchoring)
+_jax.at_first_capture(lambda: _jax.prepare_scans_for_differentiation(_anchoring))

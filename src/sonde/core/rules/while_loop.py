@@ -211,7 +211,7 @@ def _met_already(forward: dict[str, Any], again: dict[str, Any]) -> dict[str, An
     return _rewritten(again, _NoSites(met), has_sites) if met else None
 
 
-_jax.prepare_while_loops_for_remat(_has_sites, _without_tokens, _met_already)
+_jax.at_first_capture(lambda: _jax.prepare_while_loops_for_remat(_has_sites, _without_tokens, _met_already))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -304,4 +304,9 @@ def _with_active(test: Any, body: Any) -> tuple[Any, Any]:
     return known[key][1]
 
 
-batching.fancy_primitive_batchers[_jax.while_p] = _naming_batcher(batching.fancy_primitive_batchers[_jax.while_p])
+def _change_mapping() -> None:
+    rules = batching.fancy_primitive_batchers
+    rules[_jax.while_p] = _naming_batcher(rules[_jax.while_p])
+
+
+_jax.at_first_capture(_change_mapping)

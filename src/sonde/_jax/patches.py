@@ -1,0 +1,264 @@
+"""Every change that Sonde makes to JAX, with its reason.
+
+A change that stays is made at the first capture and not when Sonde is imported (`at_first_capture`). It looks at what
+it is given and leaves everything without sites to JAX's own function. The others (`EagerShortcut`, `TracingHook`) are
+in place only while a capture runs. `tests/test_plain_jax.py` holds JAX with Sonde against JAX without.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from jax._src import ad_checkpoint as _ad_checkpoint
+from jax._src import core as _core
+from jax._src import pjit as _pjit
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import partial_eval as _pe
+
+from sonde._jax.inner import (
+    Effect,
+    Literal,
+    Trace,
+    ad,
+    eval_trace,
+    no_effects,
+    scan_p,
+    set_current_trace,
+    typeof,
+    while_p,
+)
+
+_pending: list[Callable[[], None]] = []
+_lock = threading.Lock()
+
+
+def at_first_capture(change: Callable[[], None]) -> None:
+    """Makes a change to JAX when the first capture, edit or the like begins."""
+    _pending.append(change)
+
+
+def make_changes() -> None:
+    """Makes the changes that are due."""
+    if _pending:
+        with _lock:
+            while _pending:
+                _pending[0]()
+                del _pending[0]
+
+
+def forget_effect_handles() -> None:
+    """Makes a finished partial-evaluation trace drop its effectful equations.
+
+    JAX keeps them reachable from the trace, and `jax.checking_leaks()` then reports the trace as leaked (it does so
+    for `jax.debug.callback` in the gradient of a scan too).
+    """
+
+    def invalidate(self: Any) -> None:
+        Trace.invalidate(self)
+        self.effect_handles = []
+
+    _pe.JaxprTrace.invalidate = invalidate
+
+
+def keep_when_partially_evaluated(effect_type: type[Effect]) -> None:
+    """Keeps every equation with an effect, whatever its primitive is, when JAX evaluates a program partially.
+
+    JAX itself keeps those that it deals with in the default way, and scans. A call, a branch or a jitted function with
+    such an equation inside would be lost if its outputs are not used: a site in a loop in a rematerialised loop body.
+    """
+    make = _pe.new_eqn_recipe
+
+    def new_eqn_recipe(trace: Any, in_tracers: Any, out_tracers: Any, primitive: Any, params: Any, *rest: Any) -> Any:
+        recipe = make(trace, in_tracers, out_tracers, primitive, params, *rest)
+        if any(type(effect) is effect_type for effect in recipe.effects):
+            trace.effect_handles.append(_pe.EffectHandle(list(in_tracers), recipe))
+        return recipe
+
+    _pe.new_eqn_recipe = new_eqn_recipe
+
+
+def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]] | None]) -> None:
+    """Has `prepare` look at every scan before JAX splits it into a forward and a backward part.
+
+    Where it returns something, the scan gets one more scanned input and other parameters; for all other scans JAX's own
+    rules run as they are.
+    """
+    linearize = _ad.primitive_linearizations[scan_p]
+    partial_eval = _pe.custom_partial_eval_rules[scan_p]
+    partial_eval_in_remat: Any = _pe.partial_eval_jaxpr_custom_rules[scan_p]
+
+    def new_linearize(is_vjp: Any, nonzeros: Any, *args: Any, **params: Any) -> Any:
+        prepared = prepare(params)
+        if prepared is None:
+            return linearize(is_vjp, nonzeros, *args, **params)
+        xs, params = prepared
+        *others, linear = linearize(is_vjp, [*nonzeros, False], *args, xs, **params)
+        no_tangent = ad.Zero(typeof(xs).to_tangent_aval())
+        return *others, lambda *residuals_and_tangents: linear(*residuals_and_tangents, no_tangent)
+
+    def new_partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
+        prepared = prepare(params)
+        if prepared is not None:
+            xs, params = prepared
+            tracers = (*tracers, trace.to_jaxpr_tracer(xs))
+        return partial_eval(trace, *tracers, **params)
+
+    def new_partial_eval_in_remat(saveable: Any, unknown_in: Any, instantiated_in: Any, eqn: Any) -> Any:
+        prepared = prepare(eqn.params)
+        if prepared is not None:
+            xs, params = prepared
+            eqn = eqn.replace(invars=[*eqn.invars, Literal(xs, typeof(xs))], params=params)
+            unknown_in, instantiated_in = [*unknown_in, False], [*instantiated_in, True]
+        return partial_eval_in_remat(saveable, unknown_in, instantiated_in, eqn)
+
+    _ad.primitive_linearizations[scan_p] = new_linearize
+    _pe.custom_partial_eval_rules[scan_p] = new_partial_eval
+    _pe.partial_eval_jaxpr_custom_rules[scan_p] = new_partial_eval_in_remat
+
+
+def prepare_while_loops_for_remat(
+    wants: Callable[[dict[str, Any]], bool],
+    prepare: Callable[[dict[str, Any]], dict[str, Any] | None],
+    recomputed: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any] | None],
+) -> None:
+    """Hooks into how while loops are computed again.
+
+    `wants` says which loops it is about. `prepare` is shown the parameters of every such loop, and `recomputed` those
+    of its forward part and of the loop that is computed again; where they return parameters, the loop gets those. JAX
+    computes a loop again in a rematerialised function, and wherever it is differentiated: a loop that it cannot
+    transpose must then be removed as not used, and an effect would be a use.
+    """
+    rule: Any = _pe.partial_eval_jaxpr_custom_rules[while_p]
+
+    def new_rule(saveable: Any, unknown_in: Any, instantiated_in: Any, eqn: Any) -> Any:
+        if not wants(eqn.params):
+            return rule(saveable, unknown_in, instantiated_in, eqn)
+        params = prepare(eqn.params)
+        eqn = eqn if params is None else eqn.replace(params=params)
+        known, staged, *rest = rule(saveable, unknown_in, instantiated_in, eqn)
+        if known is not None and staged is not None:
+            params = recomputed(known.params, staged.params)
+            staged = staged if params is None else staged.replace(params=params, effects=no_effects)
+        return known, staged, *rest
+
+    _pe.partial_eval_jaxpr_custom_rules[while_p] = new_rule
+
+    partial_eval = _pe.custom_partial_eval_rules[while_p]
+
+    def new_partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
+        n_handles = len(trace.effect_handles)
+        outs = partial_eval(trace, *tracers, **params)
+        is_unknown = [isinstance(t, _pe.JaxprTracer) and not t.is_known() for t in outs]
+        if not wants(params) or not any(is_unknown) or all(is_unknown):
+            return outs
+        # The known part has run; the equation for the rest computes it once more.
+        unknown = [t for t, u in zip(outs, is_unknown) if u]
+        recipe: Any = unknown[0].recipe
+        consts = [not t.is_known() for t in tracers[: len(tracers) - len(outs)]]
+        n, known = params["cond_nconsts"], {}
+        for name, mine in (("cond_jaxpr", consts[:n]), ("body_jaxpr", consts[n:])):
+            made = is_unknown if name == "body_jaxpr" else False
+            known[name] = _pe.partial_eval_jaxpr_nounits(params[name], [*mine, *is_unknown], made)[0]
+        again = recomputed(known, recipe.params)
+        if again is not None:
+            recipe = recipe._replace(params=again, effects=recipe.effects if wants(again) else no_effects)
+            handles = trace.effect_handles[n_handles:] if wants(again) else []
+            trace.effect_handles[n_handles:] = [_pe.EffectHandle(handle.parents, recipe) for handle in handles]
+            for tracer in unknown:
+                tracer.recipe = recipe
+        return outs
+
+    _pe.custom_partial_eval_rules[while_p] = new_partial_eval
+
+
+class EagerShortcut:
+    """While it is entered, jitted calls that do not need the current trace run on JAX's fast path instead.
+
+    `jnp` functions are jitted; under a custom trace each of them would be bound as an equation and leave JAX's C++
+    dispatch. This changes speed only: everything works without it, and it is in place only while somebody looks.
+    One object serves all threads.
+    """
+
+    def __init__(self, trace_type: Any, needs_trace: Callable[[Any], bool]) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._plain = plain = getattr(_pjit, "_run_python_pjit", None)
+
+        def run(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+            assert plain is not None
+            trace: Any = _core.trace_ctx.trace
+            if type(trace) is trace_type and trace.parent is eval_trace and not needs_trace(p.params["jaxpr"]):
+                with set_current_trace(eval_trace):
+                    return plain(p, args_flat, fun, args, kwargs)
+            return plain(p, args_flat, fun, args, kwargs)
+
+        self._run = run
+
+    def __enter__(self) -> None:
+        if self._plain is None:  # a JAX that is built otherwise: slower, not wrong
+            return
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                _pjit._run_python_pjit = self._run
+
+    def __exit__(self, *_: object) -> None:
+        if self._plain is None:
+            return
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                _pjit._run_python_pjit = self._plain
+
+
+class TracingHook:
+    """While it is entered, the tracing of functions to jaxprs goes through functions of ours.
+
+    JAX finds the trace of a function by the function, the types of its arguments and their structure. There are three
+    places to look at, because jit and remat have caches in front of the one that all transforms share. One object
+    serves all threads.
+
+    Args:
+        with_arguments: Called with the function, its positional and keyword arguments, and a function that goes on with
+            another function in its place; where jit looks for a trace.
+        with_tree: The same with a function that returns the structure of the arguments; where other transforms do.
+    """
+
+    def __init__(self, with_arguments: Callable[..., Any], with_tree: Callable[..., Any]) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        infer, remat, trace = _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr
+
+        def infer_params(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+            return with_arguments(fun, args, kwargs, lambda new: infer(new, info, args, kwargs))
+
+        def remat_to_jaxpr(fun: Any, in_tree: Any, *rest: Any) -> Any:
+            return with_tree(fun, lambda: in_tree, lambda new: remat(new, in_tree, *rest))
+
+        def trace_to_jaxpr(fun: Any, in_avals: Any, *rest: Any, **options: Any) -> Any:
+            if options.get("fun_takes_flat_tree_arg"):  # JAX's own functions
+                return trace(fun, in_avals, *rest, **options)
+            return with_tree(fun, lambda: in_avals.tree, lambda new: trace(new, in_avals, *rest, **options))
+
+        for name in ("cache_clear", "cache_info", "cache_keys", "evict_weakref"):
+            if hasattr(trace, name):
+                setattr(trace_to_jaxpr, name, getattr(trace, name))
+        self._plain = infer, remat, trace
+        self._hooked = infer_params, remat_to_jaxpr, trace_to_jaxpr
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr = self._hooked
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr = self._plain
+
+
+at_first_capture(forget_effect_handles)
