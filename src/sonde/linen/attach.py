@@ -9,7 +9,6 @@ named after the field; one object given in two places stays one submodule, of th
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,7 @@ class State:
         in_compact: Whether a compact method is running.
         set_up: Whether `setup` has run.
         cursor: How many unnamed submodules of each class the running compact method has made.
-        children: The submodules that the module has made and that are still there, by name.
+        children: The submodules that the module has made, by name.
     """
 
     __slots__ = ("attached", "children", "cursor", "in_compact", "in_setup", "set_up")
@@ -61,17 +60,7 @@ class State:
         self.in_compact = False
         self.set_up = False
         self.cursor: dict[str, int] = {}
-        # Weakly: a submodule that nothing else holds is not needed any more, and must not hold on to values.
-        self.children: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a pickle holds: all but the submodules, which belong to the process."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "children"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()
-        for name, value in state.items():
-            setattr(self, name, value)
+        self.children: dict[str, Any] = {}
 
     def forget_call(self) -> None:
         """Gets ready for the next call of a compact method."""
