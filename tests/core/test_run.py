@@ -36,6 +36,7 @@ def test_interrupts_at_any_moment_leave_the_thread_as_it_was() -> None:
                 signal.setitimer(signal.ITIMER_REAL, 0.0002 + (i % 97) * 0.00001)
                 for _ in range(100):  # some interrupts are lost where JAX ignores exceptions
                     captured(x)
+                signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 hits += 1
             assert looking() is None, i
