@@ -37,7 +37,7 @@ def test_interrupts_at_any_moment_leave_the_thread_as_it_was() -> None:
                 for _ in range(100):  # some interrupts are lost where JAX ignores exceptions
                     captured(x)
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
+            except BaseException:  # inside of jaxlib an interrupt may become another exception
                 hits += 1
             assert looking() is None, i
             assert LOOKERS.count == 0, i
