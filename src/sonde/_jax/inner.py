@@ -674,11 +674,8 @@ def _take_over(tracer: Any, other: Any) -> None:
 
 def not_a_literal(value: Any) -> Any:
     """A value as an array: evaluating a jaxpr gives numbers that are written in it a type of their own."""
-    return (
-        np.asarray(value, value.dtype)
-        if isinstance(value, (int, float, complex)) and hasattr(value, "dtype")
-        else value
-    )
+    dtype = getattr(value, "dtype", None) if isinstance(value, (int, float, complex)) else None
+    return value if dtype is None else np.asarray(value, dtype)
 
 
 def is_array_type(aval: Any) -> bool:
