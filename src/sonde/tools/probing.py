@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from sonde import _extras
 from sonde.core.path import glob_matches, no_such_site
 
 
@@ -51,8 +52,7 @@ class Probe:
 
     def plot(self) -> Any:
         """The accuracy by site, as a figure of matplotlib."""
-        import matplotlib.pyplot as plt
-
+        plt = _extras.load("matplotlib.pyplot", extra="plots", purpose="A figure")
         figure, axes = plt.subplots(figsize=(7, 0.6 + 0.25 * len(self.paths)), layout="constrained")
         axes.barh(self.paths, [self.accuracy[p] for p in self.paths])
         axes.axvline(self.baseline, linestyle="--", linewidth=1, color="gray")
