@@ -155,3 +155,34 @@ def test_numbers_of_the_user_stay_what_jax_returns() -> None:
     assert isinstance(same, jax.Array)
     _, records = sonde.capture(jax.jit(lambda n: sonde.sow(n, "n")), grads=True)(n)
     assert isinstance(records["n"].value, jax.Array)
+
+
+def test_an_array_that_examples_share_has_a_gradient_for_each_of_them():
+    """One leaf of a site varies over a mapped axis, another does not: both have the axis, and so have their gradients."""
+
+    def f(x, b):
+        h, c = sonde.sow((x * 2.0, b * 3.0), "h")
+        return jnp.sum(h * c)
+
+    xs, b = jnp.arange(6.0).reshape(3, 2), jnp.array([1.0, 2.0])
+    for loss in (
+        jax.grad(lambda xs, b: jnp.sum(jax.vmap(f, (0, None))(xs, b)), (0, 1)),
+        jax.vmap(jax.grad(f, (0, 1)), (0, None)),
+    ):
+        _, records = sonde.capture(loss, grads=True)(xs, b)
+        np.testing.assert_allclose(records["h"].grad[0], jnp.broadcast_to(3 * b, (3, 2)))
+        np.testing.assert_allclose(records["h"].grad[1], 2 * xs)
+
+
+def test_an_outer_branch_that_was_not_taken_is_known_where_the_branches_inside_share_a_path():
+    def inner(x):
+        return jax.lax.cond(x > 0, lambda x: sonde.sow(x * 2, "t"), lambda x: sonde.sow(x * 3, "t"), x)
+
+    def f(go, xs):
+        return jax.lax.cond(go, jax.vmap(inner), lambda xs: xs, xs)
+
+    xs = jnp.array([1.0, -1.0, 2.0])
+    for go in (True, False):
+        _, records = sonde.capture(f)(go, xs)
+        assert np.all(np.asarray(records["t"].taken[0]) == go)
+        np.testing.assert_allclose(records["t"].value, [2, -3, 4] if go else [0, 0, 0])

@@ -208,9 +208,15 @@ def _repeated(array: Any, size: int) -> Any:
     return jnp.broadcast_to(array, (size, *jnp.shape(array)))
 
 
-def _may_be_replaced() -> bool:
+def _needs_all_axes(site: Site, dims: Sequence[Any]) -> bool:
+    """Whether all arrays of a site must have a mapped axis, at these positions in each, that some do not have.
+
+    A new value may vary where the old one does not. A gradient has a part for each example; that of an array that the
+    examples share would be their sum.
+    """
     state = looking()
-    return state is not None and state.edits
+    edited = state is not None and state.edits
+    return edited or (site.grads and any(d is not None for d in dims))
 
 
 def _vmap_axis(size: int, leaf_dims: Sequence[Any], extra_dims: Mapping[Any, Any]) -> Axis:
@@ -232,7 +238,7 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
     out_dims = [d if d is None else 0 for d in at.arrays]
     extra_dims = {"token": at.token, "taken": at.gate, **dict(zip(view.whiles, at.active))}
     if any(d is not None for d in (*out_dims, *extra_dims.values())):
-        if _may_be_replaced():
+        if _needs_all_axes(site, out_dims):
             new.arrays = [x if d == 0 else _repeated(x, axis_data.size) for x, d in zip(new.arrays, out_dims)]
             out_dims = [0] * len(out_dims)
         view = view.replace(axes=(_vmap_axis(axis_data.size, out_dims, extra_dims), *view.axes))
@@ -246,10 +252,14 @@ def _batched(primitive: Any) -> Any:
     def rule(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
         n = len(args) - (primitive is marker_p or view.gives_token(site))
         out_dims = [d if d is None else 0 for d in dims[:n]]
+        args = list(map(_front, args, dims))
+        if site.grads and any(d is not None for d in out_dims):
+            args[:n] = [x if d == 0 else _repeated(x, axis_data.size) for x, d in zip(args, out_dims)]
+            out_dims = [0] * n
         if any(d is not None for d in dims):
             token_dim = dims[n] if n < len(dims) else None
             view = view.replace(axes=(_vmap_axis(axis_data.size, out_dims, {"token": token_dim}), *view.axes))
-        return primitive.bind(*map(_front, args, dims), site=site, view=view), out_dims
+        return primitive.bind(*args, site=site, view=view), out_dims
 
     return rule
 

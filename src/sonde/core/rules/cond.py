@@ -47,9 +47,14 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     items = build_items(places.specs, outs[places.n_outs :])
     chosen = jnp.clip(index, 0, len(branches) - 1)
     for item, filled in zip(items, places.filled):
-        if not all(filled) and "taken" not in item.extras:
+        if all(filled):
+            continue
+        if "taken" not in item.extras:
             item.extras["taken"] = jnp.asarray(filled)[chosen]
             item.view = item.view.extra_on("taken", [False] * len(item.view.axes))
+        elif item.view.gates:  # the flag says more from now on than that one of the branches inside was taken
+            outer = Gate(places, branch=0, branches=2)
+            item.view = item.view.replace(gates=item.view.gates | {outer})
     handler.items += items
     return outs[: places.n_outs]
 
