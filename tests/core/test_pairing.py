@@ -158,7 +158,7 @@ def test_numbers_of_the_user_stay_what_jax_returns() -> None:
 
 
 def test_an_array_that_examples_share_has_a_gradient_for_each_of_them():
-    """One leaf of a site varies over a mapped axis, another does not: both have the axis, and so have their gradients."""
+    """Where one leaf of a site varies over a mapped axis and another does not, both have the axis, gradients too."""
 
     def f(x, b):
         h, c = sonde.sow((x * 2.0, b * 3.0), "h")
