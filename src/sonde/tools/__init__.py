@@ -1,4 +1,4 @@
-"""Tools for people who can see: one file, one tool, one verb. They work on functions and paths, on no module system.
+"""Tools built on captures: one file, one tool, one verb. They work on functions and paths, on no module system.
 
 first_nonfinite(f)                      which site made the first NaN or Inf
 summarize(f)                            statistics of every value and gradient
@@ -57,7 +57,7 @@ __all__ = [
     "summarize",
 ]
 
-# Loaded when first used: who looks for a NaN does not wait for the rest.
+# Loaded when first used: looking for a NaN does not wait for the rest.
 _LATER = {
     "Attribution": "attribution",
     "Comparison": "comparison",
