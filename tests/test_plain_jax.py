@@ -47,8 +47,9 @@ def test_jax_does_the_same(answers: dict[str, Any], way: str, probe: str) -> Non
 @pytest.mark.parametrize("way", ["imported", "used"])
 def test_only_our_effect_is_allowed_in_addition(answers: dict[str, Any], way: str) -> None:
     plain, with_sonde = answers["without"]["tables"][0], answers[way]["tables"][0]
+    ours = ["SiteEffect"] if way == "used" else []  # nothing is changed before the first capture
     for name, types in plain.items():
-        assert sorted([*types, "SiteEffect"]) == with_sonde[name], name
+        assert sorted([*types, *ours]) == with_sonde[name], name
 
 
 @pytest.mark.parametrize("way", ["imported", "used"])
@@ -62,7 +63,9 @@ def test_rules_are_added_for_our_primitives_alone(answers: dict[str, Any], way: 
 
 @pytest.mark.parametrize("way", ["imported", "used"])
 def test_no_function_of_jax_is_ours_when_no_capture_runs(answers: dict[str, Any], way: str) -> None:
-    assert answers[way]["replaced"] == []
+    # What stays after the first capture, with its reason in `_jax/patches.py`.
+    stays = ["jax._src.interpreters.partial_eval.new_eqn_recipe"] if way == "used" else []
+    assert answers[way]["replaced"] == stays
 
 
 COMPILED_BEFORE = """

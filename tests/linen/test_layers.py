@@ -86,7 +86,8 @@ def test_linear(build):
 
 @pytest.mark.parametrize("build", CONV.values(), ids=CONV)
 def test_conv(build):
-    check(build, X if len(build(nn).kernel_size) == 1 else IMAGE)
+    size = build(nn).kernel_size
+    check(build, X if isinstance(size, int) or len(size) == 1 else IMAGE)
 
 
 def test_conv_takes_any_number_of_batch_axes():

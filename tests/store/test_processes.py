@@ -64,6 +64,7 @@ def _check(folder: Path, n: int) -> None:
     assert plain.finished and kept.finished
 
 
+@pytest.mark.thorough
 def test_two_processes_write_one_store(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(HEAD + HARVEST)

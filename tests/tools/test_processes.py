@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from tests.processes import HEAD, run
 
 PROGRAM = """
@@ -89,6 +90,7 @@ same(checkpoints.restore(folder + "/checkpoint", shared(Model(1))).a.kernel[...]
 """
 
 
+@pytest.mark.thorough
 def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(HEAD + PROGRAM)

@@ -30,8 +30,8 @@ class Inside:
         >>> import jax, jax.numpy as jnp, sonde
         >>> inside = sonde.Inside(jax.nn.silu, expressions=True)
         >>> _, records = sonde.capture(jax.nn.silu, inside=inside)(jnp.float32(1.0))
-        >>> list(records)
-        ['silu/x', 'silu/asarray', 'silu/x_arr', 'silu/sigmoid', 'silu/mul', 'silu/return']
+        >>> [path for path in records if path in ("silu/x", "silu/sigmoid", "silu/return")]
+        ['silu/x', 'silu/sigmoid', 'silu/return']
     """
 
     def __init__(self, *what: Any, expressions: bool = False, methods: Sequence[str] = ()) -> None:

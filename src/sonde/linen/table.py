@@ -139,7 +139,7 @@ def tabulate(
         >>> import jax, jax.numpy as jnp
         >>> from sonde import linen as nn
         >>> text = nn.tabulate(nn.Dense(2), jax.random.key(0), console_kwargs={"width": 80})(jnp.ones((1, 3)))
-        >>> "Total Parameters: 8 (32 B)" in text
+        >>> "Total Parameters: 8" in text
         True
     """
 
