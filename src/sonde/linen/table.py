@@ -138,8 +138,9 @@ def tabulate(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from sonde import linen as nn
-        >>> text = nn.tabulate(nn.Dense(2), jax.random.key(0), console_kwargs={"width": 80})(jnp.ones((1, 3)))
-        >>> "Total Parameters: 8" in text
+        >>> plain = {"width": 80, "force_terminal": False}
+        >>> text = nn.tabulate(nn.Dense(2), jax.random.key(0), console_kwargs=plain)(jnp.ones((1, 3)))
+        >>> "Total Parameters: 8 (32 B)" in text
         True
     """
 
