@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import flax.nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,8 +120,30 @@ def test_streams_can_be_the_same_at_every_step(draw):
     cell = DroppingCell(3, 4, rngs=nnx.Rngs(0))
     _, seen = sonde.capture(lambda: nnx.RNN(Watched(cell), broadcast_rngs=nnx.RngState)(x, initial_carry=h))()
     dropped = next(record.value for path, record in seen.items() if path.endswith("dropped"))
-    assert set(np.unique(dropped)) == {0.0, 2.0}
     np.testing.assert_array_equal(dropped, jnp.broadcast_to(dropped[0], (6, 2, 3)))
+    outputs = [
+        library.RNN(only_dropout(library), broadcast_rngs=library.RngState)(x, initial_carry=h)
+        for library in (nnx, flax.nnx)
+    ]
+    assert set(np.unique(outputs[0])) == {0.0, 2.0}
+    np.testing.assert_array_equal(*outputs)
+
+
+def only_dropout(library):
+    """A cell of Sonde or of Flax whose output is its input after dropout."""
+
+    class Cell(library.RNNCellBase):
+        def __init__(self):
+            self.dropout = library.Dropout(0.5, rngs=library.Rngs(0))
+
+        @property
+        def num_feature_axes(self):
+            return 1
+
+        def __call__(self, carry, x):
+            return carry, self.dropout(x)
+
+    return Cell()
 
 
 class Watched(nnx.RNNCellBase):
