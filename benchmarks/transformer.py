@@ -144,7 +144,7 @@ _tap.defvjp(lambda value, sink: (value, None), lambda _, cotangent: (cotangent, 
 def gradients_by_hand(forward: Callable[..., jax.Array]) -> Callable[..., Any]:
     """Loss, gradients of the parameters, every intermediate and its gradient, as it is done without Sonde.
 
-    The gradients come out at sinks whose numbers nobody reads: the cheapest way that JAX offers by hand.
+    The gradients come out at sinks whose numbers are never read: the cheapest way that JAX offers by hand.
     """
     loss = loss_of(forward)
 

@@ -34,7 +34,7 @@ def heat_map(values: Iterable[Iterable[float]], console: Console, low: float = 0
 def training(console: Console, steps: int, every: int = 10) -> Iterator[tuple[int, list[float]]]:
     """Counts steps behind a progress bar. The caller appends losses to the list, and the last one is shown.
 
-    A loss is an array until somebody reads it, and reading it waits for the device: so it is read only now and then.
+    A loss is an array until it is read, and reading it waits for the device: so it is read only now and then.
     """
     columns = TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}")
     losses: list[float] = []

@@ -39,7 +39,7 @@ class InsideError(SondeError, ValueError):
 class LayerInputError(SondeError, ValueError, TypeError):
     """An array or option given to a layer does not fit it. Says which argument, what was expected and what it got.
 
-    The arithmetic in `sonde.ops` raises it without knowing who called; the layer that called fills in `place`
+    The arithmetic in `sonde.ops` raises it without knowing its caller; the layer fills in `place`
     (its class and, where known, its path), which then leads the text. Also a `ValueError` and a `TypeError`,
     because Flax raises now one, now the other for the same mistake.
 

@@ -155,7 +155,7 @@ def current_trace() -> Trace:
 def allow_effect(effect_type: type[Effect]) -> None:
     """Lets an effect stand in every place where JAX otherwise refuses effects, and keeps it through dead-code passes.
 
-    Without the last list, an equation whose result nobody uses disappears from `scan` under reverse mode.
+    Without the last list, an equation whose result is unused disappears from `scan` under reverse mode.
     """
     for allowed in (
         _effects.lowerable_effects,

@@ -177,7 +177,7 @@ class EagerShortcut:
     """While it is entered, jitted calls that do not need the current trace run on JAX's fast path instead.
 
     `jnp` functions are jitted; under a custom trace each of them would be bound as an equation and leave JAX's C++
-    dispatch. This changes speed only: everything works without it, and it is in place only while somebody looks.
+    dispatch. This changes speed only: everything works without it, and it is in place only during a capture.
     One object serves all threads.
     """
 

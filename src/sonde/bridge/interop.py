@@ -53,10 +53,10 @@ class _Linen(ToNNX):
         return super().__call__(*args, mutable=scope.mutable, **kwargs)
 
 
-def _running(who: str) -> tuple[Any, Scope]:
+def _running(verb: str) -> tuple[Any, Scope]:
     entry = current_context()
     if entry is None or entry.module.scope is None:
-        raise ValueError(f"{who} is called outside of a bridge.Module that runs: call it in `setup` or a method.")
+        raise ValueError(f"{verb} is called outside of a bridge.Module that runs: call it in `setup` or a method.")
     return entry.module, entry.module.scope
 
 

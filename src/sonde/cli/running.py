@@ -1,4 +1,4 @@
-"""Running somebody's program: its failures are theirs, and are told without a traceback of ours."""
+"""Runs the user's program, and reports its exceptions without our frames."""
 
 from __future__ import annotations
 

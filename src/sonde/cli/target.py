@@ -33,7 +33,7 @@ from sonde.cli.inputs import Arrays, with_arrays
 from sonde.report.failing import failure
 
 EXAMPLES = "example_inputs"
-_MOST_LINES = 6  # of a message that somebody else wrote
+_MOST_LINES = 6  # of a message that is not ours
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Whether anybody looks, and under which scope.
+"""Capture state and open scopes of this thread.
 
-Whether anybody looks lives in a JAX user context, so that it is part of every jit cache key: when nobody looks, `sow`
-adds nothing to the program; while a capture runs, jitted functions are traced again with their sites in. User contexts
+Whether a capture is running is kept in a JAX user context, and so is part of every jit cache key: without a capture,
+`sow` adds nothing to the program; while one runs, jitted functions are traced again with their sites in. User contexts
 are thread-local: a thread that the captured function starts is not looked at.
 
 Scopes live in JAX's name stack, which every equation remembers, counted from its own jaxpr. A function that is jitted
@@ -187,7 +187,7 @@ class scope:
     """Puts the sites met inside the block under a name.
 
     Scopes count from the capture inwards: one that was entered before the capture began is not part of the path.
-    When nobody looks it costs next to nothing.
+    Without a capture it costs next to nothing.
 
     Example:
         >>> import sonde

@@ -1,7 +1,7 @@
 """What was seen before a captured function failed.
 
 The exception is the user's own; what had been captured when it was raised goes with it, and is put together only when
-somebody asks.
+it is asked for.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Handler:
     grads = False
     # What the captures around look for; None if there are none.
     outside: Looking | None = None
-    # Whether jitted functions with sites may donate their arguments. Who drops the results must leave those.
+    # Whether jitted functions with sites may donate their arguments. Do not donate if the results are discarded.
     donates = True
     # If the sites of a function with its own derivatives must not be inside its call: the handler for the call. The
     # function is then run once more, beside the call, for its sites.
@@ -131,7 +131,7 @@ class Handler:
         return offset
 
     def allot(self, span: int) -> Any:
-        """The first of `span` tokens that nobody else will use."""
+        """The first of `span` tokens that are used nowhere else."""
         return _as_token(self._base + self.skip(span))
 
     @property

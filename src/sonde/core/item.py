@@ -111,7 +111,7 @@ class Item:
 
 @dataclasses.dataclass(slots=True)
 class Bundle:
-    """The items that came out of one jitted call, not yet taken apart: most of the time nobody needs them one by one.
+    """The items that came out of one jitted call, kept unsplit until one of them is asked for.
 
     Attributes:
         specs: The static parts; the same list for every call of the same compiled function.

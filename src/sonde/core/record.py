@@ -2,7 +2,7 @@
 
 `Records` is an immutable mapping and one pytree node: it crosses `jit`, `vmap`, `grad` and `scan` like an array does.
 Its arrays are one flat tuple and everything else is static, so it costs a jitted function no more than its arrays;
-`Record` objects are made when somebody asks for them.
+`Record` objects are made when they are asked for.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _rank(array: Any) -> int:
 
 
 class _NeedsArrays(Exception):
-    """Raised by a `_Slot` that somebody wants to compute with."""
+    """Raised when a program computes with a `_Slot`."""
 
 
 @dataclasses.dataclass(frozen=True)

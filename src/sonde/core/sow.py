@@ -28,7 +28,7 @@ PERTURBED = "perturb"
 def sow(value: T, name: str) -> T:
     """Marks a value, so that a capture can see it and an edit can replace it. Returns it.
 
-    Use what it returns: where an edit runs, that is the new value. When nobody looks it returns `value` itself and
+    Use what it returns: where an edit runs, that is the new value. Without a capture it returns `value` itself and
     leaves no trace in the program. Any pytree will do; leaves that are no arrays are kept as they are.
 
     Args:
@@ -39,7 +39,7 @@ def sow(value: T, name: str) -> T:
         `value`, or what it was replaced by.
 
     Raises:
-        SiteNameError: `name` is empty or not a string. Only raised while somebody looks.
+        SiteNameError: `name` is empty or not a string. Only raised during a capture.
 
     Example:
         >>> import jax.numpy as jnp, sonde

@@ -24,7 +24,7 @@ class Wanted(Protocol):
     """What the captures that run in a thread want to see (`Looking.inside`)."""
 
     def depths_of(self, function: FunctionMarks) -> Depths | None:
-        """Who sees the sites of a function; None if nothing does."""
+        """Which captures see the sites of a function, and how deep; None if none does."""
         ...
 
     def adopt(self, function: FunctionMarks, made: FunctionType) -> None:

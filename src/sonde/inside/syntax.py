@@ -11,7 +11,7 @@
                                  return y
 
 Both bodies use the same names, so the new code has the arguments, the closure and the line numbers of the old one. The
-words in capitals are not names but constants of the new code, so that nothing is added to anybody's globals: here they
+words in capitals are not names but constants of the new code, so that nothing is added to a module's globals: here they
 are strings that no program has, which `sonde.inside.source` exchanges for objects. A call of a constant is written as
 the call of a conditional expression, because Python warns of the former.
 

@@ -161,7 +161,7 @@ def _sorted(keys: Iterable[Any]) -> list[Any]:
 
 
 def adopt(owner: Module, attribute: str, value: Any) -> Any:
-    """Makes the modules in the value of an attribute submodules of its owner, where nobody else owns them."""
+    """Makes the modules in the value of an attribute submodules of its owner, unless they already have an owner."""
     from sonde.linen.module import Module
 
     scope = owner.bound_scope("adopt submodules")

@@ -1,4 +1,4 @@
-"""What the current thread is in the middle of: which modules are being called, and who wants to hear about it."""
+"""What the current thread is in the middle of: which modules are being called, and what records their calls."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Context(threading.local):
         interceptors: The functions given to `intercept_methods`, innermost last.
         named: Whether method calls get a name in profiles, or None for the process-wide setting.
         level: How many runs are active that collect sown values.
-        silent: Whether sown values are to be seen by nobody.
-        path: While somebody captures the program: the path of the module whose method is running, ...
+        silent: Whether sown values are dropped.
+        path: During a capture: the path of the module whose method is running, ...
         root: ... and the outermost run it belongs to.
     """
 

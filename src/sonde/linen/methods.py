@@ -203,7 +203,7 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
             sites.offer(self, name, output)
         return output
     except LayerInputError as error:
-        if error.place is None:  # raised by the arithmetic, which does not know who called it
+        if error.place is None:  # raised by the arithmetic, which does not know its caller
             error.place = describe(self)
         raise
     finally:

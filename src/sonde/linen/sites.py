@@ -9,7 +9,7 @@ value is kept; of a branch that was not taken there are zeros.
 
 A `reduce_fn` other than the default sees the iterations of a loop one by one, in order, and mapped elements together.
 
-While somebody captures the program with `sonde.capture`, every sown value is a site for them too, mutable collection or
+During `sonde.capture`, every sown value is a site too, mutable collection or
 not: its path is the module's path and the name.
 """
 
@@ -89,7 +89,7 @@ class Gather(Collect):
         super().__init__((), depth=depth)
         self.key = ("linen", level, self.key)
         self.level = level
-        # Not only to somebody who captures the program, but to a run around, too.
+        # Also to a run around this one, not only to a capture.
         self.passes_on = level > 1 or depth > 1
 
     def wants(self, site: Site, path: str, view: View) -> bool:
@@ -101,7 +101,7 @@ def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
     """Runs the body of a run so that values sown inside transforms arrive in its scopes.
 
     This is a capture that only sown values know of: other sites of the engine, such as those inside layers, stay off,
-    unless somebody captures the program.
+    unless a capture is running.
 
     Args:
         run: The run.
@@ -155,7 +155,7 @@ def _slashed(path: Path) -> str:
 
 @contextlib.contextmanager
 def under_path(scope: Scope) -> Iterator[None]:
-    """While somebody captures the program, puts the sites met in the block under the path of a module."""
+    """During a capture, puts the sites met in the block under the path of a module."""
     around = context.path if scope.run.root is context.root else ()
     if looking() is None or scope.path == around:
         yield
@@ -173,7 +173,7 @@ def under_path(scope: Scope) -> Iterator[None]:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """A block that is run for its variables alone: what is sown in it is not seen by anybody outside."""
+    """A block that is run for its variables alone: what is sown in it is not seen outside."""
     before, context.silent = context.silent, True
     try:
         with look(None):
@@ -335,7 +335,7 @@ def perturb(module: Module, name: str, value: Any, collection: str) -> Any:
 
 
 def _perturbed(scope: Scope, name: str, value: Any) -> Any:
-    """The value, as a site at which somebody who captures the program sees the gradient, too."""
+    """The value, as a site where a capture sees the gradient too."""
     if context.silent or looking() is None:
         return value
     with under_path(scope):

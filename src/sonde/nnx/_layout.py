@@ -2,7 +2,7 @@
 
 Thousands of objects of one class have the same attributes, so a layout is made once and shared (other systems call this
 a hidden class or a shape). Two layouts with the same content are the same object: they compare and hash by identity,
-which makes comparing the structure of two models cheap. A layout lives as long as somebody uses it, or as long as it
+which makes comparing the structure of two models cheap. A layout lives as long as it is used, or as long as it
 can be reached from the empty one by attributes that some class sets.
 """
 

@@ -47,9 +47,9 @@ def build(
         finish: called with path and value on everything that is built, children before parents; what it returns
             takes the place of the value. Only with `leaves`.
         recreate: False leaves values in the place of Variables bare.
-        prototypes: attributes of nodes by the identity of their definition, kept from one call to the next by somebody
-            who keeps the definition; copying a dict is cheaper than making one.
-        remember: False if the definition has no references, and nobody asked for `known`.
+        prototypes: attributes of nodes by the identity of their definition, kept from one call to the next
+            along with the definition; copying a dict is cheaper than making one.
+        remember: False if the definition has no references, and `known` was not asked for.
 
     Raises:
         ValueError: the state lacks leaves, or has others than the definition.

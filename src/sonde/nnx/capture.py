@@ -358,7 +358,7 @@ def _iterations(value: Any, n_loops: int) -> Iterator[Any]:
 
 def _states(found: Values, root: Module) -> dict[type, State[Any, Any]]:
     """One State per type."""
-    keys = {_text(path): path for path, _ in iteration.iter_nodes(root, graph=True, who="capture")}
+    keys = {_text(path): path for path, _ in iteration.iter_nodes(root, graph=True, verb="capture")}
     return {t: _nested(t, values, keys) for t, values in found.items()}
 
 

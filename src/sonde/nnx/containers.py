@@ -136,7 +136,7 @@ class List(Module, MutableSequence[A], Generic[A]):
 
     __hash__ = Module.__hash__
 
-    # The items come before the attributes that somebody may have set on a List.
+    # The items come before the attributes that may have been set on a List.
 
     def _structure(self) -> tuple[Layout, tuple[Any, ...], tuple[Any, ...]]:
         attributes, data, static = super()._structure()

@@ -188,7 +188,7 @@ def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
         >>> nnx.merge(graphdef, params, rest).w is model.w
         True
     """
-    found = walk(node, graph=resolve(graph), who="split")
+    found = walk(node, graph=resolve(graph), verb="split")
     if not filters:
         return GraphDef(found.definition, origin_of(node)), _nested(found)
     return (GraphDef(found.definition, origin_of(node)), *_states(split_flat(found.flat(), filters)))
@@ -208,7 +208,7 @@ def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
         >>> list(nnx.state(model, nnx.BatchStat))
         ['mean']
     """
-    found = walk(node, graph=resolve(graph), who="state")
+    found = walk(node, graph=resolve(graph), verb="state")
     if not filters:
         return _nested(found)
     states = _states(select_flat(found.flat(), filters))
@@ -220,7 +220,7 @@ variables = state
 
 def graphdef(node: Any, /, *, graph: bool | None = None) -> GraphDef[Any]:
     """The structure of a model: the first part of what `split` returns."""
-    return GraphDef(walk(node, graph=resolve(graph), who="graphdef").definition, origin_of(node))
+    return GraphDef(walk(node, graph=resolve(graph), verb="graphdef").definition, origin_of(node))
 
 
 def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
@@ -256,7 +256,7 @@ def flatten(
     from sonde.nnx.graph_contexts import numbered_as, objects_of
 
     seen: dict[int, int] = {} if ref_index is None else ref_index.numbers()
-    found = walk(node, graph=resolve(graph), who="flatten", seen=seen)
+    found = walk(node, graph=resolve(graph), verb="flatten", seen=seen)
     if ref_index is not None:
         for index, obj in objects_of([found], seen).items():
             ref_index[obj] = index
@@ -382,7 +382,7 @@ def clone(node: A, variables: bool = True, *, arrays: bool = False, graph: bool 
     """
     if arrays and not variables:
         raise ValueError("clone(arrays=True) copies Variables too; variables=False contradicts it.")
-    found = walk(node, graph=resolve(graph), who="clone")
+    found = walk(node, graph=resolve(graph), verb="clone")
     leaves = found.leaves
     if variables:
         leaves = copied(leaves)
@@ -518,7 +518,7 @@ def pop(node: Any, *filters: Filter) -> Any:
         raise ValueError("pop takes at least one filter; use `...` to take everything.")
     if kind_of(node) not in (NODE, CONTAINER):
         raise TypeError(f"pop takes a node or a pytree of nodes, got {type(node).__name__}.")
-    found = walk(node, graph=True, who="pop")
+    found = walk(node, graph=True, verb="pop")
     groups = group_flat(found.flat(), [to_predicate(f) for f in filters])[:-1]
     taken = [(path, leaf) for group in groups for path, leaf in group]
     identities = {id(leaf) for _, leaf in taken if isinstance(leaf, Variable)}
@@ -553,7 +553,7 @@ def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> N
         only: which Variables.
         **metadata: the entries.
     """
-    found = walk(node, graph=True, who="set_metadata")
+    found = walk(node, graph=True, verb="set_metadata")
     (chosen,) = select_flat(found.flat(), (only,))
     for variable in chosen.leaves:
         if isinstance(variable, Variable):
@@ -621,7 +621,7 @@ def as_pure(tree: A) -> A:
         >>> nnx.as_pure({"w": nnx.Param(1.0)})
         {'w': 1.0}
     """
-    found = walk(tree, graph=True, who="as_pure")
+    found = walk(tree, graph=True, verb="as_pure")
     leaves = [leaf.get_value() if isinstance(leaf, Variable) else leaf for leaf in found.leaves]
     return build(found.definition, leaves, recreate=False)
 

@@ -158,7 +158,7 @@ class SplitContext:
 
     def split(self, node: Any, *filters: Filter) -> Any:
         """As `nnx.split`; an object that was met before is a reference without leaves."""
-        found = walk(node, graph=True, who="split", seen=self._seen)
+        found = walk(node, graph=True, verb="split", seen=self._seen)
         self._met.append(found)  # objects are told apart by their id, so they must live as long as their numbers do
         definition = found.definition
         if self._update is not None and self._update.inner is not None:

@@ -29,13 +29,13 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
         [('n',), ('w',), ()]
     """
     found: list[tuple[PathParts, Any]] = []
-    walk(node, graph=resolve(graph), who="iter_graph", everything=found)
+    walk(node, graph=resolve(graph), verb="iter_graph", everything=found)
     return iter(found)
 
 
-def iter_nodes(node: Any, *, graph: bool | None, who: str) -> Iterator[tuple[PathParts, Any]]:
+def iter_nodes(node: Any, *, graph: bool | None, verb: str) -> Iterator[tuple[PathParts, Any]]:
     """Pairs of path and node for every Pytree and Module in a model, children first."""
-    return iter(walk(node, graph=resolve(graph), who=who).nodes)
+    return iter(walk(node, graph=resolve(graph), verb=verb).nodes)
 
 
 def iter_children(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Any, Any]]:

@@ -32,7 +32,7 @@ def map(
         >>> nnx.map(lambda path, v: v * 2, nnx.Dict(w=nnx.Param(1.0))).w.get_value()
         2.0
     """
-    found = walk(node, graph=resolve(graph), who="map")
+    found = walk(node, graph=resolve(graph), verb="map")
     leaves = [f(path, leaf) for path, leaf in found.flat()]
     return carry_all(node, build(found.definition, leaves, recreate=recreate_variables))
 
@@ -46,7 +46,7 @@ def recursive_map(f: Callable[[PathParts, Any], Any], node: Any, /, *, graph: bo
         node: a Module, any other node, or a pytree of them.
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
-    found = walk(node, graph=resolve(graph), who="recursive_map")
+    found = walk(node, graph=resolve(graph), verb="recursive_map")
     return carry_all(node, build(found.definition, found.leaves, finish=f))
 
 
@@ -84,7 +84,7 @@ def with_vars(
             return leaf
         return leaf.replace(**entries) if any(leaf.get_metadata(k) != v for k, v in entries.items()) else leaf
 
-    found = walk(node, graph=True, who="with_vars")
+    found = walk(node, graph=True, verb="with_vars")
     leaves = [changed(path, leaf) for path, leaf in zip(found.paths, found.leaves)]
     return carry_all(node, build(found.definition, leaves))
 

@@ -262,7 +262,7 @@ def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple
         >>> [path for path, _ in nnx.iter_modules(nnx.Dict(a=nnx.Dict(), b=nnx.Dict()))]
         [('a',), ('b',), ()]
     """
-    for path, node in iteration.iter_nodes(module, graph=graph, who="iter_modules"):
+    for path, node in iteration.iter_nodes(module, graph=graph, verb="iter_modules"):
         if isinstance(node, Module):
             yield path, node
 

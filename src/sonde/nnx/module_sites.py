@@ -198,13 +198,13 @@ def carry(original: Any, copy: Any) -> None:
 def carry_all(original: Any, copy: T) -> T:
     """Says the same of all nodes in two objects of the same structure; returns the copy."""
     if thread.trails:
-        carry_nodes(walk(original, graph=True, who="capture").nodes, copy)
+        carry_nodes(walk(original, graph=True, verb="capture").nodes, copy)
     return copy
 
 
 def carry_nodes(originals: Iterable[tuple[Any, Any]], copy: Any) -> None:
     """Says the same of the nodes in an object, by the paths that their originals have."""
-    copies = dict(walk(copy, graph=True, who="capture").nodes)
+    copies = dict(walk(copy, graph=True, verb="capture").nodes)
     for path, node in originals:
         if path in copies:
             carry(node, copies[path])

@@ -10,7 +10,7 @@ Sharp edges:
 * The status of an attribute stays: a data attribute stays data when a number is assigned, and assigning an array to a
   static attribute is an error.
 * Plain lists and dicts that hold arrays must be `nnx.List`, `nnx.Dict` or wrapped in `nnx.data`. Changes inside such a
-  plain container are not announced to anybody, those of `nnx.List` and `nnx.Dict` are.
+  plain container do not bump the epoch; those of `nnx.List` and `nnx.Dict` do.
 * Like a Variable, a Pytree belongs to the trace level it was made at.
 * Attributes written past `__setattr__`, straight into `vars(obj)`, are static.
 """
@@ -306,7 +306,7 @@ class Pytree(_Slots, metaclass=PytreeMeta):
         return layout, layout.get_data(values), layout.get_static(values)
 
     def _resynchronised(self) -> Layout:
-        """The layout after somebody wrote to `vars(self)`: new names are static."""
+        """The layout after a write to `vars(self)`: new names are static."""
         old = self._layout.status
         layout = layout_of({name: old.get(name, not self._is_pytree) for name in attributes(self)})
         _set_layout(self, layout)

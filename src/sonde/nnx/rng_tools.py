@@ -42,8 +42,8 @@ class SplitBackups(Iterable[Backup]):
         restore_rngs(self)
 
 
-def _streams(node: AnyType, *, graph: bool | None, who: str) -> list[tuple[tuple[AnyType, ...], RngStream]]:
-    found = iteration.iter_nodes(node, graph=graph, who=who)
+def _streams(node: AnyType, *, graph: bool | None, verb: str) -> list[tuple[tuple[AnyType, ...], RngStream]]:
+    found = iteration.iter_nodes(node, graph=graph, verb=verb)
     return [(path, stream) for path, stream in found if isinstance(stream, RngStream)]
 
 
@@ -59,7 +59,7 @@ def restore_rngs(backups: Iterable[tuple[AnyType, ...]], /) -> None:
 
 def backup_keys(node: AnyType, /, *, graph: bool | None = None) -> list[tuple[RngStream, jax.Array]]:
     """The streams of a model with their keys, for `restore_rngs`."""
-    return [(s, s.key.get_value()) for _, s in _streams(node, graph=graph, who="backup_keys")]
+    return [(s, s.key.get_value()) for _, s in _streams(node, graph=graph, verb="backup_keys")]
 
 
 def split_rngs(
@@ -146,7 +146,7 @@ def _of_both_variables(only: Filter) -> Callable[[tuple[AnyType, ...], RngStream
 
 
 def _replace_streams(
-    who: str,
+    verb: str,
     node: AnyType,
     replacement: Callable[[tuple[AnyType, ...], RngStream], RngStream | None],
     graph: bool | None,
@@ -160,7 +160,7 @@ def _replace_streams(
                 if _copies(graph, graph_updates):
                     args, kwargs = _copy((args, kwargs), replacement, graph)
                     return f(*args, **kwargs)
-                with _in_place(who, (args, kwargs), replacement):
+                with _in_place(verb, (args, kwargs), replacement):
                     return f(*args, **kwargs)
 
             return wrapper
@@ -168,7 +168,7 @@ def _replace_streams(
         return decorate
     if _copies(graph, graph_updates):
         return _copy(node, replacement, graph)
-    return _in_place(who, node, replacement)
+    return _in_place(verb, node, replacement)
 
 
 def _copies(graph: bool | None, graph_updates: bool | None) -> bool:
@@ -185,9 +185,9 @@ def _copy(node: AnyType, replacement: Callable[..., RngStream | None], graph: bo
     return recursive_map(replaced, node, graph=graph)
 
 
-def _in_place(who: str, node: AnyType, replacement: Callable[..., RngStream | None]) -> SplitBackups:
+def _in_place(verb: str, node: AnyType, replacement: Callable[..., RngStream | None]) -> SplitBackups:
     backups = []
-    for path, stream in _streams(node, graph=True, who=who):
+    for path, stream in _streams(node, graph=True, verb=verb):
         new = replacement(path, stream)
         if new is not None:
             backups.append((stream, stream.key.get_value(), stream.count.get_value()))
@@ -282,7 +282,7 @@ def reseed(
         for name, seed in stream_keys.items()
     }
     changes = []
-    for path, stream in _streams(node, graph=graph, who="reseed"):
+    for path, stream in _streams(node, graph=graph, verb="reseed"):
         if stream.tag not in sources:
             continue
         shape = stream.key.shape

@@ -31,7 +31,7 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 #: Where a Module of the copy keeps its path. As a static attribute it survives whatever transforms do with the Module.
 _PATH = "_tabulated_at"
 _log: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("sonde_tabulate", default=None)
-#: Part of the cache key of jit: a function that was jitted and traced before is traced again while somebody records.
+#: Part of the cache key of jit: a function that was jitted and traced before is traced again while a table records it.
 _fresh_traces = jax.make_user_context(None)
 
 
@@ -135,14 +135,14 @@ def tabulate(
     """
     rows = _rows(obj, method, input_args, input_kwargs, compute_flops, compute_vjp_flops)
     shown = [r for r in rows if row_filter(r) and (depth is None or len(r.place) <= depth)]
-    nodes = dict(iteration.iter_nodes(obj, graph=True, who="tabulate"))
+    nodes = dict(iteration.iter_nodes(obj, graph=True, verb="tabulate"))
     return _render(obj, shown, nodes, table_kwargs, column_kwargs, console_kwargs, compute_flops, compute_vjp_flops)
 
 
 def _rows(
     obj: Any, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], flops: bool, vjp_flops: bool
 ) -> list[CallInfo]:
-    found = walk(obj, graph=True, who="tabulate")
+    found = walk(obj, graph=True, verb="tabulate")
     originals = dict(found.nodes)
     log: list[Any] = []
     inputs, structure = jax.tree.flatten((args, dict(kwargs)))
@@ -151,7 +151,7 @@ def _rows(
     def run(values: list[Any], traced: dict[int, Any]) -> Any:
         args, kwargs = structure.unflatten([traced.get(i, x) for i, x in enumerate(inputs)])
         model = build(found.definition, _with_values(found.leaves, values))
-        for path, node in iteration.iter_nodes(model, graph=True, who="tabulate"):
+        for path, node in iteration.iter_nodes(model, graph=True, verb="tabulate"):
             if isinstance(node, Module) and not isinstance(node, RngStream):
                 attributes(node)[_PATH] = path
                 object.__setattr__(node, "__class__", _recording(type(node), method))
@@ -197,7 +197,7 @@ def _with_values(leaves: list[Any], values: list[Any]) -> list[Any]:
 def _with_flops(row: CallInfo, node: Any, flops: bool, vjp_flops: bool) -> CallInfo:
     if node is None:
         return row
-    found = walk(node, graph=True, who="tabulate")
+    found = walk(node, graph=True, verb="tabulate")
     values = _values(found.leaves)
     is_float = [jax.dtypes.issubdtype(getattr(v, "dtype", int), jax.numpy.floating) for v in values]
     arrays, structure = jax.tree.flatten(row.inputs)
@@ -254,7 +254,7 @@ def _render(
     import rich.table
     import rich.text
 
-    variables = [v for v in walk(obj, graph=True, who="tabulate").leaves if isinstance(v, Variable)]
+    variables = [v for v in walk(obj, graph=True, verb="tabulate").leaves if isinstance(v, Variable)]
     columns = sorted({_column(v) for v in variables})
     table = rich.table.Table(
         **{"show_header": True, "show_lines": True, "show_footer": True, "title": f"{type(obj).__name__} Summary"}
@@ -289,7 +289,7 @@ def _sizes(node: Any, column: str) -> str:
     if not isinstance(node, Pytree):
         return ""
     every = [
-        v for v in walk(node, graph=True, who="tabulate").leaves if isinstance(v, Variable) and _column(v) == column
+        v for v in walk(node, graph=True, verb="tabulate").leaves if isinstance(v, Variable) and _column(v) == column
     ]
     total = _total(every)
     own = {

@@ -71,7 +71,7 @@ def to_tree(tree: Any, /) -> Any:
     def convert(value: Any) -> Any:
         if not is_object(value):
             return value
-        found = walk(value, graph=True, who="to_tree", seen=seen)
+        found = walk(value, graph=True, verb="to_tree", seen=seen)
         return TreeNode(GraphDef(found.definition), tuple(found.paths), found.leaves)
 
     return jax.tree.map(convert, tree, is_leaf=is_object)
@@ -117,7 +117,7 @@ def prefix(
         if not is_object(value):
             return value_of(prefix, value)
         # every place of a shared Variable, so that two values for it are noticed
-        found = walk(value, graph=True, who="prefix")
+        found = walk(value, graph=True, verb="prefix")
         met = [(path, found.leaves[i]) for path, _, _, i in places(found.definition)]
         values = [value_of((*prefix, *path), leaf) for path, leaf in met]
         return TreeNode(GraphDef(found.definition), tuple(path for path, _ in met), values)

@@ -111,7 +111,7 @@ def view_info(node: Any, /, *, only: Filter = ..., graph: bool | None = None) ->
     matches = to_predicate(only)
     classes = {
         type(module)
-        for path, module in iteration.iter_nodes(node, graph=graph, who="view_info")
+        for path, module in iteration.iter_nodes(node, graph=graph, verb="view_info")
         if hasattr(type(module), "set_view") and matches(path, module)
     }
     return "\n".join(line for cls in sorted(classes, key=lambda c: c.__qualname__) for line in _describe(cls))

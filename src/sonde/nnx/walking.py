@@ -53,7 +53,7 @@ def walk(
     root: Any,
     *,
     graph: bool,
-    who: str,
+    verb: str,
     numbers: bool = False,
     seen: dict[int, int] | None = None,
     again: bool = False,
@@ -64,7 +64,7 @@ def walk(
     Args:
         root: a node, a Variable, an array, or a pytree of them.
         graph: whether an object may be met twice.
-        who: the function that asks, for messages.
+        verb: the function that asks, for messages.
         numbers: whether numbers and the like among the data are leaves with `graph=True` too, as JAX sees them.
         seen: indices of objects met in earlier walks, to number several roots as one; it is added to.
         again: whether to go through `root`, a node, although it was met in an earlier walk.
@@ -88,7 +88,7 @@ def walk(
             index = seen.get(id(value))
             if index is not None:
                 if not graph:
-                    raise alias_error(root, value, who)
+                    raise alias_error(root, value, verb)
                 return (REFERENCE, index)
             seen[id(value)] = index = len(seen)
             leaves.append(value)
@@ -96,7 +96,7 @@ def walk(
             result = (VARIABLE, type(value), index if graph else None, value._metadata)
         elif kind == NODE:
             if not (graph or value._is_pytree):
-                raise not_a_tree(value, path, who)
+                raise not_a_tree(value, path, verb)
             result = visit_node(value, path)
             if result[0] == REFERENCE:
                 return result
@@ -123,7 +123,7 @@ def walk(
         else:
             index = None
             if key in entered:
-                raise alias_error(root, value, who)
+                raise alias_error(root, value, verb)
             entered.add(key)
         start = len(leaves)
         layout, data, static = value._structure()
@@ -180,7 +180,7 @@ def walk(
         start = len(leaves)
         key = id(value)
         if key in entered:
-            raise alias_error(root, value, who)
+            raise alias_error(root, value, verb)
         entered.add(key)
         keys, children, rebuild = flatten_once(value)
         if type(value) is State:
@@ -248,21 +248,21 @@ def _look_for(target: Any, value: Any, path: Path, found: list[Path], entered: s
     entered.discard(id(value))
 
 
-def not_a_tree(value: Any, path: Path, who: str) -> ValueError:
+def not_a_tree(value: Any, path: Path, verb: str) -> ValueError:
     """The error for an object that is no pytree, in tree mode."""
     return ValueError(
-        f"nnx.{who} was asked to treat its input as a tree (graph=False), and {type(value).__name__} is declared with "
-        f"pytree=False. Found at path: {show_path(path)}. Pass graph=True: nnx.{who}(..., graph=True)."
+        f"nnx.{verb} was asked to treat its input as a tree (graph=False), and {type(value).__name__} is declared with "
+        f"pytree=False. Found at path: {show_path(path)}. Pass graph=True: nnx.{verb}(..., graph=True)."
     )
 
 
-def alias_error(root: Any, target: Any, who: str) -> ValueError:
+def alias_error(root: Any, target: Any, verb: str) -> ValueError:
     """The error for an object met twice in tree mode."""
     paths = paths_of(root, target)
     places = "\n".join(f"  - {show_path(path)}" for path in paths[:2])
     what = f"{type(target).__name__}"
     return ValueError(
-        f"Duplicate {what} found at paths:\n\n{places}\n\nnnx.{who} was asked to treat its input as a tree "
+        f"Duplicate {what} found at paths:\n\n{places}\n\nnnx.{verb} was asked to treat its input as a tree "
         f"(graph=False), and a tree has no shared references. Either make the second one a copy, or pass graph=True: "
-        f"nnx.{who}(..., graph=True)."
+        f"nnx.{verb}(..., graph=True)."
     )

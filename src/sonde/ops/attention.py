@@ -12,7 +12,7 @@ There are two numerical recipes, because Flax has two:
   runs in the inputs' dtype unless `force_fp32_for_softmax`. Needed for dropout, and all that `flax.linen`
   has.
 - `fused_attention` is `jax.nn.dot_product_attention`: scores and softmax in float32, scaled after the
-  product. While somebody looks, the same recipe runs spelled out, because a site cannot be put inside JAX's
+  product. During a capture, the same recipe runs spelled out, because a site cannot be put inside JAX's
   function.
 """
 

@@ -66,7 +66,7 @@ def _reduce(value: Any) -> tuple[Any, Any, Any]:
 
 @contextlib.contextmanager
 def _own_settings() -> Iterator[None]:
-    """How strict the program is with itself is no matter of those who look at it."""
+    """Ignores the user's strictness settings while statistics run."""
     with (
         jax.numpy_rank_promotion("allow"),
         jax.numpy_dtype_promotion("standard"),

@@ -159,7 +159,7 @@ def summarize(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any 
 
 
 def rows_of(records: Records, verb: str, names: Collection[str] = NAMES) -> Iterator[Row]:
-    """The rows of records whose values are the moments for these statistics; `verb` is who asks, for the message."""
+    """The rows of records whose values are the moments for these statistics; `verb` is the caller, for messages."""
     for seen in each_seen(on_host(records, verb)):
         yield from rows_at(seen, names)
 

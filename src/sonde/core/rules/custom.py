@@ -2,7 +2,7 @@
 
 The user's rule must survive when the captured function is differentiated from outside, so the call is bound again with
 functions that return what was recorded as further outputs. Rules may be traced after the capture has ended; they are
-told again that somebody looks, and what the handler carries is an operand of the call. Where nothing around can
+told again that a capture is running, and what the handler carries is an operand of the call. Where nothing around can
 differentiate, the function is simply run.
 
 A differentiation inside the capture never comes here: it runs the rules itself, on top of this trace, and sites inside

@@ -1,4 +1,4 @@
-"""`while_loop`, whose number of iterations nobody knows: the last iteration's values and the number of iterations.
+"""`while_loop`, of unknown length: the values of the last iteration, and how many there were.
 
 On request the last few iterations are kept, in a ring that is put in order after the loop (`keeping`).
 
@@ -45,8 +45,8 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     active, mapped = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval, _mapped_loop(params["cond_jaxpr"])
     keep = Keep(body.new.specs, active, handler.last, handler.fold, body.unchanging, mapped)
     keep_test = Keep(test.new.specs, active, handler.last, handler.fold, test.unchanging, mapped)
-    # The test runs once before the loop and once in every iteration. If somebody else looks at it too, it stays where
-    # it is for them, and what is recorded of it here is computed once more. Otherwise the loop carries its answer.
+    # The test runs once before the loop and once in every iteration. If another capture looks at it too, it stays where
+    # it is, and what is recorded of it here is computed once more. Otherwise the loop carries its answer.
     seen_by_others = handler.passes_on
     recorded_test = _Part(params["cond_jaxpr"], handler.quietly(), test_consts) if seen_by_others else test
     carries_answer = bool(test.new.specs) and not seen_by_others

@@ -185,7 +185,7 @@ def _first_run(
     """Runs the body outside of the loop, for the variables and outputs that all iterations share.
 
     It is mapped over an axis of length 1 of everything that differs between iterations: what does not depend on the
-    iteration comes out unmapped, and anything else is an error. Nobody looks, so nothing is captured.
+    iteration comes out unmapped, and anything else is an error. No capture sees it.
     """
 
     def constants(carry: Any, sliced: Any) -> Any:

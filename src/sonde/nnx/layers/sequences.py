@@ -167,7 +167,7 @@ def scan_module(
     Returns:
         The last carry, the outputs, and all carries or None. The module's Variables hold their last values.
     """
-    found = walk(module, graph=True, who="scan")
+    found = walk(module, graph=True, verb="scan")
     leaves = found.leaves
     axes = [axis_of(path, leaf) for path, leaf in zip(found.paths, leaves)]
     sliced = [i for i, axis in enumerate(axes) if isinstance(axis, int)]

@@ -78,7 +78,7 @@ class EMA(Pytree):
         Returns:
             The new model.
         """
-        found = walk(model, graph=graph_mode.resolve(self.graph), who="EMA.apply_to")
+        found = walk(model, graph=graph_mode.resolve(self.graph), verb="EMA.apply_to")
         averages = dict(to_flat_state(self.params))
         leaves = [averages.get(path, leaf) for path, leaf in zip(found.paths, found.leaves)]
         return build(found.definition, leaves)

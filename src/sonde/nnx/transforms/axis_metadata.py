@@ -52,12 +52,12 @@ def transform_metadata(
         return functools.partial(
             transform_metadata, in_axes=in_axes, out_axes=out_axes, partition=partition, graph=graph
         )
-    who, name = "transform_metadata", {PARTITION_NAME: partition}
+    verb, name = "transform_metadata", {PARTITION_NAME: partition}
 
     def axes_of(values: Any, prefix: Any, what: str) -> dict[int, tuple[Variable[Any], int]]:
         """The mapped Variables with their axes, by identity."""
-        found = walk_call(tuple(f"{what[:-5]}[{i}]" for i in range(len(values))), values, who=who, graph=graph)
-        axes = leaf_values(prefix, found.definition, found.leaves, who=who, what=what)
+        found = walk_call(tuple(f"{what[:-5]}[{i}]" for i in range(len(values))), values, verb=verb, graph=graph)
+        axes = leaf_values(prefix, found.definition, found.leaves, verb=verb, what=what)
         both = zip(found.leaves, axes)
         return {id(v): (v, axis) for v, axis in both if isinstance(v, Variable) and isinstance(axis, int)}
 

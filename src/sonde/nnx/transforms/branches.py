@@ -89,12 +89,12 @@ def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Calla
     for name, outcome, shape in zip(names, outcomes[1:], shapes[1:]):
         if outcome.definition != outcomes[0].definition:
             raise TypeError(
-                f"nnx.{taken.who}: all branches must return the same form of output, and these differ: {first_name} "
+                f"nnx.{taken.verb}: all branches must return the same form of output, and these differ: {first_name} "
                 f"returns {_shown(taken, shapes[0])}, {name} returns {_shown(taken, shape)}."
             )
         if outcome.edits != outcomes[0].edits:
             raise TypeError(
-                f"nnx.{taken.who}: {first_name} and {name} change the structure of the operands (their attributes, "
+                f"nnx.{taken.verb}: {first_name} and {name} change the structure of the operands (their attributes, "
                 f"static values or submodules) in different ways. Do the same in all branches, or do it outside."
             )
     changed = sorted({i for outcome in outcomes for i in outcome.changed})

@@ -111,7 +111,7 @@ def value_and_grad(
 
 
 def _differentiated(
-    who: str,
+    verb: str,
     f: Any,
     argnums: Any,
     has_aux: bool,
@@ -124,22 +124,22 @@ def _differentiated(
 ) -> Any:
     how = mode(graph, graph_updates)
     if reduce_axes:
-        raise ValueError(f"nnx.{who}(reduce_axes={reduce_axes!r}): JAX has no such option any more; leave it out.")
-    refuse_prefixes(who, "argnums", argnums, how)
+        raise ValueError(f"nnx.{verb}(reduce_axes={reduce_axes!r}): JAX has no such option any more; leave it out.")
+    refuse_prefixes(verb, "argnums", argnums, how)
     if f is MISSING:
         return lambda f: _differentiated(
-            who, f, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt, how.graph, how.updates
+            verb, f, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt, how.graph, how.updates
         )
-    refuse_bound_method(who, f)
+    refuse_bound_method(verb, f)
     several = not isinstance(argnums, (int, DiffState))
     asked = [_Wanted.of(x, wrt, how) for x in (argnums if several else (argnums,))]
 
     @named_like(f)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
-        taken = take(who, how, args, kwargs)
-        wanted = [one.counted(who, len(args)) for one in asked]
+        taken = take(verb, how, args, kwargs)
+        wanted = [one.counted(verb, len(args)) for one in asked]
         if len({one.argnum for one in wanted}) < len(wanted):
-            raise ValueError(f"nnx.{who}: an argument is repeated in argnums={argnums}.")
+            raise ValueError(f"nnx.{verb}: an argument is repeated in argnums={argnums}.")
         chosen = _chosen(taken, wanted)
         if not (allow_int or holomorphic):
             _check_inexact(taken, chosen)
@@ -151,17 +151,17 @@ def _differentiated(
             out = f(*entered.args, **entered.kwargs)
             if not has_aux:
                 return out, entered.leave(None)
-            loss, aux = _pair(who, out)
+            loss, aux = _pair(verb, out)
             return loss, entered.leave(aux, name="out[1]")
 
-        pure.__name__ = getattr(f, "__name__", who)
+        pure.__name__ = getattr(f, "__name__", verb)
         run = jax.value_and_grad(pure, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
         diff = [taken.values[i] for i in chosen]
         (value, left), grads = run(diff, [taken.values[i] for i in others])
         found = _gradients(taken, wanted, dict(zip(chosen, grads)))
         aux = taken.settle(left)
         result: Any = tuple(found) if several else found[0]
-        if who == "grad":
+        if verb == "grad":
             return (result, aux) if has_aux else result
         return ((value, aux) if has_aux else value), result
 
@@ -190,12 +190,12 @@ class _Wanted:
         """Whether to differentiate with respect to a leaf; what stands in no node is always meant."""
         return self.predicate is None or not below or self.predicate(below, leaf)
 
-    def counted(self, who: str, n_args: int) -> _Wanted:
+    def counted(self, verb: str, n_args: int) -> _Wanted:
         """With the position from the front."""
         argnum = self.argnum + n_args if self.argnum < 0 else self.argnum
         if not 0 <= argnum < n_args:
             raise ValueError(
-                f"nnx.{who} was asked to differentiate with respect to argument {self.argnum}, and was called with "
+                f"nnx.{verb} was asked to differentiate with respect to argument {self.argnum}, and was called with "
                 f"{n_args} positional arguments. Arguments given by keyword cannot be differentiated."
             )
         return _Wanted(argnum, self.predicate)
@@ -216,7 +216,7 @@ def _chosen(taken: Taken, wanted: list[_Wanted]) -> list[int]:
         if before is not now:
             how = {True: "differentiated", False: "filtered out", None: "not among argnums"}
             raise ValueError(
-                f"Inconsistent aliasing detected: nnx.{taken.who} was given a {type(taken.leaves[i]).__name__} twice, "
+                f"Inconsistent aliasing detected: nnx.{taken.verb} was given a {type(taken.leaves[i]).__name__} twice, "
                 f"and is asked to treat it in two ways:\n\n  - {show_path(first)}: {how[before]}\n"
                 f"  - {show_path(path)}: {how[now]}\n\nA shared Variable has one gradient: name both arguments in "
                 f"argnums, with one filter, or pass a copy, nnx.clone(...)."
@@ -233,17 +233,17 @@ def _check_inexact(taken: Taken, chosen: list[int]) -> None:
             if dtype is not None and not jnp.issubdtype(dtype, jnp.inexact):
                 what = f"{show_path(taken.structure.paths[i])}, a {type(taken.leaves[i]).__name__}"
                 raise TypeError(
-                    f"nnx.{taken.who}: grad requires real- or complex-valued inputs, but {what}, is of type {dtype}. "
-                    f"Say which Variables to differentiate with respect to, such as nnx.{taken.who}(..., "
+                    f"nnx.{taken.verb}: grad requires real- or complex-valued inputs, but {what}, is of type {dtype}. "
+                    f"Say which Variables to differentiate with respect to, such as nnx.{taken.verb}(..., "
                     f"wrt=nnx.Param), or pass allow_int=True."
                 )
 
 
-def _pair(who: str, out: Any) -> tuple[Any, Any]:
+def _pair(verb: str, out: Any) -> tuple[Any, Any]:
     if isinstance(out, (tuple, list)) and len(out) == 2:
         return out[0], out[1]
     got = f"{len(out)} values" if isinstance(out, (tuple, list)) else f"a {type(out).__name__}"
-    raise TypeError(f"nnx.{who}(has_aux=True) wants a function that returns (output, aux), got {got}.")
+    raise TypeError(f"nnx.{verb}(has_aux=True) wants a function that returns (output, aux), got {got}.")
 
 
 def _gradients(taken: Taken, wanted: list[_Wanted], grads: dict[int, Any]) -> list[Any]:
@@ -262,7 +262,7 @@ def _gradients(taken: Taken, wanted: list[_Wanted], grads: dict[int, Any]) -> li
 
 def as_state(value: Any, seen: set[int]) -> Any:
     """The gradients below an object, as a State; what has none is left out, and so is what was met before."""
-    found = walk(value, graph=True, who="grad", numbers=True)
+    found = walk(value, graph=True, verb="grad", numbers=True)
     flat = [(p, leaf) for p, leaf in found.flat() if raw(leaf) is not None and id(leaf) not in seen]
     seen.update(id(leaf) for _, leaf in flat)
     if isinstance(value, Variable) and flat:
@@ -313,7 +313,7 @@ def vjp(
     out, aux = taken.settle((([*diff, *rest],), outcome))
 
     def pull(cotangent: Any) -> tuple[Any, ...]:
-        given = walk(Call(("out",), (cotangent,)), graph=how.graph, who="vjp", numbers=True)
+        given = walk(Call(("out",), (cotangent,)), graph=how.graph, verb="vjp", numbers=True)
         if len(given.leaves) != n_diff:
             raise ValueError(
                 f"The cotangent given to the function that nnx.vjp returned has {len(given.leaves)} leaves, and the "
@@ -324,20 +324,20 @@ def vjp(
     return (out, pull, aux) if has_aux else (out, pull)
 
 
-def _split_output(who: str, f: Callable[..., Any], taken: Taken, has_aux: bool) -> Callable[..., Any]:
+def _split_output(verb: str, f: Callable[..., Any], taken: Taken, has_aux: bool) -> Callable[..., Any]:
     """A pure function that returns the leaves of the output, and apart from them all that is not differentiated."""
 
     def pure(*values: Any) -> tuple[list[Any], Left]:
         entered = taken.enter(values)
         out = f(*entered.args)
-        out, aux = _pair(who, out) if has_aux else (out, None)
+        out, aux = _pair(verb, out) if has_aux else (out, None)
         (outs,), outcome = entered.leave((out, aux))
         assert outcome.definition is not None
         (pair,) = children_of(outcome.definition.definition)[1]
         n_diff = count_leaves(children_of(pair)[1][0])
         return outs[:n_diff], ((outs[n_diff:],), outcome)
 
-    pure.__name__ = getattr(f, "__name__", who)
+    pure.__name__ = getattr(f, "__name__", verb)
     return pure
 
 

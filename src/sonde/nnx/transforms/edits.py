@@ -27,11 +27,11 @@ class Before:
         self._known = known
         self._looks = [(x, x._structure(), contents(x)) for x in known.values() if isinstance(x, Pytree)]
 
-    def edits(self, who: str) -> tuple[list[Walk], dict[int, int]]:
+    def edits(self, verb: str) -> tuple[list[Walk], dict[int, int]]:
         """A walk through each node that changed, and the indices of all objects met."""
         seen = {id(x): index for index, x in self._known.items()}
         changed = [node for node, *look in self._looks if _differs(node, *look)]
-        return [walk(node, graph=True, who=who, numbers=True, seen=seen, again=True) for node in changed], seen
+        return [walk(node, graph=True, verb=verb, numbers=True, seen=seen, again=True) for node in changed], seen
 
 
 def _differs(node: Pytree, structure: Any, held: Any) -> bool:

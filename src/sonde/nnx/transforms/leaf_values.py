@@ -171,13 +171,13 @@ class Spread:
 
     Args:
         prefix: where it ends early, its value counts for all leaves below.
-        who: the transform, for messages.
+        verb: the transform, for messages.
         what: the option, for messages.
     """
 
-    def __init__(self, prefix: Any, *, who: str, what: str):
+    def __init__(self, prefix: Any, *, verb: str, what: str):
         self.prefix = prefix
-        self._who = who
+        self._verb = verb
         self._what = what
 
     def over(
@@ -228,21 +228,21 @@ class Spread:
 
     def _misfit(self, path: Path, found: str) -> ValueError:
         where = f" at {show_path(path)}" if path else ""
-        return ValueError(f"The {self._what} of nnx.{self._who}, {self.prefix}, do not fit{where}: {found}.")
+        return ValueError(f"The {self._what} of nnx.{self._verb}, {self.prefix}, do not fit{where}: {found}.")
 
     def _inconsistent(self, leaf: Any, first: Path | None, before: Any, path: Path, value: Any) -> ValueError:
         what = "Variable" if leaf is None else type(leaf).__name__
         where = "the arguments" if first is None else show_path(first)
         return ValueError(
-            f"Inconsistent aliasing detected: nnx.{self._who} was given a {what} twice, with different values for "
+            f"Inconsistent aliasing detected: nnx.{self._verb} was given a {what} twice, with different values for "
             f"{self._what}:\n\n  - {where}: {before}\n  - {show_path(path)}: {value}\n\n"
             f"A shared Variable is one value; give it one of them."
         )
 
 
-def leaf_values(prefix: Any, definition: Any, leaves: Sequence[Any], *, who: str, what: str) -> list[Any]:
+def leaf_values(prefix: Any, definition: Any, leaves: Sequence[Any], *, verb: str, what: str) -> list[Any]:
     """The value of a prefix for every leaf; see `Spread`."""
-    return Spread(prefix, who=who, what=what).over(definition, leaves)
+    return Spread(prefix, verb=verb, what=what).over(definition, leaves)
 
 
 def same_form(structure: Any, found: Any, name: str, *, static: bool = True) -> str | None:

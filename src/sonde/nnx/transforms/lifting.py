@@ -83,9 +83,9 @@ class Fixed:
         return f"Fixed({self.value!r})"
 
 
-def walk_call(names: tuple[str, ...], values: Sequence[Any], *, who: str, graph: bool) -> Walk:
+def walk_call(names: tuple[str, ...], values: Sequence[Any], *, verb: str, graph: bool) -> Walk:
     """What a walk finds in named values."""
-    return walk(Call(names, values), graph=graph, who=who, numbers=True)
+    return walk(Call(names, values), graph=graph, verb=verb, numbers=True)
 
 
 class Structure:
@@ -151,7 +151,7 @@ class Taken:
     """Arguments of a transform, taken apart.
 
     Attributes:
-        who: the transform, for messages.
+        verb: the transform, for messages.
         mode: the mode it runs in.
         structure: what the arguments are.
         leaves: the caller's Variables and arrays, each once.
@@ -159,10 +159,10 @@ class Taken:
         values: what they hold.
     """
 
-    __slots__ = ("leaves", "mode", "nodes", "structure", "values", "who")
+    __slots__ = ("leaves", "mode", "nodes", "structure", "values", "verb")
 
-    def __init__(self, who: str, mode: Mode, found: Walk, structure: Structure):
-        self.who = who
+    def __init__(self, verb: str, mode: Mode, found: Walk, structure: Structure):
+        self.verb = verb
         self.mode = mode
         self.structure = structure
         self.leaves = found.leaves
@@ -171,7 +171,7 @@ class Taken:
 
     def enter(self, values: Sequence[Any]) -> Entered:
         """Copies of the arguments at the current trace level, holding `values`."""
-        return enter(self.structure, values, who=self.who, mode=self.mode, originals=self.nodes)
+        return enter(self.structure, values, verb=self.verb, mode=self.mode, originals=self.nodes)
 
     def objects(self) -> dict[int, Any]:
         """The caller's Variables and nodes by index."""
@@ -268,11 +268,11 @@ class Entered:
         leaves: the Variables and arrays of the copies.
         known: the Variables and nodes of the copies by index.
         structure: what the arguments are.
-        who: the transform, for messages.
+        verb: the transform, for messages.
         mode: the mode it runs in.
     """
 
-    __slots__ = ("_before", "_contents", "_values", "args", "known", "kwargs", "leaves", "mode", "structure", "who")
+    __slots__ = ("_before", "_contents", "_values", "args", "known", "kwargs", "leaves", "mode", "structure", "verb")
 
     def __init__(
         self,
@@ -280,12 +280,12 @@ class Entered:
         call: Call,
         leaves: list[Any],
         values: Sequence[Any],
-        who: str,
+        verb: str,
         mode: Mode,
         known: Any,
     ):
         self.structure = structure
-        self.who = who
+        self.verb = verb
         self.mode = mode
         self._values = values
         self.known = known
@@ -339,7 +339,7 @@ class Entered:
             output_only: whether nothing that the function changes goes out; objects of the arguments that are returned
                 come out as new ones.
         """
-        edits, seen = ([], {}) if self._before is None or output_only else self._before.edits(self.who)
+        edits, seen = ([], {}) if self._before is None or output_only else self._before.edits(self.verb)
         lists: tuple[list[Any], ...] = tuple([] for _ in range(placement.n_lists))
         places: list[int] = []
 
@@ -353,7 +353,7 @@ class Entered:
             put(edit.leaves, placement.of_edit(edit))
         definition = None
         if not beside:
-            found = walk(Call((name,), (out,)), graph=self.mode.graph, who=self.who, numbers=True, seen=seen)
+            found = walk(Call((name,), (out,)), graph=self.mode.graph, verb=self.verb, numbers=True, seen=seen)
             if not self.mode.updates:
                 self.check_output(found)
             put(found.leaves, placement.of_output(found))
@@ -375,7 +375,7 @@ class Entered:
                 first, second = show_path(self.structure.paths[i]), show_path(path)
                 raise ValueError(
                     f"Duplicate {type(leaf).__name__} found at paths:\n\n  - {first}\n  - {second}\n\nThe function "
-                    f"under nnx.{self.who} returns a Variable of its arguments. Its new value reaches the caller's "
+                    f"under nnx.{self.verb} returns a Variable of its arguments. Its new value reaches the caller's "
                     f"Variable by itself: leave it out of the output, or return a copy, nnx.clone(...). "
                     f"(graph_updates=True allows it.)"
                 )
@@ -392,7 +392,7 @@ def is_object(value: Any) -> bool:
 
 
 def take(
-    who: str,
+    verb: str,
     mode: Mode,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -403,7 +403,7 @@ def take(
     """Walks arguments once.
 
     Args:
-        who: the transform, for messages.
+        verb: the transform, for messages.
         mode: the mode it runs in.
         args: positional arguments.
         kwargs: keyword arguments.
@@ -419,17 +419,17 @@ def take(
     if kwargs:
         names += tuple(f"kwargs[{name!r}]" for name in keywords)
         args = (*args, *(kwargs[name] for name in keywords))
-    found = walk_call(names, args, who=who, graph=mode.graph)
-    return Taken(who, mode, found, Structure(found, names, len(args) - len(keywords), keywords))
+    found = walk_call(names, args, verb=verb, graph=mode.graph)
+    return Taken(verb, mode, found, Structure(found, names, len(args) - len(keywords), keywords))
 
 
-def enter(structure: Structure, values: Sequence[Any], *, who: str, mode: Mode, originals: Any = None) -> Entered:
+def enter(structure: Structure, values: Sequence[Any], *, verb: str, mode: Mode, originals: Any = None) -> Entered:
     """Copies of arguments at the current trace level, holding `values`. Nothing else makes such copies.
 
     Args:
         structure: what the arguments are.
         values: what their leaves hold.
-        who: the transform, for messages.
+        verb: the transform, for messages.
         mode: the mode it runs in.
         originals: pairs of path and node of the caller, for captures.
     """
@@ -438,4 +438,4 @@ def enter(structure: Structure, values: Sequence[Any], *, who: str, mode: Mode, 
     call = build(structure.definition, leaves, known=known)
     if originals and looking() is not None:
         module_sites.carry_nodes(originals, call)
-    return Entered(structure, call, leaves, values, who, mode, known)
+    return Entered(structure, call, leaves, values, verb, mode, known)

@@ -159,20 +159,20 @@ def returned(entered: Entered, out: Any, places: Sequence[int], name: str) -> li
         ValueError: it has another form than what went in, or other Variables.
         TypeError: it has another form, in `fori_loop` with graph updates.
     """
-    who, mode = entered.who, entered.mode
-    found = walk(Call((name,), (out,)), graph=mode.graph, who=who, numbers=True)
+    verb, mode = entered.verb, entered.mode
+    found = walk(Call((name,), (out,)), graph=mode.graph, verb=verb, numbers=True)
     # the structure of what `scan` carries may change as long as its arrays do not; it comes back with the edits
-    difference = same_form(entered.structure, found, name, static=not (who == "scan" and mode.updates))
+    difference = same_form(entered.structure, found, name, static=not (verb == "scan" and mode.updates))
     if difference:
-        raise (TypeError if who == "fori_loop" and mode.updates else ValueError)(
-            f"nnx.{who}: the value that goes round must keep its form, and the body returns another one: "
+        raise (TypeError if verb == "fori_loop" and mode.updates else ValueError)(
+            f"nnx.{verb}: the value that goes round must keep its form, and the body returns another one: "
             f"{difference}. Static attributes, keys and classes may not change in a loop."
         )
     for i, leaf in zip(places, found.leaves):
         before = entered.leaves[i]
         if isinstance(before, Variable) and leaf is not before:
             raise ValueError(
-                f"nnx.{who}: every iteration must hand on the Variables it was given, and the body returns "
+                f"nnx.{verb}: every iteration must hand on the Variables it was given, and the body returns "
                 f"another {type(before).__name__} at {show_path(entered.structure.paths[i])} than it was given. Change "
                 f"its value in place, `variable[...] = value`, and return the same Variable."
             )

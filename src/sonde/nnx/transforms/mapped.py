@@ -108,9 +108,9 @@ def vmap(
     return mapped
 
 
-def _lists(who: str, taken: Taken, in_axes: Any, out_axes: Any) -> Lists:
+def _lists(verb: str, taken: Taken, in_axes: Any, out_axes: Any) -> Lists:
     axes = with_keywords(taken.structure, in_axes, 0)
-    return Lists(who, taken.structure, taken.leaves, arguments=("in_axes", axes), output=("out_axes", out_axes))
+    return Lists(verb, taken.structure, taken.leaves, arguments=("in_axes", axes), output=("out_axes", out_axes))
 
 
 def _named(pure: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,7 +188,7 @@ def pmap(
         given = [i for i, path in enumerate(structure.paths) if path[0] in gone]
 
         def pure(*values: Any) -> Left:
-            entered = enter(structure, values, who="pmap", mode=how)
+            entered = enter(structure, values, verb="pmap", mode=how)
             return entered.leave(fn(*entered.args, **entered.kwargs), placement=lists)
 
         return jax.pmap(

@@ -31,7 +31,7 @@ def mode(graph: bool | None, graph_updates: bool | None) -> Mode:
     return Mode(graph, graph and resolve_updates(graph_updates))
 
 
-def refuse_bound_method(who: str, fn: Callable[..., Any]) -> None:
+def refuse_bound_method(verb: str, fn: Callable[..., Any]) -> None:
     """Refuses a method of a Module instance: the Module would be closed over, and its Variables could not change.
 
     Raises:
@@ -42,8 +42,8 @@ def refuse_bound_method(who: str, fn: Callable[..., Any]) -> None:
     if inspect.ismethod(fn) and isinstance(fn.__self__, Pytree):
         cls, name = type(fn.__self__).__name__, fn.__name__
         raise ValueError(
-            f"nnx.{who} does not support bound methods, got {cls}.{name} of an instance. Decorate the method in the "
-            f"class, or pass the instance as an argument: nnx.{who}({cls}.{name})(instance, ...)."
+            f"nnx.{verb} does not support bound methods, got {cls}.{name} of an instance. Decorate the method in the "
+            f"class, or pass the instance as an argument: nnx.{verb}({cls}.{name})(instance, ...)."
         )
 
 

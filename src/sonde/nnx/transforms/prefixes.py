@@ -124,11 +124,11 @@ class DiffState:
     filter: Filter
 
 
-def refuse_prefixes(who: str, what: str, prefix: Any, mode: Mode) -> None:
+def refuse_prefixes(verb: str, what: str, prefix: Any, mode: Mode) -> None:
     """Refuses an option that the mode does not allow.
 
     Args:
-        who: the transform, for messages.
+        verb: the transform, for messages.
         what: the option, for messages.
         prefix: its value.
         mode: the mode.
@@ -141,16 +141,16 @@ def refuse_prefixes(who: str, what: str, prefix: Any, mode: Mode) -> None:
         name = type(x).__name__
         if isinstance(x, (ByFilter, DiffState)) and not mode.updates:
             raise ValueError(
-                f"nnx.{who}: `{what}` cannot contain `{name}` objects when `graph=False` or `graph_updates=False`. Use "
-                f"nnx.prefix(...), or pass graph=True and graph_updates=True."
+                f"nnx.{verb}: `{what}` cannot contain `{name}` objects when `graph=False` or `graph_updates=False`. "
+                f"Use nnx.prefix(...), or pass graph=True and graph_updates=True."
             )
         if isinstance(x, Variable):
             raise ValueError(
-                f"nnx.{who}: Variables prefixes are not supported, and `{what}` holds a {name}. Write its value."
+                f"nnx.{verb}: Variables prefixes are not supported, and `{what}` holds a {name}. Write its value."
             )
         if kind_of(x) == NODE and mode.updates:
             raise ValueError(
-                f"nnx.{who}: Graph nodes are not allowed as prefixes when graph updates are on, and `{what}` holds a "
+                f"nnx.{verb}: Graph nodes are not allowed as prefixes when graph updates are on, and `{what}` holds a "
                 f"{name}. Use filters: StateAxes, StateSharding or DiffState."
             )
 

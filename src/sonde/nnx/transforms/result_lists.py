@@ -14,7 +14,7 @@ class Lists:
     """The lists in which values leave a mapped function; a `Placement`.
 
     Args:
-        who: the transform, for messages.
+        verb: the transform, for messages.
         structure: what the arguments are.
         leaves: their leaves.
         arguments: the option for the arguments, such as `in_axes`, and its name.
@@ -27,15 +27,15 @@ class Lists:
 
     def __init__(
         self,
-        who: str,
+        verb: str,
         structure: Structure,
         leaves: Sequence[Any],
         *,
         arguments: tuple[str, Any],
         output: tuple[str, Any],
     ):
-        self._arguments = Spread(arguments[1], who=who, what=arguments[0])
-        self._output = Spread((output[1],), who=who, what=output[0])
+        self._arguments = Spread(arguments[1], verb=verb, what=arguments[0])
+        self._output = Spread((output[1],), verb=verb, what=output[0])
         self._definition = structure.definition
         self._given: Numbering | None = None
         self._parts: dict[int, Part] = {}

@@ -212,7 +212,7 @@ class _Scan:
 
     def _step(self, values: list[Any]) -> Any:
         """One iteration: the leaves of the carry; the other outputs and what changed."""
-        entered = enter(self._structure, values, who="scan", mode=self._mode, originals=self._originals)
+        entered = enter(self._structure, values, verb="scan", mode=self._mode, originals=self._originals)
         out = self._fn(*entered.args)
         round_, rest = self._split(entered, out)
         return round_, entered.leave(rest, placement=self._lists, skip=self._kept)

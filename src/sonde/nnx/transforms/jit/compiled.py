@@ -185,7 +185,7 @@ class _Compiler:
         if not watched and (plan := self.memory.find(key, arguments.roots, ruled_out)) is not None:
             return plan, arguments, None, order
         names = tuple(arguments.names)
-        found = walk_call(names, arguments.roots, who="jit", graph=self._options.mode.graph)
+        found = walk_call(names, arguments.roots, verb="jit", graph=self._options.mode.graph)
         structure = Structure(found, names, len(names), ())
         program = self._programs.get(
             (arguments.skeleton, structure, watched), lambda: Program(self._options, structure, arguments, found.leaves)

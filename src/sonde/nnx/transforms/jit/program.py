@@ -124,7 +124,7 @@ class Program:
             values = dict(zip(order, [value for one in given[:n_lead] for value in one]))
             leaves = [values[i] for i in range(len(order))]
             originals = getattr(tracing, "originals", None)
-            entered = enter(structure, leaves, who="jit", mode=mode, originals=originals)
+            entered = enter(structure, leaves, verb="jit", mode=mode, originals=originals)
             args, kwargs = assemble(skeleton, entered.args, given[n_lead:])
             out = fun(*args, **kwargs)
             beside = placement is ONE_LIST and not holds_objects(out)
