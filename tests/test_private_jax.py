@@ -38,6 +38,7 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.shard_map", "shard_map_p", None, "is the primitive of shard_map"),
     ("_src.custom_batching", "custom_vmap_p", None, "is the primitive of custom_vmap"),
     ("_src.source_info_util", "current_name_stack", (), "has the scopes that are open"),
+    ("_src.util", "weakref_cache_key_types", None, "is the set of types that caches hold weakly"),
     ("_src.source_info_util", "extend_name_stack", ("name",), "opens a scope"),
 ]
 

@@ -77,6 +77,24 @@ def test_fresh_reduce_functions_do_not_keep_their_programs() -> None:
     assert sum(ref() is not None for ref in kept) <= 16
 
 
+@pytest.mark.parametrize("wrap", [functools.wraps, lambda f: lambda g: functools.update_wrapper(g, f)])
+def test_a_function_with_the_attributes_of_another_is_itself(wrap: Callable) -> None:
+    f = jax.jit(lambda x: sonde.sow(x * 2, "h"))
+    assert sonde.capture(f)(1.0)[1]["h"].value == 2
+    g = jax.jit(wrap(f)(lambda x: sonde.sow(x * 3, "h")))
+    for _ in range(2):
+        assert sonde.capture(g)(1.0)[1]["h"].value == 3
+        assert sonde.capture(f)(1.0)[1]["h"].value == 2
+
+
+def test_what_is_used_again_is_kept() -> None:
+    f = jax.jit(lambda x: sonde.sow(x * 2, "h"))
+    often = sonde.capture(f)
+    for i in range(40):
+        sonde.capture(f, reduce=lambda x, i=i: x + i)
+        assert sonde.capture(f) is often
+
+
 def test_an_object_that_owns_its_jitted_step_is_freed() -> None:
     class Trainer:
         def __init__(self) -> None:

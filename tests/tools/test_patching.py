@@ -127,10 +127,10 @@ def flops(f, sites, n):
 
     # A row of its own for every position: a product that is not batched is then one that is shared.
     x = jnp.ones((4, 64))
-    arrays, rest = pure.arrays_and_rest((f, (x,), (x,)))
+    rest, arrays = pure.rest_and_arrays((f, (x,), (x,)))
     sweep = patching._sweep(tuple(sites), jnp.sum, 0, patching._Points(n, None))
     cost = lambda compiled: compiled.cost_analysis()["flops"]
-    return cost(sweep.lower(arrays, rest).compile()) / cost(jax.jit(f).lower(x).compile())
+    return cost(sweep.at(rest).lower(arrays).compile()) / cost(jax.jit(f).lower(x).compile())
 
 
 def test_what_comes_before_a_site_is_computed_once():

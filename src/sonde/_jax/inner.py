@@ -20,6 +20,7 @@ from jax._src import dtypes as _dtypes
 from jax._src import effects as _effects
 from jax._src import linear_util as _lu
 from jax._src import source_info_util as _source_info
+from jax._src import util as _util
 from jax._src.ad_checkpoint import remat_p
 from jax._src.custom_batching import custom_vmap_p
 from jax._src.interpreters import batching as _batching
@@ -66,6 +67,7 @@ __all__ = [
     "eval_trace",
     "flat_tree",
     "has_ended",
+    "hold_weakly",
     "inlined_primitives",
     "instantiated_zero_tangent",
     "is_array_type",
@@ -165,6 +167,14 @@ def allow_effect(effect_type: type[Effect]) -> None:
         _effects.partial_eval_kept_effects,
     ):
         allowed.add_type(effect_type)
+
+
+def hold_weakly(parameter_type: type) -> None:
+    """Keeps JAX's cache of output types from holding on to parameters of this type, as it does for jaxprs.
+
+    The cache has 2048 entries, and every function that is traced would leave some of its own there.
+    """
+    _util.weakref_cache_key_types.add(parameter_type)
 
 
 def register_kept_when_rematerialised(primitive: Primitive, plain: Primitive, n_values: Callable[[Any], int]) -> None:

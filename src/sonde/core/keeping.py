@@ -6,6 +6,7 @@ and only a few for each, so that a fresh `reduce` function in every call does no
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -25,6 +26,14 @@ class Bounded(dict[Any, Any]):
         super().__setitem__(key, value)
         while len(self) > self.most:
             self.pop(next(iter(self)), None)
+
+    def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What is under the key, made if there is nothing; it is then the last to be forgotten."""
+        value = self.pop(key, self)  # itself: nothing
+        if value is self:
+            value = make()
+        self[key] = value
+        return value
 
 
 class _Identity:
@@ -51,15 +60,22 @@ def by_identity(value: Any) -> Hashable:
     return value
 
 
+class _Kept(Bounded):
+    """What is kept with a function."""
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__()
+        self.owner = weakref.ref(owner)
+
+
 def kept_with(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
-    """Something that is made once and kept as long as `owner`, a jitted function, is.
+    """Something that is made once and kept as long as `owner`, a function or a jitted function, is.
 
     It is stored on the function itself: what is kept refers to the function, and in a table of ours, weak or not, that
-    would keep it alive.
+    would keep it alive. `functools.wraps` and `jax.jit` copy the attributes of a function to another one, which must not
+    get what was made for the first.
     """
     kept = owner.__dict__.get(_NAME)
-    if kept is None:
-        kept = owner.__dict__[_NAME] = Bounded()
-    if key not in kept:
-        kept[key] = make()
-    return kept[key]
+    if kept is None or kept.owner() is not owner:
+        kept = owner.__dict__[_NAME] = _Kept(owner)
+    return kept.remembered(key, make)

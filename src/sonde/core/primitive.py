@@ -45,6 +45,7 @@ class SiteEffect(_jax.Effect):
 site_effect = SiteEffect()
 _site_effects = {site_effect}
 _jax.at_first_capture(lambda: _jax.allow_effect(SiteEffect))
+_jax.at_first_capture(lambda: _jax.hold_weakly(Site))
 _jax.at_first_capture(lambda: _jax.keep_when_partially_evaluated(SiteEffect))
 
 site_p = _jax.Primitive("sonde_site")

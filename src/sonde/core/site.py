@@ -40,6 +40,7 @@ class Site:
     """
 
     __slots__ = (
+        "__weakref__",
         "_file",
         "_line",
         "arrays",

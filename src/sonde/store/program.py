@@ -19,7 +19,7 @@ from sonde.core.path import Pattern
 from sonde.core.record import Record, Records
 from sonde.errors import StoreError
 from sonde.store import checksums
-from sonde.tools.pure import Rest, arrays_and_rest
+from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,25 +81,25 @@ class Program:
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
-        self._jitted = jax.jit(self._outcome, static_argnums=1)
+        self._jitted = JitByRest(self._outcome)
 
     def __call__(self, batch: Any) -> Outcome:
         """What to store of a batch."""
         run = self._jitted if self.wanted.compiled else self._outcome
-        return run(*arrays_and_rest((self.wanted.f, arguments(batch))))
+        return run(*rest_and_arrays((self.wanted.f, arguments(batch))))
 
     def describe(self, batch: Any) -> dict[str, str]:
         """Checksums of the program for such a batch and of its weights."""
-        n_weights = len(arrays_and_rest(self.wanted.f)[0])
-        arrays, rest = arrays_and_rest((self.wanted.f, arguments(batch)))
+        n_weights = len(rest_and_arrays(self.wanted.f)[1])
+        rest, arrays = rest_and_arrays((self.wanted.f, arguments(batch)))
         said = {"weights": checksums.of_arrays(arrays[:n_weights])}
         if self.wanted.compiled:
-            jaxpr = self._jitted.trace(arrays, rest).jaxpr
+            jaxpr = self._jitted.at(rest).trace(arrays).jaxpr
             said["program"] = checksums.of_program(jaxpr)
             said["weights"] += checksums.of_arrays(x for x in jaxpr.consts if hasattr(x, "dtype"))
         return said
 
-    def _outcome(self, arrays: list[Any], rest: Rest) -> Outcome:
+    def _outcome(self, rest: Rest, arrays: list[Any]) -> Outcome:
         wanted = self.wanted
         f, args = rest.whole(arrays)
         looked_into = {} if wanted.inside is None else {"inside": wanted.inside}

@@ -23,7 +23,7 @@ from sonde.core.path import Pattern, check_pattern, no_such_site
 from sonde.errors import StoreError
 from sonde.store.program import arguments, parts
 from sonde.tools.fetching import in_turn, to_host
-from sonde.tools.pure import Rest, arrays_and_rest
+from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 
 _PER_OCTAVE = 8
 _OCTAVES = 24  # on both sides of 1, on both sides of zero
@@ -159,11 +159,11 @@ def statistics(
     check_callable(f, "statistics")
     patterns = tuple(map(check_pattern, patterns))
     options = _Options(patterns, keep, axes, covariance, histogram, reduce, grads)
-    run = jax.jit(options.sums, static_argnums=1)
+    run = JitByRest(options.sums)
     joined: dict[str, _Sums] = {}
     n = 0
     for batch in batches:
-        sums = to_host(in_turn(run(*arrays_and_rest((f, arguments(batch))))))
+        sums = to_host(in_turn(run(*rest_and_arrays((f, arguments(batch))))))
         for path, new in sums.items():
             joined[path] = _joined(joined[path], new) if path in joined else _double(new)
         n += 1
@@ -185,7 +185,7 @@ class _Options:
     reduce: Any
     grads: bool
 
-    def sums(self, arrays: list[Any], rest: Rest) -> dict[str, _Sums]:
+    def sums(self, rest: Rest, arrays: list[Any]) -> dict[str, _Sums]:
         f, args = rest.whole(arrays)
         _, records = capture(f, *self.patterns, grads=self.grads, reduce=self.reduce)(*args)
         mask = None if self.keep is None else jnp.asarray(self.keep(*args))

@@ -20,7 +20,7 @@ from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
 from sonde.errors import CaptureError
 from sonde.tools.placing import Place, placed, values_to_place
-from sonde.tools.pure import Rest, arrays_and_rest
+from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import each_seen
 
 Method = Literal["gradient", "integrated"]
@@ -110,10 +110,10 @@ def attribute(
     capture(f, *patterns, inside=asked)  # for its checks
     by = _by_gradient if method == "gradient" else _integrated
     run = functools.partial(by, patterns, metric, baseline, steps, asked)
-    compiled = jax.jit(run, static_argnums=1)
+    compiled = JitByRest(run)
 
     def attributed(*args: Any, **kwargs: Any) -> Attribution:
-        found, output = compiled(*arrays_and_rest((f, args, kwargs)))
+        found, output = compiled(*rest_and_arrays((f, args, kwargs)))
         return Attribution({path: calls for (_, path), calls in sorted(found.items())}, output)
 
     return like(attributed, f)
@@ -140,7 +140,7 @@ def _touched(x: Any, zero: Any) -> Any:
 
 
 def _by_gradient(
-    patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, inside: Any, arrays: Any, rest: Rest
+    patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, inside: Any, rest: Rest, arrays: Any
 ) -> Any:
     del steps
 
@@ -172,7 +172,7 @@ def _times(value: Any, gradient: Any, baseline: float) -> Any:
 
 
 def _integrated(
-    patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, inside: Any, arrays: Any, rest: Rest
+    patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, inside: Any, rest: Rest, arrays: Any
 ) -> Any:
     f, args, kwargs = rest.whole(arrays)
     result, records = values_to_place(f, *patterns, inside=inside)(*args, **kwargs)
@@ -187,7 +187,7 @@ def _integrated(
                         "which only the last iteration is recorded"
                     )
                 values[seen.call] = [x for x in jax.tree.leaves(seen.value) if hasattr(x, "dtype")]
-        gradients = _mean_gradient(values, path, metric, baseline, steps, inside, arrays, rest)
+        gradients = _mean_gradient(values, path, metric, baseline, steps, inside, rest, arrays)
         calls = []
         for call, value in enumerate(record.values):
             remaining = iter(gradients[call])
@@ -204,8 +204,8 @@ def _mean_gradient(
     baseline: float,
     steps: int,
     inside: Any,
-    arrays: Any,
     rest: Rest,
+    arrays: Any,
 ) -> dict[int, list[Any]]:
     """The gradient with respect to all values at a site, averaged over the way from the baseline to them."""
     floats = {call: [x if _is_inexact(x) else None for x in xs] for call, xs in values.items()}

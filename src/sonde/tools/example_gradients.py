@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde.core.capture import check_callable
-from sonde.tools.pure import Rest, arrays_and_rest
+from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 
 
 def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Callable[[Any, Any], jax.Array]:
@@ -44,7 +44,9 @@ def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Ca
     if chunk < 1:
         raise ValueError(f"example_grad_norms: chunk must be at least 1, got {chunk}")
 
-    def norms(floats: list[Any], others: list[Any], which: tuple[bool, ...], rest: Rest, batch: Any) -> jax.Array:
+    def norms(parts: tuple[tuple[bool, ...], Rest], floats: list[Any], others: list[Any], batch: Any) -> jax.Array:
+        which, rest = parts
+
         def number(floats: list[Any], example: Any) -> Any:
             a, b = iter(floats), iter(others)
             result = loss(rest.whole([next(a) if w else next(b) for w in which]), example)
@@ -61,7 +63,7 @@ def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Ca
 
         return jax.lax.map(norm, batch, batch_size=chunk if chunk > 1 else None)
 
-    compiled = jax.jit(norms, static_argnums=(2, 3))
+    compiled = JitByRest(norms)
 
     def of_batch(params: Any, batch: Any) -> jax.Array:
         lengths = {jnp.shape(x)[:1] for x in jax.tree.leaves(batch)}
@@ -70,10 +72,10 @@ def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Ca
                 "example_grad_norms: the arrays of the batch must have examples along the first axis, got first "
                 f"axes of {[n[0] if n else None for n in sorted(lengths)]}"
             )
-        arrays, rest = arrays_and_rest(params)
+        rest, arrays = rest_and_arrays(params)
         which = tuple(jnp.issubdtype(x.dtype, jnp.inexact) for x in arrays)
         floats = [x for x, w in zip(arrays, which) if w]
-        return compiled(floats, [x for x, w in zip(arrays, which) if not w], which, rest, batch)
+        return compiled((which, rest), floats, [x for x, w in zip(arrays, which) if not w], batch)
 
     return of_batch
 

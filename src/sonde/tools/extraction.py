@@ -14,7 +14,7 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
 from sonde.core.record import Record, Records
-from sonde.tools.pure import Rest, arrays_and_rest
+from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import chooses
 
 
@@ -53,15 +53,15 @@ def extract(f: Callable, features: Mapping[Pattern, str], *, inside: Any = None)
     asked = asked_for(inside)
     capture(f, *patterns, inside=asked)  # for its checks
 
-    def run(arrays: list[Any], rest: Rest) -> dict[str, Any]:
+    def run(rest: Rest, arrays: list[Any]) -> dict[str, Any]:
         fn, args, kwargs = rest.whole(arrays)
         _, records = capture(fn, *patterns, inside=asked)(*args, **kwargs)
         return {name: _value(_only(records, pattern)) for pattern, name in features.items()}
 
-    compiled = jax.jit(run, static_argnums=1)
+    compiled = JitByRest(run)
 
     def extracted(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return compiled(*arrays_and_rest((f, args, kwargs)))
+        return compiled(*rest_and_arrays((f, args, kwargs)))
 
     return like(extracted, f)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,10 +24,11 @@ import numpy as np
 
 from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable
+from sonde.core.keeping import by_identity, kept_with
 from sonde.core.path import Pattern, check_pattern
 from sonde.errors import CaptureError
 from sonde.tools.placing import Place, placed, values_to_place
-from sonde.tools.pure import Rest, arrays_and_rest
+from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import Seen, each_seen
 
 _SHADES = " ░▒▓█"
@@ -108,7 +110,7 @@ def patch_sweep(
     """Runs `f` on the corrupt input once for every position of every site, with the clean value put there.
 
     The sweep is one compiled call. It is compiled again for another function, metric or shape; the last few are
-    remembered by the identity of `f` and `metric`, so define them once.
+    remembered as long as `f` is, by the identity of `f` and `metric`, so define them once.
 
     Args:
         f: Any callable. Models are not changed by the runs.
@@ -155,11 +157,15 @@ def patch_sweep(
             "patch_sweep puts values of the clean run into the corrupt one, so both inputs must have the same arrays; "
             f"the clean one has {', '.join(shapes[0])}, the corrupt one {', '.join(shapes[1])}"
         )
-    arrays, rest = arrays_and_rest(runs)
+    rest, arrays = rest_and_arrays(runs)
     at_a_time = _AT_A_TIME if jax.default_backend() == "cpu" else _Points(256, None)
     if chunk is not None:
         at_a_time = _Points(at_a_time.least, chunk)
-    found, of_clean, of_corrupt = _sweep(patterns, metric, axis, at_a_time, asked_for(inside))(arrays, rest)
+    asked = asked_for(inside)
+    key = ("sweep", patterns, by_identity(metric), axis, at_a_time, asked)
+    owner = next((g for g in (f, metric) if isinstance(g, types.FunctionType | jax.stages.Wrapped)), _sweep)
+    sweep = kept_with(owner, key, lambda: _sweep(patterns, metric, axis, at_a_time, asked))
+    found, of_clean, of_corrupt = sweep(rest, arrays)
     return Sweep({name: scores for (_, name), scores in sorted(found.items())}, of_clean, of_corrupt)
 
 
@@ -167,11 +173,10 @@ def _arrays_in(inputs: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(inputs) if hasattr(x, "shape") and hasattr(x, "dtype")]
 
 
-@functools.lru_cache(maxsize=16)
 def _sweep(
     patterns: tuple[Pattern, ...], metric: Callable, axis: int | None, points: _Points, inside: Any = None
 ) -> Callable:
-    """The compiled sweep, for all functions."""
+    """The compiled sweep."""
 
     def measured(result: Any) -> Any:
         score = metric(result)
@@ -179,7 +184,7 @@ def _sweep(
             raise ValueError(f"patch_sweep: the metric must be a number, got an array of shape {jnp.shape(score)}")
         return score
 
-    def sweep(arrays: list[Any], rest: Rest) -> Any:
+    def sweep(rest: Rest, arrays: list[Any]) -> Any:
         f, clean, corrupt = rest.whole(arrays)
         result, records = values_to_place(f, *patterns, inside=inside)(*clean)
         targets = [_Target.of(seen, axis) for seen in each_seen(records)]
@@ -208,7 +213,7 @@ def _sweep(
             found[number, f"{path}[{call}]" if call else path] = part.reshape(*target.loops, target.positions)
         return found, measured(result), measured(f(*corrupt))
 
-    return jax.jit(sweep, static_argnums=1)
+    return JitByRest(sweep)
 
 
 def _groups(targets: Sequence[_Target], least: int) -> list[list[_Target]]:

@@ -1,21 +1,24 @@
 """A call as a function of its arrays, so that it can be compiled whole.
 
 A model is a pytree and may change its state when it is called. What runs here is a copy: the arrays of the function
-and its arguments go through `jax.jit` as inputs, everything else is static, and no model is changed.
+and its arguments go through `jax.jit` as inputs, everything else is fixed, and no model is changed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 
+from sonde.core.keeping import Bounded
+
 
 @dataclasses.dataclass(frozen=True)
 class Rest:
-    """What is left of a pytree without its arrays: hashable, for use as a static argument.
+    """What is left of a pytree without its arrays: hashable.
 
     Attributes:
         tree: The structure.
@@ -42,9 +45,29 @@ class _Array:
 _ARRAY = _Array()
 
 
-def arrays_and_rest(tree: Any) -> tuple[list[Any], Rest]:
-    """The arrays of a pytree, and what `Rest.whole` makes it from again."""
+def rest_and_arrays(tree: Any) -> tuple[Rest, list[Any]]:
+    """What is left of a pytree without its arrays, and the arrays, from which `Rest.whole` makes it again."""
     leaves, structure = jax.tree.flatten(tree)
     is_array = [hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves]
     arrays = [x for x, a in zip(leaves, is_array) if a]
-    return arrays, Rest(structure, tuple(_ARRAY if a else x for x, a in zip(leaves, is_array)))
+    return Rest(structure, tuple(_ARRAY if a else x for x, a in zip(leaves, is_array))), arrays
+
+
+class JitByRest:
+    """Like `jax.jit` of a function whose first argument is static and holds what is left of a call, such as a `Rest`.
+
+    JAX would keep a static argument, and with it the user's function and everything that this refers to, in caches of
+    its own after the jitted function is gone. Here it belongs to the jitted function; of many, the last few are kept.
+    """
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+        self._jitted = Bounded()
+
+    def at(self, rest: Hashable) -> Any:
+        """The jitted function of the other arguments."""
+        return self._jitted.remembered(rest, lambda: jax.jit(functools.partial(self._run, rest)))
+
+    def __call__(self, rest: Hashable, *args: Any) -> Any:
+        """Calls the function."""
+        return self.at(rest)(*args)
