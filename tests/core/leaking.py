@@ -1,6 +1,6 @@
 """What is done again and again in a session, for `test_leaks.py`: each time with fresh functions, methods or models.
 
-JAX itself keeps a compiled program for every fresh `cond`, `while_loop` and `scan` that is not in a jitted function, and
+JAX itself keeps a program for every fresh `cond`, `while_loop` and `scan` that is not in a jitted function, and
 for every fresh class that is jitted. Such cases come with the same program written by hand, without Sonde: no more than
 that may be kept.
 """
@@ -166,7 +166,7 @@ def gradient(i: int) -> Callable:
 
 
 class Case(NamedTuple):
-    """Something to do, with a number that is new each time; and the same without Sonde, if JAX keeps something of it."""
+    """Something to do, with a new number each time; and the same without Sonde, if JAX keeps something of it."""
 
     do: Callable[[int], Any]
     plain: Callable[[int], Any] = lambda i: None

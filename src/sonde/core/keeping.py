@@ -72,7 +72,7 @@ def kept_with(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
     """Something that is made once and kept as long as `owner`, a function or a jitted function, is.
 
     It is stored on the function itself: what is kept refers to the function, and in a table of ours, weak or not, that
-    would keep it alive. `functools.wraps` and `jax.jit` copy the attributes of a function to another one, which must not
+    would keep it alive. `functools.wraps` and `jax.jit` copy the attributes of a function to another, which must not
     get what was made for the first.
     """
     kept = owner.__dict__.get(_NAME)

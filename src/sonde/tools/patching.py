@@ -175,7 +175,7 @@ def _arrays_in(inputs: Any) -> list[Any]:
 
 def _sweep(
     patterns: tuple[Pattern, ...], metric: Callable, axis: int | None, points: _Points, inside: Any = None
-) -> Callable:
+) -> JitByRest:
     """The compiled sweep."""
 
     def measured(result: Any) -> Any:
