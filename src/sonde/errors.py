@@ -1,23 +1,43 @@
-"""Every exception that Sonde raises on purpose.
+"""The exceptions of Sonde. A traceback ends with the address of the page that explains the error.
 
 SondeError
 ├── CaptureError          a site is in a place that cannot be captured
 ├── NoSuchSiteError       a pattern matches no site               (also a LookupError)
 ├── EditError             an edit does not fit the site           (also a ValueError)
-├── InsideError           a function cannot be looked into         (also a ValueError)
+├── InsideError           a function cannot be looked into        (also a ValueError)
 ├── LayerInputError       what a layer was given does not fit it  (also a ValueError and TypeError)
-├── ModelFileError        a checkpoint cannot be read or written   (also a ValueError)
+├── LinenError            the root of 28 errors of `sonde.linen`, with the names of `flax.errors`
+├── ModelFileError        a checkpoint cannot be read or written  (also a ValueError)
 ├── ScopeError            scopes were left in another order than they were entered
 ├── SiteNameError         a name that cannot name a site          (also a TypeError or ValueError)
 ├── StoreError            a store of activations cannot be used, or does not fit
 └── TraceContextError     an object is changed from another trace level than the one it was made at
+
+A wrong argument raises Python's own `TypeError` or `ValueError`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SondeError(Exception):
-    """The root of the tree: catch it to catch everything that Sonde raises on purpose."""
+    """The root of the tree: catch it to catch every error below.
+
+    Attributes:
+        page: the page of the documentation about this error, counted from the root of the repository.
+    """
+
+    page = "docs/reference.md"
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if SondeError in cls.__bases__ and cls.__module__ == __name__:
+            cls.page = f"docs/errors/{cls.__name__}.md"
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.add_note(f"What to do: {self.page}")
 
 
 class CaptureError(SondeError):

@@ -1,0 +1,42 @@
+"""The exception tree: every error names a page, and the tree drawn in the docstring is the one there is."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import traceback
+from pathlib import Path
+
+import pytest
+
+from sonde import errors
+
+ROOT = Path(__file__).parents[1]
+CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.SondeError)]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_error_prints_the_address_of_a_page_that_exists(cls: type[errors.SondeError]) -> None:
+    error = cls("what went wrong")
+    assert str(error) == "what went wrong"
+    printed = "".join(traceback.format_exception_only(error))
+    assert printed.endswith(f"What to do: {cls.page}\n")
+    assert (ROOT / cls.page).is_file()
+    if issubclass(cls, errors.LinenError):
+        assert cls.__name__ in (ROOT / cls.page).read_text()
+
+
+@pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copy", "pickle"])
+def test_a_copy_prints_it_once(again: object) -> None:
+    assert callable(again)
+    assert "".join(traceback.format_exception_only(again(errors.CaptureError("x")))).count("What to do") == 1
+
+
+def test_the_tree_in_the_docstring_is_complete() -> None:
+    assert errors.__doc__
+    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__)
+    assert sorted(drawn) == sorted(c.__name__ for c in CLASSES if errors.SondeError in c.__bases__)
+    said = re.search(r"LinenError +the root of (\d+) errors", errors.__doc__)
+    assert said
+    assert int(said[1]) == sum(issubclass(c, errors.LinenError) for c in CLASSES) - 1
