@@ -40,7 +40,7 @@ class _Unspecified:
 UNSPECIFIED: Any = _Unspecified()
 
 
-class State:
+class ModuleState:
     """What a module remembers beside its fields.
 
     Attributes:
@@ -67,15 +67,15 @@ class State:
         self.in_compact = False
         self.cursor = {}
 
-    def for_transform(self) -> State:
+    def for_transform(self) -> ModuleState:
         """The state of the copy that runs inside a lifted transform: it goes on naming where this one is."""
-        copy = State()
+        copy = ModuleState()
         copy.attached = self.attached
         copy.in_compact = self.in_compact
         copy.cursor = dict(self.cursor)
         return copy
 
-    def catch_up(self, inner: State) -> None:
+    def catch_up(self, inner: ModuleState) -> None:
         """Takes over the names that the copy inside a lifted transform has given."""
         self.cursor = dict(inner.cursor)
 
@@ -96,7 +96,7 @@ def attach(module: Module) -> None:
     if isinstance(parent, Scope):
         object.__setattr__(module, "scope", parent)
     elif parent is not None:
-        above: State = parent._state
+        above: ModuleState = parent._state
         if above.attached and not (above.in_setup or above.in_compact):
             raise AssignSubModuleError(
                 f"submodule {type(module).__name__} is made in {describe(parent)} outside of setup and of a "

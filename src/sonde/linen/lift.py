@@ -161,14 +161,14 @@ class Static:
         return cls(value)
 
 
-class _Slot:
+class _Position:
     """Where a module or variable stood in the arguments of a transformed function."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Slot) and other.index == self.index
+        return isinstance(other, _Position) and other.index == self.index
 
     def __hash__(self) -> int:
         return hash(self.index)
@@ -210,7 +210,7 @@ class Bridge:
         if not _is_bound(leaf):
             return leaf
         self._taken.append(leaf)
-        return Static(_Slot(len(self._taken) - 1))
+        return Static(_Position(len(self._taken) - 1))
 
     def _collect(self, source: Any) -> None:
         if id(source) in self._index or source.scope is None:
@@ -280,7 +280,7 @@ def _is_bound(leaf: Any) -> bool:
 
 
 def _is_slot(leaf: Any) -> bool:
-    return isinstance(leaf, Static) and isinstance(leaf.value, _Slot)
+    return isinstance(leaf, Static) and isinstance(leaf.value, _Position)
 
 
 def _check_output(output: Any, module: Module, fn: Callable[..., Any]) -> None:

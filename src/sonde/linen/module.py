@@ -19,7 +19,7 @@ from sonde.errors import (
     SetAttributeInModuleSetupError,
 )
 from sonde.linen import attach, kw_only_dataclasses, methods, run, sites
-from sonde.linen.attach import UNSPECIFIED, State
+from sonde.linen.attach import UNSPECIFIED, ModuleState
 from sonde.linen.context import context
 from sonde.linen.filters import Filter
 from sonde.linen.frozen_dict import unfreeze
@@ -133,7 +133,7 @@ class Module:
     def __post_init__(self) -> None:
         """Finds the parent. A subclass that overrides it must call it."""
         object.__setattr__(self, "scope", None)
-        object.__setattr__(self, "_state", State())
+        object.__setattr__(self, "_state", ModuleState())
         if self.parent is UNSPECIFIED:
             object.__setattr__(self, "parent", context.module_stack[-1])
         attach.attach(self)

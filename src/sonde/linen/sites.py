@@ -56,7 +56,7 @@ def empty() -> tuple[Any, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sown:
+class SownTag:
     """The tag of a value that is on its way to a collection.
 
     Attributes:
@@ -94,7 +94,7 @@ class Gather(Collect):
 
     def wants(self, site: Site, path: str, view: View) -> bool:
         """Whether a value is one of this run."""
-        return view.is_value and isinstance(site.tag, Sown) and site.tag.level == self.level
+        return view.is_value and isinstance(site.tag, SownTag) and site.tag.level == self.level
 
 
 def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
@@ -182,7 +182,7 @@ def silence() -> Iterator[None]:
         context.silent = before
 
 
-def _mark(scope: Scope, name: str, value: Any, tag: Sown | None) -> None:
+def _mark(scope: Scope, name: str, value: Any, tag: SownTag | None) -> None:
     state = looking()
     if context.silent or (state is None and tag is None):
         return
@@ -270,7 +270,7 @@ def sow(
             f"get into collection {collection!r}; use apply(..., mutable={[collection]!r}) inside the transform"
         )
     else:
-        _mark(scope, name, value, Sown(home.level, collection, scope.path, name, reduce_fn, init_fn))
+        _mark(scope, name, value, SownTag(home.level, collection, scope.path, name, reduce_fn, init_fn))
     return True
 
 

@@ -31,7 +31,7 @@ _EMPTY = {dict: "{}", FrozenDict: "{}", list: "[]", tuple: "[]"}
 
 
 @dataclasses.dataclass
-class Call:
+class MethodCall:
     """One call of a module.
 
     Attributes:
@@ -58,15 +58,15 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(shape, tree)
 
 
-def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs: Any) -> tuple[list[Call], Any]:
+def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs: Any) -> tuple[list[MethodCall], Any]:
     """All calls during an `init`, in the order in which they began, and the shapes of the variables."""
-    found: list[Call] = []
+    found: list[MethodCall] = []
 
     def write_down(next_fun: Callable[..., Any], args: Any, kwargs: Any, about: InterceptorContext) -> Any:
         scope = about.module.scope
         if about.method_name == "setup" or scope is None:
             return next_fun(*args, **kwargs)
-        call = Call(about.module, scope.path, about.method_name, _shapes(args), _shapes(kwargs), None)
+        call = MethodCall(about.module, scope.path, about.method_name, _shapes(args), _shapes(kwargs), None)
         found.append(call)
         output = next_fun(*args, **kwargs)
         call.outputs = _shapes(output)
@@ -159,7 +159,7 @@ def tabulate(
 
 @dataclasses.dataclass
 class _Row:
-    call: Call
+    call: MethodCall
     variables: dict[str, Any]  # by collection: what is shown in the row
     counted: dict[str, Any]  # by collection: what its size is given for
     everything: dict[str, Any]  # by collection: all variables of the module
@@ -171,7 +171,7 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
     return tree
 
 
-def _rows(calls: list[Call], variables: Any, depth: int | None, show_repeated: bool) -> list[_Row]:
+def _rows(calls: list[MethodCall], variables: Any, depth: int | None, show_repeated: bool) -> list[_Row]:
     paths = {call.path for call in calls}
     seen: set[tuple[str, ...]] = set()
     rows = []
@@ -291,14 +291,14 @@ def _value_text(value: Any) -> Text:
     return Text("\n").join(_lines(value))
 
 
-def _inputs_text(call: Call) -> Text:
+def _inputs_text(call: MethodCall) -> Text:
     from rich.text import Text
 
     given = [*call.args, *([dict(call.kwargs)] if call.kwargs else [])]
     return _value_text(given) if given else Text("")
 
 
-def _module_text(call: Call) -> str:
+def _module_text(call: MethodCall) -> str:
     name = type(call.module).__name__
     return name if call.method == "__call__" else f"{name} ({call.method})"
 

@@ -77,13 +77,13 @@ class _Calls(threading.local):
     """
 
     def __init__(self) -> None:
-        self.active: list[_Call] = []
+        self.active: list[_CompiledCall] = []
 
 
 _calls = _Calls()
 
 
-class _Call:
+class _CompiledCall:
     """One call of a compiled method.
 
     Attributes:
@@ -159,7 +159,7 @@ def _jit(
         )
     with _own_streams(bridge, variables, rngs) as lifting:
         before = lifting.counts()
-        call = _Call(lifting, bridge, body, variables)
+        call = _CompiledCall(lifting, bridge, body, variables)
         _calls.active.append(call)
         try:
             output, changes, after = compiled["function"](call.key, lifting.variables, lifting.rngs, *args, **kwargs)

@@ -25,7 +25,7 @@ from sonde.nnx.filters import Predicate, to_predicate
 from sonde.nnx.transforms.derivatives import as_state
 from sonde.nnx.transforms.jit.arguments import holds_objects
 from sonde.nnx.transforms.leaf_values import places
-from sonde.nnx.transforms.lifting import Call, Fixed, Taken, is_object, raw, take
+from sonde.nnx.transforms.lifting import Fixed, NamedValues, Taken, is_object, raw, take
 from sonde.nnx.transforms.options import (
     MISSING,
     Mode,
@@ -176,7 +176,7 @@ class _Bound:
         out = self._fwd(*entered.args)
         if not (isinstance(out, (tuple, list)) and len(out) == 2):
             raise TypeError("nnx.custom_vjp: the forward rule must return a pair of output and residuals.")
-        found = walk(Call(("residuals",), (out[1],)), graph=True, verb="custom_vjp", numbers=True)
+        found = walk(NamedValues(("residuals",), (out[1],)), graph=True, verb="custom_vjp", numbers=True)
         residuals = ([raw(x) for x in found.leaves], _Kept(found.definition))
         left = entered.leave(out[0], always=self._always)
         return left, (residuals, diff, kept, left[1])
@@ -233,7 +233,7 @@ class _Bound:
             leaves = {paths[i][1:]: i for i in self._diff if paths[i][0] == names[place]}
             if grad is None:
                 continue
-            found = walk(Call(("grad",), (grad,)), graph=self._taken.mode.graph, verb="custom_vjp", numbers=True)
+            found = walk(NamedValues(("grad",), (grad,)), graph=self._taken.mode.graph, verb="custom_vjp", numbers=True)
             got = {path[1:]: raw(leaf) for path, leaf in found.flat()}
             surplus = [path for path in got if path not in leaves]
             missing = [path for path in leaves if path not in got]

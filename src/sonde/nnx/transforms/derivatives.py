@@ -20,7 +20,7 @@ from sonde.nnx.definitions import Path, count_leaves, show_path
 from sonde.nnx.filters import Filter, Predicate, to_predicate
 from sonde.nnx.states import State
 from sonde.nnx.transforms.leaf_values import children_of, places
-from sonde.nnx.transforms.lifting import Call, Taken, is_object, raw, take
+from sonde.nnx.transforms.lifting import NamedValues, Taken, is_object, raw, take
 from sonde.nnx.transforms.options import MISSING, Mode, mode, named_like, refuse_bound_method
 from sonde.nnx.transforms.outcome import Left
 from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
@@ -313,7 +313,7 @@ def vjp(
     out, aux = taken.settle((([*diff, *rest],), outcome))
 
     def pull(cotangent: Any) -> tuple[Any, ...]:
-        given = walk(Call(("out",), (cotangent,)), graph=how.graph, verb="vjp", numbers=True)
+        given = walk(NamedValues(("out",), (cotangent,)), graph=how.graph, verb="vjp", numbers=True)
         if len(given.leaves) != n_diff:
             raise ValueError(
                 f"The cotangent given to the function that nnx.vjp returned has {len(given.leaves)} leaves, and the "

@@ -193,8 +193,8 @@ class Spread:
         """The value for every leaf.
 
         Args:
-            definition: what the walk found; the root is a `Call`, so a tuple or list at the root of the prefix goes
-                along with the arguments.
+            definition: what the walk found; the root is a `NamedValues`, so a tuple or list at the root of the prefix
+                goes along with the arguments.
             leaves: the leaves.
             given: objects of the arguments, if `definition` refers to them.
             given_values: the values of their leaves.

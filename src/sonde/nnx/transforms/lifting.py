@@ -45,7 +45,7 @@ from sonde.nnx.walking import Walk, walk
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Call:
+class NamedValues:
     """Named arguments as one object to walk; the names are the first parts of the paths in messages."""
 
     __slots__ = ("names", "values")
@@ -59,7 +59,7 @@ class Call:
         return [(jax.tree_util.DictKey(n), v) for n, v in zip(self.names, self.values)], self.names
 
     @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> Call:
+    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> NamedValues:
         """The inverse."""
         return cls(names, tuple(values))
 
@@ -85,7 +85,7 @@ class Fixed:
 
 def walk_call(names: tuple[str, ...], values: Sequence[Any], *, verb: str, graph: bool) -> Walk:
     """What a walk finds in named values."""
-    return walk(Call(names, values), graph=graph, verb=verb, numbers=True)
+    return walk(NamedValues(names, values), graph=graph, verb=verb, numbers=True)
 
 
 class Structure:
@@ -277,7 +277,7 @@ class Entered:
     def __init__(
         self,
         structure: Structure,
-        call: Call,
+        call: NamedValues,
         leaves: list[Any],
         values: Sequence[Any],
         verb: str,
@@ -353,7 +353,7 @@ class Entered:
             put(edit.leaves, placement.of_edit(edit))
         definition = None
         if not beside:
-            found = walk(Call((name,), (out,)), graph=self.mode.graph, verb=self.verb, numbers=True, seen=seen)
+            found = walk(NamedValues((name,), (out,)), graph=self.mode.graph, verb=self.verb, numbers=True, seen=seen)
             if not self.mode.updates:
                 self.check_output(found)
             put(found.leaves, placement.of_output(found))

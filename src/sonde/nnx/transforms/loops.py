@@ -14,7 +14,7 @@ import jax
 
 from sonde.nnx.definitions import show_path
 from sonde.nnx.transforms.leaf_values import same_form
-from sonde.nnx.transforms.lifting import Call, Entered, Taken, raw, take
+from sonde.nnx.transforms.lifting import Entered, NamedValues, Taken, raw, take
 from sonde.nnx.transforms.options import mode
 from sonde.nnx.transforms.outcome import Outcome
 from sonde.nnx.variable import Variable
@@ -160,7 +160,7 @@ def returned(entered: Entered, out: Any, places: Sequence[int], name: str) -> li
         TypeError: it has another form, in `fori_loop` with graph updates.
     """
     verb, mode = entered.verb, entered.mode
-    found = walk(Call((name,), (out,)), graph=mode.graph, verb=verb, numbers=True)
+    found = walk(NamedValues((name,), (out,)), graph=mode.graph, verb=verb, numbers=True)
     # the structure of what `scan` carries may change as long as its arrays do not; it comes back with the edits
     difference = same_form(entered.structure, found, name, static=not (verb == "scan" and mode.updates))
     if difference:
