@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HEAD = """
-import os, sys
+import faulthandler, os, signal, sys
+faulthandler.register(signal.SIGUSR1)
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 index, count, port, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-jax.distributed.initialize(f"127.0.0.1:{port}", count, index, initialization_timeout=60, heartbeat_timeout_seconds=10)
+jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
 import sonde
 from sonde import store
 
@@ -27,6 +30,7 @@ def put(array, *spec):
     sharding = NamedSharding(mesh, P(*spec))
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 """
+SECONDS = 400  # a busy machine may stop them all for minutes
 
 
 def _port() -> int:
@@ -46,9 +50,19 @@ def start(program: Path, count: int, *arguments: str) -> list[subprocess.Popen]:
 
 
 def run(program: Path, count: int, *arguments: str) -> None:
+    """Runs them to their end. One that fails ends all: the others would wait for it."""
     processes = start(program, count, *arguments)
+    end = time.monotonic() + SECONDS
     try:
-        assert [p.wait(180) for p in processes] == [0] * count
+        while None in (codes := [p.poll() for p in processes]) and not any(codes):
+            if time.monotonic() > end:
+                for process in processes:
+                    process.send_signal(signal.SIGUSR1)  # says where it is
+                time.sleep(2)
+                raise AssertionError(f"{count} processes did not end in {SECONDS} s: exit statuses {codes}")
+            time.sleep(0.05)
+        assert codes == [0] * count
     finally:
         for process in processes:
             process.kill()
+            process.wait()

@@ -64,12 +64,35 @@ def _check(folder: Path, n: int) -> None:
     assert plain.finished and kept.finished
 
 
-@pytest.mark.thorough
+FAILING = """
+try:
+    store.harvest(f, batches(), f"{folder}/apart{index}", progress=False)
+except sonde.errors.StoreError as error:
+    said = [str(error)]
+
+if index == 1:  # its disk is full
+
+    def full(self, job):
+        raise OSError("no space left")
+
+    writing.Writer._stage = full
+try:
+    store.harvest(f, (batch for _ in range(1000) for batch in batches()), folder + "/full", progress=False)
+except sonde.errors.StoreError as error:
+    said += [str(error)]
+open(f"{folder}/said{index}", "w").write("\\n".join(said))
+"""
+
+
 def test_two_processes_write_one_store(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text(HEAD + HARVEST)
-    run(program, 2, str(tmp_path), "5")
-    _check(tmp_path, 5)
+    program.write_text(HEAD + HARVEST + FAILING)
+    run(program, 2, str(tmp_path), "4")
+    _check(tmp_path, 4)
+    said = [(tmp_path / f"said{i}").read_text().splitlines() for i in range(2)]
+    assert "give a folder that all share" in said[0][0] and "give a folder that all share" in said[1][0]
+    assert "process 1 failed: StoreError: cannot write to the store" in said[0][1]
+    assert said[1][1] == f"cannot write to the store {str(tmp_path / 'full')!r}: no space left"
 
 
 @pytest.mark.thorough

@@ -152,9 +152,15 @@ def test_check_finds_a_flipped_bit_and_a_missing_file(tmp_path):
         file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
         (damage,) = store.check(tmp_path)
         assert damage.name == "values/a/h" and damage.rows == (0, 50)
+    file.write_bytes(good[:10] + bytes([good[10] ^ 1]) + good[11:])
+    with pytest.raises(StoreError, match=r"cannot read values/a/h of the store .*shard entry"):
+        kept["a/h"][:]
     file.unlink()
     assert "is missing" in str(store.check(tmp_path)[0])
-    del kept
+    (tmp_path / "values" / "a.h" / "zarr.json").unlink()
+    assert "cannot be opened" in str(store.check(tmp_path)[0])
+    with pytest.raises(StoreError, match=r"cannot read values/a/h of the store .*does not exist"):
+        store.open(tmp_path)["a/h"][:]
 
 
 def test_merge(tmp_path):

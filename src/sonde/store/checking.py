@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from sonde.errors import StoreError
-from sonde.store.folder import Folder, PathLike
+from sonde.store.folder import Folder, PathLike, reason
 from sonde.store.manifest import ArrayInfo, read_manifest, read_progress
 from sonde.store.zarr_arrays import open_array
 
@@ -68,8 +68,8 @@ def _damage(folder: Folder, info: ArrayInfo, n_rows: int, files: set[str]) -> li
         return []
     try:
         array = open_array(folder, info, cache=0)
-    except Exception as error:
-        return [Damage(info.name, (0, n_rows), f"cannot be opened: {_first_line(error)}")]
+    except StoreError as error:
+        return [Damage(info.name, (0, n_rows), f"cannot be opened: {reason(error.__cause__)}")]
     if array.shape[0] < n_rows:
         return [Damage(info.name, (array.shape[0], n_rows), f"the array has {array.shape[0]} rows only")]
     per_file = array.chunk_layout.write_chunk.shape
@@ -83,7 +83,7 @@ def _damage(folder: Folder, info: ArrayInfo, n_rows: int, files: set[str]) -> li
         try:
             array[slice(*span)].read().result()
         except Exception as error:
-            found.append(Damage(info.name, span, _first_line(error)))
+            found.append(Damage(info.name, span, reason(error)))
     return found
 
 
@@ -93,7 +93,3 @@ def _files_of(info: ArrayInfo, number: int, per_file: Any) -> list[str]:
     for size, part in zip(info.row, per_file[1:]):
         names = [f"{name}/{i}" for name in names for i in range(max(1, math.ceil(size / part)))]
     return names
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).split("[", 1)[0].strip().splitlines()[0]

@@ -6,6 +6,7 @@ where they are, batches by their first bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 import zlib
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.tools.fetching import in_turn
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _BYTES = 1 << 16
@@ -89,16 +91,41 @@ def _sum(array: Any) -> Any:
     return total + jnp.sum(words * (weights | jnp.uint32(1)), dtype=jnp.uint32)
 
 
-def of_batch(batch: Any) -> str:
-    """A checksum of the shapes, dtypes and first bytes of a batch."""
-    found = 0
-    for leaf in jax.tree.leaves(batch):
-        if isinstance(leaf, jax.Array) and (not leaf.is_fully_addressable or _is_key(leaf)):
-            text = of_arrays([leaf]).encode()
-        elif hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-            flat = leaf.reshape(-1)[: _BYTES // max(leaf.dtype.itemsize, 1)]
-            text = f"{leaf.dtype}{leaf.shape}".encode() + np.asarray(flat).tobytes()
-        else:
-            text = _ADDRESS.sub("", repr(leaf)).encode()
-        found = zlib.crc32(text, found)
-    return f"{found:08x}"
+@dataclasses.dataclass(frozen=True)
+class BatchSum:
+    """A checksum of the shapes, dtypes and first bytes of a batch, which may still be computed.
+
+    Attributes:
+        parts: For every leaf of the batch, what is known of it at once, and an array on its way to the host or None.
+    """
+
+    parts: tuple[tuple[bytes, Any], ...]
+
+    def text(self) -> str:
+        """The checksum. Waits for it."""
+        found = 0
+        for known, array in self.parts:
+            found = zlib.crc32(known + (b"" if array is None else np.asarray(array).tobytes()), found)
+        return f"{found:08x}"
+
+
+def of_batch(batch: Any) -> BatchSum:
+    """Starts the checksum of a batch. Does not wait for a device."""
+    return BatchSum(tuple(map(_part, jax.tree.leaves(batch))))
+
+
+def _part(leaf: Any) -> tuple[bytes, Any]:
+    if isinstance(leaf, jax.Array) and (not leaf.is_fully_addressable or _is_key(leaf)):
+        return b"", _on_its_way(_sums([jax.random.key_data(leaf) if _is_key(leaf) else leaf]))
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        known = f"{leaf.dtype}{leaf.shape}".encode()
+        first = leaf.reshape(-1)[: _BYTES // max(leaf.dtype.itemsize, 1)]
+        if isinstance(first, jax.Array):
+            return known, _on_its_way(first)
+        return known + np.asarray(first).tobytes(), None
+    return _ADDRESS.sub("", repr(leaf)).encode(), None
+
+
+def _on_its_way(array: jax.Array) -> jax.Array:
+    in_turn(array).copy_to_host_async()
+    return array

@@ -67,8 +67,20 @@ class Folder:
 
     def failed(self, error: BaseException) -> StoreError:
         """What to raise when a write to the folder failed."""
-        reason = str(error).split("[", 1)[0].strip().rstrip(":") or type(error).__name__
-        return StoreError(f"cannot write to the store {self.name!r}: {reason}")
+        return StoreError(f"cannot write to the store {self.name!r}: {reason(error)}")
+
+    def damaged(self, what: str, error: BaseException) -> StoreError:
+        """What to raise when something that the store lists cannot be read."""
+        return StoreError(
+            f"cannot read {what} of the store {self.name!r}: {reason(error)}. `sonde store check` finds all that is "
+            "damaged"
+        )
 
     def _store(self) -> Any:
         return tensorstore().KvStore.open(self.spec()).result()
+
+
+def reason(error: BaseException | None) -> str:
+    """What TensorStore says, without its description of the array."""
+    said = str(error).split(" [", 1)[0].strip()
+    return said.splitlines()[0].rstrip(":") if said else type(error).__name__

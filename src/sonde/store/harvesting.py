@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental import multihost_utils
 
 from sonde._version import __version__
 from sonde.core.capture import check_callable
 from sonde.core.path import Pattern, check_pattern
 from sonde.errors import StoreError
 from sonde.store import checksums, rows, zarr_arrays
+from sonde.store.agreeing import Company, agree, check_alike, on_every_process, together
 from sonde.store.folder import Folder, PathLike
 from sonde.store.manifest import (
     MANIFEST,
@@ -107,9 +107,11 @@ def harvest(
         raise ValueError(f"harvest(memory=...) is a number of bytes, got {memory}")
     program = Program(Wanted(f, patterns, dtype, reduce, grads, keep, keys, inside, compiled))
     place = Folder(folder)
-    manifest, done = read_manifest(place), read_progress(place)
-    if manifest is not None and done.batches and done.processes != jax.process_count():
-        _refuse(place, [f"it was begun by {done.processes} processes, now there are {jax.process_count()}"])
+    with together():
+        manifest, done = read_manifest(place), read_progress(place)
+        if manifest is not None and done.batches and done.processes != jax.process_count():
+            _refuse(place, [f"it was begun by {done.processes} processes, now there are {jax.process_count()}"])
+    check_alike(f"what is in {place.name!r}", repr((manifest is None, done.batches, done.last)).encode())
     drawn = iter(batches)
     first = list(itertools.islice(drawn, 1))
     if not first:
@@ -117,57 +119,73 @@ def harvest(
     request = _request(program, first[0])
     if manifest is not None:
         _check_same(place, manifest.request, request)
-    writer: Writer | None = None
     bar = ProgressBar(len(batches) if isinstance(batches, Sequence) else None, show=progress and _is_first())
+    numbered = enumerate(itertools.chain(first, drawn))
     with bar:
-        try:
-            for number, batch in enumerate(itertools.chain(first, drawn)):
-                if number < done.batches:
-                    if number == done.batches - 1 and checksums.of_batch(batch) != done.last:
-                        _refuse(place, [f"batch {number} is not the one that was stored"])
-                    bar.skip()
-                    continue
-                outcome = in_turn(program(batch))
-                mask = _whole(outcome.mask)
-                if writer is None:
-                    manifest = _prepare(place, manifest, request, outcome)
-                    writer = _writer(place, manifest, done, outcome, memory)
-                _check_fits(writer.infos, outcome, number)
-                writer.put(outcome, mask, checksums.of_batch(batch))
-                bar.advance(outcome, mask)
-        finally:
-            if writer is not None:
-                writer.close()
-    if writer is not None:
-        _synchronize("sonde-store-written")
-        writer.finish(trim=_is_first())
-        _synchronize("sonde-store-finished")
+        for number, batch in itertools.islice(numbered, done.batches):
+            if number == done.batches - 1 and checksums.of_batch(batch).text() != done.last:
+                _refuse(place, [f"batch {number} is not the one that was stored"])
+            bar.skip()
+        _run(program, numbered, place, manifest, done, request, memory, bar)
     return open_store(folder)
 
 
-def _writer(folder: Folder, manifest: Manifest, done: Progress, outcome: Outcome, memory: int) -> Writer:
-    _synchronize("sonde-store-prepared")
+def _run(
+    program: Program,
+    numbered: Iterator[tuple[int, Any]],
+    place: Folder,
+    manifest: Manifest | None,
+    done: Progress,
+    request: dict[str, Any],
+    memory: int,
+    bar: ProgressBar,
+) -> None:
+    """Runs the batches that are not in the store yet, and writes what they give."""
+    writer: Writer | None = None
+    company = Company()
+    try:
+        for number, batch in numbered:
+            outcome = in_turn(program(batch))
+            outcome = dataclasses.replace(outcome, mask=on_every_process(outcome.mask))
+            if writer is None:
+                writer = _begin(place, manifest, done, request, outcome, memory)
+            _check_fits(writer.infos, outcome, number)
+            writer.put(outcome, checksums.of_batch(batch))
+            bar.advance(outcome)
+            company.tell(writer.error)
+    finally:
+        if writer is not None:
+            writer.close()
+    if writer is not None:
+        agree(writer.error)
+        with together():
+            writer.finish()
+
+
+def _begin(
+    place: Folder, manifest: Manifest | None, done: Progress, request: dict[str, Any], outcome: Outcome, memory: int
+) -> Writer:
+    with together():
+        _check_global(outcome)
+        manifest = _prepare(place, manifest, request, outcome)
     start = done if done.batches else Progress(processes=jax.process_count())
-    times = _batches_per_file(outcome)
-    return Writer(folder, manifest.arrays, start, process=jax.process_index(), memory=memory, file_batches=times)
+    with together():
+        if place.read(MANIFEST) is None:
+            raise StoreError(
+                f"this process does not see what the first one wrote to {place.name!r}: give a folder that all share"
+            )
+        return Writer(
+            place,
+            manifest.arrays,
+            start,
+            process=jax.process_index(),
+            memory=memory,
+            file_batches=_batches_per_file(outcome),
+        )
 
 
 def _is_first() -> bool:
     return jax.process_index() == 0
-
-
-def _synchronize(name: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
-
-
-def _whole(mask: Any) -> np.ndarray | None:
-    """A mask on the host of every process; a mask is small."""
-    if mask is None:
-        return None
-    if mask.is_fully_addressable:
-        return np.asarray(mask)
-    return np.asarray(multihost_utils.process_allgather(mask, tiled=True))
 
 
 def _request(program: Program, batch: Any) -> dict[str, Any]:
@@ -182,7 +200,7 @@ def _request(program: Program, batch: Any) -> dict[str, Any]:
         "keep": _name(wanted.keep),
         "keys": _name(wanted.keys),
         **program.describe(batch),
-        "first batch": checksums.of_batch(batch),
+        "first batch": checksums.of_batch(batch).text(),
     }
 
 
@@ -217,13 +235,11 @@ def _refuse(folder: Folder, differing: Sequence[str]) -> None:
 
 def _prepare(folder: Folder, manifest: Manifest | None, request: dict[str, Any], outcome: Outcome) -> Manifest:
     """The manifest, and the arrays it lists, made if they are not there."""
-    _check_global(outcome)
     infos = _infos(outcome)
     if manifest is not None:
         _check_fits(manifest.arrays, outcome, 0)
         infos = manifest.arrays
     else:
-        _synchronize("sonde-store-read")  # every process has seen what was in the folder
         versions = {"jax": jax.__version__, "sonde": __version__}
         manifest = Manifest(request, infos, versions)
     if not _is_first():

@@ -87,7 +87,7 @@ def _copied(info: ArrayInfo, places: Sequence[Folder], progresses: Sequence[Prog
     per_file = first.chunk_layout.write_chunk.shape
     zarr_arrays.create(target, info, rows=per_file[0], columns=per_file[1:])
     counts = [progress.rows.get(info.name, 0) for progress in progresses]
-    array = zarr_arrays.trimmed(zarr_arrays.open_array(target, info), sum(counts))
+    array = zarr_arrays.resized(zarr_arrays.open_array(target, info), sum(counts)).result()
     row_bytes = max(1, ts.dtype(info.dtype).numpy_dtype.itemsize * math.prod(info.row))
     step = max(per_file[0], BYTES // row_bytes // per_file[0] * per_file[0])
     end = 0

@@ -1,14 +1,16 @@
-"""The progress bar of a harvest: batches, rows and bytes per second, time left."""
+"""The progress bar of a harvest: batches, vectors and bytes per second, time left.
+
+A vector is what lies along the last axis of a value: what one token has at a site of a language model.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
-from sonde.store import rows
+from sonde.store.program import Outcome
 
 
 class ProgressBar:
@@ -21,7 +23,7 @@ class ProgressBar:
 
     def __init__(self, total: int | None, *, show: bool) -> None:
         self._progress: Any = None
-        self._rows = self._bytes = 0
+        self._vectors = self._bytes = 0
         self._start = time.monotonic()
         if not show:
             return
@@ -48,12 +50,12 @@ class ProgressBar:
         if self._progress is not None:
             self._progress.advance(self._task)
 
-    def advance(self, outcome: Any, mask: np.ndarray | None) -> None:
+    def advance(self, outcome: Outcome) -> None:
         """A batch that was computed."""
         if self._progress is None:
             return
-        self._rows += max((rows.count(array, mask) for array in outcome.arrays), default=0)
+        self._vectors += max((math.prod(array.shape[:-1]) for array in outcome.arrays), default=0)
         self._bytes += sum(array.nbytes for array in outcome.arrays)
         seconds = max(time.monotonic() - self._start, 1e-3)
-        rate = f"{self._rows / seconds:,.0f} rows/s, {self._bytes / seconds / 1e6:,.1f} MB/s"
+        rate = f"{self._vectors / seconds:,.0f} vectors/s, {self._bytes / seconds / 1e6:,.1f} MB/s"
         self._progress.update(self._task, advance=1, rate=rate)

@@ -53,7 +53,7 @@ class StoredArray:
 
     def __getitem__(self, index: Any) -> np.ndarray:
         wanted, flips = _plain_index(index, self.shape)
-        found = self._opened().oindex[wanted].read().result()
+        found = self._waited(self._opened().oindex[wanted].read())
         return np.flip(found, flips) if flips else np.asarray(found)
 
     def read_spans(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -67,8 +67,14 @@ class StoredArray:
             reads.append(target.write(opened[low:high].translate_to[(0,) * self.ndim]))
             start += high - low
         for read in reads:
-            read.result()
+            self._waited(read)
         return found
+
+    def _waited(self, reading: Any) -> Any:
+        try:
+            return reading.result()
+        except Exception as error:
+            raise self._folder.damaged(self._info.name, error) from error
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:

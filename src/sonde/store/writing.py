@@ -21,6 +21,7 @@ import numpy as np
 
 from sonde.errors import StoreError
 from sonde.store import rows, zarr_arrays
+from sonde.store.checksums import BatchSum
 from sonde.store.folder import Folder, tensorstore
 from sonde.store.manifest import ArrayInfo, Progress, write_progress
 from sonde.store.program import Outcome
@@ -33,8 +34,7 @@ COMMITS = 2  # transactions on their way to the disk at a time
 @dataclasses.dataclass
 class _Job:
     outcome: Outcome
-    mask: np.ndarray | None
-    checksum: str
+    checksum: BatchSum
     nbytes: int
 
 
@@ -44,6 +44,7 @@ class Writer:
     Attributes:
         infos: The arrays, in the order of the outcomes.
         progress: How far the writing has come.
+        error: What went wrong. From then on nothing is written.
     """
 
     def __init__(
@@ -58,9 +59,12 @@ class Writer:
     ) -> None:
         self.progress = progress
         self.infos = infos
+        self.error: Exception | None = None
         self._folder, self._process = folder, process
         self._memory, self._file_batches = memory, file_batches
-        self._arrays = [zarr_arrays.open_array(folder, info, cache=0) for info in infos]
+        self._arrays = [zarr_arrays.open_for_writing(folder, info) for info in infos]
+        # One process alone says how many rows there are.
+        self._listed = [] if process else [zarr_arrays.open_array(folder, info, cache=0) for info in infos]
         self._staged = progress  # what the progress will be when all that is staged is written
         self._transaction: Any = None
         self._opened = 0.0
@@ -71,47 +75,43 @@ class Writer:
         self._in_flight = 0
         self._blocked = False  # whether the program waits for something to be written
         self._changed = threading.Condition()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="sonde-store-writer", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
-    def put(self, outcome: Outcome, mask: np.ndarray | None, checksum: str) -> None:
-        """Takes the outcome of the next batch; waits while there is too much to write."""
+    def put(self, outcome: Outcome, checksum: BatchSum) -> None:
+        """Takes the outcome of the next batch, with a mask that this process has all of.
+
+        Waits while there is too much to write. Does nothing after an error.
+        """
         nbytes = COPIES * sum(local_bytes(x) for x in outcome.arrays)
         with self._changed:
             self._blocked = True
             self._changed.wait_for(
-                lambda: self._error or not self._in_flight or self._in_flight + nbytes <= self._memory
+                lambda: self.error or not self._in_flight or self._in_flight + nbytes <= self._memory
             )
             self._blocked = False
-            self._raise()
+            if self.error is not None:
+                return
             self._in_flight += nbytes
-        for array in outcome.arrays:
+        for array in (*outcome.arrays, outcome.mask):
             if isinstance(array, jax.Array):
                 array.copy_to_host_async()
-        self._jobs.put(_Job(outcome, mask, checksum, nbytes))
+        self._jobs.put(_Job(outcome, checksum, nbytes))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="sonde-store-writer", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
-        """Writes what is left and waits for it."""
+        """Writes what is left and waits for it, or for an error."""
         self._jobs.put(None)
-        self._thread.join()
-        self._raise()
+        if self._thread is not None:
+            self._thread.join()
 
-    def finish(self, *, trim: bool) -> None:
-        """Says that the harvest came to its end.
-
-        Args:
-            trim: Whether this process cuts the arrays to the rows that they have.
-        """
-        if trim:
-            for info, array in zip(self.infos, self._arrays):
-                zarr_arrays.trimmed(array, self.progress.rows.get(info.name, 0))
+    def finish(self) -> None:
+        """Says that the harvest came to its end. To be called when all processes have closed."""
+        for info, array in zip(self.infos, self._listed):
+            zarr_arrays.resized(array, self.progress.rows.get(info.name, 0)).result()
         self.progress = dataclasses.replace(self.progress, finished=True)
         write_progress(self._folder, self._process, self.progress)
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
@@ -123,10 +123,10 @@ class Writer:
                     self._commit()
             self._commit()
             self._settle(0)
-        except BaseException as error:
+        except Exception as error:
             known = error if isinstance(error, StoreError) else self._folder.failed(error)
             with self._changed:
-                self._error = known
+                self.error = known
                 self._changed.notify_all()
 
     def _next(self) -> _Job | None:
@@ -143,19 +143,19 @@ class Writer:
         self._check_range(job.outcome)
         if self._transaction is None:
             self._transaction, self._opened = tensorstore().Transaction(), time.monotonic()
+        mask = None if job.outcome.mask is None else np.asarray(job.outcome.mask)
         after = dict(self._staged.rows)
         written = []
         for i, (info, array) in enumerate(zip(self.infos, job.outcome.arrays)):
             start = after.get(info.name, 0)
-            after[info.name] = start + rows.count(array, job.mask)
-            self._arrays[i] = zarr_arrays.grown(self._arrays[i], after[info.name])
+            after[info.name] = start + rows.count(array, mask)
             target = self._arrays[i].with_transaction(self._transaction)
-            for piece in rows.pieces(array, job.mask, start):
+            for piece in rows.pieces(array, mask, start):
                 written.append(target.oindex[(piece.rows, *piece.columns)].write(piece.data))
         for future in written:
             future.result()
         self._staged = dataclasses.replace(
-            self._staged, batches=self._staged.batches + 1, rows=after, last=job.checksum, finished=False
+            self._staged, batches=self._staged.batches + 1, rows=after, last=job.checksum.text(), finished=False
         )
         self._held += job.nbytes // COPIES
         self._batches_held += 1
@@ -171,11 +171,22 @@ class Writer:
         while self._commits and (self._commits[0][0].done() or (wait and len(self._commits) > most)):
             future, progress, nbytes = self._commits.popleft()
             future.result()
+            self._list(progress)
             write_progress(self._folder, self._process, progress)
             with self._changed:
                 self.progress = progress
                 self._in_flight -= nbytes
                 self._changed.notify_all()
+
+    def _list(self, progress: Progress) -> None:
+        """Makes the arrays as long as their listed rows. Not shorter: another process may be ahead."""
+        longer = {
+            i: zarr_arrays.resized(array, progress.rows[info.name])
+            for i, (info, array) in enumerate(zip(self.infos, self._listed))
+            if array.shape[0] < progress.rows[info.name]
+        }
+        for i, array in longer.items():
+            self._listed[i] = array.result()
 
     def _check_range(self, outcome: Outcome) -> None:
         beyond = np.asarray(outcome.beyond.addressable_shards[0].data)

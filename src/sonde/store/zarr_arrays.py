@@ -19,6 +19,7 @@ from sonde.store.manifest import ArrayInfo
 
 CHUNK_BYTES = 1 << 20
 FILE_BYTES = 1 << 24
+_ANY_ROWS = 1 << 50
 READ_CACHE = 1 << 26  # without one, the index of a file is read again for every chunk
 
 
@@ -91,11 +92,17 @@ def open_array(folder: Folder, info: ArrayInfo, *, cache: int = READ_CACHE) -> A
         folder: The store.
         info: The array.
         cache: How many bytes of what was read may be kept.
+
+    Raises:
+        StoreError: It is not there, or cannot be read.
     """
     ts = tensorstore()
     context = ts.Context({"cache_pool": {"total_bytes_limit": cache}})
     spec = _spec(folder, info) | {"recheck_cached_data": "open"} if cache else _spec(folder, info)
-    return ts.open(spec, context=context, open=True).result()
+    try:
+        return ts.open(spec, context=context, open=True).result()
+    except Exception as error:
+        raise folder.damaged(info.name, error) from error
 
 
 def _spec(folder: Folder, info: ArrayInfo) -> dict[str, Any]:
@@ -103,16 +110,19 @@ def _spec(folder: Folder, info: ArrayInfo) -> dict[str, Any]:
     return {"driver": "zarr3", "kvstore": kvstore, "store_data_equal_to_fill_value": True}
 
 
-def grown(array: Any, rows: int) -> Any:
-    """The array with room for this many rows at least."""
-    if array.shape[0] >= rows:
-        return array
-    size = [max(rows, 2 * array.shape[0]), *array.shape[1:]]
-    return array.resize(exclusive_max=size, expand_only=True).result()
+def open_for_writing(folder: Folder, info: ArrayInfo) -> Any:
+    """An array of a store to write any rows of, whatever number of rows it says it has.
+
+    Writers do not look at that number and do not change it: the process that lists rows does (`resized`). Two that
+    change it at once would undo what the other did.
+    """
+    stored = open_array(folder, info, cache=0)
+    spec = stored.spec().to_json()
+    spec.pop("transform", None)
+    spec["metadata"]["shape"][0] = _ANY_ROWS
+    return tensorstore().open(spec, open=True, assume_metadata=True).result()
 
 
-def trimmed(array: Any, rows: int) -> Any:
-    """The array with exactly this many rows."""
-    if array.shape[0] == rows:
-        return array
-    return array.resize(exclusive_max=[rows, *array.shape[1:]]).result()
+def resized(array: Any, rows: int) -> Any:
+    """Says how many rows an array has. A future of the array."""
+    return array.resize(exclusive_max=[rows, *array.shape[1:]])
