@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _extras, nnx
+from sonde._replacing import replaced_file
 from sonde.dictionaries.dictionary import Dictionary
 from sonde.errors import StoreError
 
@@ -62,9 +63,8 @@ def save(dictionary: Dictionary, folder: str | os.PathLike[str], *, metadata: Ma
         (_WEIGHTS, lambda file: numpy.save_file({n: np.array(x, np.float32) for n, x in arrays.items()}, str(file))),
         (_CONFIG, lambda file: file.write_text(json.dumps(config, indent=1))),
     ):
-        partial = place / f"{name}.partial"
-        write(partial)
-        os.replace(partial, place / name)
+        with replaced_file(place / name) as file:
+            write(file)
 
 
 def load(folder: str | os.PathLike[str]) -> Dictionary:

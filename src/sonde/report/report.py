@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from sonde._replacing import replaced_file
 from sonde._version import __version__
 from sonde.report.budget import fitting
 from sonde.report.examined import Examined
@@ -114,7 +115,9 @@ class Report:
         from sonde.report.page import page
 
         target = Path(path)
-        target.write_text(page(self.to_json()), encoding="utf-8")
+        text = page(self.to_json())
+        with replaced_file(target) as file:
+            file.write_text(text, encoding="utf-8")
         return target
 
     def __rich__(self) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _extras, _jax
+from sonde._replacing import replaced_file
 from sonde.core.axes import Axis
 from sonde.core.record import ArraysSpec, CallSpec, Layout, Records
 from sonde.core.site import Gate, Site, View
@@ -25,7 +25,7 @@ from sonde.store.folder import PathLike
 
 FORMAT = "sonde.records.1"
 _CLASSES = {kind.__name__: kind for kind in (ArraysSpec, CallSpec, Axis, Gate, View)}
-_SITE = [name for name in Site.__slots__ if name != "tag"]
+_SITE = [name for name in Site.__slots__ if name not in ("tag", "__weakref__")]
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -55,16 +55,9 @@ def save(records: Records, file: PathLike) -> None:
     writer = _Writer()
     said = json.dumps({"format": FORMAT, "layout": writer.plain(tuple(layout)), "kinds": [_kind(x) for x in arrays]})
     named = {f"{i:05d}": _numbers(x) for i, x in enumerate(arrays)}
-    target = Path(file)
-    partial = target.with_name(target.name + ".partial")
-    try:
-        if target.suffix == ".npz":
-            _write_npz(partial, named, said)
-        else:
-            _write_safetensors(partial, named, said)
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    write = _write_npz if Path(file).suffix == ".npz" else _write_safetensors
+    with replaced_file(file) as partial:
+        write(partial, named, said)
 
 
 def load(file: PathLike) -> Records:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._replacing import replaced_file
 from sonde.errors import ModelFileError
 from sonde.models.files.tensors import Tensor, Tensors
 
@@ -162,12 +162,10 @@ def write_file(path: Path, entries: Iterable[tuple[str, Any, Any]]) -> None:
         offset += _bytes(kind)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with replaced_file(path) as partial, partial.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, _, numbers in entries:
             file.write(np.ascontiguousarray(numbers()).view(np.uint8).reshape(-1).data)
-    os.replace(partial, path)
 
 
 def _bytes(kind: Any) -> int:

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from sonde import _extras
+from sonde._replacing import beside, replace_folder, set_aside
 from sonde.nnx import traversals
 from sonde.nnx.checkpoints.entries import Entry, Name
 from sonde.nnx.checkpoints.fitting import is_key
@@ -36,6 +37,9 @@ def _absolute(path: str) -> str:
 def write(path: str, entries: list[Entry], *, pure: bool, overwrite: bool) -> None:
     """Writes a directory and waits until it is complete.
 
+    What is replaced stays until the new one is complete: orbax itself would remove it first. In a bucket (`gs://...`),
+    where a directory cannot be renamed at once, it still does.
+
     Raises:
         FileExistsError: there is something at the path already.
     """
@@ -45,8 +49,14 @@ def write(path: str, entries: list[Entry], *, pure: bool, overwrite: bool) -> No
     tree: dict[Name, Any] = {}
     for entry in entries:
         tree[(*entry.name, "value") if entry.in_variable and not pure else entry.name] = entry.value
+    replaces = overwrite and "://" not in path and os.path.exists(path)
+    target = beside(path) if replaces else _absolute(path)
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(_absolute(path), traversals.unflatten_mapping(tree), force=overwrite)
+        checkpointer.save(target, traversals.unflatten_mapping(tree), force=overwrite)
+    if replaces:
+        if jax.process_index() == 0:
+            replace_folder(path)
+        ocp.utils.sync_global_processes("sonde: the checkpoint has its name")
 
 
 @contextlib.contextmanager
@@ -67,7 +77,9 @@ def _tree(path: str, checkpointer: Any) -> Any:
 
 def _not_a_checkpoint(path: Path) -> str:
     if not path.exists():
-        return f"There is no checkpoint at {path}."
+        old = set_aside(str(path))
+        interrupted = f" A save that was to replace it was interrupted; the old one is at {old}: rename it."
+        return f"There is no checkpoint at {path}.{interrupted if os.path.exists(old) else ''}"
     inside = sorted(p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/_METADATA"))
     if not inside:
         return f"{path} is not a checkpoint of orbax: it has no file _METADATA. What is it?"

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _extras
+from sonde._replacing import replaced_file
 from sonde.nnx.checkpoints.entries import Entry, Name, show
 from sonde.nnx.checkpoints.fitting import is_key
 from sonde.nnx.checkpoints.placing import sharding_of
@@ -68,7 +69,8 @@ def write(path: str, entries: list[Entry], *, overwrite: bool) -> None:
                 raise ValueError(f"A .safetensors file cannot hold {show(entry.path)}: its dtype is {array.dtype}.")
             arrays[".".join((*entry.name, *keys))] = array
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    save_file(arrays, path)
+    with replaced_file(path) as file:
+        save_file(arrays, str(file))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,120 @@
+"""Files and folders that are replaced whole: whatever happens in between, the old one or the new one is there.
+
+The new one is written beside the old one, in the same folder, and takes its name when it is complete. A process that is
+killed may leave what it has written so far beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+PathLike = str | os.PathLike[str]
+
+
+@contextlib.contextmanager
+def replaced_file(path: PathLike) -> Iterator[Path]:
+    """A file to write in the place of another, whose name it takes when the block ends without an error.
+
+    Args:
+        path: The name. If it is a link, the file that it leads to is replaced. What is no ordinary file, such as a
+            terminal, is written to directly.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> page = pathlib.Path(tempfile.mkdtemp(), "page.html")
+        >>> with replaced_file(page) as file:
+        ...     _ = file.write_text("whole")
+        >>> page.read_text()
+        'whole'
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        yield target
+        return
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
+    try:
+        yield partial
+        if target.exists():
+            shutil.copymode(target, partial)
+        _to_disk(partial)
+        os.replace(partial, target)
+        _to_disk(target.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _to_disk(path: Path) -> None:
+    """Waits until a file or folder is on disk, where the system can say so."""
+    try:
+        opened = os.open(path, os.O_RDONLY)
+    except OSError:  # folders cannot be opened everywhere
+        return
+    try:
+        if path.is_file():
+            os.fsync(opened)
+        else:
+            with contextlib.suppress(OSError):
+                os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def beside(path: str) -> str:
+    """Where a folder is written that is to replace another: the same in all processes."""
+    folder, name = os.path.split(os.path.realpath(path))
+    return os.path.join(folder, f".{name}.new")
+
+
+def set_aside(path: str) -> str:
+    """Where the old folder is while it is replaced, on a disk that cannot exchange two folders at once."""
+    folder, name = os.path.split(os.path.realpath(path))
+    return os.path.join(folder, f".{name}.old")
+
+
+def replace_folder(path: str) -> None:
+    """Gives the folder at `beside(path)` the name `path`, and removes what had that name.
+
+    Linux and macOS exchange two names at once. Where the disk cannot do that, there is a moment at which the old folder
+    is at `set_aside(path)` and nothing is at `path`.
+    """
+    target, new, old = os.path.realpath(path), beside(path), set_aside(path)
+    going = f"{new}.removed"
+    _remove(going)
+    if not os.path.exists(target):
+        os.rename(new, target)
+    _remove(old, going)  # left by a process that was killed
+    if os.path.exists(new) and not _exchange(new, target):
+        os.rename(target, old)
+        os.rename(new, target)
+        _remove(old, going)
+    _remove(new, going)
+
+
+def _remove(path: str, going: str | None = None) -> None:
+    """Removes a file or a folder, under another name if one is given: what has this one is then never half of it."""
+    if going is not None and os.path.exists(path):
+        os.rename(path, going)
+        path = going
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    elif os.path.exists(path):
+        os.remove(path)
+
+
+def _exchange(a: str, b: str) -> bool:
+    """Exchanges two names at once; False if the system or the disk cannot."""
+    library = ctypes.CDLL(None)
+    paths = os.fsencode(a), os.fsencode(b)
+    if sys.platform == "darwin" and hasattr(library, "renamex_np"):
+        return library.renamex_np(*paths, 2) == 0
+    if hasattr(library, "renameat2"):
+        here = -100  # paths count from the current folder
+        return library.renameat2(here, paths[0], here, paths[1], 2) == 0
+    return False
