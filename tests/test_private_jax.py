@@ -22,6 +22,7 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.linear_util", "wrap_init", ("f",), "makes the functions that custom derivatives are bound with"),
     ("_src.interpreters.partial_eval", "new_eqn_recipe", ("trace", "in_tracers", "out_tracers"), "keeps equations"),
     ("_src.interpreters.partial_eval", "EffectHandle", ("parents", "recipe"), "keeps an equation that is not used"),
+    ("_src.interpreters.partial_eval", "JaxprTracer", None, "is a tangent in reverse mode, with `is_known`"),
     ("_src.interpreters.partial_eval", "partial_eval_jaxpr_nounits", None, "says what is known of a loop"),
     ("_src.interpreters.partial_eval", "partial_eval_jaxpr_custom_rules", None, "has the rules of remat"),
     ("_src.interpreters.partial_eval", "custom_partial_eval_rules", None, "has the rules of partial evaluation"),

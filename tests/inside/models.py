@@ -36,8 +36,8 @@ def equinox(kind):
         mlp: eqx.nn.MLP
 
         def __call__(self, x):
-            y = jax.vmap(self.norm)(x)
-            x = x + seen(self.attention(y, y, y), "attention/out")
+            hidden = seen(jax.vmap(self.norm)(x), "hidden")
+            x = x + seen(self.attention(hidden, hidden, hidden), "attention/out")
             return x + seen(jax.vmap(self.mlp)(x), "mlp/out")
 
     class Convolutional(eqx.Module):
@@ -45,14 +45,19 @@ def equinox(kind):
 
         def __call__(self, x):
             for i, layer in enumerate(self.layers):
-                x = jax.nn.relu(seen(layer(x.T).T, f"layers/{i}/out"))
+                hidden = seen(x.T * 2.0, "hidden")
+                x = jax.nn.relu(seen(layer(hidden), f"layers/{i}/out").T)
             return x
 
     class Recurrent(eqx.Module):
         cell: eqx.nn.GRUCell
 
         def __call__(self, x):
-            step = lambda h, v: ((new := seen(self.cell(v, h), "cell/out")), new)
+            def step(h, v):
+                hidden = seen(jnp.tanh(v), "hidden")
+                new = seen(self.cell(hidden, h), "cell/out")
+                return new, new
+
             return jax.lax.scan(step, jnp.zeros(8), x)[1]
 
     model = {
@@ -80,7 +85,8 @@ def flax_nnx(kind):
             self.mlp = nnx.Linear(8, 8, rngs=rngs)
 
         def __call__(self, x):
-            x = x + seen(self.attention(self.norm(x)), "attention/out")
+            hidden = seen(self.norm(x), "hidden")
+            x = x + seen(self.attention(hidden), "attention/out")
             return x + seen(self.mlp(x), "mlp/out")
 
     class Convolutional(nnx.Module):
@@ -89,7 +95,8 @@ def flax_nnx(kind):
 
         def __call__(self, x):
             for i, layer in enumerate(self.layers):
-                x = nnx.relu(seen(layer(x), f"layers/{i}/out"))
+                hidden = seen(x * 2.0, "hidden")
+                x = nnx.relu(seen(layer(hidden), f"layers/{i}/out"))
             return x
 
     class Recurrent(nnx.Module):
@@ -97,7 +104,11 @@ def flax_nnx(kind):
             self.cell = nnx.GRUCell(8, 8, rngs=rngs)
 
         def __call__(self, x):
-            step = lambda h, v: ((new := seen(self.cell(h, v)[0], "cell/out")), new)
+            def step(h, v):
+                hidden = seen(jnp.tanh(v), "hidden")
+                new = seen(self.cell(h, hidden)[0], "cell/out")
+                return new, new
+
             return jax.lax.scan(step, jnp.zeros((2, 8)), x.swapaxes(0, 1))[1]
 
     model = {"transformer": Transformer, "convolutional": Convolutional, "recurrent": Recurrent}[kind]()
@@ -111,20 +122,23 @@ def flax_linen(kind):
     class Transformer(nn.Module):
         @nn.compact
         def __call__(self, x):
-            x = x + seen(nn.MultiHeadDotProductAttention(2, name="attention")(nn.LayerNorm()(x)), "attention/out")
+            hidden = seen(nn.LayerNorm()(x), "hidden")
+            x = x + seen(nn.MultiHeadDotProductAttention(2, name="attention")(hidden), "attention/out")
             return x + seen(nn.Dense(8, name="mlp")(x), "mlp/out")
 
     class Convolutional(nn.Module):
         @nn.compact
         def __call__(self, x):
             for i in range(2):
-                x = nn.relu(seen(nn.Conv(8, (3,), name=f"layers_{i}")(x), f"layers_{i}/out"))
+                hidden = seen(x * 2.0, "hidden")
+                x = nn.relu(seen(nn.Conv(8, (3,), name=f"layers_{i}")(hidden), f"layers_{i}/out"))
             return x
 
     class Recurrent(nn.Module):
         @nn.compact
         def __call__(self, x):
-            return seen(nn.RNN(nn.GRUCell(8), name="rnn")(x), "rnn/out")
+            hidden = seen(jnp.tanh(x), "hidden")
+            return seen(nn.RNN(nn.GRUCell(8), name="rnn")(hidden), "rnn/out")
 
     model = {"transformer": Transformer, "convolutional": Convolutional, "recurrent": Recurrent}[kind]()
     return model, model.init(jax.random.key(0), X), model.apply, X
@@ -134,23 +148,25 @@ def haiku(kind):
     import haiku as hk
 
     def transformer(x):
-        y = hk.LayerNorm(-1, True, True)(x)
+        hidden = seen(hk.LayerNorm(-1, True, True)(x), "hidden")
         attention = hk.MultiHeadAttention(
             2, 4, w_init=hk.initializers.VarianceScaling(), model_size=8, name="attention"
         )
-        x = x + seen(attention(y, y, y), "attention/out")
+        x = x + seen(attention(hidden, hidden, hidden), "attention/out")
         return x + seen(hk.nets.MLP([16, 8], name="mlp")(x), "mlp/out")
 
     def convolutional(x):
         for i in range(2):
-            x = jax.nn.relu(seen(hk.Conv1D(8, 3, name=f"layers_{i}")(x), f"layers_{i}/out"))
+            hidden = seen(x * 2.0, "hidden")
+            x = jax.nn.relu(seen(hk.Conv1D(8, 3, name=f"layers_{i}")(hidden), f"layers_{i}/out"))
         return x
 
     def recurrent(x):
         core = hk.GRU(8, name="cell")
 
         def step(h, v):
-            new = seen(core(v, h)[0], "cell/out")
+            hidden = seen(jnp.tanh(v), "hidden")
+            new = seen(core(hidden, h)[0], "cell/out")
             return new, new
 
         return hk.scan(step, jnp.zeros((2, 8)), x.swapaxes(0, 1))[1]
@@ -172,8 +188,8 @@ def keras(kind):
             self.mlp = keras.layers.Dense(8)
 
         def call(self, x):
-            y = self.norm(x)
-            x = x + seen(self.attention(y, y), "attention/out")
+            hidden = seen(self.norm(x), "hidden")
+            x = x + seen(self.attention(hidden, hidden), "attention/out")
             return x + seen(self.mlp(x), "mlp/out")
 
     class Convolutional(keras.Model):
@@ -183,7 +199,8 @@ def keras(kind):
 
         def call(self, x):
             for i, layer in enumerate(self.stack):
-                x = keras.ops.relu(seen(layer(x), f"stack/{i}/out"))
+                hidden = seen(x * 2.0, "hidden")
+                x = keras.ops.relu(seen(layer(hidden), f"stack/{i}/out"))
             return x
 
     class Recurrent(keras.Model):
@@ -192,7 +209,8 @@ def keras(kind):
             self.rnn = keras.layers.GRU(8, return_sequences=True)
 
         def call(self, x):
-            return seen(self.rnn(x), "rnn/out")
+            hidden = seen(keras.ops.tanh(x), "hidden")
+            return seen(self.rnn(hidden), "rnn/out")
 
     model = {"transformer": Transformer, "convolutional": Convolutional, "recurrent": Recurrent}[kind]()
     model(X)
@@ -219,8 +237,8 @@ def penzai(kind):
         """Three neighbours of every position, for a convolution."""
 
         def __call__(self, x, **_):
-            values = x.unwrap("t", "f")
-            shifted = [jnp.roll(values, n, 0) for n in (-1, 0, 1)]
+            hidden = seen(x.unwrap("t", "f") * 2.0, "hidden")
+            shifted = [jnp.roll(hidden, n, 0) for n in (-1, 0, 1)]
             return pz.nx.wrap(jnp.concatenate(shifted, -1)).tag("t", "w")
 
     @pz.pytree_dataclass
@@ -231,7 +249,8 @@ def penzai(kind):
 
         def __call__(self, x, **_):
             def step(h, v):
-                both = pz.nx.wrap(jnp.concatenate([h, v])).tag("hf")
+                hidden = seen(jnp.tanh(v), "hidden")
+                both = pz.nx.wrap(jnp.concatenate([h, hidden])).tag("hf")
                 new = jnp.tanh(_seen_named(self.cell(both), "cell/out").unwrap("f"))
                 return new, new
 
@@ -244,7 +263,7 @@ def penzai(kind):
     if kind == "transformer":
         heads = {"h": 2, "p": 4}
         attention = pz.nn.Attention(
-            input_to_query=linear({"f": 8}, heads),
+            input_to_query=pz.nn.Sequential([linear({"f": 8}, heads), Seen("hidden")]),
             input_to_key=pz.nn.Sequential([linear({"f": 8}, heads), pz.nn.RenameAxes("t", "s")]),
             input_to_value=pz.nn.Sequential([linear({"f": 8}, heads), pz.nn.RenameAxes("t", "s")]),
             query_key_to_attn=pz.nn.Sequential(
@@ -300,4 +319,7 @@ SITES = {
     ("flax_linen", "recurrent"): "rnn/out",
     ("keras", "recurrent"): "rnn/out",
 }
+# A variable of the code around the modules, in all models; for Penzai's transformer one in the library's own code.
+VARIABLES = {("penzai", "transformer"): "**/Attention.__call__/query"}
+MORE = {("penzai", "transformer"): ["penzai.nn.attention:Attention"]}
 KINDS = {"transformer": "attention/out", "convolutional": "layers/1/out", "recurrent": "cell/out"}

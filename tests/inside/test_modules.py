@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.inside.models import BY_HAND, KINDS, LIBRARIES, SITES, X
+from tests.inside import models
+from tests.inside.models import BY_HAND, KINDS, LIBRARIES, MORE, SITES, VARIABLES, X
 
 import sonde
+from sonde.core.path import glob_matches
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
 CASES = [(library, kind) for library in LIBRARIES for kind in KINDS]
@@ -24,40 +26,57 @@ def arrays(value):
     return [np.asarray(x) for x in jax.tree.leaves(value)]
 
 
+def by_hand(look):
+    """Runs something with the models that were changed by hand."""
+    BY_HAND[0] = True
+    try:
+        return look()
+    finally:
+        BY_HAND[0] = False
+
+
+def close(got, want, rtol=1e-5):
+    for a, b in zip(arrays(got), arrays(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-5)
+
+
+def first_part(values):
+    """Of what a module returns at each call, the first array: a cell returns its state twice, and one is sown."""
+    return [arrays(value)[0] for value in values]
+
+
 def check(library, kind, transform):
-    """Values, gradients and edits of one module, and the first value that is not finite."""
+    """Values, gradients, edits and the first value that is not finite, of a module and of a variable."""
     model, params, apply, x = LIBRARIES[library](kind)
-    site = SITES.get((library, kind), KINDS[kind])
+    inside = [model, f"{models.__file__}:{library}.*", *MORE.get((library, kind), [])]
     run = transform(lambda p, x: apply(p, x))
     loss = lambda p, x: (run(p, x) ** 2).sum()
+    module, variable = SITES.get((library, kind), KINDS[kind]), VARIABLES.get((library, kind), "**/hidden")
 
-    def by_hand(look):
-        BY_HAND[0] = True
-        try:
-            return look()
-        finally:
-            BY_HAND[0] = False
-
-    plain = loss(params, x)
-    (value, _), mine = sonde.capture(jax.value_and_grad(loss), grads=True, inside=model)(params, x)
+    (value, grads), mine = sonde.capture(jax.value_and_grad(loss), grads=True, inside=inside)(params, x)
     _, hand = by_hand(lambda: sonde.capture(jax.value_and_grad(loss), grads=True)(params, x))
-    np.testing.assert_allclose(value, plain, rtol=1e-6)
-    assert site in mine, (site, list(mine))
-    assert f"{site.removesuffix('out')}in" in mine
-    # What a cell returns may be more than the state that is sown by hand.
-    for got, want in zip(arrays(mine[site].values)[:1], arrays(hand[site].values)):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-    whole = sum(arrays(mine[site].grads)) if kind == "recurrent" else arrays(mine[site].grads)[0]
-    np.testing.assert_allclose(whole, arrays(hand[site].grads)[0], rtol=1e-4, atol=1e-5)
+    close((value, grads), jax.value_and_grad(loss)(params, x))
+    assert f"{module.removesuffix('out')}in" in mine
+    names = [path for path in mine if glob_matches(variable, path)]
+    assert names
 
-    halve = lambda v: jax.tree.map(lambda a: a * 0.5, v)
-    edited = sonde.edit(run, {site: halve}, inside=model)(params, x)
-    expected = by_hand(lambda: sonde.edit(transform(lambda p, x: apply(p, x)), {site: halve})(params, x))
-    np.testing.assert_allclose(edited, expected, rtol=1e-5, atol=1e-6)
+    close(first_part(mine[module].values), hand[module].values)
+    close([mine[name].values for name in names], hand["hidden"].values)
+    cotangents = [sum(arrays(g)) if kind == "recurrent" else arrays(g)[0] for g in mine[module].grads]
+    close(cotangents, hand[module].grads, rtol=1e-4)
+    close([mine[name].grads for name in names], hand["hidden"].grads, rtol=1e-4)
 
-    found = sonde.first_nonfinite(run, inside=model)(params, x * jnp.inf)
-    assert found is not None and found.path.rpartition("/")[2] == "in"
-    assert sonde.first_nonfinite(run, inside=model)(params, x) is None
+    halve, spoil = (lambda v, by=by: jax.tree.map(lambda a: a * by, v) for by in (0.5, jnp.inf))
+    for path, first, sown in ((module, module, module), (variable, names[0], "hidden")):
+        again = lambda: transform(lambda p, x: apply(p, x))
+        expected = by_hand(lambda: sonde.edit(again(), {sown: halve})(params, x))
+        close(sonde.edit(run, {path: halve}, inside=inside)(params, x), expected)
+        # Before this site nothing is infinite; after it, everything.
+        found = sonde.first_nonfinite(sonde.edit(run, {path: spoil}, inside=inside), inside=inside)(params, x)
+        want = by_hand(lambda: sonde.first_nonfinite(sonde.edit(again(), {sown: spoil}))(params, x))
+        assert found is not None and want is not None
+        assert (found.path, found.iteration, want.path) == (first, want.iteration, sown)
+    assert sonde.first_nonfinite(run, inside=inside)(params, x) is None
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -99,6 +118,23 @@ def test_modules_of_a_model_called_by_a_function_have_their_paths():
     _, records = sonde.capture(run, inside=pair)(pair, X[0, 0])
     assert {"left/out", "right/out"} <= set(records)
     np.testing.assert_allclose(records["right/in"].value, records["left/out"].values[0])
+
+
+def test_named_arrays_of_penzai_are_arrays():
+    from penzai import pz
+
+    def f(x):
+        doubled = x * 2.0
+        pair = (doubled, 3)
+        return pair[0].unwrap("f").sum()
+
+    x = pz.nx.wrap(jnp.arange(3.0)).tag("f")
+    (_, _), records = sonde.capture(jax.value_and_grad(f), inside=f, grads=True)(x)
+    below = next(path for path in records if path.endswith("doubled")).removesuffix("doubled")
+    np.testing.assert_array_equal(records[f"{below}doubled"].value.unwrap("f"), 2.0 * jnp.arange(3.0))
+    np.testing.assert_array_equal(records[f"{below}doubled"].grad.unwrap("f"), jnp.ones(3))
+    np.testing.assert_array_equal(records[f"{below}pair"].grad[0].unwrap("f"), jnp.ones(3))
+    assert sonde.edit(f, {"**/doubled": lambda v: v * 0.0}, inside=f)(x) == 0.0
 
 
 def test_methods_by_name():

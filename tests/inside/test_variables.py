@@ -223,6 +223,11 @@ def test_names_as_strings():
         sonde.capture(f, inside="nowhere")
     with pytest.raises(TypeError, match="got 3 of type int"):
         sonde.capture(f, inside=3)
+    for wrong in ("", ":x", "a..b"):
+        with pytest.raises(InsideError, match="no name of a module"):
+            sonde.capture(f, inside=wrong)
+    with pytest.raises(TypeError, match="at least one"):
+        sonde.capture(f, inside=[])
 
 
 def test_calls_and_operators():
@@ -471,6 +476,31 @@ def test_perturbations():
     zeros = sonde.perturbations(loss, "**/weights", inside=dot_product)(X)
     grads = jax.grad(sonde.perturbed(loss, inside=dot_product))(zeros, X)
     np.testing.assert_allclose(grads["dot_product/weights"], 2 * jax.nn.softmax(X * X), rtol=1e-5)
+
+
+def test_a_perturbation_of_what_is_only_looked_at_is_an_error():
+    def f(given):
+        a = given["a"] * 2
+        return a
+
+    where = f"{f.__qualname__.replace('.<locals>', '')}/given"
+    with pytest.raises(EditError, match="goes on with the value itself"):
+        sonde.perturbations(f, "**/given", inside=f)({"a": X})
+    with pytest.raises(EditError, match="goes on with the value itself"):
+        sonde.perturbed(f, inside=f)({where: {"a": X}}, {"a": X})
+    every = sonde.perturbations(f, "**", inside=f)({"a": X})
+    assert {path.rpartition("/")[2] for path in every} == {"a", "return"}
+
+
+@pytest.mark.parametrize("grads", [False, True])
+def test_tangents_in_the_rules_of_derivatives(grads):
+    """`jax.nn.relu` has a rule with variables of its own; in reverse mode its tangents have no numbers."""
+    loop = lambda x: jax.lax.scan(lambda c, _: (jax.nn.relu(c) * 2, None), x, length=3)[0].sum()
+    value, records = sonde.capture(jax.grad(loop), inside="jax.nn:*", grads=grads)(X)
+    np.testing.assert_array_equal(value, jax.grad(loop)(X))
+    assert records["relu/return"].value.shape == (3, 4)
+    (_, tangent), records = sonde.capture(lambda x: jax.jvp(jax.nn.relu, (x,), (x,)), inside="jax.nn:*")(X)
+    np.testing.assert_array_equal(records["lambda/g"].value, X)
 
 
 def grows(x, steps):

@@ -74,6 +74,7 @@ __all__ = [
     "is_innermost",
     "is_number_type",
     "is_on_explicit_mesh",
+    "is_unknown_tangent",
     "is_zero_tangent",
     "jit_is_plain",
     "jit_options",
@@ -686,6 +687,11 @@ def not_a_literal(value: Any) -> Any:
     """A value as an array: evaluating a jaxpr gives numbers that are written in it a type of their own."""
     dtype = getattr(value, "dtype", None) if isinstance(value, (int, float, complex)) else None
     return value if dtype is None else np.asarray(value, dtype)
+
+
+def is_unknown_tangent(value: Any) -> bool:
+    """Whether a value is a tangent in reverse mode, which a rule computes with and which never has numbers."""
+    return isinstance(value, _pe.JaxprTracer) and not value.is_known()
 
 
 def is_array_type(aval: Any) -> bool:

@@ -13,7 +13,8 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like, run_with
 from sonde.core.handler import Handler
 from sonde.core.inside import sites_inside
-from sonde.core.path import Pattern, no_such_site
+from sonde.core.path import Pattern, glob_matches, no_such_site
+from sonde.core.record import Record
 from sonde.core.site import Site, View
 from sonde.core.sow import PERTURBED
 from sonde.errors import EditError
@@ -34,14 +35,21 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
     Returns:
         A function with the arguments of `f` that returns a dict from paths to zeros, for `sonde.perturbed`: shaped like
         the value of the site's record, so one slice per iteration of a loop. Parts that cannot be differentiated are
-        None.
+        None. Sites that are only looked at are left out.
+
+    Raises:
+        NoSuchSiteError: When called: a pattern matches no site.
+        EditError: When called: all sites that a pattern matches are only looked at.
     """
     check_callable(f, "perturbations")
-    captured = capture(f, *(patterns or (_is_perturbed,)), inside=inside)
+    patterns = patterns or (_is_perturbed,)
+    captured = capture(f, *patterns, inside=inside)
 
     def shapes(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        _, records = captured(*args, **kwargs)
-        return {path: _differentiable(record.values[0]) for path, record in records.items()}
+        # As in `perturbed`, values pass through the sites where they can.
+        (_, records), _ = run_with(lambda depth: Adding({}, depth=depth), captured, args, kwargs, edits=True)
+        _check_any_passes(patterns, records)
+        return {path: _differentiable(r.values[0]) for path, r in records.items() if _only_looked_at(r) is None}
 
     def zeros(*args: Any, **kwargs: Any) -> dict[str, Any]:
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(shapes, *args, **kwargs))
@@ -49,8 +57,33 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
     return like(zeros, f)
 
 
+def _only_looked_at(record: Record) -> Site | None:
+    """The first site of a record after which the program goes on with the value itself, if one can be perturbed."""
+    stuck = (c.site for c, _ in record.calls() if c.site.in_place and any(map(_is_inexact, c.types)))
+    return next(stuck, None)
+
+
+def _check_any_passes(patterns: Sequence[Pattern], records: Mapping[str, Record]) -> None:
+    for pattern in patterns:
+        matched = {p: r for p, r in records.items() if not isinstance(pattern, str) or glob_matches(pattern, p)}
+        stuck = [(path, site) for path, record in matched.items() if (site := _only_looked_at(record)) is not None]
+        if stuck and len(stuck) == len(matched):
+            raise _only_looks(*stuck[0])
+
+
+def _only_looks(path: str, site: Site) -> EditError:
+    return EditError(
+        f"perturbation of {path!r} ({site.source}): the program goes on with the value itself, as after `Module.sow`, "
+        "and not with what the site returns; perturb an array that is computed from it"
+    )
+
+
+def _is_inexact(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
 def _differentiable(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact) else None, tree)
+    return jax.tree.map(lambda x: x if _is_inexact(x) else None, tree)
 
 
 def perturbed(f: Callable, *, inside: Any = None) -> Callable:
@@ -147,6 +180,8 @@ class Adding(Handler):
         if tree != site.tree:
             raise EditError(f"perturbation of {path!r} ({site.source}): expected the structure {site.tree}, got {tree}")
         parts = [x for x, is_array in zip(parts, site.arrays) if is_array]
+        if site.in_place and any(x is not None for x in parts):
+            raise _only_looks(path, site)
         return [a if d is None else _sum(a, d, site.at(path), view, i) for i, (a, d) in enumerate(zip(arrays, parts))]
 
 

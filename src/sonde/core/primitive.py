@@ -162,6 +162,8 @@ def _gradient_view(view: View, parts: tuple[int, ...]) -> View:
 
 def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
     """Of a function that is only ever transposed (`jax.linear_transpose`), where no value is computed."""
+    if view.role == "look":  # has no results; a tangent that a loop only looks at
+        return [None] * len(args)
     n = len(operands_of(args, site, view).arrays)
     given = list(cotangents[:n])
     nonzero = tuple(i for i, ct in enumerate(given) if type(ct) is not ad.Zero)

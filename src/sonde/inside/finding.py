@@ -261,7 +261,7 @@ def _named(name: str) -> Found:
         if not isinstance(thing, types.ModuleType):
             return find(thing) if not qualname else find(_attribute(thing, qualname, name))
         names, asked = [module_name], {module_name}
-        if not colon:
+        if not colon or not qualname:
             return find(thing)
         if not any(c in qualname for c in "*?[") and "<locals>" not in qualname:
             return find(_attribute(thing, qualname, name))
@@ -292,6 +292,8 @@ def _chosen(found: Found, qualname: str, name: str) -> Found:
 def _imported(name: str, asked: str) -> Any:
     """A module, or what stands behind a dotted name in one."""
     parts = name.split(".")
+    if not all(parts):
+        raise InsideError(f"inside={asked!r}: that is no name of a module, as 'package.module' or 'package.module:f'")
     for n in range(len(parts), 0, -1):
         module = ".".join(parts[:n])
         try:

@@ -21,6 +21,8 @@ _ADAPTERS = {
     "penzai": "penzai",
     "keras": "keras",
 }
+# Those that have arrays of their own, which are variables of functions too.
+_WITH_ARRAYS = {"penzai"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +45,15 @@ def with_methods(model: Any, methods: frozenset[str]) -> Model:
 
 def as_model(thing: Any, methods: frozenset[str]) -> Model | None:
     """How to look into a model; None if the thing is no model of a library that is known."""
-    if isinstance(thing, (str, types.FunctionType, types.ModuleType)):
-        return None
-    for name, adapter in _ADAPTERS.items():
-        if name in sys.modules:
-            found = importlib.import_module(f"sonde.inside.{adapter}").model(thing, methods)
+    is_code = isinstance(thing, (str, types.FunctionType, types.ModuleType))
+    for name, file in _ADAPTERS.items():
+        if name in sys.modules and (not is_code or name in _WITH_ARRAYS):
+            adapter = importlib.import_module(f"sonde.inside.{file}")
+            found = None if is_code else adapter.model(thing, methods)
             if found is not None:
                 return found
+    if is_code:
+        return None
     # Modules of Sonde's own faces are told by the engine what is wanted of them.
     linen: Any = sys.modules.get("sonde.linen")
     is_ours = module_kind(thing) is not None or (linen is not None and isinstance(thing, linen.Module))

@@ -11,6 +11,7 @@ from penzai import pz
 from sonde.core.module_index import ModuleKind, register_modules
 from sonde.inside.copies import origin_of_copy
 from sonde.inside.libraries import Model, with_methods
+from sonde.inside.values import register_arrays
 
 
 def _children(layer: Any) -> Iterator[tuple[str, Any]]:
@@ -20,6 +21,7 @@ def _children(layer: Any) -> Iterator[tuple[str, Any]]:
             yield field.name, value
 
 
+register_arrays(pz.nx.NamedArray, pz.nx.NamedArrayView)
 register_modules(pz.nn.Layer, ModuleKind(_children, origin=origin_of_copy))
 
 

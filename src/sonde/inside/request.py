@@ -73,6 +73,8 @@ def request_of(inside: Any) -> asked.Request:
     if isinstance(inside, Inside):
         return inside.request
     if type(inside) in (list, tuple, set, frozenset):
+        if not inside:
+            raise TypeError("inside= takes at least one function, class, module, model or name; got none")
         plain = [x for x in inside if not isinstance(x, Inside)]
         made = [x.request for x in inside if isinstance(x, Inside)] + ([Inside(*plain).request] if plain else [])
         return asked.joined(made)

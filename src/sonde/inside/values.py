@@ -6,13 +6,15 @@ is shared, that a number stays a number. So a capture of values only looks: the 
 For gradients and edits a value must pass through its site and come out of it. Arrays do. A tuple, list or dict of
 arrays is built anew if nothing else refers to it, and only looked at otherwise: such a record has no gradient, and an
 edit of it is an error. An array whose numbers are known while a function is traced (a constant) is only looked at too,
-unless an edit runs and its numbers are floats. Everything else, modules and other objects with arrays in them included,
-is no site.
+unless an edit runs and its numbers are floats. Objects that a library uses like arrays (`register_arrays`) are built
+anew too. Everything else, modules and other objects with arrays in them included, is no site; nor are the tangents in
+the rule of a derivative that is taken in reverse mode, which have no numbers.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -53,6 +55,14 @@ class Other:
         return hash(self.name)
 
 
+_array_types: set[type] = set()
+
+
+def register_arrays(*types: type) -> None:
+    """Says that instances of some classes, which are pytrees, stand for arrays and do not change."""
+    _array_types.update(types)
+
+
 def is_array(value: Any) -> bool:
     """Whether a value is an array of numbers (or keys), traced or not."""
     if isinstance(value, _jax.Tracer):
@@ -88,10 +98,14 @@ def marked(
         if not any(arrays):
             return value
         statics = tuple(x if type(x) in _KEPT else Other(x) for x, a in zip(leaves, arrays) if not a)
-        shared = references is None or references > _alone() or not _parts_are_alone(value)
+        shared = type(value) not in _array_types and (
+            references is None or references > _alone() or not _parts_are_alone(value)
+        )
     else:
         return value
     given = [x for x, a in zip(leaves, arrays) if a]
+    if any(map(_jax.is_unknown_tangent, given)):
+        return value
     own = type(trace) is SiteTrace
     passes = state.grads or state.edits
     in_place = not passes or shared or not (own or all(_may_be_replaced(x, state) for x in given))
@@ -133,11 +147,15 @@ def _is_container(value: Any) -> bool:
     kind = type(value)
     if kind is dict:
         return all(type(key) is str for key in value) or all(type(key) is int for key in value)
-    return kind is tuple or kind is list or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+    return (
+        kind is tuple or kind is list or kind in _array_types or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+    )
 
 
 def _holds_arrays(value: Any, around: list[Any]) -> bool:
     """Whether there are arrays in a container; not so of one that contains itself, which is no tree."""
+    if type(value) in _array_types:
+        return any(map(is_array, jax.tree.leaves(value)))
     found = False
     around.append(value)
     for part in value.values() if type(value) is dict else value:
@@ -164,6 +182,9 @@ def _rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
         return None
     if _is_leaf(value):
         return next(leaves)
+    if type(value) in _array_types:
+        tree = jax.tree.structure(value)
+        return jax.tree.unflatten(tree, itertools.islice(leaves, tree.num_leaves))
     if type(value) is dict:
         new = {key: _rebuilt(value[key], leaves) for key in sorted(value)}
         return {key: new[key] for key in value}
@@ -175,9 +196,13 @@ def _rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
 
 def _parts_are_alone(value: Any) -> bool:
     """Whether nothing but the container refers to the containers in it."""
+    if type(value) in _array_types:
+        return True
     parts = list(value.values()) if type(value) is dict else value
     extra = 1 if parts is not value else 0  # the list of values
     for part in parts:
+        if type(part) in _array_types:
+            continue
         if _is_container(part) and (sys.getrefcount(part) > _in_container() + extra or not _parts_are_alone(part)):
             return False
     return True
