@@ -18,8 +18,6 @@ A wrong argument raises Python's own `TypeError` or `ValueError`.
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class SondeError(Exception):
     """The root of the tree: catch it to catch every error below.
@@ -30,12 +28,12 @@ class SondeError(Exception):
 
     page = "docs/reference.md"
 
-    def __init_subclass__(cls, **kwargs: Any):
+    def __init_subclass__(cls, **kwargs: object):
         super().__init_subclass__(**kwargs)
         if SondeError in cls.__bases__ and cls.__module__ == __name__:
             cls.page = f"docs/errors/{cls.__name__}.md"
 
-    def __init__(self, *args: Any):
+    def __init__(self, *args: object):
         super().__init__(*args)
         self.add_note(f"What to do: {self.page}")
 

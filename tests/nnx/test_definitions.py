@@ -20,9 +20,9 @@ def test_containers_one_step_down_and_back(value):
 
 def test_counting():
     w = nnx.Param(jnp.ones(2))
-    definition = walk(nnx.Dict(a=w, b=w, c=nnx.Param(1.0)), graph=True, who="test").definition
+    definition = walk(nnx.Dict(a=w, b=w, c=nnx.Param(1.0)), graph=True, verb="test").definition
     assert count_leaves(definition) == 2 and has_references(definition)
-    assert not has_references(walk(nnx.Dict(a=w), graph=True, who="test").definition)
+    assert not has_references(walk(nnx.Dict(a=w), graph=True, verb="test").definition)
 
 
 def test_paths_in_messages():

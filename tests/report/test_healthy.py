@@ -1,4 +1,4 @@
-"""Freshly initialised networks raise no findings: who cries wolf is not read."""
+"""Freshly initialised networks raise no findings: a tool that cries wolf is not read."""
 
 import jax
 import jax.numpy as jnp

@@ -11,7 +11,7 @@ from sonde.nnx.transforms.options import Mode
 def program(f, *args, donated=()):
     arguments = Arguments(args, (), frozenset())
     names = tuple(arguments.names)
-    found = walk_call(names, arguments.roots, who="jit", graph=True)
+    found = walk_call(names, arguments.roots, verb="jit", graph=True)
     options = Options(f, Mode(True, True), None, None, frozenset(), frozenset(donated), {})
     return Program(options, Structure(found, names, len(names), ()), arguments, found.leaves), found.leaves
 
