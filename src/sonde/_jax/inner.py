@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -41,6 +41,7 @@ __all__ = [
     "UNSPECIFIED",
     "Effect",
     "Literal",
+    "Origin",
     "PjitFunction",
     "Primitive",
     "SymbolicZero",
@@ -93,6 +94,7 @@ __all__ = [
     "open_name",
     "open_names",
     "open_names_of",
+    "origin_of",
     "outputs_of_forward_rule",
     "register_kept_when_rematerialised",
     "remat_p",
@@ -634,6 +636,34 @@ def has_ended(value: Any) -> bool:
             return False
         around = getattr(around, "parent_trace", None) or getattr(around, "parent", None)
     return around is eval_trace
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where tracers come from
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Origin(NamedTuple):
+    """The equation that a tracer is an output of."""
+
+    primitive: Primitive
+    params: dict[str, Any]
+    position: int
+    inputs: Sequence[Any]
+
+
+def origin_of(tracer: Any) -> Any:
+    """The equation that made a tracer, or the value that it stands for; None if neither is known."""
+    if isinstance(tracer, _pe.DynamicJaxprTracer):
+        value = _core.full_lower(tracer)
+        if value is not tracer:
+            return value
+        eqn: Any = tracer.parent
+        position = None if eqn is None else next((i for i, v in enumerate(eqn.outvars) if v is tracer.val), None)
+        return None if position is None else Origin(eqn.primitive, eqn.params, position, eqn.in_tracers)
+    if isinstance(tracer, _batching.BatchTracer):
+        return tracer.val
+    return getattr(tracer, "primal", None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -151,11 +151,12 @@ def prepare_while_loops_for_remat(
         n_handles = len(trace.effect_handles)
         outs = partial_eval(trace, *tracers, **params)
         is_unknown = [isinstance(t, _pe.JaxprTracer) and not t.is_known() for t in outs]
-        if not wants(params) or not any(is_unknown) or all(is_unknown):
+        handles = trace.effect_handles[n_handles:]
+        if not wants(params) or all(is_unknown) or not (any(is_unknown) or handles):
             return outs
-        # The known part has run; the equation for the rest computes it once more.
+        # The known part has run; the equation for the rest, if only for what is seen in it, computes it once more.
         unknown = [t for t, u in zip(outs, is_unknown) if u]
-        recipe: Any = unknown[0].recipe
+        recipe: Any = unknown[0].recipe if unknown else handles[0].recipe
         consts = [not t.is_known() for t in tracers[: len(tracers) - len(outs)]]
         n, known = params["cond_nconsts"], {}
         for name, mine in (("cond_jaxpr", consts[:n]), ("body_jaxpr", consts[n:])):
@@ -164,7 +165,7 @@ def prepare_while_loops_for_remat(
         again = recomputed(known, recipe.params)
         if again is not None:
             recipe = recipe._replace(params=again, effects=recipe.effects if wants(again) else no_effects)
-            handles = trace.effect_handles[n_handles:] if wants(again) else []
+            handles = handles if wants(again) else []
             trace.effect_handles[n_handles:] = [_pe.EffectHandle(handle.parents, recipe) for handle in handles]
             for tracer in unknown:
                 tracer.recipe = recipe

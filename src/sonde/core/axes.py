@@ -116,10 +116,14 @@ def spread(array: Any, axes: Sequence[Axis], index: int, *, skip: int = 0) -> An
     """Gives a leaf the axes that it does not vary over and was stored without; the first `skip` are others."""
     for position, axis in enumerate(axes, skip):
         if not axis.on_leaf(index):
-            expanded = jnp.expand_dims(array, position)
-            shape = (*expanded.shape[:position], axis.size, *expanded.shape[position + 1 :])
-            array = jnp.broadcast_to(expanded, shape)
+            array = repeated_along(array, axis.size, position)
     return array
+
+
+def repeated_along(array: Any, size: Any, position: int) -> Any:
+    """An array with one more axis, along which it does not vary."""
+    expanded = jnp.expand_dims(array, position)
+    return jnp.broadcast_to(expanded, (*expanded.shape[:position], size, *expanded.shape[position + 1 :]))
 
 
 def room_for_axes(array: Any, has: Has, rank: int = 0) -> Any:

@@ -7,7 +7,6 @@ branches with the same path and the same types have one place in the records, as
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,7 +73,11 @@ def _merged(choice: object, items: list[Item]) -> Item:
     if others or len(items) < gate.branches:
         extras["taken"] = taken
     if "count" in extras:  # of the same loop, or zero where the branch was not taken
-        extras["count"] = functools.reduce(jnp.maximum, [item.extras["count"] for item in items])
+        count, count_has = extras["count"], extra_has(axes, "count")
+        for other in items[1:]:
+            mine, mine_has = other.extras["count"], extra_has(other.view.axes, "count")
+            count, count_has = over_axes(jnp.maximum, [count_has, mine_has])(count, mine), either(count_has, mine_has)
+        extras["count"], view = count, view.extra_on("count", count_has)
     if "token" in extras:  # one place, and in every branch another call
         extras["token"] = tuple(token for item in items for token in tokens_of(item))
     sites = tuple(site for item in items for site in item.sites)

@@ -41,6 +41,8 @@ class Handler:
     counts_iterations = False
     # Whether every run of a loop is to be an object of its own in `ItemSpec.loops`, also if it was compiled once.
     tells_loops_apart = False
+    # Whether `goes_on` is to be asked if a while loop with sites goes on; the handler then records nothing.
+    stops_loops = False
     # Whether gradients are wanted.
     grads = False
     # What the captures around look for; None if there are none.
@@ -204,6 +206,10 @@ class Handler:
 
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Hashable, Any]) -> None:
         """Remembers the arrays and what goes with them, if wanted."""
+
+    def goes_on(self, answer: Any) -> Any:
+        """Whether a while loop goes on whose test has given this answer."""
+        return answer
 
 
 class Rebinding(Handler):

@@ -27,6 +27,7 @@ from sonde.core.collect import leaf_indices
 from sonde.core.handler import Met
 from sonde.core.item import Item
 from sonde.core.operands import NO_VALUE
+from sonde.core.possible import possible_numbers
 from sonde.core.site import Site
 from sonde.errors import CaptureError
 
@@ -78,10 +79,12 @@ def _give(gradient: Item, candidates: Sequence[Call]) -> bool:
     token = gradient.extras["token"]
     if isinstance(token, np.ndarray) and np.all(token == NO_VALUE):
         return False
+    traced = isinstance(token, _jax.Tracer)
+    if traced or any(isinstance(t, _jax.Tracer) for call in candidates for t in tokens_of(call.item)):
+        candidates = _possible(candidates, token)
     if len(candidates) == 1:
         _add(candidates[0], gradient)
         return True
-    traced = isinstance(token, _jax.Tracer)
     token = token if traced else _as_numbers(token)
     has = [on and token.ndim > 0 for on in extra_has(gradient.view.axes, "token")]
     for call in candidates:
@@ -104,6 +107,19 @@ def _give(gradient: Item, candidates: Sequence[Call]) -> bool:
         axes = with_leaves(gradient.view.axes, leaf)
         _add(call, dataclasses.replace(gradient, leaves=leaves, view=gradient.view.replace(axes=axes)))
     return True
+
+
+def _possible(candidates: Sequence[Call], token: Any) -> list[Call]:
+    """The calls whose token may be this one, as far as the program says; the others get nothing."""
+    numbers = possible_numbers(token)
+    if numbers is None:
+        return list(candidates)
+    found = []
+    for call in candidates:
+        mine = [possible_numbers(token) for token in tokens_of(call.item)]
+        if any(own is None or (own & numbers) - {0, NO_VALUE} for own in mine):
+            found.append(call)
+    return found
 
 
 def _may_be_of(gradient: Item, value: Item) -> bool:

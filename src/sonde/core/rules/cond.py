@@ -165,7 +165,12 @@ RULES[_jax.cond_p] = cond_rule
 
 
 class _Gate(Rebinding):
-    """Gives every site of a branch one more operand: whether the branch is taken."""
+    """Gives every site of a branch one more operand: whether the branch is taken.
+
+    A loop whose length depends on the data does not run for elements that took another branch: it counts iterations.
+    """
+
+    stops_loops = True
 
     def __init__(self, operand: Any, gate: Gate) -> None:
         super().__init__(operand)
@@ -180,6 +185,10 @@ class _Gate(Rebinding):
             # JAX selects among the tokens of the branches; on a mesh with explicit axes they must be mapped for that.
             outs[-1] = outs[-1] + jnp.zeros_like(self.operand, outs[-1].dtype)
         return outs
+
+    def goes_on(self, answer: Any) -> Any:
+        """Whether the loop would go on if the branch were taken, and it is."""
+        return jnp.logical_and(answer, self.operand)
 
 
 def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:

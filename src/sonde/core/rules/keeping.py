@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde import _jax
-from sonde.core.axes import Axis, either, extra_has, leaf_has, over_axes, spread
-from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
+from sonde.core.axes import Axis, extra_has, leaf_has, repeated_along
+from sonde.core.item import Extra, Item, ItemSpec, build_items, flat_arrays
 
 
 class Keep:
@@ -27,7 +27,6 @@ class Keep:
         active: The type of the predicate.
         last: How many of the last iterations to keep.
         fold: How several iterations become one; see `Handler.fold`.
-        unchanging: For each of the arrays, whether it is the same in every iteration.
         loop: The name of the extras that have the axes of the predicate; see `View.whiles`.
     """
 
@@ -37,14 +36,12 @@ class Keep:
         active: Any,
         last: int,
         fold: Any,
-        unchanging: Sequence[bool],
         loop: Hashable,
     ) -> None:
         self.active = active
         self.n = len(active.shape)
         self.last = last
         self.fold = fold
-        self.unchanging = unchanging
         self.loop = loop
         self.old_specs = specs
         self.specs = [self._with_active_axes(spec) for spec in specs]
@@ -101,26 +98,14 @@ class Keep:
             arrays = [self._in_order(ring, runs, axis) for ring, axis in zip(kept, self.axes)]
             axis = Axis("while", self.last, loop=loop)
             items = build_items([spec.inside(axis) for spec in self.specs], arrays)
-        for item, spec, unchanging in zip(items, self.specs, build_items(self.specs, self.unchanging)):
+        for item, spec in zip(items, self.specs):
             item.extras.pop(self.loop, None)
             if "count" not in item.extras:
-                self._add_count(item, spec, count, chosen_outside=bool(unchanging.extras.get("taken")))
+                active = self._active_axes(spec)
+                item.extras["count"] = count
+                has = [i in active for i in range(len(spec.view.axes))]
+                item.view = item.view.extra_on("count", [False] * (self.last > 1) + has)
         return items
-
-    def _add_count(self, item: Item, spec: ItemSpec, count: Any, *, chosen_outside: bool) -> None:
-        """Adds how often the loop ran.
-
-        In a branch that runs beside its siblings, elements that took another one have not run it. The choice was made
-        outside the loop if it is the same in every iteration.
-        """
-        active, axes = self._active_axes(spec), spec.view.axes
-        has = [i in active for i in range(len(axes))]
-        if chosen_outside and (active or not self.n):
-            taken = item.extras["taken"] if self.last == 1 else item.extras["taken"][0]
-            gate_has = extra_has(axes, "taken")
-            count, has = over_axes(jnp.multiply, [has, gate_has])(count, taken), either(has, gate_has)
-        item.extras["count"] = count
-        item.view = item.view.extra_on("count", [False] * (self.last > 1) + has)
 
     def _in_order(self, ring: Any, count: Any, axes: list[int] | None) -> Any:
         """Turns a ring so that its rows are the last iterations in order; rows that were never filled come last."""
@@ -159,8 +144,11 @@ class Keep:
 
     def _with_active_axes(self, spec: ItemSpec) -> ItemSpec:
         """An item all of whose arrays vary over the predicate: an element that never ran has zeros in each."""
-        active = self._active_axes(spec)
-        axes = [dataclasses.replace(a, leaves=None) if i in active else a for i, a in enumerate(spec.view.axes)]
+        active, named = self._active_axes(spec), frozenset(filter(_says_something, spec.extras))
+        axes = [
+            dataclasses.replace(a, leaves=None, lacking=a.lacking - named) if i in active else a
+            for i, a in enumerate(spec.view.axes)
+        ]
         return dataclasses.replace(spec, view=spec.view.replace(axes=tuple(axes)))
 
     def _axes_in_array(self, spec: ItemSpec, index: int) -> list[int] | None:
@@ -176,19 +164,26 @@ class Keep:
         """Arrays as an iteration computes them, made to vary over whatever the predicate varies over."""
         items, varying = build_items(self.old_specs, arrays), _jax.varying_axes_of_type(self.active)
         for item, spec in zip(items, self.old_specs):
-            axes = self._active_axes(spec)
-            if axes and spec.tree is None:
-                item.leaves = [self._with_axes(x, spec, axes, i) for i, x in enumerate(item.leaves)]
+            active, axes = self._active_axes(spec), spec.view.axes
+            if active and spec.tree is None:
+                item.leaves = [_with_axes(x, leaf_has(axes, i), axes, active) for i, x in enumerate(item.leaves)]
+            for name in filter(_says_something, item.extras if active else ()):
+                item.extras[name] = _with_axes(item.extras[name], extra_has(axes, name), axes, active)
         for item in items:
             item.leaves = [_jax.varying_over(x, varying) for x in item.leaves]
             item.extras = {k: x if k == "token" else _jax.varying_over(x, varying) for k, x in item.extras.items()}
         return [_jax.strongly_typed(x) for x in flat_arrays(items)]
 
-    def _with_axes(self, leaf: Any, spec: ItemSpec, wanted: Sequence[int], index: int) -> Any:
-        """A leaf with the axes of the predicate that it does not vary over, too."""
-        has = leaf_has(spec.view.axes, index)
-        for i in wanted:
-            if not has[i]:
-                leaf = spread(leaf, [spec.view.axes[i]], index, skip=sum(has[:i]))
-                has[i] = True
-        return leaf
+
+def _says_something(extra: Extra) -> bool:
+    """Whether the numbers in an extra matter, and not only its axes, which are those of another loop."""
+    return isinstance(extra, str)
+
+
+def _with_axes(array: Any, has: list[bool], axes: Sequence[Axis], wanted: Sequence[int]) -> Any:
+    """An array with some axes that it does not vary over, too."""
+    for i in wanted:
+        if not has[i]:
+            array = repeated_along(array, axes[i].size, sum(has[:i]))
+            has[i] = True
+    return array

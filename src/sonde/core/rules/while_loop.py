@@ -41,10 +41,10 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     test = _Part(params["cond_jaxpr"], handler, test_consts)
     if not (body.new.specs or test.new.specs or handler.counts_iterations):
         # Nothing has to come out: the loop stays the loop it is.
-        return _bind(test.new.jaxpr, test.front, body.new.jaxpr, body.front, init)
+        return _bind(*_also_asked(handler, test), body.new.jaxpr, body.front, init)
     active, mapped = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval, _mapped_loop(params["cond_jaxpr"])
-    keep = Keep(body.new.specs, active, handler.last, handler.fold, body.unchanging, mapped)
-    keep_test = Keep(test.new.specs, active, handler.last, handler.fold, test.unchanging, mapped)
+    keep = Keep(body.new.specs, active, handler.last, handler.fold, mapped)
+    keep_test = Keep(test.new.specs, active, handler.last, handler.fold, mapped)
     # The test runs once before the loop and once in every iteration. If another capture looks at it too, it stays where
     # it is, and what is recorded of it here is computed once more. Otherwise the loop carries its answer.
     seen_by_others = handler.passes_on
@@ -133,12 +133,18 @@ class _Part:
         outs = _jax.eval_jaxpr(self.new.jaxpr, *front, *carry, *steps)
         return outs[: self.new.n_outs], outs[self.new.n_outs :]
 
-    @property
-    def unchanging(self) -> list[bool]:
-        """For each of the arrays that are recorded, whether it is just one of the constants."""
-        jaxpr = _jax.open_jaxpr(self.new.jaxpr)
-        consts = jaxpr.invars[: len(self.front)]
-        return [any(x is const for const in consts) for x in jaxpr.outvars[self.new.n_outs :]]
+
+def _also_asked(handler: Handler, test: _Part) -> tuple[Any, list[Any]]:
+    """The test of a loop that goes on only if the handler agrees, and the constants that it takes."""
+    if not handler.stops_loops:
+        return test.new.jaxpr, test.front
+
+    def ask(*flat: Any) -> list[Any]:
+        (answer,) = _jax.eval_jaxpr(test.new.jaxpr, *flat)
+        return [handler.goes_on(answer)]
+
+    jaxpr, consts = _jax.trace_to_jaxpr(ask, [v.aval for v in _jax.open_jaxpr(test.new.jaxpr).invars])
+    return jaxpr, [*consts, *test.front]
 
 
 RULES[_jax.while_p] = while_rule
