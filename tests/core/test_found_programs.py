@@ -3,7 +3,22 @@
 import numpy as np
 import pytest
 from tests.core.checking import check_program
-from tests.core.programs import Call, Cond, CustomVjp, Grad, Loop, Program, Remat, Shard, Sow, Vmap, While
+from tests.core.programs import (
+    Call,
+    Cond,
+    CustomVjp,
+    Dead,
+    Grad,
+    Grid,
+    Loop,
+    Program,
+    Remat,
+    Shard,
+    Sides,
+    Sow,
+    Vmap,
+    While,
+)
 
 ONE_SITE = (Sow("s"),)
 SHARED: tuple = (ONE_SITE,)  # a jitted function, for programs that call it at several places
@@ -90,6 +105,43 @@ FOUND = {
     "a branch in a loop that stops at different times, with a mesh inside": (
         Program((), (Vmap((While((Cond(((Shard(ONE_SITE),), ())),), None),), 0, 1),)),
         0,
+        A,
+    ),
+    "whether a branch was taken in a loop that another axis stops": (
+        Program((), (Grid((While((Cond((ONE_SITE, ())),), None, stop=True, length_outside=True),), False),)),
+        0,
+        B,
+    ),
+    "branches in a loop that another axis stops": (
+        Program((), (Grid((While((Cond((ONE_SITE, ONE_SITE)),), None, stop=True, length_outside=True),), True),)),
+        0,
+        B,
+    ),
+    "how often a loop ran in a branch, with a branch inside": (
+        Program((), (Vmap((Cond(((While((Cond((ONE_SITE, ())),), None, stop=True),), ())),), 0, 1),)),
+        0,
+        A,
+    ),
+    "one function, differentiated with and without a map, in a loop": (
+        Program(
+            SHARED,
+            (
+                While(
+                    (
+                        Sides((Call(0),), (Call(0),), (True, True), (True, True)),
+                        Sides((Grad((Call(0),), "grad"),), (Call(0),), (False, False), (False, False)),
+                    ),
+                    None,
+                    stop=True,
+                ),
+            ),
+        ),
+        13,
+        A,
+    ),
+    "a loop that does nothing but look, in a differentiated function": (
+        Program((), (Dead((While((Sow("s", "unused"),), None),)),)),
+        4,
         A,
     ),
     "two captures of a loop that stops at different times": (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -42,7 +42,9 @@ class Axis:
     loop: object = dataclasses.field(default=None, compare=False)
     reverse: bool = dataclasses.field(default=False, compare=False)
     # The extras (see `Item.extras`) that lack this axis.
-    lacking: frozenset[Hashable] = dataclasses.field(default=frozenset(), compare=False)
+    lacking: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
+    # The `while_loop`s around the site, each an object of its own, that stop at another iteration for every element.
+    stopping: frozenset[object] = dataclasses.field(default=frozenset(), compare=False)
 
     @property
     def is_loop(self) -> bool:
@@ -53,7 +55,7 @@ class Axis:
         """Whether the leaf has this axis."""
         return self.leaves is None or self.leaves[index]
 
-    def on_extra(self, name: Hashable) -> bool:
+    def on_extra(self, name: str) -> bool:
         """Whether something that goes with the value has this axis."""
         return name not in self.lacking
 
@@ -73,7 +75,7 @@ def leaf_has(axes: Sequence[Axis], index: int, *, reduced: bool = False) -> list
     return [reduced or axis.on_leaf(index) for axis in axes]
 
 
-def extra_has(axes: Sequence[Axis], name: Hashable) -> list[bool]:
+def extra_has(axes: Sequence[Axis], name: str) -> list[bool]:
     """Which axes something that goes with the value has."""
     return [axis.on_extra(name) for axis in axes]
 

@@ -13,7 +13,7 @@ from sonde import _jax
 from sonde.core.axes import extra_has, leaf_has, per_example, select, with_leaves
 from sonde.core.context import look
 from sonde.core.handler import Handler
-from sonde.core.item import Item
+from sonde.core.item import Extra, Item
 from sonde.core.keeping import by_identity
 from sonde.core.path import Pattern
 from sonde.core.site import Site, View, naming
@@ -52,7 +52,7 @@ class Collect(Handler):
         self.donates = donates
         self.records_only = reduce is None
 
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Hashable, Any]) -> None:
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Remembers the arrays if they are wanted."""
         if not self.wants(site, path, view):
             return

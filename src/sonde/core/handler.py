@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from sonde import _jax
 from sonde.core.context import Looking, path_under
-from sonde.core.item import Bundle, Item
+from sonde.core.item import Bundle, Extra, Item
 from sonde.core.known import new_token
 from sonde.core.operands import operands_of
 from sonde.core.path import Pattern, matches, no_such_site
@@ -157,7 +157,7 @@ class Handler:
         if token is not None:
             seen.token = token
         if sees and view.role != "mark":
-            self.record(seen.arrays, site, path, view, seen.extras(view))
+            self.record(seen.arrays, site, path, view, seen.extras)
         if view.role == "look":
             return []
         return seen.arrays if token is None else [*seen.arrays, token]
@@ -204,7 +204,7 @@ class Handler:
         del site, path, view
         return arrays
 
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Hashable, Any]) -> None:
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Remembers the arrays and what goes with them, if wanted."""
 
     def goes_on(self, answer: Any) -> Any:

@@ -7,15 +7,13 @@ is put together again outside.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 from sonde.core.axes import Axis
 from sonde.core.site import Site, View
 
-# What may go with the leaves of an item: `"token"`, `"taken"`, `"count"`; and for every `while_loop` with a mapped
-# predicate around the site, until the rule of that loop is done, something with the axes of the predicate.
-Extra = Hashable
+Extra = Literal["token", "taken", "count"]  # what may go with the leaves of an item
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

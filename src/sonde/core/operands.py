@@ -8,16 +8,16 @@ The token is an int32 that tells calls apart: a function that is compiled once a
 values and, perhaps, one gradient. The number travels from the value to its gradient as a residual, so a gradient is
 never given to the wrong call. The gate is a boolean that says whether the branch with the site was taken; it appears
 when `vmap` turns a `cond` into a select, where both branches run. There is a number for every `while_loop` around the
-site whose predicate is mapped; it has the axes of the predicate, and its value does not matter. The anchor is the
-number of the iteration; it appears when a loop is differentiated, which would otherwise move a site whose value does
-not change out of the loop. There the site is divided in two, so that the value itself stays free to move (see
-`View.role`).
+site whose predicate is being mapped; that it is mapped is all it says, and once the site is mapped it is gone. The
+anchor is the number of the iteration; it appears when a loop is differentiated, which would otherwise move a site whose
+value does not change out of the loop. There the site is divided in two, so that the value itself stays free to move
+(see `View.role`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,9 +44,10 @@ class Operands:
         """In the order in which the primitive takes them."""
         return [*self.arrays, *[getattr(self, name) for name in _further(site, view)], *self.active]
 
-    def extras(self, view: View) -> dict[Hashable, Any]:
+    @property
+    def extras(self) -> dict[str, Any]:
         """What goes with the arrays, by the name that it has in `Axis.lacking` and `Item.extras`."""
-        named = {"token": self.token, "taken": self.gate, **dict(zip(view.whiles, self.active))}
+        named = {"token": self.token, "taken": self.gate}
         return {name: x for name, x in named.items() if x is not None}
 
 

@@ -7,7 +7,7 @@ gradient can belong to is known from the equations that the token came by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from sonde import _jax
 Numbers = frozenset[int] | None  # None: any number
 Read = Callable[[int], Numbers]  # the numbers that an input of an equation may be, by its position
 
-_MOST = 256  # numbers that are told apart
+_MOST = 64  # numbers that are told apart
 
 # Primitives that put elements of their operands at other places, with the positions of those operands (None: all).
 _MOVES: dict[str, tuple[int, ...] | None] = {
@@ -87,8 +87,10 @@ def _of_tracer(token: Any, known: dict[int, tuple[Any, Numbers]]) -> Numbers:
         known[id(token)] = token, None  # holds on to it, so that its id stays its own
         origin = _jax.origin_of(token)
         if isinstance(origin, _jax.Origin):
-            read = lambda i: _of_tracer(origin.inputs[i], known)
-            found = _of_equation(origin.primitive, origin.params, origin.position, len(origin.inputs), read)
+            inputs = origin.inputs
+            found = _of_equation(
+                origin.primitive, origin.params, origin.position, len(inputs), lambda i: _of_tracer(inputs[i], known)
+            )
         else:
             found = None if origin is None else _of_tracer(origin, known)
         known[id(token)] = token, found
@@ -121,8 +123,9 @@ class _Inside:
             return possible_numbers(self.consts[atom])
         if atom not in self.known:
             eqn, position = self.made_by[atom]
-            read = lambda i: self.of(eqn.invars[i])
-            self.known[atom] = _of_equation(eqn.primitive, eqn.params, position, len(eqn.invars), read)
+            self.known[atom] = _of_equation(
+                eqn.primitive, eqn.params, position, len(eqn.invars), lambda i: self.of(eqn.invars[i])
+            )
         return self.known[atom]
 
 

@@ -222,10 +222,11 @@ def _needs_all_axes(site: Site, dims: Sequence[Any]) -> bool:
     return edited or (site.grads and any(d is not None for d in dims))
 
 
-def _vmap_axis(size: int, leaf_dims: Sequence[Any], extra_dims: Mapping[Any, Any]) -> Axis:
+def _vmap_axis(size: int, leaf_dims: Sequence[Any], extra_dims: Mapping[str, Any], stopping: Any = ()) -> Axis:
     varies = tuple(d is not None for d in leaf_dims)
-    lacking = frozenset({"token", "taken", *extra_dims}) - {name for name, d in extra_dims.items() if d is not None}
-    return Axis("vmap", size, leaves=None if all(varies) else varies, lacking=lacking)
+    lacking = frozenset({"token", "taken"}) - {name for name, d in extra_dims.items() if d is not None}
+    leaves = None if all(varies) else varies
+    return Axis("vmap", size, leaves=leaves, lacking=lacking, stopping=frozenset(stopping))
 
 
 def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
@@ -236,15 +237,17 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
         anchor=_front(given.anchor, at.anchor)[0] if at.anchor is not None else given.anchor,
         token=_front(given.token, at.token),
         gate=_front(given.gate, at.gate),
-        active=tuple(_front(x, d) for x, d in zip(given.active, at.active)),
+        active=tuple(x for x, d in zip(given.active, at.active) if d is None),
     )
     out_dims = [d if d is None else 0 for d in at.arrays]
-    extra_dims = {"token": at.token, "taken": at.gate, **dict(zip(view.whiles, at.active))}
-    if any(d is not None for d in (*out_dims, *extra_dims.values())):
+    extra_dims = {"token": at.token, "taken": at.gate}
+    stopping = [loop for loop, d in zip(view.whiles, at.active) if d is not None]
+    view = view.replace(whiles=tuple(loop for loop in view.whiles if loop not in stopping)) if stopping else view
+    if stopping or any(d is not None for d in (*out_dims, *extra_dims.values())):
         if _needs_all_axes(site, out_dims):
             new.arrays = [x if d == 0 else _repeated(x, axis_data.size) for x, d in zip(new.arrays, out_dims)]
             out_dims = [0] * len(out_dims)
-        view = view.replace(axes=(_vmap_axis(axis_data.size, out_dims, extra_dims), *view.axes))
+        view = view.replace(axes=(_vmap_axis(axis_data.size, out_dims, extra_dims, stopping), *view.axes))
     outs = bind_site(new, site, view)
     return outs, [*out_dims, None][: len(outs)]
 

@@ -164,7 +164,7 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
             if child.sees(site):
                 path = child.meet(site, view, child.here(_jax.names_of(eqn)))
                 if view.role != "mark":
-                    child.record(seen.arrays, site, path, view, seen.extras(view))
+                    child.record(seen.arrays, site, path, view, seen.extras)
             replaced.update(zip(eqn.outvars, outs))
         elif any(map(has_sites, _jax.sub_jaxprs(eqn.params))):
             if eqn.primitive is not _jax.jit_p:

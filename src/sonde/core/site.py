@@ -161,8 +161,8 @@ class View:
         anchored: Whether there is that number of the iteration; also of a site whose value may be replaced.
         gates: The choices, between branches that all run, that led to the site; a further operand says, per element, if
             it was reached.
-        whiles: The `while_loop`s around the site whose predicate is mapped, each an object of its own; there is a
-            further operand for each, which has the axes of the predicate.
+        whiles: The `while_loop`s around the site whose predicate is being mapped, each an object of its own; there is
+            a further operand for each, which is mapped too. See `Axis.stopping`.
     """
 
     order: int = 0
@@ -189,7 +189,7 @@ class View:
             return self
         return self.replace(role="site", anchored=False, whiles=())
 
-    def extra_on(self, name: Hashable, has: Sequence[bool]) -> View:
+    def extra_on(self, name: str, has: Sequence[bool]) -> View:
         """The view of a value with which something goes that has some of the axes."""
         if not self.axes:
             return self

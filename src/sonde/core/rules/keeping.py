@@ -7,7 +7,7 @@ front. There is a form of every array for that (`_to_front`), and the form in wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jax import lax
 
 from sonde import _jax
 from sonde.core.axes import Axis, extra_has, leaf_has, repeated_along
-from sonde.core.item import Extra, Item, ItemSpec, build_items, flat_arrays
+from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
 
 
 class Keep:
@@ -27,7 +27,7 @@ class Keep:
         active: The type of the predicate.
         last: How many of the last iterations to keep.
         fold: How several iterations become one; see `Handler.fold`.
-        loop: The name of the extras that have the axes of the predicate; see `View.whiles`.
+        loop: By which name axes know that they are axes of the predicate; see `Axis.stopping`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Keep:
         active: Any,
         last: int,
         fold: Any,
-        loop: Hashable,
+        loop: object,
     ) -> None:
         self.active = active
         self.n = len(active.shape)
@@ -92,14 +92,13 @@ class Keep:
     def items(self, kept: Sequence[Any], count: Any, loop: object, *, runs: Any) -> list[Item]:
         """The items after a loop of `count` iterations in which they were recorded `runs` times."""
         if self.last == 1:
-            arrays = [self._from_front(x, axis, count) for x, axis in zip(kept, self.axes)]
+            arrays = [self._from_front(x, axes) for x, axes in zip(kept, self.axes)]
             items = build_items([spec.inside_loop(loop) for spec in self.specs], arrays)
         else:
             arrays = [self._in_order(ring, runs, axis) for ring, axis in zip(kept, self.axes)]
             axis = Axis("while", self.last, loop=loop)
             items = build_items([spec.inside(axis) for spec in self.specs], arrays)
         for item, spec in zip(items, self.specs):
-            item.extras.pop(self.loop, None)
             if "count" not in item.extras:
                 active = self._active_axes(spec)
                 item.extras["count"] = count
@@ -107,7 +106,7 @@ class Keep:
                 item.view = item.view.extra_on("count", [False] * (self.last > 1) + has)
         return items
 
-    def _in_order(self, ring: Any, count: Any, axes: list[int] | None) -> Any:
+    def _in_order(self, ring: Any, count: Any, axes: list[int]) -> Any:
         """Turns a ring so that its rows are the last iterations in order; rows that were never filled come last."""
 
         def turn(ring: Any, count: Any) -> Any:
@@ -117,48 +116,39 @@ class Keep:
         for _ in range(self.n):
             turn = jax.vmap(turn)
         rows = jnp.moveaxis(turn(ring, count), self.n, 0)
-        return jax.vmap(lambda row: self._from_front(row, axes, count))(rows)
+        return jax.vmap(lambda row: self._from_front(row, axes))(rows)
 
     # -- the axes of the predicate -------------------------------------------------------------------------------------
 
-    def _to_front(self, x: Any, axes: list[int] | None) -> Any:
+    def _to_front(self, x: Any, axes: list[int]) -> Any:
         """An array with the axes of the predicate in front."""
-        if axes is None:
-            return jnp.broadcast_to(x, (*self.active.shape, *jnp.shape(x))) if self.n else x
-        return jnp.moveaxis(x, axes, range(self.n))
+        return jnp.moveaxis(x, axes, range(self.n)) if self.n else x
 
-    def _from_front(self, x: Any, axes: list[int] | None, count: Any = None) -> Any:
-        """The array again. One that does not vary is that of an element that has run, if any has."""
-        if axes is None:
-            if not self.n:
-                return x
-            rows = x.reshape((-1, *x.shape[self.n :]))
-            return rows[0 if count is None else jnp.argmax(count)]
-        return jnp.moveaxis(x, range(self.n), axes)
+    def _from_front(self, x: Any, axes: list[int]) -> Any:
+        """The array again."""
+        return jnp.moveaxis(x, range(self.n), axes) if self.n else x
 
     def _active_axes(self, spec: ItemSpec) -> list[int]:
-        """Which axes of an item are those of the predicate; none if it does not vary over them."""
-        if not self.n or self.loop not in spec.extras:
-            return []
-        return [i for i, axis in enumerate(spec.view.axes) if axis.kind == "vmap" and axis.on_extra(self.loop)]
+        """Which axes of an item are those of the predicate."""
+        return [i for i, axis in enumerate(spec.view.axes) if self.loop in axis.stopping]
 
     def _with_active_axes(self, spec: ItemSpec) -> ItemSpec:
         """An item all of whose arrays vary over the predicate: an element that never ran has zeros in each."""
-        active, named = self._active_axes(spec), frozenset(filter(_says_something, spec.extras))
+        active, extras = self._active_axes(spec), frozenset(spec.extras)
         axes = [
-            dataclasses.replace(a, leaves=None, lacking=a.lacking - named) if i in active else a
+            dataclasses.replace(a, leaves=None, lacking=a.lacking - extras) if i in active else a
             for i, a in enumerate(spec.view.axes)
         ]
         return dataclasses.replace(spec, view=spec.view.replace(axes=tuple(axes)))
 
-    def _axes_in_array(self, spec: ItemSpec, index: int) -> list[int] | None:
-        """Where an array of an item has the axes of the predicate; None if it does not vary over all of them."""
+    def _axes_in_array(self, spec: ItemSpec, index: int) -> list[int]:
+        """Where an array of an item has the axes of the predicate."""
         active, axes = self._active_axes(spec), spec.view.axes
         if index >= spec.n_leaves:
             has = extra_has(axes, spec.extras[index - spec.n_leaves])
         else:
             has = leaf_has(axes, index, reduced=spec.tree is not None)
-        return [sum(has[:i]) for i in active] if active and all(has[i] for i in active) else None
+        return [sum(has[:i]) for i in active]
 
     def _grown(self, arrays: Sequence[Any]) -> list[Any]:
         """Arrays as an iteration computes them, made to vary over whatever the predicate varies over."""
@@ -167,17 +157,12 @@ class Keep:
             active, axes = self._active_axes(spec), spec.view.axes
             if active and spec.tree is None:
                 item.leaves = [_with_axes(x, leaf_has(axes, i), axes, active) for i, x in enumerate(item.leaves)]
-            for name in filter(_says_something, item.extras if active else ()):
-                item.extras[name] = _with_axes(item.extras[name], extra_has(axes, name), axes, active)
+            for name, array in item.extras.items():
+                item.extras[name] = _with_axes(array, extra_has(axes, name), axes, active)
         for item in items:
             item.leaves = [_jax.varying_over(x, varying) for x in item.leaves]
             item.extras = {k: x if k == "token" else _jax.varying_over(x, varying) for k, x in item.extras.items()}
         return [_jax.strongly_typed(x) for x in flat_arrays(items)]
-
-
-def _says_something(extra: Extra) -> bool:
-    """Whether the numbers in an extra matter, and not only its axes, which are those of another loop."""
-    return isinstance(extra, str)
 
 
 def _with_axes(array: Any, has: list[bool], axes: Sequence[Axis], wanted: Sequence[int]) -> Any:

@@ -222,7 +222,7 @@ _jax.at_first_capture(lambda: _jax.prepare_while_loops_for_remat(_has_sites, _wi
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Under vmap with a mapped predicate: which axes of a site are those of the predicate? Every site inside gets an operand
-# that has them, and the loop a name by which it is found again.
+# that is mapped, too, and so learns of the axis (`Axis.stopping`). The loop gets a name by which it is found again.
 # ---------------------------------------------------------------------------------------------------------------------
 
 mapped_p = _jax.Primitive("sonde_mapped_while")  # the identity, on the predicate of a loop; its parameter is the name
@@ -239,22 +239,17 @@ def _mapped_loop(test: Any) -> object:
 
 
 class _Active(Rebinding):
-    """Gives every site inside a loop one more operand, which has the axes of the predicate."""
+    """Gives every site inside a loop one more operand, which is about to be mapped as the predicate is."""
 
     def __init__(self, operand: Any, loop: object) -> None:
         super().__init__(operand)
         self.loop = loop
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
-        """Binds the site again; an operand that it has from another map gets the axis too."""
+        """Binds the site again with the operand."""
         given = operands_of(args, site, view)
-        if self.loop in view.whiles:
-            at = view.whiles.index(self.loop)
-            given.active = (*given.active[:at], given.active[at] + self.operand, *given.active[at + 1 :])
-            return bind_site(given, site, view)
         given.active = (*given.active, self.operand)
-        view = view.replace(whiles=(*view.whiles, self.loop)).extra_on(self.loop, [False] * len(view.axes))
-        return bind_site(given, site, view)
+        return bind_site(given, site, view.replace(whiles=(*view.whiles, self.loop)))
 
 
 def _predicate_is_mapped(axis_data: Any, dims: Sequence[Any], params: dict[str, Any]) -> bool:
