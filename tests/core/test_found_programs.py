@@ -1,24 +1,30 @@
 """Programs that were wrong once, as the random search printed them."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from tests.core.checking import check_program
 from tests.core.programs import (
     Call,
     Cond,
     CustomVjp,
-    Dead,
     Grad,
     Grid,
     Loop,
+    Model,
     Program,
     Remat,
+    Scope,
     Shard,
     Sides,
     Sow,
     Vmap,
     While,
 )
+
+import sonde
 
 ONE_SITE = (Sow("s"),)
 SHARED: tuple = (ONE_SITE,)  # a jitted function, for programs that call it at several places
@@ -108,7 +114,7 @@ FOUND = {
         A,
     ),
     "whether a branch was taken in a loop that another axis stops": (
-        Program((), (Grid((While((Cond((ONE_SITE, ())),), None, stop=True, length_outside=True),), False),)),
+        Program((), (Grid((While((Cond((ONE_SITE, ()), True),), None, stop=True, length_outside=True),), False),)),
         0,
         B,
     ),
@@ -139,9 +145,9 @@ FOUND = {
         13,
         A,
     ),
-    "a loop that does nothing but look, in a differentiated function": (
-        Program((), (Dead((While((Sow("s", "unused"),), None),)),)),
-        4,
+    "a model in a jitted function in a jitted function in a scope": (
+        Program(((Model("jitted"),),), (Scope("a", (Call(0),)), Call(0))),
+        0,
         A,
     ),
     "two captures of a loop that stops at different times": (
@@ -156,3 +162,18 @@ FOUND = {
 def test_once_wrong(what):
     program, look, x = FOUND[what]
     assert check_program(program, look, x)
+
+
+def test_a_loop_that_does_nothing_but_look_in_a_differentiated_function():
+    def f(x):
+        def body(state):
+            sonde.sow(jnp.sin(state[1]), "h")
+            return state[0] + 1, state[1]
+
+        lax.while_loop(lambda state: state[0] < 3, body, (0, 0.8 * x))
+        return jnp.sum(x**2)
+
+    gradient, records = sonde.capture(jax.grad(f), grads=True)(A)
+    np.testing.assert_allclose(gradient, 2 * A, rtol=1e-6)
+    np.testing.assert_allclose(records["h"].value, np.sin(0.8 * A), rtol=1e-6)
+    assert records["h"].count == 3

@@ -98,7 +98,8 @@ class Stretch:
         frames: The open calls of modules, the outermost first.
         n_names: How many names were open at the start.
         names_around: The names that are open around it, in the stretch outside.
-        used: What was asked of the stretches around: where modules stand (by identity), `"setting"` and `"start"`.
+        used: What was asked of the stretches around: where modules stand (by identity), `"setting"`,
+            `"start"` and `"scopes"`.
         notes: What the library of the modules keeps until the outermost call ends.
     """
 
@@ -263,6 +264,13 @@ class Trail:
             used["setting"] = (None, self._setting(level))
         return used["setting"][1]
 
+    def _scopes(self, level: int) -> str:
+        """The scopes that are open around a stretch, if no call of a module is."""
+        above = self._scopes(level - 1) if level > 1 else ""
+        scopes = _join(above, self.stretches[level - 1].here(self.depth, self.stretches[level].names_around))
+        self.stretches[level].used["scopes"] = (None, scopes)
+        return scopes
+
     # -- for scopes and boundaries -------------------------------------------------------------------------------------
 
     def move_to(self, place: Place) -> Move:
@@ -289,7 +297,10 @@ class Trail:
 
     def label(self, module: Any) -> Place:
         """Where a module stands, as it will be seen from a stretch that starts here."""
-        return self._inward(self.place_of(module), len(self.stretches) - 1)
+        place, last = self.place_of(module), len(self.stretches) - 1
+        if place.here and last:  # wherever the program is: from further inside, that counts from the capture
+            place = dataclasses.replace(place, text=_join(self._scopes(last), place.text))
+        return self._inward(place, last)
 
     def enter(self, given: Iterable[tuple[Place, Any]], n_names: int = 0) -> None:
         """Starts a stretch here."""
@@ -304,6 +315,8 @@ class Trail:
                 return self._setting(level)
             if key == "start":
                 return self._start(level)
+            if key == "scopes":
+                return self._scopes(level)
             module = ref()
             return None if module is None else self._find(module)
         finally:
