@@ -176,4 +176,4 @@ def test_a_loop_that_does_nothing_but_look_in_a_differentiated_function():
     gradient, records = sonde.capture(jax.grad(f), grads=True)(A)
     np.testing.assert_allclose(gradient, 2 * A, rtol=1e-6)
     np.testing.assert_allclose(records["h"].value, np.sin(0.8 * A), rtol=1e-6)
-    assert records["h"].count == 3
+    assert records["h"].counts == (3,)
