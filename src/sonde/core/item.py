@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from sonde.core.axes import Axis
 from sonde.core.site import Site, View
 
-Extra = Literal["token", "taken", "count"]  # what may go with the leaves of an item
+Extra = str  # what may go with the leaves of an item: `"token"`, `"taken"`, `"count"`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
