@@ -10,6 +10,7 @@ import pytest
 
 # A dotted name below jax, the arguments that a function must take (None: any), and what it is needed for.
 EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
+    ("_src.config", "eager_constant_folding", None, "is on under `ensure_compile_time_eval`"),
     ("_src.core", "eval_jaxpr", ("jaxpr", "consts"), "runs a jaxpr under the current trace"),
     ("_src.core", "trace_ctx", None, "has the current trace, and sets it"),
     ("_src.core", "Trace", None, "is what a capture's own trace derives from"),

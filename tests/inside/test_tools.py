@@ -60,8 +60,9 @@ def test_monitor_and_examine():
 
 
 def test_every_tool_that_looks_at_sites_has_the_keyword():
-    every = [getattr(tools, name) for name in tools.__all__ if name[0].islower()]
-    verbs = [verb for verb in every if next(iter(inspect.signature(verb).parameters)) in ("f", "train_step")]
+    # `probe` is given values, and `example_grad_norms` looks at no site.
+    names = [name for name in tools.__all__ if name[0].islower() and name not in ("probe", "example_grad_norms")]
+    verbs = [getattr(tools, name) for name in names]
     core = [sonde.capture, sonde.edit, sonde.sites, sonde.perturbations, sonde.perturbed, sonde.first_nonfinite]
     for verb in [*verbs, *core, examine]:
         assert "inside" in inspect.signature(verb).parameters, verb
@@ -80,6 +81,56 @@ def test_command_line(tmp_path):
     result = CliRunner().invoke(sonde_command, ["nonfinite", f"{program}:main", "--inside", str(program), "--json"])
     assert '"step/square"' in result.output.replace("main/", ""), result.output
     assert f"{program}:5" in result.output
+
+
+PROGRAM = """
+import jax, jax.numpy as jnp
+
+def step(x):
+    big = jnp.tanh(x) * 2
+    return (big ** 2).sum()
+
+def main():
+    return jax.grad(step), (jnp.ones(3),)
+
+def other():
+    return jax.grad(lambda x: step(x * 1.5)), (jnp.ones(3),)
+
+def batches():
+    return step, [jnp.ones((2, 3)), jnp.zeros((2, 3))]
+"""
+COMMANDS = {
+    "sites": ["FILE:main"],
+    "nonfinite": ["FILE:main"],
+    "report": ["FILE:main", "--out", "FOLDER/page.html"],
+    "compare": ["FILE:main", "FILE:other"],
+    "harvest": ["FILE:batches", "FOLDER/kept", "--sites", "step/big"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_looks_at_sites_has_the_option(command, tmp_path):
+    from click.testing import CliRunner
+
+    from sonde.cli.program import sonde_command
+
+    program = tmp_path / "looked_into.py"
+    program.write_text(PROGRAM)
+    given = [x.replace("FILE", str(program)).replace("FOLDER", str(tmp_path)) for x in COMMANDS[command]]
+    result = CliRunner().invoke(sonde_command, [command, *given, "--inside", f"{program}:step", "--json"])
+    assert result.exit_code in (0, 1), result.output
+    if command != "nonfinite":  # of which nothing is found
+        assert "step/big" in result.output, result.output
+
+
+def test_every_command_is_tried():
+    from sonde.cli.program import sonde_command
+
+    takes = {
+        name for name, command in sonde_command.commands.items() if any(p.name == "inside" for p in command.params)
+    }
+    assert takes == set(COMMANDS)
+    assert {name for name in sonde_command.commands if name not in takes} == {"demo", "store"}
 
 
 @pytest.mark.parametrize("wrong", ["nothing.py", "nothing.py:f"])

@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import sonde
-from sonde.errors import EditError, InsideError
+from sonde.errors import CaptureError, EditError, InsideError
 
 X = jnp.linspace(0.1, 1.0, 4)
 
@@ -501,6 +501,38 @@ def test_tangents_in_the_rules_of_derivatives(grads):
     assert records["relu/return"].value.shape == (3, 4)
     (_, tangent), records = sonde.capture(lambda x: jax.jvp(jax.nn.relu, (x,), (x,)), inside="jax.nn:*")(X)
     np.testing.assert_array_equal(records["lambda/g"].value, X)
+
+
+def table(n):
+    entries = jnp.arange(n) * 2.0
+    return entries
+
+
+def looks_up(x):
+    with jax.ensure_compile_time_eval():
+        known = table(4)
+        most = int(known.max())
+    y = x * known
+    return y + most
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, lambda f: lambda x: jax.lax.map(f, x[None])[0]])
+def test_what_is_computed_while_a_function_is_traced_is_seen(wrap):
+    run = wrap(looks_up)
+    for _ in range(2):
+        result, records = sonde.capture(run, inside=[looks_up, table], grads=True)(X)
+        np.testing.assert_array_equal(result, looks_up(X))
+        np.testing.assert_array_equal(jnp.ravel(records["looks_up/table/entries"].value), jnp.arange(4) * 2.0)
+    with pytest.raises(EditError, match="goes on with the value itself"):
+        sonde.edit(wrap(looks_up), {"**/known": jnp.zeros_like}, inside=looks_up)(X)
+
+
+def test_what_is_compiled_apart_is_an_error_if_it_was_asked_for():
+    run = lambda x: jax.jit(dot_product).lower(x, x).compile()(x, x)
+    with pytest.raises(CaptureError, match="runs where the capture cannot see it"):
+        sonde.capture(run, inside=dot_product)(X)
+    result, _ = sonde.capture(run, inside=f"{__file__}:dot*")(X)  # not asked for by name: left out
+    np.testing.assert_array_equal(result, dot_product(X, X))
 
 
 def grows(x, steps):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import lax
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import dtypes as _dtypes
@@ -66,6 +67,8 @@ __all__ = [
     "custom_vmap_p",
     "eval_jaxpr",
     "eval_trace",
+    "evaluated_late",
+    "evaluates_early",
     "flat_tree",
     "has_ended",
     "hold_weakly",
@@ -717,6 +720,16 @@ def not_a_literal(value: Any) -> Any:
     """A value as an array: evaluating a jaxpr gives numbers that are written in it a type of their own."""
     dtype = getattr(value, "dtype", None) if isinstance(value, (int, float, complex)) else None
     return value if dtype is None else np.asarray(value, dtype)
+
+
+def evaluates_early() -> bool:
+    """Whether code runs under `jax.ensure_compile_time_eval`."""
+    return _config.eager_constant_folding.value
+
+
+def evaluated_late() -> Any:
+    """A context manager that undoes `jax.ensure_compile_time_eval`."""
+    return _config.eager_constant_folding(False)
 
 
 def is_unknown_tangent(value: Any) -> bool:

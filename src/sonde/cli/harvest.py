@@ -21,7 +21,7 @@ from sonde.errors import StoreError
 @click.command("harvest", epilog=TEXT)
 @click.argument("target")
 @click.argument("folder")
-@options.together(options.sites, options.grads)
+@options.together(options.sites, options.grads, options.inside)
 @click.option("--dtype", help="What to store floating-point numbers as, such as float16; as they are by default.")
 @click.option("--memory", type=int, default=1024, show_default=True, help="MiB between the program and the disk.")
 @options.together(options.as_json, options.show_traceback)
@@ -30,6 +30,7 @@ def harvest(
     folder: str,
     patterns: tuple[str, ...],
     grads: bool,
+    inside: tuple[str, ...],
     dtype: str | None,
     memory: int,
     as_json: bool,
@@ -38,11 +39,13 @@ def harvest(
     """Run TARGET on its batches and store what passes its sites in FOLDER.
 
     TARGET is module:name or file.py:name of a function without arguments that returns (f, batches) or (f, batches,
-    options): each batch is a tuple of arguments of f, or one argument; options is a dict with keep, keys or reduce, as
-    sonde.store.harvest takes them. The same command on the same FOLDER goes on where it was interrupted.
+    options): each batch is a tuple of arguments of f, or one argument; options is a dict with keep, keys, reduce or
+    inside, as sonde.store.harvest takes them. The same command on the same FOLDER goes on where it was interrupted.
     """
     with quiet_stdout(as_json):
         f, batches, more = _taken_apart(target)
+        if inside:
+            more["inside"] = inside
         try:
             with running(Program(target, f, (), {}), show_traceback=show_traceback, usable=(StoreError, TypeError)):
                 kept = store.harvest(

@@ -29,6 +29,10 @@ class Asked(Protocol):
         """Which captures see the calls of a method of modules."""
         ...
 
+    def must_see(self, source: str) -> bool:
+        """Whether what a line marks was asked for by name, and must not be left out."""
+        ...
+
     def adopt(self, function: Any, made: Any) -> None:
         """Takes note of a function object that was made meanwhile."""
         ...

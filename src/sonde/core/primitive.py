@@ -71,7 +71,8 @@ def _outside_of_a_capture(args: Any, site: Site, view: View) -> list[Any]:
     Raises:
         CaptureError: A capture runs, and cannot see this.
     """
-    if looking() is not None and site.depths is None:
+    state = looking()
+    if state is not None and (site.depths is None or (state.inside is not None and state.inside.must_see(site.source))):
         raise CaptureError(
             f"site {site.path!r} ({site.source}) runs where the capture cannot see it: it was compiled or evaluated "
             "apart from the captured program (`jax.ensure_compile_time_eval`, `jit(...).lower(...)` in the captured "

@@ -36,7 +36,7 @@ class Site:
             that was marked in place.
         depths: Which of the nested captures see the site, the outermost being 1; None: all. A site that only some see
             was asked for by them (`inside=`) and is in a program that knows nothing of it: where that runs apart from
-            the captured program, the site is left out.
+            the captured program, the site is left out, unless its function was asked for by name.
     """
 
     __slots__ = (

@@ -24,9 +24,10 @@ class Request:
         methods: The names of the methods of modules whose arguments and results are sites.
         calls: The functions that are those methods.
         hooks: What else makes calls of modules known: functions that return a context manager, entered for the run.
+        named: Those of the functions that were asked for themselves, and did not come with a class or package.
     """
 
-    __slots__ = ("__weakref__", "calls", "expressions", "functions", "hooks", "methods", "models")
+    __slots__ = ("__weakref__", "calls", "expressions", "functions", "hooks", "methods", "models", "named")
 
     def __init__(
         self,
@@ -35,12 +36,14 @@ class Request:
         methods: frozenset[str] = frozenset(),
         calls: frozenset[FunctionType] = frozenset(),
         hooks: frozenset[Callable[[], contextlib.AbstractContextManager[Any]]] = frozenset(),
+        named: frozenset[FunctionMarks] = frozenset(),
     ) -> None:
         self.functions = functions
         self.expressions = expressions
         self.methods = methods
         self.calls = calls
         self.hooks = hooks
+        self.named = named
         self.models: list[weakref.ref[Any]] = []
 
     def look_into(self, models: Sequence[Any]) -> None:
@@ -80,6 +83,7 @@ def joined(requests: Sequence[Request]) -> Request:
         frozenset[str]().union(*(r.methods for r in requests)),
         frozenset[FunctionType]().union(*(r.calls for r in requests)),
         frozenset().union(*(r.hooks for r in requests)),
+        frozenset[FunctionMarks]().union(*(r.named for r in requests)),
     )
     found.look_into([model for r in requests for ref in r.models if (model := ref()) is not None])
     return found
@@ -129,6 +133,12 @@ class Asked:
     def call_depths(self, method: str) -> frozenset[int]:
         """Which captures see the calls of a method of modules."""
         return frozenset(depth for depth, r in self.requests if method in r.methods)
+
+    def must_see(self, source: str) -> bool:
+        """Whether what a line marks was asked for by name, and must not be left out."""
+        filename, _, line = source.rpartition(":")
+        named = (f for _, r in self.requests for f in r.named if f.filename == filename)
+        return any(f.function.line <= int(line) <= f.function.end for f in named)
 
     def install(self) -> None:
         """Puts other code in the place of what is asked for."""

@@ -8,6 +8,7 @@ needed for that, and a method may be looked into at the same time.
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import types
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from sonde import _jax
 from sonde.core.context import looking
 from sonde.core.module_calls import mark_arguments, mark_result
 from sonde.core.module_index import children_of, module_kind
@@ -99,14 +101,17 @@ def between_sites(
         depths: Which of the nested captures see the sites.
     """
     state: Any = looking()
-    passes = state.grads or state.edits
+    early = _jax.evaluates_early()
+    passes = (state.grads or state.edits) and not early
     if _has_arrays((args, kwargs)):
-        new = mark_arguments(name, original, args, kwargs, is_kept, depths)
+        with _jax.evaluated_late() if early else contextlib.nullcontext():
+            new = mark_arguments(name, original, args, kwargs, is_kept, depths)
         args, kwargs = new if passes else (args, kwargs)
     result = fn(*args, **kwargs)
     if not _has_arrays(result):
         return result
-    new = mark_result(name, original, result, is_kept, depths)
+    with _jax.evaluated_late() if early else contextlib.nullcontext():
+        new = mark_result(name, original, result, is_kept, depths)
     return new if passes else result
 
 

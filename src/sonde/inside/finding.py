@@ -39,10 +39,11 @@ class LeftOut(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found, and what had to be left out."""
+    """What was found, what had to be left out, and whether a function itself was asked for."""
 
     functions: frozenset[FunctionMarks]
     left_out: tuple[LeftOut, ...]
+    by_name: bool = False
 
 
 def find(thing: Any) -> Found:
@@ -103,7 +104,7 @@ def _asked_for(function: types.FunctionType) -> Found:
         found = marks if marks is not None else function_of(function.__code__)
         reason = found if isinstance(found, str) else found.reason
         if reason is None and isinstance(found, FunctionMarks):
-            return _with_inner([found])
+            return _with_inner([found])._replace(by_name=True)
     raise InsideError(f"inside= cannot look into {name} ({place}): {reason}")
 
 

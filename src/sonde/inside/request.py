@@ -49,7 +49,8 @@ class Inside:
         functions = frozenset().union(*(found.functions for found in self._found))
         calls = frozenset().union(*(model.calls for _, model in models))
         hooks = frozenset().union(*(model.hooks for _, model in models))
-        self.request = asked.request(functions, expressions, names if models else frozenset(), calls, hooks)
+        named = frozenset().union(*(found.functions for found in self._found if found.by_name))
+        self.request = asked.request(functions, expressions, names if models else frozenset(), calls, hooks, named)
         self.request.look_into([thing for thing, _ in models])
 
     @property

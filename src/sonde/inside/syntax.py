@@ -68,6 +68,7 @@ class Function:
         index: Its number in the file.
         qualname: Its name, as Python gives it.
         line: The line of the definition or of its first decorator.
+        end: Its last line.
         start: Line and column at which the body of a lambda starts; tells lambdas on one line apart.
         parent: The number of the function that it is defined in, if any.
         lazy: What it is, if its body runs after the call.
@@ -76,6 +77,7 @@ class Function:
     index: int
     qualname: str
     line: int
+    end: int
     start: tuple[int, int] | None
     parent: int | None
     lazy: str | None
@@ -112,7 +114,9 @@ def _collect(node: ast.AST, prefix: str, parent: int | None, found: list[tuple[D
             line = min([child.lineno, *(d.lineno for d in decorators)])
             start = (child.body.lineno, child.body.col_offset) if isinstance(child, ast.Lambda) else None
             inside = len(found)
-            found.append((child, Function(inside, prefix + name, line, start, parent, _lazy(child))))
+            found.append(
+                (child, Function(inside, prefix + name, line, child.end_lineno or line, start, parent, _lazy(child)))
+            )
             # Decorators and defaults belong to the scope around, but no function is told apart by that.
             below = f"{prefix}{name}.<locals>."
         elif isinstance(child, ast.GeneratorExp):

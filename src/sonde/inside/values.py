@@ -13,6 +13,7 @@ the rule of a derivative that is taken in reverse mode, which have no numbers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import sys
@@ -86,7 +87,7 @@ def marked(
         references: How many references there are to the value; None if that is not known.
     """
     trace = _jax.current_trace()
-    if trace is _jax.eval_trace:  # computed apart from the captured program, as under `jax.ensure_compile_time_eval`
+    if trace is _jax.eval_trace:  # a program that outlives its capture
         return value
     if isinstance(value, (jax.Array, np.ndarray)):
         if not is_array(value):
@@ -108,7 +109,8 @@ def marked(
         return value
     own = type(trace) is SiteTrace
     passes = state.grads or state.edits
-    in_place = not passes or shared or not (own or all(_may_be_replaced(x, state) for x in given))
+    early = _jax.evaluates_early()  # what is computed now is a constant of the program
+    in_place = not passes or shared or early or not (own or all(_may_be_replaced(x, state) for x in given))
     check_task(name)
     site = Site(
         name,
@@ -123,7 +125,8 @@ def marked(
         depths=depths,
     )
     site.has_gradient = not in_place
-    outs = trace.at_site(given, site, PLAIN) if own else site_p.bind(*given, site=site, view=PLAIN)
+    with _jax.evaluated_late() if early else contextlib.nullcontext():
+        outs = trace.at_site(given, site, PLAIN) if own else site_p.bind(*given, site=site, view=PLAIN)
     if in_place:
         return value
     if tree is LEAF:
