@@ -83,6 +83,7 @@ if typing.TYPE_CHECKING:
     from sonde.nnx.layers.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
     from sonde.nnx.layers.offset_norm import OffsetRMSNorm
     from sonde.nnx.layers.recurrent_cells import GRUCell, LSTMCell, OptimizedLSTMCell, RNNCellBase, SimpleCell
+    from sonde.nnx.layers.rotary import RoPE, dot_product_attention_with_rope
     from sonde.nnx.layers.sequences import RNN, Bidirectional
     from sonde.nnx.layers.stochastic import Dropout
     from sonde.nnx.layers.weight_normalization import SpectralNorm, WeightNorm
@@ -245,6 +246,7 @@ __all__ = [
     "RngState",
     "RngStream",
     "Rngs",
+    "RoPE",
     "Sequential",
     "SimpleCell",
     "SpectralNorm",
@@ -284,6 +286,7 @@ __all__ = [
     "diff",
     "display",
     "dot_product_attention",
+    "dot_product_attention_with_rope",
     "elu",
     "eval_shape",
     "filter_state",

@@ -19,6 +19,7 @@ _MODULES = {
     "sonde.nnx.layers.normalization": "BatchNorm GroupNorm InstanceNorm LayerNorm RMSNorm",
     "sonde.nnx.layers.offset_norm": "OffsetRMSNorm",
     "sonde.nnx.layers.recurrent_cells": "GRUCell LSTMCell OptimizedLSTMCell RNNCellBase SimpleCell",
+    "sonde.nnx.layers.rotary": "RoPE dot_product_attention_with_rope",
     "sonde.nnx.layers.sequences": "Bidirectional RNN",
     "sonde.nnx.layers.stochastic": "Dropout",
     "sonde.nnx.layers.weight_normalization": "SpectralNorm WeightNorm",

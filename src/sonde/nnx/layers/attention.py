@@ -298,6 +298,7 @@ class MultiHeadAttention(Module):
         is_causal: bool = False,
         out_sharding: Any = None,
         qkv_sharding: Any = None,
+        input_positions: jax.Array | None = None,
     ) -> jax.Array:
         """Attends.
 
@@ -313,6 +314,8 @@ class MultiHeadAttention(Module):
             is_causal: mask what comes after the query.
             out_sharding: sharding of the result, under explicit sharding.
             qkv_sharding: sharding of queries, keys and values, under explicit sharding.
+            input_positions: `(batch..., length)`, passed on to an `attention_fn` that takes them, such as
+                `nnx.dot_product_attention_with_rope`.
 
         Returns:
             `(batch..., queries, out_features)`.
@@ -348,6 +351,7 @@ class MultiHeadAttention(Module):
             precision=self.precision,
             module=self if sow_weights else None,
             **({"is_causal": True} if is_causal else {}),
+            **({} if input_positions is None else {"input_positions": input_positions}),
         )
         return self.out(heads, out_sharding=out_sharding)
 
