@@ -661,9 +661,11 @@ def origin_of(tracer: Any) -> Any:
         value = _core.full_lower(tracer)
         if value is not tracer:
             return value
-        eqn: Any = tracer.parent
-        position = None if eqn is None else next((i for i, v in enumerate(eqn.outvars) if v is tracer.val), None)
-        return None if position is None else Origin(eqn.primitive, eqn.params, position, eqn.in_tracers)
+        eqn = tracer.parent
+        if eqn is None or not any(v is tracer.val for v in eqn.outvars):
+            return None
+        position = [v is tracer.val for v in eqn.outvars].index(True)
+        return Origin(eqn.primitive, eqn.params, position, eqn.in_tracers)
     if isinstance(tracer, _batching.BatchTracer):
         return tracer.val
     return getattr(tracer, "primal", None)
