@@ -224,6 +224,8 @@ def close_jaxpr(jaxpr: Any) -> Any:
 
 def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
     """The jaxprs among the parameters of an equation, open or closed."""
+    if "_prim" in params:  # an operation that says itself what it stands for, and has parameters of its own
+        params = params["_prim"].params
     for value in params.values():
         if hasattr(value, "eqns"):
             yield value

@@ -108,6 +108,10 @@ def unsupported(primitive: Any, params: dict[str, Any]) -> CaptureError:
     """The error for a site in a primitive that no rule gets it out of."""
     site = next(s for j in _jax.sub_jaxprs(params) if (s := first_site(j)) is not None)
     return CaptureError(
-        f"site {site.path!r} ({site.source}) cannot be captured: it is inside a {primitive.name!r}, which "
+        f"site {site.path!r} ({site.source}) cannot be captured: it is inside a {_name_of(primitive, params)!r}, which "
         "Sonde has no rule for; sow the value before or after it"
     )
+
+
+def _name_of(primitive: Any, params: dict[str, Any]) -> str:
+    return type(params["_prim"]).__name__ if "_prim" in params else primitive.name
