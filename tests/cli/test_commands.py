@@ -60,6 +60,64 @@ def test_gradients_of_a_program_that_differentiates_nothing(write, sonde) -> Non
     assert json.loads(result.stdout)["sites"]
 
 
+SOWN = """
+import jax.numpy as jnp
+from sonde import nnx
+class Model(nnx.Module):
+    def __init__(self):
+        self.layer = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    def __call__(self, x):
+        x = self.layer(x)
+        self.sow(nnx.Intermediate, "h", x)
+        return x
+def make():
+    return nnx.value_and_grad(lambda model, x: jnp.sum(model(x) ** 2)), (Model(), jnp.ones((2, 3)))
+"""
+
+
+def test_gradients_of_what_a_module_sows(write, sonde) -> None:
+    write(SOWN)
+    (site,) = sonde.json("report", "model:make", "--grads")["sites"]
+    assert site["path"] == "h" and site["gradient"]["size"] == 6
+
+
+CHATTY = """
+import ctypes, subprocess
+import jax.numpy as jnp, sonde
+def f(x):
+    print("printed")
+    subprocess.run(["echo", "by a child"], check=True)
+    ctypes.CDLL(None).puts(b"by a library")
+    return sonde.sow(x * 2, "h")
+f.example_inputs = (jnp.ones(2),)
+"""
+
+
+def test_what_is_printed_by_other_means_is_not_in_the_json(write, sonde, capfd) -> None:
+    write(CHATTY)
+    for command in ("report", "nonfinite"):
+        result = sonde(command, "model:f", "--json")
+        assert json.loads(result.stdout) and "printed" in result.stderr
+        out, err = capfd.readouterr()
+        assert out == "" and {"by a child", "by a library"} <= set(err.splitlines())
+    print("after", flush=True)
+    assert capfd.readouterr().out == "after\n"
+
+
+ENDLESS = """
+import jax.numpy as jnp, sonde
+def f(x):
+    return f(sonde.sow(x + 1, "x"))
+f.example_inputs = (jnp.ones(2),)
+"""
+
+
+def test_report_of_a_program_that_calls_itself_without_end(write, sonde) -> None:
+    write(ENDLESS)
+    text = sonde.ok("report", "model:f", code=3)
+    assert "The program failed after x on line 4" in text and "RecursionError" in text
+
+
 def test_findings_make_the_exit_code(write, sonde) -> None:
     write(DEAD)
     assert "hidden" in sonde.ok("report", "model:make", code=1)

@@ -120,6 +120,30 @@ def large():
     return examine(jax.value_and_grad(loss), grads=True, title="Large")(normal(64, 64))
 
 
+def extreme():
+    """Numbers at both ends of what a float can hold."""
+    most, least = np.finfo(np.float64).max, np.finfo(np.float64).tiny
+    ends = [-most, -1.0, 0.0, least, most]
+
+    def f():
+        sonde.sow(jnp.array([[-1.0, 1.0], [0.0, 0.5]]) * jnp.finfo(jnp.float32).max, "largest")
+        sonde.sow(jnp.full((3, 3), jnp.finfo(jnp.float32).max), "constant")
+
+    report = examine(f, title="Extreme")()
+    for title, values in {
+        "both": [ends],
+        "above": [[0.0, most]],
+        "below": [[-most, -most / 2]],
+        "one": [[most]],
+    }.items():
+        report.add(HeatMap(title=title, values=values))
+        report.add(HeatMap(title=f"{title}, not signed", values=values, signed=False))
+        report.add(Lines(title=f"{title}, as a line", lines={"y": values[0]}))
+        report.add(Lines(title=f"{title}, as places", lines={"y": np.arange(len(values[0]))}, x=values[0]))
+    report.add(HeatMap(title="given ends", values=[[0.0, 1.0]], low=-np.inf, high=np.inf))
+    return report.add(HeatMap(title="given numbers", values=[[0.0, 1.0]], low=-most, high=most))
+
+
 def many_findings():
     def f(x):
         for name in "abcdefghijklmnopqrst":

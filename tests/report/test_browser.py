@@ -39,7 +39,7 @@ def driver():
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    names = ("troubled", "hostile", "large", "many_findings", "empty", "healthy")
+    names = ("troubled", "hostile", "extreme", "large", "many_findings", "empty", "healthy")
     return {name: getattr(pages, name)().write(folder / f"{name}.html") for name in names}
 
 
@@ -229,6 +229,13 @@ def contrast(a, b):
 
     light, dark = sorted([luminance(a), luminance(b)], reverse=True)
     return (light + 0.05) / (dark + 0.05)
+
+
+def test_the_largest_numbers_are_drawn(browser):
+    page = browser.open("extreme")
+    panels = page.all("#panels .card")
+    assert len(panels) == 18 and all(panel.find_elements("css selector", "svg.chart") for panel in panels)
+    assert "NaN" not in page.js("return document.getElementById('panels').innerHTML")
 
 
 def test_hostile_names_stay_text(browser):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import sys
@@ -68,9 +69,25 @@ def busy(what: str) -> Iterator[Say]:
 
 @contextlib.contextmanager
 def quiet_stdout(as_json: bool) -> Iterator[None]:
-    """While the user's program runs: what it prints goes to stderr if stdout is for machines."""
-    if as_json:
+    """While the user's program runs: what it prints goes to stderr if stdout is for machines.
+
+    So does what child processes and libraries in C print, which know nothing of `sys.stdout`.
+    """
+    if not as_json:
+        yield
+        return
+    sys.stdout.flush()
+    try:
+        stdout = os.dup(1)
+    except OSError:  # closed, as it is for a service
+        stdout = None
+    try:
+        if stdout is not None:
+            os.dup2(2, 1)
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    else:
-        yield
+    finally:
+        if stdout is not None:
+            ctypes.CDLL(None).fflush(None)  # what C has buffered still goes to stderr
+            os.dup2(stdout, 1)
+            os.close(stdout)

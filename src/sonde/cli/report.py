@@ -56,7 +56,7 @@ def report(
     asked = inside or None
     with quiet_stdout(as_json):
         program = program_at(target, read_arrays(input_file) if input_file else None)
-        with running(program, show_traceback=show_traceback), busy("running the program") as say:
+        with running(program, show_traceback=show_traceback, reports=True), busy("running the program") as say:
             look = examine(program.f, *patterns, grads=grads, inside=asked, title=title or target, progress=say)
             found = look(*program.args, **program.kwargs)
     if not found.sites and found.failure is None:

@@ -21,8 +21,17 @@ NO_SITES = (
 
 
 @contextlib.contextmanager
-def running(program: Program, *, show_traceback: bool, usable: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turns what goes wrong in a program into an exit code and a message; errors in `usable` pass."""
+def running(
+    program: Program, *, show_traceback: bool, usable: tuple[type[Exception], ...] = (), reports: bool = False
+) -> Iterator[None]:
+    """Turns what goes wrong in a program into an exit code and a message.
+
+    Args:
+        program: The program.
+        show_traceback: Whether to print the traceback.
+        usable: Errors that pass.
+        reports: Whether this is `sonde report`, which has nothing more to show then.
+    """
     try:
         yield
     except (KeyboardInterrupt, click.ClickException, *usable):
@@ -34,11 +43,10 @@ def running(program: Program, *, show_traceback: bool, usable: tuple[type[Except
     except BaseException as error:
         if show_traceback:
             traceback.print_exception(error)
-        more = "" if show_traceback else "; --traceback shows where"
-        raise Failed(
-            f"{program.name} failed:\n  {last_line(error)}\n`sonde report {program.name}` shows the values up to the "
-            f"failure{more}."
-        ) from error
+        advice = [] if reports else [f"`sonde report {program.name}` shows the values up to the failure"]
+        advice += [] if show_traceback else ["--traceback shows where"]
+        more = f"\n{'; '.join(advice)}." if advice else ""
+        raise Failed(f"{program.name} failed:\n  {last_line(error)}{more}") from error
 
 
 def check_has_sites(program: Program, inside: Any = None) -> int | None:

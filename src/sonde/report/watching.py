@@ -72,6 +72,7 @@ def _own_settings() -> Iterator[None]:
         jax.numpy_dtype_promotion("standard"),
         jax.debug_nans(False),
         jax.debug_infs(False),
+        jax.disable_jit(False),
     ):
         yield
 
@@ -210,7 +211,12 @@ def watch(
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether an exception came out of what looks at the values: no fault of the program, and not to be put on it."""
+    """Whether an exception came out of what looks at the values: no fault of the program, and not to be put on it.
+
+    A program that calls itself without end runs out of frames anywhere, most often in ours, which are the innermost.
+    """
+    if isinstance(error, RecursionError):
+        return False
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(
         frame.f_code in (_reduce.__code__, _whole.__code__, _reduced.__code__, pictures.__code__) for frame in frames

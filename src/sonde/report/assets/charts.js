@@ -40,7 +40,9 @@ function lineChart({ lines, labels, ticks, log = false, height = 230, xTitle = "
   const plot = { w: width - CHART.left - CHART.right, h: height - CHART.top - below };
   const usable = (v) => Number.isFinite(v) && (!log || v > 0);
   const all = lines.flatMap((line) => [...line.y, ...(line.band ? line.band.flat() : [])]).filter(usable);
-  const turn = log ? Math.log10 : (v) => v;
+  // The largest numbers there are leave no room for a margin.
+  const unit = all.some((v) => Math.abs(v) > 1e300) ? 2 ** 20 : 1;
+  const turn = log ? Math.log10 : (v) => v / unit;
   let low = all.length ? all.reduce((a, b) => Math.min(a, b)) : log ? 1 : 0;
   let high = all.length ? all.reduce((a, b) => Math.max(a, b)) : log ? 1 : 1;
   [low, high] = [turn(low), turn(high)];
@@ -54,7 +56,7 @@ function lineChart({ lines, labels, ticks, log = false, height = 230, xTitle = "
     [low, high] = [low - margin, high + margin];
   }
   const [x0, x1] = [places[0] ?? 0, places[n - 1] ?? 1];
-  const px = (i) => CHART.left + (n > 1 && x1 > x0 ? ((places[i] - x0) / (x1 - x0)) * plot.w : plot.w / 2);
+  const px = (i) => CHART.left + (n > 1 && x1 > x0 ? between(places[i], x0, x1) * plot.w : plot.w / 2);
   const py = (v) => CHART.top + (1 - (turn(v) - low) / (high - low)) * plot.h;
   const root = svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": name });
 
@@ -62,7 +64,7 @@ function lineChart({ lines, labels, ticks, log = false, height = 230, xTitle = "
   for (const t of yTicks) {
     const y = CHART.top + (1 - (t - low) / (high - low)) * plot.h;
     root.append(svg("line", { class: "grid", x1: CHART.left, x2: width - CHART.right, y1: y, y2: y }));
-    const text = log ? (Math.abs(t) <= 3 ? String(Number((10 ** t).toPrecision(1))) : `1e${t}`) : show(t);
+    const text = log ? (Math.abs(t) <= 3 ? String(Number((10 ** t).toPrecision(1))) : `1e${t}`) : show(t * unit);
     root.append(svg("text", { x: CHART.left - 8, y: y + 4, "text-anchor": "end" }, text.replace("-", "−")));
   }
   for (const { at, text } of ticks || []) {

@@ -26,11 +26,9 @@ function colorScale(low, high, signed) {
     [low, high] = [-most, most];
   }
   const table = signed ? RAMPS.signed : RAMPS.magnitude;
-  const width = high - low;
   const color = (x) => {
     if (!Number.isFinite(x)) return MISSING;
-    const share = width > 0 ? (x - low) / width : 0.5;
-    return table[Math.max(0, Math.min(255, Math.round(share * 255)))];
+    return table[Math.round(between(x, low, high) * 255)];
   };
   return { low, high, signed, color, table };
 }
@@ -58,8 +56,8 @@ function scaleLegend(scale, missing) {
     el("canvas", { "aria-hidden": "true" }),
     1,
     256,
-    (_, j) => scale.low + (j / 255) * (scale.high - scale.low || 1),
-    scale.high > scale.low ? scale : colorScale(0, 1, scale.signed),
+    (_, j) => j / 255,
+    { color: (share) => scale.table[Math.round(share * 255)] },
   );
   const parts = [el("span", { class: "scale" }, show(scale.low), strip, show(scale.high))];
   if (missing) {

@@ -44,6 +44,17 @@ function show(x) {
   return text.replace(/-/g, "−");
 }
 
+// Where a number lies between two others, 0 to 1. In halves: a width of up to twice the largest number overflows.
+function between(x, low, high) {
+  const share = (x / 2 - low / 2) / (high / 2 - low / 2);
+  return Number.isNaN(share) ? 0.5 : Math.max(0, Math.min(1, share));
+}
+
+// The number at a share of the way from one to another.
+function mixed(low, high, share) {
+  return low * (1 - share) + high * share;
+}
+
 function percent(share) {
   if (share > 0 && share < 0.001) return "<0.1 %";
   return `${share >= 0.1 ? Math.round(share * 100) : Number((share * 100).toFixed(1))} %`;

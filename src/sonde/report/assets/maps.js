@@ -5,8 +5,7 @@ function pixels(picture) {
   const levels = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) levels[i] = text.charCodeAt(i);
   const [low, high] = [num(picture.low), num(picture.high)];
-  const value = (index) =>
-    levels[index] === 255 ? NaN : low / 2 + high / 2 + ((levels[index] - 127) / 254) * (high - low);
+  const value = (index) => (levels[index] === 255 ? NaN : mixed(low, high, levels[index] / 254));
   return { levels, value, low, high, missing: levels.includes(255) };
 }
 
@@ -115,8 +114,9 @@ function heatMap(panel) {
   const columns = rows ? values[0].length : 0;
   const finite = values.flat().filter(Number.isFinite);
   if (!finite.length) return el("p", { class: "quiet" }, "There are no finite numbers to draw.");
-  const low = panel.low === null ? finite.reduce((a, b) => Math.min(a, b)) : num(panel.low);
-  const high = panel.high === null ? finite.reduce((a, b) => Math.max(a, b)) : num(panel.high);
+  const given = (x, otherwise) => (Number.isFinite(num(x)) ? num(x) : finite.reduce(otherwise));
+  const low = given(panel.low, (a, b) => Math.min(a, b));
+  const high = given(panel.high, (a, b) => Math.max(a, b));
   const scale = colorScale(low, high, panel.signed);
   const rowName = (i) => panel.rows[i] ?? String(i);
   const columnName = (j) => panel.columns[j] ?? String(j);
