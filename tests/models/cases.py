@@ -86,6 +86,13 @@ CASES: dict[str, Case] = {
     "llama_dynamic": Case(
         "LlamaForCausalLM", {**_scaled(rope_type="dynamic", factor=3.0), "max_position_embeddings": 5}
     ),
+    "llama_longrope": Case(
+        "LlamaForCausalLM",
+        {
+            **_scaled(rope_type="longrope", factor=3.0, short_factor=[1.0, 1.5], long_factor=[1.2, 3.0]),
+            "max_position_embeddings": 5,
+        },
+    ),
     "llama_yarn": Case(
         "LlamaForCausalLM",
         {
@@ -131,6 +138,7 @@ CASES: dict[str, Case] = {
     "gpt_neox": Case("GPTNeoXForCausalLM", {**_SIZES, "rotary_pct": 0.5, "use_parallel_residual": True}),
     "gpt_neox_in_turn": Case("GPTNeoXForCausalLM", {**_SIZES, "rotary_pct": 1.0, "use_parallel_residual": False}),
     "phi": Case("PhiForCausalLM", {**_GROUPED, "partial_rotary_factor": 0.5, "qk_layernorm": True}),
+    "phi2": Case("PhiForCausalLM", {**_SIZES, "partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
     "phi3": Case(
         "Phi3ForCausalLM",
         {
@@ -141,6 +149,8 @@ CASES: dict[str, Case] = {
     ),
     "bert": Case("BertModel", _BERT, padded=True),
     "bert_masked": Case("BertForMaskedLM", _BERT, padded=True),
+    "bert_masked_untied": Case("BertForMaskedLM", {**_BERT, "tie_word_embeddings": False, "hidden_act": "relu"}),
+    "bert_pretraining": Case("BertForPreTraining", _BERT, padded=True),
     "bert_classes": Case("BertForSequenceClassification", {**_BERT, "num_labels": 3}),
     "roberta": Case("RobertaModel", _BERT | {"pad_token_id": 1, "bos_token_id": 0}),
     "roberta_masked": Case("RobertaForMaskedLM", _BERT | {"pad_token_id": 1, "bos_token_id": 0}),
@@ -148,9 +158,11 @@ CASES: dict[str, Case] = {
         "RobertaForSequenceClassification", _BERT | {"pad_token_id": 1, "bos_token_id": 0, "num_labels": 3}
     ),
     "vit": Case("ViTModel", _VIT),
+    "vit_gray": Case("ViTModel", {**_VIT, "num_channels": 1, "qkv_bias": False}),
     "vit_classes": Case("ViTForImageClassification", {**_VIT, "num_labels": 3}),
     "clip": Case("CLIPModel", {"text_config": _CLIP_TEXT, "vision_config": _VIT, "projection_dim": 12}),
     "clip_text": Case("CLIPTextModelWithProjection", {**_CLIP_TEXT, "projection_dim": 12}),
+    "clip_image_alone": Case("CLIPVisionModel", _VIT),
     "clip_image": Case("CLIPVisionModelWithProjection", {**_VIT, "projection_dim": 12}),
 }
 
@@ -166,7 +178,7 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
     """What a model is given: tokens with a mask, images, or both."""
     rng = np.random.default_rng(7)
     tokens = rng.integers(3, VOCABULARY - 1, (2, LENGTH)).astype(np.int32)
-    images = rng.normal(size=(2, 8, 8, 3)).astype(np.float32)
+    images = rng.normal(size=(2, 8, 8, case.options.get("num_channels", 3))).astype(np.float32)
     found: dict[str, np.ndarray] = {}
     if case.model.startswith("CLIP") or not case.model.startswith("ViT"):
         found["tokens"] = tokens

@@ -1,8 +1,12 @@
-"""Makes the oracles anew: `python -m tests.models.make_oracles`, with `torch` and `transformers` installed."""
+"""Makes the oracles anew: `python -m tests.models.make_oracles`, with `torch` and `transformers` installed.
+
+With names of cases as arguments, only those.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -46,7 +50,7 @@ def run(model: Any, case: Case, given: dict[str, np.ndarray]) -> torch.Tensor:
             positions = np.maximum(np.cumsum(given["mask"], 1) - 1, 0)
             arguments["position_ids"] = torch.tensor(positions)
     out = model(**arguments)
-    for name in ("logits", "logits_per_image", "text_embeds", "image_embeds", "last_hidden_state"):
+    for name in ("logits", "prediction_logits", "logits_per_image", "text_embeds", "image_embeds", "last_hidden_state"):
         if getattr(out, name, None) is not None:
             return getattr(out, name)
     raise AssertionError(case.model)
@@ -81,6 +85,7 @@ def _numbers(x: torch.Tensor) -> Any:
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     ORACLES.mkdir(exist_ok=True)
-    for name, case in CASES.items():
+    for name in sys.argv[1:] or CASES:
+        case = CASES[name]
         (ORACLES / f"{name}.json").write_text(json.dumps(stored(case), separators=(",", ":")) + "\n")
         print(name)

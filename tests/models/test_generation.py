@@ -63,6 +63,14 @@ def test_a_cache_changes_nothing(name: str, layers: Any, folders: dict[str, Any]
         assert apart(of_steps[:, 0, 0], full[0, length : length + NEW - 1]) < 1e-5
 
 
+@pytest.mark.parametrize(("name", "layers"), [("llama_dynamic", "scan"), ("phi3", "list")])
+def test_frequencies_that_change_as_a_text_grows(name: str, layers: Any, tmp_path: Any) -> None:
+    """Every step is as if the whole text were read anew, and the other rows of the batch do not matter."""
+    model = models.load(write_checkpoint(tmp_path, oracle(name)), layers=layers)
+    expected = [by_hand(model, prompt, NEW) for prompt in PROMPTS]
+    assert models.generate(model, PROMPTS, max_new_tokens=NEW, stop=[]).tokens.tolist() == expected
+
+
 def test_compiled_once(folders: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.load(folders["llama"])
     traced = []

@@ -74,11 +74,16 @@ class Config:
         types: how many kinds of segments have an embedding (BERT).
         embedding_norm: whether embeddings are normalised.
         final_norm: whether there is a norm after the last block.
+        norms_first: whether that norm is for the first token alone, when an image is summed up (CLIP).
         pooler: whether there is a pooler (BERT).
+        pooling: how the vector of a sentence is made, if the checkpoint says it.
+        pairs: whether there is a head that says if the second segment follows the first (BERT).
         head: what stands at the end: nothing, `logits` over tokens, `masked` (BERT's), `classes`, or a `projection`.
+        head_activation: of the head for masked tokens; None: as in the MLP.
         classes: how many classes or projected features the head has.
         image: the height and width of images; 0 for a model of texts.
         patch: the height and width of patches.
+        channels: of images.
         patch_bias: whether the embedding of patches has a bias.
         end_token: CLIP's text tower: the token whose position is the text's vector.
         source: the checkpoint's own config, as it will be saved.
@@ -117,11 +122,16 @@ class Config:
     types: int = 0
     embedding_norm: bool = False
     final_norm: bool = True
+    norms_first: bool = False
     pooler: bool = False
+    pooling: Literal["mean", "first"] | None = None
+    pairs: bool = False
     head: Literal["none", "logits", "masked", "classes", "projection"] = "none"
+    head_activation: str | None = None
     classes: int = 0
     image: int = 0
     patch: int = 0
+    channels: int = 3
     patch_bias: bool = True
     end_token: int | None = None
     source: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
@@ -166,13 +176,35 @@ def _quick_gelu(x: jax.Array) -> jax.Array:
     return x * jax.nn.sigmoid(1.702 * x)
 
 
+def _gelu_10(x: jax.Array) -> jax.Array:
+    return jnp.clip(_gelu_exact(x), -10, 10)
+
+
+def _squared_relu(x: jax.Array) -> jax.Array:
+    return jnp.square(jax.nn.relu(x))
+
+
+def _linear(x: jax.Array) -> jax.Array:
+    return x
+
+
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": _gelu_exact,
+    "gelu_python": _gelu_exact,
     "gelu_new": jax.nn.gelu,
     "gelu_fast": jax.nn.gelu,
     "gelu_pytorch_tanh": jax.nn.gelu,
+    "gelu_python_tanh": jax.nn.gelu,
+    "gelu_accurate": jax.nn.gelu,
+    "gelu_10": _gelu_10,
     "quick_gelu": _quick_gelu,
+    "leaky_relu": jax.nn.leaky_relu,
+    "linear": _linear,
+    "mish": jax.nn.mish,
     "relu": jax.nn.relu,
+    "relu2": _squared_relu,
+    "relu6": jax.nn.relu6,
+    "sigmoid": jax.nn.sigmoid,
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
     "tanh": jnp.tanh,

@@ -7,52 +7,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde import nnx, ops
+from sonde import ops
 from sonde.core.sow import sow
-from sonde.models.config import Config
-from sonde.models.stack import Cache, Layers, new_blocks, new_cache, run_blocks
+from sonde.models.stack import Cache, new_cache, run_blocks
+from sonde.models.tower import Tower
 
 
-class Decoder(nnx.Module):
+class Decoder(Tower):
     """A language model.
 
-    Sites: `embedded`, those of every block under `blocks/<number>`, `norm`, `logits`.
-
-    Args:
-        config: what it is made of.
-        layers: `"list"` or `"scan"`.
-        rngs: random streams for the initial parameters.
-        dtype: what parameters are stored in and computed with.
-        tokenizer: turns texts into tokens and back, if there is one.
+    Sites: `embedded`, those of every block under `blocks/<number>`, `norm`, `logits`. Arguments as for a `Tower`.
     """
-
-    def __init__(
-        self,
-        config: Config,
-        *,
-        layers: Layers = "list",
-        rngs: nnx.Rngs,
-        dtype: Any = jnp.float32,
-        tokenizer: Any = None,
-    ):
-        self.config = config
-        self.layers: Layers = layers
-        self.tokenizer = nnx.static(tokenizer)
-        options: dict[str, Any] = {"rngs": rngs, "param_dtype": dtype}
-        self.embed = nnx.Embed(config.vocabulary, config.width, **options)
-        positions = nnx.Embed(config.positions, config.width, **options) if config.positions else None
-        self.positions: nnx.Embed | None = nnx.data(positions)
-        self.blocks = new_blocks(config, layers, rngs=rngs, dtype=dtype)
-        self.norm: Any = config.new_norm(config.width, rngs=rngs, param_dtype=dtype)
-        head = (
-            None if config.tied else nnx.Linear(config.width, config.vocabulary, use_bias=config.head_bias, **options)
-        )
-        self.head: nnx.Linear | None = nnx.data(head)
-
-    @property
-    def dtype(self) -> Any:
-        """What the model is computed with."""
-        return self.embed.dtype
 
     def __call__(self, tokens: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         """Predicts the next token at every position.
@@ -72,7 +37,15 @@ class Decoder(nnx.Module):
         x, _ = run_blocks(self.blocks, self.config, self.embedded(tokens, positions), positions=positions, valid=mask)
         return self.readout(x)
 
-    def extend(self, tokens: jax.Array, cache: Cache, *, positions: jax.Array, valid: jax.Array) -> tuple[Any, Cache]:
+    def extend(
+        self,
+        tokens: jax.Array,
+        cache: Cache,
+        *,
+        positions: jax.Array,
+        valid: jax.Array,
+        text_length: jax.Array | None = None,
+    ) -> tuple[Any, Cache]:
         """Reads tokens after those in a cache, and predicts what follows the last of them.
 
         Args:
@@ -80,12 +53,16 @@ class Decoder(nnx.Module):
             cache: what earlier tokens left.
             positions: `(batch or 1, length)`: the position of every token in its text.
             valid: `(batch or 1, slots)`: which slots of the cache hold no padding.
+            text_length: `(batch or 1, 1)`: how long each text is, where rotary frequencies depend on it; up to the
+                last position if None.
 
         Returns:
             Logits, `(batch, vocabulary)`, and the new cache.
         """
         x = self.embedded(tokens, positions)
-        x, new = run_blocks(self.blocks, self.config, x, positions=positions, valid=valid, cache=cache)
+        x, new = run_blocks(
+            self.blocks, self.config, x, positions=positions, valid=valid, cache=cache, text_length=text_length
+        )
         assert new is not None
         return self.readout(x[:, -1:])[:, 0], new
 
@@ -111,4 +88,6 @@ class Decoder(nnx.Module):
         """
         x = sow(self.norm(x), "norm")
         logits = self.embed.attend(x) if self.head is None else self.head(x)
+        if self.head_bias is not None:
+            logits = logits + self.head_bias
         return sow(ops.soft_cap(logits.astype(jnp.float32), self.config.logit_cap), "logits")

@@ -2,75 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from sonde import nnx
 from sonde.core.sow import sow
-from sonde.models.config import Config, activation
-from sonde.models.stack import Layers, new_blocks, run_blocks
+from sonde.models.stack import run_blocks
+from sonde.models.tower import Tower
 
 
-class MaskedHead(nnx.Module):
-    """The head that fills in masked tokens: a map, a nonlinearity, a norm, and the table of embeddings."""
-
-    def __init__(self, config: Config, *, rngs: nnx.Rngs, dtype: Any):
-        self.dense = nnx.Linear(config.width, config.width, rngs=rngs, param_dtype=dtype)
-        self.norm: Any = config.new_norm(config.width, rngs=rngs, param_dtype=dtype)
-        self.bias = nnx.Param(jnp.zeros((config.vocabulary,), dtype))
-        self.activation = activation(config.activation)
-
-    def __call__(self, x: jax.Array, embed: nnx.Embed) -> jax.Array:
-        """Logits over all tokens."""
-        return embed.attend(self.norm(self.activation(self.dense(x)))) + self.bias
-
-
-class Encoder(nnx.Module):
+class Encoder(Tower):
     """A model that reads texts.
 
     Sites: `embedded`, those of every block under `blocks/<number>`, `norm` where there is a last norm, `pooled`, and
-    `logits` where there is a head.
-
-    Args:
-        config: what it is made of.
-        layers: `"list"` or `"scan"`.
-        rngs: random streams for the initial parameters.
-        dtype: what parameters are stored in and computed with.
-        tokenizer: turns texts into tokens and back, if there is one.
+    `logits` where there is a head. Arguments as for a `Tower`.
     """
-
-    def __init__(
-        self,
-        config: Config,
-        *,
-        layers: Layers = "list",
-        rngs: nnx.Rngs,
-        dtype: Any = jnp.float32,
-        tokenizer: Any = None,
-    ):
-        self.config = config
-        self.layers = layers
-        self.tokenizer = nnx.static(tokenizer)
-        options: dict[str, Any] = {"rngs": rngs, "param_dtype": dtype}
-        self.embed = nnx.Embed(config.vocabulary, config.width, **options)
-        self.positions = nnx.Embed(config.positions, config.width, **options)
-        types = nnx.Embed(config.types, config.width, **options) if config.types else None
-        self.types: nnx.Embed | None = nnx.data(types)
-        embed_norm = config.new_norm(config.width, **options) if config.embedding_norm else None
-        self.embed_norm: Any = nnx.data(embed_norm)
-        self.blocks = new_blocks(config, layers, rngs=rngs, dtype=dtype)
-        self.norm: Any = nnx.data(config.new_norm(config.width, **options) if config.final_norm else None)
-        self.pooler: nnx.Linear | None = nnx.data(
-            nnx.Linear(config.width, config.width, **options) if config.pooler else None
-        )
-        self.head: Any = nnx.data(_head(config, rngs, dtype))
-
-    @property
-    def dtype(self) -> Any:
-        """What the model is computed with."""
-        return self.embed.dtype
 
     def __call__(
         self, tokens: jax.Array, *, mask: jax.Array | None = None, types: jax.Array | None = None
@@ -107,24 +52,15 @@ class Encoder(nnx.Module):
         x, _ = run_blocks(self.blocks, self.config, x, positions=positions, valid=mask)
         return x if self.norm is None else sow(self.norm(x), "norm")
 
-    def pooled(self, hidden: jax.Array) -> jax.Array:
-        """The vector of a text that the pooler makes of its first token, `(batch, width)`.
+    def follows(self, hidden: jax.Array) -> jax.Array:
+        """Logits, `(batch, 2)`, that the second segment of a text follows the first, and that it does not.
+
+        Args:
+            hidden: vectors of all tokens, `(batch, length, width)`.
 
         Raises:
-            ValueError: the model has no pooler.
+            ValueError: the model was not loaded as `BertForPreTraining`.
         """
-        if self.pooler is None:
-            raise ValueError(f"this {self.config.architecture} model has no pooler.")
-        return sow(jnp.tanh(self.pooler(hidden[:, 0])), "pooled")
-
-
-def _head(config: Config, rngs: nnx.Rngs, dtype: Any) -> nnx.Module | None:
-    match config.head:
-        case "masked":
-            return MaskedHead(config, rngs=rngs, dtype=dtype)
-        case "classes":
-            return nnx.Linear(config.width, config.classes, rngs=rngs, param_dtype=dtype)
-        case "projection":
-            return nnx.Linear(config.width, config.classes, use_bias=False, rngs=rngs, param_dtype=dtype)
-        case _:
-            return None
+        if self.pairs is None:
+            raise ValueError(f"this {self.config.architecture} model has no head for pairs of segments.")
+        return self.pairs(self.pooled(hidden))

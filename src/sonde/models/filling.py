@@ -19,6 +19,7 @@ from sonde.models.names import Row, expand
 from sonde.models.placing import place, sharding_of
 
 _SHOWN = 8
+_OLD = {"gamma": "weight", "beta": "bias"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ def fill(
     config: Any = model.config  # pyright: ignore[reportAttributeAccessIssue]
     wanted = parameters_of(model)
     rows = list(expand(architecture.rows(config), number_of_layers(config)))
-    tensors = _with_prefix(tensors, architecture.prefix, rows)
+    tensors = _under_todays_names(tensors, architecture.prefix, rows)
     sources = _sources(rows, tensors)
     plan = {path: _plan(path, leaf, sources) for path, leaf in wanted.items()}
     _check(plan, wanted, rows, tensors, where)
@@ -116,12 +117,21 @@ def _size(leaf: Any) -> int:
     return int(np.prod(leaf.shape, dtype=np.int64))
 
 
-def _with_prefix(tensors: Tensors, prefix: str, rows: Iterable[Row]) -> Tensors:
-    """The tensors under the names of the table: some checkpoints leave out what most names begin with."""
-    if not prefix or any(name.startswith(prefix) for name in tensors):
-        return tensors
+def _under_todays_names(tensors: Tensors, prefix: str, rows: Iterable[Row]) -> Tensors:
+    """The tensors under the names of the table.
+
+    Some checkpoints leave out what most names begin with; the first BERTs call scale and bias of norms gamma and beta.
+    """
     whole = {row.theirs for row in rows}
-    return {name if name in whole else prefix + name: tensor for name, tensor in tensors.items()}
+    has_prefix = not prefix or any(name.startswith(prefix) for name in tensors)
+
+    def today(name: str) -> str:
+        stem, _, last = name.rpartition(".")
+        if last in _OLD:
+            name = f"{stem}.{_OLD[last]}"
+        return name if has_prefix or name in whole else prefix + name
+
+    return {today(name): tensor for name, tensor in tensors.items()}
 
 
 def _sources(rows: Iterable[Row], tensors: Tensors) -> dict[str, Source]:

@@ -7,6 +7,10 @@ number of new tokens.
 While a capture or an edit runs, tokens are generated in a scan: a site of the model has two values, that of the prompt
 (call 0) and that of the new tokens (call 1), whose first axis is the generated position. Row `i` is what the model
 computes when it reads generated token `i`. Otherwise the loop ends when every row has met a stop token.
+
+Sharp edge: where rotary frequencies change with the length of a text (`dynamic`, `longrope`) and prompts grow past the
+length that the model was trained on, what is in the cache does not hold any more. The text before the new token is then
+read anew at every step, which takes the time of a prompt for each token. Its sites are not seen again.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import numpy as np
 from jax import lax
 
 from sonde import nnx
-from sonde.core.context import looking
+from sonde.core.context import look, looking
 from sonde.core.edit import Edit
 from sonde.models.decoder import Decoder
 from sonde.models.sampling import Sampling, choose
@@ -80,6 +84,7 @@ class _State(NamedTuple):
     tokens: jax.Array  # those chosen last
     done: jax.Array
     cache: Cache
+    texts: jax.Array | None = None  # `(batch, slots)`: all tokens so far, where they are to be read anew
 
 
 def generate(
@@ -136,7 +141,12 @@ def generate(
         )
     tokens, mask = pad(rows, fill, left=True, length=length)
     ends = jnp.asarray(_stops(model, stop), jnp.int32)
-    options = {"sampling": Sampling.of(temperature, top_k, top_p), "key": jax.random.key(seed), "ends": ends}
+    options: dict[str, Any] = {
+        "sampling": Sampling.of(temperature, top_k, top_p),
+        "key": jax.random.key(seed),
+        "ends": ends,
+        "anew": _outgrows_its_cache(model, rows, max_new_tokens),
+    }
     prompt, padding = jnp.asarray(tokens), jnp.asarray((~mask).sum(1).astype(np.int32))
     if stream:
         new, lengths = _streamed(
@@ -202,6 +212,24 @@ def _tokens(model: Decoder, prompt: Any) -> list[int]:
     return model.tokenizer.encode(prompt)
 
 
+def _outgrows_its_cache(model: Decoder, rows: list[list[int]], new: int) -> bool:
+    """Whether rotary frequencies change while these prompts are continued.
+
+    Raises:
+        ValueError: they do, and an edit is running, which would have to be made again in what is read anew.
+    """
+    rotaries = [kind.rotary for kind in model.config.kinds if kind.rotary is not None]
+    found = any(rotary.changes_between(len(row), len(row) + new - 1) for rotary in rotaries for row in rows)
+    state = looking()
+    if found and state is not None and state.edits:
+        raise ValueError(
+            f"the rotary frequencies of this model change when a text is longer than {rotaries[0].trained_length} "
+            f"tokens, so what came before is read anew for every new token, and edits cannot be made in it again. "
+            f"Generate fewer tokens, or edit the model itself."
+        )
+    return found
+
+
 def _stops(model: Decoder, stop: Iterable[int | str] | None) -> list[int]:
     if stop is None:
         return [] if model.tokenizer is None else list(model.tokenizer.stop)
@@ -228,6 +256,7 @@ def _start(
     sampling: Sampling,
     key: jax.Array,
     ends: jax.Array,
+    anew: bool = False,
 ) -> _State:
     """Reads the prompts and chooses the first new tokens."""
     batch, length = prompt.shape
@@ -236,7 +265,8 @@ def _start(
         prompt, model.new_cache(batch, slots), positions=positions, valid=_valid(padding, slots)
     )
     tokens = choose(logits, sampling, jax.random.fold_in(key, 0))
-    return _State(jnp.int32(0), tokens, jnp.isin(tokens, ends), cache)
+    texts = jnp.pad(prompt, ((0, 0), (0, slots - length))) if anew else None
+    return _State(jnp.int32(0), tokens, jnp.isin(tokens, ends), cache, texts)
 
 
 def _step(
@@ -250,19 +280,35 @@ def _step(
 ) -> _State:
     """Reads the tokens chosen last and chooses the next ones."""
     positions = state.cache.filled - padding[:, None]
-    logits, cache = model.extend(
-        state.tokens[:, None], state.cache, positions=positions, valid=_valid(padding, state.cache.slots)
-    )
+    valid, cache, texts = _valid(padding, state.cache.slots), state.cache, state.texts
+    if texts is not None:
+        cache = _read_anew(model, texts, padding, valid, cache.filled)
+        texts = lax.dynamic_update_slice(texts, state.tokens[:, None], (0, cache.filled))
+    logits, cache = model.extend(state.tokens[:, None], cache, positions=positions, valid=valid)
     chosen = choose(logits, sampling, jax.random.fold_in(key, state.step + 1))
     tokens = jnp.where(state.done, fill, chosen)
-    return _State(state.step + 1, tokens, state.done | jnp.isin(chosen, ends), cache)
+    return _State(state.step + 1, tokens, state.done | jnp.isin(chosen, ends), cache, texts)
+
+
+def _read_anew(model: Decoder, texts: jax.Array, padding: jax.Array, valid: jax.Array, filled: jax.Array) -> Cache:
+    """A cache of all tokens so far, as they are when the text has one token more."""
+    positions = jnp.arange(texts.shape[1], dtype=jnp.int32)[None] - padding[:, None]
+    with look(None):
+        _, cache = model.extend(
+            texts,
+            model.new_cache(*texts.shape),
+            positions=positions,
+            valid=valid,
+            text_length=(filled + 1 - padding)[:, None],
+        )
+    return cache._replace(filled=filled)
 
 
 def _valid(padding: jax.Array, slots: int) -> jax.Array:
     return jnp.arange(slots, dtype=jnp.int32)[None] >= padding[:, None]
 
 
-@nnx.jit(static_argnames=("steps", "fill"))
+@nnx.jit(static_argnames=("steps", "fill", "anew"))
 def _whole(
     model: Decoder,
     prompt: jax.Array,
@@ -273,9 +319,10 @@ def _whole(
     sampling: Sampling,
     key: jax.Array,
     ends: jax.Array,
+    anew: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """All new tokens, and how many of them each row has."""
-    first = _start(model, prompt, padding, prompt.shape[1] + steps - 1, sampling, key, ends)
+    first = _start(model, prompt, padding, prompt.shape[1] + steps - 1, sampling, key, ends, anew)
 
     def go_on(state: _State) -> _State:
         return _step(model, state, padding, sampling, key, ends, fill)
@@ -316,7 +363,7 @@ def _until_done(go_on: Callable[[_State], _State], first: _State, steps: int, fi
 # Streaming
 # ---------------------------------------------------------------------------------------------------------------------
 
-_start_alone = nnx.jit(_start, static_argnames=("slots",))
+_start_alone = nnx.jit(_start, static_argnames=("slots", "anew"))
 _step_alone = nnx.jit(_step, static_argnames=("fill",), donate_argnames=("state",))
 
 
@@ -331,10 +378,11 @@ def _streamed(
     sampling: Sampling,
     key: jax.Array,
     ends: jax.Array,
+    anew: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """All new tokens, one call for each, shown as they come."""
     slots = prompt.shape[1] + steps - 1
-    state = _start_alone(model, prompt, padding, slots=slots, sampling=sampling, key=key, ends=ends)
+    state = _start_alone(model, prompt, padding, slots=slots, sampling=sampling, key=key, ends=ends, anew=anew)
     found, lengths = [], np.zeros(prompt.shape[0], np.int32)
     running = np.ones(prompt.shape[0], bool)
     while True:

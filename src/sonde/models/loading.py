@@ -61,11 +61,13 @@ def load(
     """
     path = _found(source)
     if path.is_dir():
-        raw = _read_json(path / "config.json")
+        raw = _read_json(path / "config.json") | _pooling(path)
         tensors = read_folder(path)
         tokenizer = Tokenizer.from_folder(path)
     else:
         raw, tensors, tokenizer = _read_gguf(path)
+    if not any("pooler." in name for name in tensors):
+        raw = raw | {"add_pooling_layer": False}  # encoders of sentences are often stored without
     architecture, config = read_config(raw)
     model = abstract(architecture, config, layers=layers, dtype=_dtype(dtype, tensors), tokenizer=tokenizer)
     fill(model, architecture, tensors, mesh=mesh, where=str(path))
@@ -126,6 +128,17 @@ def _read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text())
     except ValueError as error:
         raise ModelFileError(f"{path} is no JSON: {error}.") from error
+
+
+def _pooling(folder: Path) -> dict[str, Any]:
+    """How vectors of sentences are made, where a folder of sentence encoders says it."""
+    beside = folder / "1_Pooling" / "config.json"
+    if not beside.exists():
+        return {}
+    told = _read_json(beside)
+    names = {"pooling_mode_cls_token": "first", "pooling_mode_mean_tokens": "mean"}
+    chosen = [ours for theirs, ours in names.items() if told.get(theirs)]
+    return {"pooling": chosen[0]} if len(chosen) == 1 else {}
 
 
 def _read_gguf(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:

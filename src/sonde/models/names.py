@@ -72,6 +72,11 @@ def linear(theirs: str, ours: str, *, bias: bool) -> list[Row]:
     return [*rows, plain(f"{theirs}.bias", f"{ours}/bias")] if bias else rows
 
 
+def linear_or_ignored(theirs: str, ours: str, *, wanted: bool) -> list[Row]:
+    """Kernel and bias of a linear map that checkpoints have whether or not their class uses it."""
+    return linear(theirs, ours, bias=True) if wanted else [ignored(f"{theirs}.weight"), ignored(f"{theirs}.bias")]
+
+
 def norm(theirs: str, ours: str, *, bias: bool = False) -> list[Row]:
     """Scale and bias of a norm."""
     rows = [plain(f"{theirs}.weight", f"{ours}/scale")]

@@ -18,7 +18,7 @@ def sentence_vectors(
     model: Encoder,
     texts: Sequence[str],
     *,
-    pooling: Pooling = "mean",
+    pooling: Pooling | None = None,
     normalise: bool = True,
     longest: int | None = None,
 ) -> jax.Array:
@@ -27,7 +27,8 @@ def sentence_vectors(
     Args:
         model: an encoder with a tokenizer.
         texts: the texts.
-        pooling: `"mean"` averages the vectors of all tokens, `"first"` takes that of the first one.
+        pooling: `"mean"` averages the vectors of all tokens, `"first"` takes that of the first one;
+            None does as the checkpoint says, and averages if it does not say.
         normalise: whether vectors have length one, so that their products are cosines.
         longest: how many tokens are read of a text; as many as the model has positions for if None.
 
@@ -42,7 +43,7 @@ def sentence_vectors(
     most = model.config.positions - model.config.position_offset
     batch = model.tokenizer.batch(texts, longest=min(longest or most, most))
     hidden = _hidden(model, jnp.asarray(batch.tokens), jnp.asarray(batch.mask))
-    vectors = pooled(hidden, jnp.asarray(batch.mask), pooling)
+    vectors = pooled(hidden, jnp.asarray(batch.mask), pooling or model.config.pooling or "mean")
     return vectors / jnp.linalg.norm(vectors, axis=-1, keepdims=True) if normalise else vectors
 
 

@@ -82,6 +82,7 @@ def run_blocks(
     positions: jax.Array,
     valid: jax.Array | None = None,
     cache: Cache | None = None,
+    text_length: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache | None]:
     """Applies all blocks.
 
@@ -92,6 +93,8 @@ def run_blocks(
         positions: `(batch or 1, length)`: the position of every token in its text.
         valid: `(batch or 1, keys)`: which keys are no padding; with a cache, which of its slots.
         cache: what earlier positions left; the tokens of `x` go into its next slots.
+        text_length: `(batch or 1, 1)`: how long each text is, where rotary frequencies depend on it; up to the last
+            position if None.
 
     Returns:
         The residual stream after the last block, and the new cache.
@@ -102,7 +105,7 @@ def run_blocks(
         # Slots are filled in the order of the text, so distances between slots are distances between positions.
         first = cache.filled - positions[:, :1]
         key_positions = jnp.arange(cache.slots, dtype=positions.dtype)[None] - first
-    seen = [_seen(config, kind, positions, key_positions, valid) for kind in config.kinds]
+    seen = [_seen(config, kind, positions, key_positions, valid, text_length) for kind in config.kinds]
     run: Any = _run_list if isinstance(blocks, nnx.List) else _run_scan
     x, filled = run(blocks, config, x, seen, cache)
     if cache is None or filled is None:
@@ -110,9 +113,17 @@ def run_blocks(
     return x, Cache(filled[0], filled[1], cache.filled + x.shape[1])
 
 
-def _seen(config: Config, kind: Kind, positions: jax.Array, key_positions: jax.Array, valid: jax.Array | None) -> Seen:
+def _seen(
+    config: Config,
+    kind: Kind,
+    positions: jax.Array,
+    key_positions: jax.Array,
+    valid: jax.Array | None,
+    text_length: jax.Array | None,
+) -> Seen:
     mask = ops.visible(positions, key_positions, causal=config.causal, window=kind.window, valid=valid)
-    return Seen(mask, None if kind.rotary is None else ops.rotary_tables(positions, kind.rotary))
+    rotation = None if kind.rotary is None else ops.rotary_tables(positions, kind.rotary, length=text_length)
+    return Seen(mask, rotation)
 
 
 def _run_list(

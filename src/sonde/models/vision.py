@@ -2,87 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from sonde import nnx
 from sonde.core.sow import sow
 from sonde.errors import LayerInputError
-from sonde.models.config import Config
-from sonde.models.stack import Layers, new_blocks, run_blocks
+from sonde.models.stack import run_blocks
+from sonde.models.tower import Tower
 
 
-class Vision(nnx.Module):
+class Vision(Tower):
     """A model that reads images.
 
     Sites: `embedded`, those of every block under `blocks/<number>`, `norm`, and `logits` where there is a head.
-
-    Args:
-        config: what it is made of.
-        layers: `"list"` or `"scan"`.
-        rngs: random streams for the initial parameters.
-        dtype: what parameters are stored in and computed with.
-        tokenizer: ignored; images have none.
+    Arguments as for a `Tower`.
     """
-
-    def __init__(
-        self,
-        config: Config,
-        *,
-        layers: Layers = "list",
-        rngs: nnx.Rngs,
-        dtype: Any = jnp.float32,
-        tokenizer: Any = None,
-    ):
-        del tokenizer
-        self.config = config
-        self.layers = layers
-        options: dict[str, Any] = {"rngs": rngs, "param_dtype": dtype}
-        patch = (config.patch, config.patch)
-        self.patches = nnx.Conv(
-            3, config.width, patch, strides=patch, padding="VALID", use_bias=config.patch_bias, **options
-        )
-        self.first = nnx.Param(jnp.zeros((config.width,), dtype))
-        count = (config.image // config.patch) ** 2 + 1
-        self.positions = nnx.Embed(count, config.width, **options)
-        embed_norm = config.new_norm(config.width, **options) if config.embedding_norm else None
-        self.embed_norm: Any = nnx.data(embed_norm)
-        self.blocks = new_blocks(config, layers, rngs=rngs, dtype=dtype)
-        self.norm: Any = config.new_norm(config.width, **options)
-        self.pooler: nnx.Linear | None = nnx.data(
-            nnx.Linear(config.width, config.width, **options) if config.pooler else None
-        )
-        head = None
-        if config.head in ("classes", "projection"):
-            head = nnx.Linear(config.width, config.classes, use_bias=config.head == "classes", **options)
-        self.head: nnx.Linear | None = nnx.data(head)
-
-    @property
-    def dtype(self) -> Any:
-        """What the model is computed with."""
-        return self.positions.dtype
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """Reads images.
 
         Args:
-            images: `(batch, height, width, 3)`, scaled as the model was trained.
+            images: `(batch, height, width, channels)`, scaled as the model was trained.
 
         Returns:
             A vector for the first token and every patch, `(batch, 1 + patches, width)`; logits, `(batch, classes)`,
             from a classifier; vectors, `(batch, features)`, from a tower with a projection.
         """
         x = self.hidden(images)
-        return x if self.head is None else sow(self.head(x[:, 0]), "logits")
+        return x if self.head is None else sow(self.head(self.summary(x)), "logits")
+
+    def summary(self, hidden: jax.Array) -> jax.Array:
+        """The vector of an image, `(batch, width)`: that of the first token, normalised where `hidden` is not."""
+        first = hidden[:, 0]
+        return sow(self.norm(first), "norm") if self.config.norms_first else first
 
     def hidden(self, images: jax.Array) -> jax.Array:
-        """A vector for the first token and every patch, `(batch, 1 + patches, width)`."""
-        size = self.config.image
-        if images.ndim != 4 or images.shape[1:] != (size, size, 3):
+        """A vector for the first token and every patch, `(batch, 1 + patches, width)`; CLIP's are not normalised."""
+        wanted = (self.config.image, self.config.image, self.config.channels)
+        if images.ndim != 4 or images.shape[1:] != wanted:
             raise LayerInputError(
-                f"images must be (batch, {size}, {size}, 3), channels last, got {tuple(images.shape)}.", place="Vision"
+                f"images must be (batch, {', '.join(map(str, wanted))}), channels last, got {tuple(images.shape)}.",
+                place="Vision",
             )
         patches = self.patches(images)
         patches = patches.reshape(patches.shape[0], -1, patches.shape[-1])
@@ -93,14 +53,4 @@ class Vision(nnx.Module):
         x = sow(x, "embedded")
         positions = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
         x, _ = run_blocks(self.blocks, self.config, x, positions=positions)
-        return sow(self.norm(x), "norm")
-
-    def pooled(self, hidden: jax.Array) -> jax.Array:
-        """The vector that the pooler makes of the first token, `(batch, width)`.
-
-        Raises:
-            ValueError: the model has no pooler.
-        """
-        if self.pooler is None:
-            raise ValueError(f"this {self.config.architecture} model has no pooler.")
-        return sow(jnp.tanh(self.pooler(hidden[:, 0])), "pooled")
+        return x if self.config.norms_first else sow(self.norm(x), "norm")

@@ -4,8 +4,9 @@ A head's features are taken in pairs, and every pair is turned by an angle: posi
 Feature `i` is paired with feature `i + width/2` (the layout of Hugging Face checkpoints), or with its neighbour if
 `interleaved`. Only the first `width` features turn; the rest pass unchanged.
 
-Sharp edge: `dynamic` and `longrope` frequencies depend on the length of the text, so keys in a cache that were turned
-before the text grew past the trained length keep the frequencies of that time. `transformers` does the same.
+Sharp edge: `dynamic` and `longrope` frequencies depend on the length of the text. Here that is the length of each row,
+so that a text gives the same numbers whatever is beside it in a batch; `transformers` takes the longest row for all.
+A cache of keys and values holds only while the frequencies stay the same.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class Rotary:
         trained = told.get("original_max_position_embeddings", original) or max_positions
         factor = told.get("factor")
         if kind in ("longrope", "su"):
-            kind, factor = "longrope", factor or max_positions / trained
+            # Two lengths say more than a factor, which some checkpoints have beside them.
+            kind, factor = "longrope", factor if original is None and factor else max_positions / trained
         return cls(
             width=width,
             theta=float(told.get("rope_theta", theta)),
@@ -108,7 +110,13 @@ class Rotary:
     @property
     def depends_on_length(self) -> bool:
         """Whether the frequencies change with the length of the text."""
-        return self.kind in ("dynamic", "longrope")
+        return self.kind == "dynamic" or (self.kind == "longrope" and self.short_factors != self.long_factors)
+
+    def changes_between(self, first: int, last: int) -> bool:
+        """Whether a text has other frequencies when it is `first` than when it is `last` tokens long."""
+        if not self.depends_on_length or last <= self.trained_length:
+            return False
+        return self.kind == "dynamic" or first <= self.trained_length
 
 
 def rotary_frequencies(rotary: Rotary) -> np.ndarray:
@@ -145,12 +153,16 @@ def rotary_scale(rotary: Rotary) -> float:
     return 1.0
 
 
-def rotary_tables(positions: jax.Array, rotary: Rotary) -> tuple[jax.Array, jax.Array]:
+def rotary_tables(
+    positions: jax.Array, rotary: Rotary, *, length: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines for some positions, in float32.
 
     Args:
-        positions: integers, any shape.
+        positions: integers, `(batch..., length)`.
         rotary: the frequencies.
+        length: how long each text is, broadcast to `(batch..., 1)`, where frequencies depend on it; up to the last of
+            the positions if None.
 
     Returns:
         Two arrays `(*positions.shape, width / 2)`.
@@ -163,7 +175,8 @@ def rotary_tables(positions: jax.Array, rotary: Rotary) -> tuple[jax.Array, jax.
     """
     frequencies: Any = rotary_frequencies(rotary)
     if rotary.depends_on_length:
-        frequencies = _at_length(rotary, jnp.max(positions) + 1)
+        length = positions.max(-1, keepdims=True) + 1 if length is None else length
+        frequencies = _at_length(rotary, length[..., None])
     angles = positions.astype(jnp.float32)[..., None] * frequencies
     scale = rotary_scale(rotary)
     cos, sin = jnp.cos(angles), jnp.sin(angles)

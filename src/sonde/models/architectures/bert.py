@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from sonde.errors import ModelFileError
 from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import read_sizes
 from sonde.models.config import Config
 from sonde.models.encoder import Encoder
-from sonde.models.names import Row, ignored, linear, norm, plain
+from sonde.models.names import Row, ignored, linear, linear_or_ignored, matrix, norm, plain
 
 
-def _read(raw: Raw, kind: str, name: str, offset: int) -> Config:
+def _read(raw: Raw, kind: str, name: str, **options: Any) -> Config:
     head: Any = {"MaskedLM": "masked", "PreTraining": "masked", "SequenceClassification": "classes"}.get(
         kind.partition("For")[2], "none"
     )
+    if raw.get("position_embedding_type", "absolute") != "absolute":
+        raise ModelFileError(f"position_embedding_type {raw['position_embedding_type']!r} is not supported.")
+    if raw.get("is_decoder"):
+        raise ModelFileError("a BERT that is a decoder (is_decoder) is not supported.")
     return Config(
         architecture=name,
         **read_sizes(raw),
         positions=raw["max_position_embeddings"],
-        position_offset=offset,
         style="post",
         causal=False,
         norm="layer",
@@ -31,20 +35,24 @@ def _read(raw: Raw, kind: str, name: str, offset: int) -> Config:
         types=raw.get("type_vocab_size", 2),
         embedding_norm=True,
         final_norm=False,
-        pooler=head in ("none", "classes") or kind.endswith("PreTraining"),
+        pooler=raw.get("add_pooling_layer", True) if head == "none" else head == "classes" or "PreTraining" in kind,
+        pooling=raw.get("pooling"),
+        pairs=kind.endswith("PreTraining"),
+        tied=raw.get("tie_word_embeddings", True),
         head=head,
         classes=len(raw.get("id2label") or (0, 1)),
+        **options,
     )
 
 
 def read(raw: Raw, kind: str) -> Config:
     """Reads the config of BERT."""
-    return _read(raw, kind, "bert", 0)
+    return _read(raw, kind, "bert")
 
 
 def read_roberta(raw: Raw, kind: str) -> Config:
-    """Reads the config of RoBERTa: its positions begin after that of padding."""
-    return _read(raw, kind, "roberta", (raw.get("pad_token_id") or 1) + 1)
+    """Reads the config of RoBERTa: its positions begin after that of padding, and its head has a gelu in any case."""
+    return _read(raw, kind, "roberta", position_offset=raw.get("pad_token_id", 1) + 1, head_activation="gelu")
 
 
 def _body(prefix: str) -> list[Row]:
@@ -74,22 +82,20 @@ def _body(prefix: str) -> list[Row]:
 def rows(config: Config) -> list[Row]:
     """The table of names of BERT."""
     found = _body("bert.")
-    found += linear("bert.pooler.dense", "pooler", bias=True) if config.pooler else []
+    found += linear_or_ignored("bert.pooler.dense", "pooler", wanted=config.pooler)
     if config.head == "masked":
         found += linear("cls.predictions.transform.dense", "head/dense", bias=True)
         found += norm("cls.predictions.transform.LayerNorm", "head/norm", bias=True)
-        found += [plain("cls.predictions.bias", "head/bias")]
+        found += [plain("cls.predictions.bias", "head/bias"), _table("cls.predictions.decoder.weight", config)]
     if config.head == "classes":
         found += linear("classifier", "head", bias=True)
-    return found + [
-        ignored(name)
-        for name in (
-            "cls.predictions.decoder.weight",
-            "cls.predictions.decoder.bias",
-            "cls.seq_relationship.weight",
-            "cls.seq_relationship.bias",
-        )
-    ]
+    found += linear_or_ignored("cls.seq_relationship", "pairs", wanted=config.pairs)
+    return [*found, ignored("cls.predictions.decoder.bias")]
+
+
+def _table(theirs: str, config: Config) -> Row:
+    """The table of the head for masked tokens; a checkpoint with tied weights may repeat the embeddings there."""
+    return ignored(theirs) if config.tied else matrix(theirs, "head/table/kernel")
 
 
 def rows_of_roberta(config: Config) -> list[Row]:
@@ -100,13 +106,13 @@ def rows_of_roberta(config: Config) -> list[Row]:
         found += norm("lm_head.layer_norm", "head/norm", bias=True)
         found += [
             plain("lm_head.bias", "head/bias"),
-            ignored("lm_head.decoder.weight"),
+            _table("lm_head.decoder.weight", config),
             ignored("lm_head.decoder.bias"),
         ]
     if config.head == "classes":
         found += linear("classifier.dense", "pooler", bias=True) + linear("classifier.out_proj", "head", bias=True)
-    elif config.pooler:
-        found += linear("roberta.pooler.dense", "pooler", bias=True)
+    else:
+        found += linear_or_ignored("roberta.pooler.dense", "pooler", wanted=config.pooler)
     return found
 
 

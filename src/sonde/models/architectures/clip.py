@@ -6,7 +6,7 @@ from typing import Any
 
 from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import read_sizes
-from sonde.models.architectures.vit import patch_rows
+from sonde.models.architectures.vit import check_square, patch_rows
 from sonde.models.clip import CLIP, TextTower, TowersConfig
 from sonde.models.config import Config
 from sonde.models.names import Row, ignored, linear, norm, plain
@@ -62,15 +62,18 @@ def read_text(raw: Raw, kind: str, projected: int | None = None) -> Config:
 def read_image(raw: Raw, kind: str, projected: int | None = None) -> Config:
     """Reads the config of the tower for images."""
     raw = {**_IMAGE, **raw}
+    check_square(raw)
     projected = raw.get("projection_dim", 512) if kind.endswith("WithProjection") else projected
     return Config(
         **_tower(raw),
         causal=False,
         embedding_norm=True,
+        norms_first=True,
         head="projection" if projected else "none",
         classes=projected or 0,
         image=raw["image_size"],
         patch=raw["patch_size"],
+        channels=raw.get("num_channels", 3),
         patch_bias=False,
     )
 

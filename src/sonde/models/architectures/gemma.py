@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from sonde.errors import ModelFileError
 from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import read_rotary, read_sizes, rows
 from sonde.models.config import Config, Kind
@@ -17,6 +18,8 @@ _TANH = "gelu_pytorch_tanh"
 def read(raw: Raw, kind: str) -> Config:
     """Reads the config."""
     generation = 2 if kind.startswith("Gemma2") else 3 if kind.startswith("Gemma3") else 1
+    if raw.get("use_bidirectional_attention"):
+        raise ModelFileError("a Gemma that looks both ways (use_bidirectional_attention) is not supported.")
     sizes = read_sizes(raw) | {"depth": raw.get("head_dim", 256)}
     # The first configs said "gelu" where the tanh form was meant; `transformers` reads them so as well.
     named = raw.get("hidden_activation") or (_TANH if generation == 1 else raw.get("hidden_act", _TANH))
@@ -35,7 +38,8 @@ def read(raw: Raw, kind: str) -> Config:
         options |= {
             "style": "sandwich",
             "scale": raw.get("query_pre_attn_scalar", 256) ** -0.5,
-            "score_cap": raw.get("attn_logit_softcapping", 50.0 if generation == 2 else None),
+            # Configs of Gemma 3 have the entry too, and `transformers` reads it for Gemma 2 alone.
+            "score_cap": raw.get("attn_logit_softcapping", 50.0) if generation == 2 else None,
             "logit_cap": raw.get("final_logit_softcapping", 30.0 if generation == 2 else None),
         }
         options |= _kinds(raw, generation, sizes)
@@ -56,6 +60,8 @@ def _kinds(raw: Raw, generation: int, sizes: dict[str, Any]) -> dict[str, Any]:
     rotary = local = read_rotary(raw, sizes["depth"], theta=theta)
     if generation == 3:
         local = Rotary(sizes["depth"], theta=float(raw.get("rope_local_base_freq", 10000.0)))
+        if raw.get("rope_parameters"):
+            local = read_rotary(raw, sizes["depth"], layers="sliding_attention")
     kinds = (Kind(None, rotary), Kind(raw.get("sliding_window", 4096), local))
     return {"kinds": kinds, "kind_of": tuple(int(name == "sliding_attention") for name in types)}
 

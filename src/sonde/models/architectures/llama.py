@@ -11,14 +11,31 @@ from sonde.models.names import Row, ignored, linear, norm, plain
 from sonde.ops.rotary import Rotary
 
 
-def read_rotary(raw: Raw, depth: int, *, theta: float = 10000.0, part: float = 1.0) -> Rotary:
-    """The rotary embedding that a config describes."""
+def read_rotary(
+    raw: Raw, depth: int, *, theta: float = 10000.0, part: float = 1.0, layers: str = "full_attention"
+) -> Rotary:
+    """The rotary embedding that a config describes.
+
+    Args:
+        raw: the config. Since version 5, `transformers` writes `rope_parameters` in place of `rope_scaling`.
+        depth: features of a head.
+        theta: the base of the frequencies, if the config does not say.
+        part: which part of a head turns, if the config does not say.
+        layers: which kind of layers, if the config has an entry for each.
+    """
+    told = raw.get("rope_parameters") or {}
+    told = told.get(layers, told)
+    original = raw.get("original_max_position_embeddings")
+    if not told:
+        told = dict(raw.get("rope_scaling") or {})
+        if told.get("rope_type", told.get("type")) in ("longrope", "su"):
+            told.pop("original_max_position_embeddings", None)  # `transformers` reads it beside `rope_scaling` only
     return Rotary.from_config(
-        raw.get("rope_scaling"),
-        width=int(depth * raw.get("partial_rotary_factor", part)),
+        told,
+        width=int(depth * told.get("partial_rotary_factor", raw.get("partial_rotary_factor", part))),
         theta=raw.get("rope_theta", theta),
         max_positions=raw.get("max_position_embeddings", 2048),
-        original=raw.get("original_max_position_embeddings"),
+        original=original,
     )
 
 
@@ -89,7 +106,9 @@ def rows(config: Config) -> list[Row]:
 
 def output_rows(config: Config, theirs: str = "lm_head") -> list[Row]:
     """The rows of the output layer; a checkpoint with tied weights may repeat the embeddings there."""
-    return [ignored(f"{theirs}.weight")] if config.tied else linear(theirs, "head", bias=config.head_bias)
+    if not config.tied:
+        return linear(theirs, "head", bias=config.head_bias)
+    return [ignored(f"{theirs}.weight"), *([plain(f"{theirs}.bias", "head_bias")] if config.head_bias else [])]
 
 
 LLAMA = Architecture("llama", ("LlamaForCausalLM",), Decoder, read, rows, prefix="model.", model_type="llama")

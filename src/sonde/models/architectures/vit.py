@@ -6,14 +6,13 @@ from sonde.errors import ModelFileError
 from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import read_sizes
 from sonde.models.config import Config
-from sonde.models.names import Row, linear, norm, plain
+from sonde.models.names import Row, ignored, linear, linear_or_ignored, norm, plain
 from sonde.models.vision import Vision
 
 
 def read(raw: Raw, kind: str) -> Config:
     """Reads the config."""
-    if raw.get("num_channels", 3) != 3:
-        raise ModelFileError(f"images of {raw['num_channels']} channels are not supported, only of 3.")
+    check_square(raw)
     is_classifier = kind == "ViTForImageClassification"
     bias = raw.get("qkv_bias", True)
     return Config(
@@ -27,12 +26,24 @@ def read(raw: Raw, kind: str) -> Config:
         qkv_bias=bias,
         out_bias=True,
         mlp_bias=True,
-        pooler=not is_classifier,
+        pooler=not is_classifier and raw.get("add_pooling_layer", True),
         head="classes" if is_classifier else "none",
         classes=len(raw.get("id2label") or (0, 1)),
         image=raw.get("image_size", 224),
         patch=raw.get("patch_size", 16),
+        channels=raw.get("num_channels", 3),
     )
+
+
+def check_square(raw: Raw) -> None:
+    """Refuses images and patches that are higher than wide, or the other way round.
+
+    Raises:
+        ModelFileError: they are.
+    """
+    for name in ("image_size", "patch_size"):
+        if not isinstance(raw.get(name, 0), int):
+            raise ModelFileError(f"{name} is {raw[name]}; images and patches must be square, and the size one number.")
 
 
 def patch_rows(theirs: str, *, bias: bool, prefix: str = "") -> list[Row]:
@@ -65,8 +76,9 @@ def rows(config: Config) -> list[Row]:
         *linear(f"{layer}.intermediate.dense", f"{block}/mlp/up", bias=True),
         *linear(f"{layer}.output.dense", f"{block}/mlp/down", bias=True),
         *norm("vit.layernorm", "norm", bias=True),
+        ignored("vit.embeddings.mask_token"),
     ]
-    found += linear("vit.pooler.dense", "pooler", bias=True) if config.pooler else []
+    found += linear_or_ignored("vit.pooler.dense", "pooler", wanted=config.pooler)
     return found + (linear("classifier", "head", bias=True) if config.head == "classes" else [])
 
 

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from sonde import _extras
 from sonde.errors import ModelFileError
 from sonde.models.files.gguf_configs import Fields, config_of
-from sonde.models.files.gguf_names import changes_of, names_of
+from sonde.models.files.gguf_names import changes_of, names_of, parts_of
 from sonde.models.files.gguf_tokens import tokenizer_of
 from sonde.models.files.safetensors import give_back
 from sonde.models.files.tensors import Tensor, Tensors
@@ -27,6 +28,13 @@ from sonde.models.tokens import Tokenizer
 # The numbers that metadata is made of, by their code in the file.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+# Tensors that are stored as they are used.
+_PLAIN = {
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+}
 _AT_A_TIME = 1 << 18  # bytes that are dequantised at a time: they and their numbers stay in the cache
 
 
@@ -122,9 +130,10 @@ def _tensor(name: str, shape: tuple[int, ...], kind: int, first: int, mapped: mm
     if last > len(mapped):
         raise ModelFileError(f"{path} is cut off: {name} ends at byte {last}, the file at {len(mapped)}.")
 
+    plain = _PLAIN.get(quantisation.name)
+
     def read() -> np.ndarray:
         stored = np.frombuffer(mapped, np.uint8, last - first, first).reshape(*shape[:-1], row)
-        plain = {"F32": np.float32, "F16": np.float16, "F64": np.float64}.get(quantisation.name)
         if plain is not None:
             return stored.view(plain)
         try:
@@ -134,8 +143,7 @@ def _tensor(name: str, shape: tuple[int, ...], kind: int, first: int, mapped: mm
                 f"{path} has {name} as {quantisation.name}, which the package gguf does not dequantise."
             ) from error
 
-    dtype = np.dtype(np.float16) if quantisation.name == "F16" else np.dtype(np.float32)
-    return Tensor(name, shape, dtype, read, lambda: give_back(mapped, first, last), str(path))
+    return Tensor(name, shape, plain or np.dtype(np.float32), read, lambda: give_back(mapped, first, last), str(path))
 
 
 def _dequantised(quants: Any, stored: np.ndarray, quantisation: Any) -> np.ndarray:
@@ -161,15 +169,19 @@ def _renamed(tensors: Tensors, architecture: str, raw: dict[str, Any]) -> Tensor
     """The tensors with the names and layouts of a Hugging Face folder; those that are no parameters are left out."""
     names, changes = names_of(architecture), changes_of(architecture, raw)
     found: Tensors = {}
-    for name, tensor in tensors.items():
-        theirs = names(name)
-        if theirs is not None:
-            found[theirs] = _changed(tensor, theirs, changes(theirs))
+    for whole, tensor in tensors.items():
+        for part, rows in parts_of(architecture, whole, raw).items():
+            theirs = names(part)
+            if theirs is not None:
+                found[theirs] = _changed(tensor, theirs, rows, changes(theirs))
     return found
 
 
-def _changed(tensor: Tensor, name: str, change: Callable[[np.ndarray], np.ndarray] | None) -> Tensor:
-    if change is None:
-        return Tensor(name, tensor.shape, tensor.dtype, tensor.read, tensor.release, tensor.where)
-    shape = change(np.broadcast_to(np.float32(0), tensor.shape)).shape
-    return Tensor(name, shape, tensor.dtype, lambda: change(tensor.read()), tensor.release, tensor.where)
+def _changed(tensor: Tensor, name: str, rows: slice, change: Callable[[np.ndarray], np.ndarray] | None) -> Tensor:
+    """Some rows of a tensor, under another name and in another layout."""
+
+    def changed(x: np.ndarray) -> np.ndarray:
+        return x[rows] if change is None else change(x[rows])
+
+    shape = changed(np.broadcast_to(np.float32(0), tensor.shape)).shape
+    return Tensor(name, shape, tensor.dtype, lambda: changed(tensor.read()), tensor.release, tensor.where)

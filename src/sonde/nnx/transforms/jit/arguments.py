@@ -29,7 +29,7 @@ def holds_objects(value: Any) -> bool:
     cls = type(value)
     if cls is dict:
         children: Any = value.values()
-    elif cls is list or cls is tuple:
+    elif cls is list or isinstance(value, tuple):  # a named tuple too
         children = value
     else:
         children = flatten_once(value)[1]
