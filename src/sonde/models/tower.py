@@ -52,7 +52,7 @@ class Tower(nnx.Module):
         else:
             self.embed = nnx.Embed(config.vocabulary, width, **options)
         positions = config.positions + ((config.image // config.patch) ** 2 + 1 if config.image else 0)
-        self.positions: nnx.Embed | None = data(nnx.Embed(positions, width, **options) if positions else None)
+        self.positions: Any = data(nnx.Embed(positions, width, **options) if positions else None)
         self.types: nnx.Embed | None = data(nnx.Embed(config.types, width, **options) if config.types else None)
         self.embed_norm: Any = data(config.new_norm(width, **options) if config.embedding_norm else None)
         self.blocks = new_blocks(config, layers, rngs=rngs, dtype=dtype)
