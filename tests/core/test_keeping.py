@@ -126,6 +126,21 @@ def test_a_reduce_function_need_not_be_hashable(wrap: Callable) -> None:
     assert sonde.capture(f, reduce=Unhashable())(1.0)[1]["h"].value == 3.0
 
 
+class AnySite:
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __call__(self, site: sonde.Site) -> bool:
+        return site.name == "h"
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.vmap])
+def test_a_predicate_need_not_be_hashable(wrap: Callable) -> None:
+    f = wrap(lambda x: sonde.sow(sonde.sow(x * 2, "h"), "other"))
+    assert list(sonde.capture(f, AnySite())(jnp.ones(2))[1]) == ["h"]
+    with pytest.raises(sonde.errors.NoSuchSiteError, match="AnySite object at"):
+        sonde.capture(wrap(jnp.sin), AnySite())(jnp.ones(2))
+
+
 def test_a_captured_partial_of_a_jitted_function() -> None:
     f = jax.jit(lambda x, y: sonde.sow(x * y, "h"))
     assert sonde.capture(functools.partial(f, 2.0))(3.0)[1]["h"].value == 6.0

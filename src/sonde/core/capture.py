@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import numpy as np
 
 from sonde import _jax
 from sonde.core.asking import asked_for
@@ -67,13 +68,13 @@ def capture(
     """
     check_callable(f, "capture")
     patterns = tuple(map(check_pattern, patterns))
-    if isinstance(last, bool) or not isinstance(last, int):
+    if isinstance(last, bool) or not isinstance(last, int | np.integer):
         raise TypeError(f"capture(last=...) is a number of iterations, got {last!r} of type {type(last).__name__}")
     if last < 1:
         raise ValueError(f"capture(last=...) keeps at least 1 iteration, got {last}")
     if reduce is not None and not callable(reduce):
         raise TypeError(f"capture(reduce=...) is a function of a value, got {reduce!r} of type {type(reduce).__name__}")
-    options: dict[str, Any] = {"grads": grads, "reduce": reduce, "last": last, "inside": asked_for(inside)}
+    options: dict[str, Any] = {"grads": grads, "reduce": reduce, "last": int(last), "inside": asked_for(inside)}
     fast = _jitted_capture(f, patterns, options)
     if fast is not None:
         return fast

@@ -50,6 +50,12 @@ class _Identity:
     def __hash__(self) -> int:
         return id(self.value)
 
+    def __call__(self, *args: Any) -> Any:
+        return self.value(*args)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
 
 def by_identity(value: Any) -> Hashable:
     """A part of a key for a value that is compared as what it is, if it can be, and by identity otherwise."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import cast
 
+from sonde.core.keeping import by_identity
 from sonde.core.site import Site
 from sonde.errors import NoSuchSiteError, SiteNameError
 
@@ -61,9 +62,12 @@ def matches(pattern: Pattern, site: Site) -> bool:
 
 
 def check_pattern(pattern: object) -> Pattern:
-    """Returns `pattern` if it is a glob or a predicate, raises TypeError otherwise."""
+    """Returns `pattern` if it is a glob or a predicate, raises TypeError otherwise.
+
+    A predicate that has no hash is returned as one that is compared by identity.
+    """
     if isinstance(pattern, str) or callable(pattern):
-        return cast(Pattern, pattern)
+        return cast(Pattern, by_identity(pattern))
     raise TypeError(
         f"a pattern is a glob over paths or a predicate of a site, got {pattern!r} of type {type(pattern).__name__}"
     )

@@ -75,8 +75,9 @@ def _outside_of_a_capture(args: Any, site: Site, view: View) -> list[Any]:
     if state is not None and (site.depths is None or (state.inside is not None and state.inside.must_see(site.source))):
         raise CaptureError(
             f"site {site.path!r} ({site.source}) runs where the capture cannot see it: it was compiled or evaluated "
-            "apart from the captured program (`jax.ensure_compile_time_eval`, `jit(...).lower(...)` in the captured "
-            "function, or a function that another capture has made)"
+            "apart from the captured program: in a callback, under `jax.ensure_compile_time_eval`, by "
+            "`jit(...).lower(...)` in the captured function, or by a pullback or other function that another capture "
+            "has made. Return the value from there and sow it in the captured program"
         )
     return [] if view.role == "look" else operands_of(args, site, view).arrays
 

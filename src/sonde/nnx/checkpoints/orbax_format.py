@@ -21,6 +21,7 @@ import numpy as np
 from sonde import _extras
 from sonde._replacing import beside, replace_folder, set_aside
 from sonde.nnx import traversals
+from sonde.nnx.checkpoints.damage import readable
 from sonde.nnx.checkpoints.entries import Entry, Name
 from sonde.nnx.checkpoints.fitting import is_key
 from sonde.nnx.checkpoints.placing import sharding_of
@@ -72,7 +73,11 @@ def _tree(path: str, checkpointer: Any) -> Any:
     """The nested dicts and lists of a checkpoint, with descriptions in the place of arrays."""
     if "://" not in path and not os.path.exists(os.path.join(path, "_METADATA")):
         raise FileNotFoundError(_not_a_checkpoint(Path(path)))
-    return checkpointer.metadata(_absolute(path)).item_metadata.tree
+    with readable(path):
+        found = checkpointer.metadata(_absolute(path)).item_metadata
+        if found is None:  # orbax has logged the reason
+            raise ValueError("_METADATA, _sharding, manifest.ocdbt or a file in d/ is missing or not whole")
+        return found.tree
 
 
 def _not_a_checkpoint(path: Path) -> str:
@@ -82,7 +87,7 @@ def _not_a_checkpoint(path: Path) -> str:
         return f"There is no checkpoint at {path}.{interrupted if os.path.exists(old) else ''}"
     inside = sorted(p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/_METADATA"))
     if not inside:
-        return f"{path} is not a checkpoint of orbax: it has no file _METADATA. What is it?"
+        return f"{path} is not a checkpoint of orbax: it has no file _METADATA."
     hint = f"; it contains {len(inside)} of them, the last one is {inside[-1]}"
     return f"{path} is not a checkpoint of orbax itself{hint}."
 
@@ -121,7 +126,8 @@ def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
         tree = _pruned(_tree(path, checkpointer), wanted)
         args = jax.tree_util.tree_map_with_path(how, tree)
         request = ocp.args.PyTreeRestore(item=tree, restore_args=args, partial_restore=True)
-        found = checkpointer.restore(_absolute(path), args=request)
+        with readable(path):
+            found = checkpointer.restore(_absolute(path), args=request)
     return {name: leaf for name, leaf in _leaves(found) if name in wanted}
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from sonde import _extras
 from sonde._replacing import replaced_file
+from sonde.nnx.checkpoints.damage import readable
 from sonde.nnx.checkpoints.entries import Entry, Name, show
 from sonde.nnx.checkpoints.fitting import is_key
 from sonde.nnx.checkpoints.placing import sharding_of
@@ -78,7 +79,11 @@ def _opened(path: str) -> Iterator[Any]:
     open_file = _safetensors().safe_open
     if not os.path.exists(path):
         raise FileNotFoundError(f"There is no checkpoint at {path}.")
-    with open_file(path, framework="numpy") as file:
+    if not os.path.isfile(path):
+        raise ValueError(f"{path} is not a file, as a checkpoint whose name ends in .safetensors is.")
+    with readable(path):
+        file = open_file(path, framework="numpy")
+    with file:
         yield file
 
 
@@ -106,7 +111,7 @@ def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
         path: the file.
         wanted: names, each with an array, or something that stands for it, that says where the array must be.
     """
-    with _opened(path) as file:
+    with _opened(path) as file, readable(path):
         return {name: _fetched(file, ".".join(name), target) for name, target in wanted.items()}
 
 

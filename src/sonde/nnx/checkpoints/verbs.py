@@ -113,8 +113,8 @@ def restore(
     Raises:
         ModuleNotFoundError: the package for the format is not installed. The message names the extra.
         FileNotFoundError: there is no checkpoint at the path.
-        ValueError: the checkpoint does not fit. Names what is missing, what is there in excess, and what has another
-            shape or dtype.
+        ValueError: the checkpoint is damaged, or does not fit. Names what is missing, what is there in excess, and what
+            has another shape or dtype.
 
     Example:
         >>> import tempfile
@@ -164,6 +164,7 @@ def contents(path: PathLike) -> dict[str, jax.ShapeDtypeStruct]:
     Raises:
         ModuleNotFoundError: the package for the format is not installed. The message names the extra.
         FileNotFoundError: there is no checkpoint at the path.
+        ValueError: the checkpoint is damaged.
     """
     path = os.fspath(path)
     stored = _format(path).describe(path)
@@ -181,6 +182,7 @@ def read(path: PathLike) -> dict[Any, Any]:
     Raises:
         ModuleNotFoundError: the package for the format is not installed. The message names the extra.
         FileNotFoundError: there is no checkpoint at the path.
+        ValueError: the checkpoint is damaged.
 
     Example:
         >>> import tempfile

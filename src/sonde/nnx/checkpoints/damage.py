@@ -1,0 +1,29 @@
+"""Checkpoints that cannot be read: an error that names the path, whatever the library underneath says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+
+# No fault of what is on disk.
+_OTHERS = (ModuleNotFoundError, PermissionError, MemoryError, jax.errors.JaxRuntimeError)
+
+
+@contextlib.contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Around the calls of a library that read a checkpoint.
+
+    Raises:
+        ValueError: the checkpoint is damaged.
+    """
+    try:
+        yield
+    except _OTHERS:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"The checkpoint {path} is damaged: it cannot be read ({type(error).__name__}: {error}). Nothing was "
+            "restored."
+        ) from error
