@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import zarr
 
 import sonde
 from sonde import store
@@ -74,7 +76,7 @@ def _kill_and_go_on(tmp_path: Path, kills: int, seed: int) -> None:
         process = _start(program, folder)
         time.sleep(rng.uniform(0, duration))
         process.send_signal(signal.SIGKILL)
-        process.wait(60)
+        assert process.wait(60) in (0, -signal.SIGKILL)
         if not (folder / "sonde.json").exists():
             continue
         assert store.check(folder) == []
@@ -97,6 +99,26 @@ def test_killed_and_resumed(tmp_path):
 @pytest.mark.thorough
 def test_killed_a_hundred_times(tmp_path):
     _kill_and_go_on(tmp_path, kills=100, seed=1)
+
+
+def test_what_a_killed_process_was_writing_does_not_get_into_files(tmp_path):
+    whole = [np.full((2, 3), i, np.float32) for i in range(2)]
+    make = lambda n: store.harvest(lambda x: sonde.sow(x, "h"), whole[:n], tmp_path, progress=False)
+    for n, names in ((1, ["sonde.json"]), (2, ["values/h/c/0/0", "progress/00000.json", "values/h/zarr.json"])):
+        for name in names:
+            (tmp_path / f"{name}.__lock").write_text("x" * 100_000)
+        np.testing.assert_array_equal(make(n)["h"][:], np.concatenate(whole[:n]))
+        assert store.check(tmp_path) == [] and not list(tmp_path.rglob("*.__lock"))
+
+
+def test_killed_after_the_first_file(tmp_path):
+    make = lambda: store.harvest(lambda x: sonde.sow(x, "h"), [np.ones((2, 3))], tmp_path, progress=False)
+    make()
+    for name in ("zarr.json", "values", "progress"):
+        whole = tmp_path / name
+        shutil.rmtree(whole) if whole.is_dir() else whole.unlink()
+    assert make()["h"].shape == (2, 3)
+    assert zarr.open_group(str(tmp_path), mode="r")["values/h"].shape == (2, 3)
 
 
 def test_an_error_in_the_program_keeps_the_batches_before(tmp_path):

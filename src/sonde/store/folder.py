@@ -6,7 +6,6 @@ write either happens or does not: on a disk TensorStore writes a temporary file,
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from sonde import _extras
 from sonde.errors import StoreError
 
+_LOCK = ".__lock"  # what TensorStore appends to the name of a file while it writes it
 PathLike = str | os.PathLike[str]
 
 
@@ -61,9 +61,22 @@ class Folder:
 
     def is_empty(self) -> bool:
         """Whether there is nothing in the folder, or no folder."""
+        if self._local is None:
+            return not self.keys()
+        if not self._local.exists():
+            return True
+        # A process that was killed while it wrote the first file leaves that file's lock.
+        return all(entry.name.endswith(_LOCK) for entry in self._local.iterdir())
+
+    def clear_locks(self) -> None:
+        """Removes what killed processes left of files that they were writing. Only while no process writes.
+
+        TensorStore writes into such a file again without cutting it off first: a file that is shorter than what was
+        left would end with the old bytes.
+        """
         if self._local is not None:
-            return not self._local.exists() or not any(itertools.islice(self._local.iterdir(), 1))
-        return not self.keys()
+            for left in self._local.rglob(f"*{_LOCK}"):
+                left.unlink(missing_ok=True)
 
     def failed(self, error: BaseException) -> StoreError:
         """What to raise when a write to the folder failed."""

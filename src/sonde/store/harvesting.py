@@ -244,9 +244,10 @@ def _prepare(folder: Folder, manifest: Manifest | None, request: dict[str, Any],
         manifest = Manifest(request, infos, versions)
     if not _is_first():
         return manifest
+    folder.clear_locks()
     if folder.read(MANIFEST) is None:
         folder.write(MANIFEST, manifest.to_json())
-        zarr_arrays.create_groups(folder, infos)
+    zarr_arrays.create_groups(folder, infos)
     times = 1 if jax.process_count() > 1 else _batches_per_file(outcome)
     for info, array in zip(infos, outcome.arrays):
         columns = rows.columns_at_a_time(array, outcome.mask)

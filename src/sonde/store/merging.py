@@ -53,6 +53,7 @@ def merge(folders: Sequence[PathLike], into: PathLike) -> Store:
     target = Folder(into)
     if read_manifest(target) is not None:
         raise StoreError(f"{target.name!r} holds a store already: merge into an empty folder")
+    target.clear_locks()
     progresses = [read_progress(place) for place in places]
     whole = dataclasses.replace(manifests[0], request={**manifests[0].request, "merged from": [p.name for p in places]})
     zarr_arrays.create_groups(target, whole.arrays)

@@ -1,8 +1,9 @@
 """Random minibatches from long reads.
 
 The rows are cut into blocks of neighbours. A seed puts the blocks in a random order; as many blocks as fit into the
-window are read, each in one read, their rows are mixed, and minibatches are dealt out until the window is empty. The
-next window is read meanwhile. Which rows come when depends on the seed, the sizes and the store alone.
+window are read, each in one read, and minibatches of random rows are dealt out until the window is empty. The next
+window is read meanwhile, into the memory of the one before: fresh memory for every window would cost more than the
+mixing. Which rows come when depends on the seed, the sizes and the store alone.
 """
 
 from __future__ import annotations
@@ -32,6 +33,21 @@ class State:
 
     epoch: int = 0
     batch: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """Rows in memory, and the order in which they are dealt out (None: as they are)."""
+
+    rows: dict[str, np.ndarray]
+    order: np.ndarray | None
+
+    def taken(self, name: str, first: int, last: int, out: np.ndarray) -> None:
+        """Copies the rows that are dealt out from the first to the last into an array."""
+        if self.order is None:
+            out[:] = self.rows[name][first:last]
+        else:
+            np.take(self.rows[name], self.order[first:last], axis=0, out=out, mode="clip")
 
 
 class Minibatches(Iterator[dict[str, np.ndarray]]):
@@ -75,7 +91,9 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         self._per_window = max(whole // block, 1)
         self._state = State()
         self._ends: tuple[int, np.ndarray, int] | None = None
-        self._windows: dict[tuple[int, int], concurrent.futures.Future[dict[str, np.ndarray]]] = {}
+        self._most = min(self._per_window * block, lead[0])  # rows of the store in a window
+        self._windows: dict[tuple[int, int], concurrent.futures.Future[_Window]] = {}
+        self._spare: list[dict[str, np.ndarray]] = []
         self._reader = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="sonde-store-reader")
 
     def __iter__(self) -> Minibatches:
@@ -92,13 +110,15 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
             self._state = State(self._state.epoch + 1)
             return next(self)
         first, last = np.searchsorted(ends, [start, stop - 1], side="right")
-        parts = []
-        for window in range(int(first), int(last) + 1):
-            before = int(ends[window - 1]) if window else 0
-            chosen = slice(max(start - before, 0), stop - before)
-            parts.append({name: rows[chosen] for name, rows in self._window(window, len(ends)).items()})
+        batch = {name: np.empty((self._size, *a.shape[self._axes :]), a.dtype) for name, a in self._arrays.items()}
+        for number in range(int(first), int(last) + 1):
+            before = int(ends[number - 1]) if number else 0
+            low, high = max(start, before), min(stop, int(ends[number]))
+            window = self._window(number, len(ends))
+            for name, rows in batch.items():
+                window.taken(name, low - before, high - before, rows[low - start : high - start])
         self._state = State(self._state.epoch, self._state.batch + 1)
-        return parts[0] if len(parts) == 1 else {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+        return batch
 
     def get_state(self) -> dict[str, int]:
         """Where the iterator stands: numbers that can be stored as JSON."""
@@ -125,29 +145,34 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
             self._ends = epoch, np.cumsum(counts, dtype=np.int64), int(min(share.sum() for share in shares))
         return self._ends[1:]
 
-    def _window(self, window: int, n_windows: int) -> dict[str, np.ndarray]:
-        """The rows of a window of this pass; the next one is read meanwhile, the ones before are forgotten."""
-        at = self._state.epoch, window
+    def _window(self, number: int, n_windows: int) -> _Window:
+        """A window of this pass; the next one is read meanwhile, into the memory of those before."""
+        at = self._state.epoch, number
         after = (at[0], at[1] + 1) if at[1] + 1 < n_windows else (at[0] + 1, 0)
         for known in [known for known in self._windows if known not in (at, after)]:
-            del self._windows[known]
+            reading = self._windows.pop(known)
+            if reading.done() and not reading.exception():
+                self._spare.append(reading.result().rows)
         for wanted in (at, after):
             if wanted not in self._windows and (self._epochs is None or wanted[0] < self._epochs):
-                self._windows[wanted] = self._reader.submit(self._read, *wanted)
+                spare = self._spare.pop() if self._spare else None
+                self._windows[wanted] = self._reader.submit(self._read, *wanted, spare)
         return self._windows[at].result()
 
-    def _read(self, epoch: int, window: int) -> dict[str, np.ndarray]:
+    def _read(self, epoch: int, number: int, spare: dict[str, np.ndarray] | None) -> _Window:
         mine = self._order(epoch)[self._process :: self._processes]
-        mine = mine[window * self._per_window : (window + 1) * self._per_window]
+        mine = mine[number * self._per_window : (number + 1) * self._per_window]
         spans = [self._blocks[i] for i in mine]
-        n = sum(high - low for low, high in spans) * self._inner
-        mixed = self._random(epoch, window + 1).permutation(n) if self._seed is not None else None
-        found = {}
+        n = sum(high - low for low, high in spans)
+        order = self._random(epoch, number + 1).permutation(n * self._inner) if self._seed is not None else None
+        rows = {}
         for name, array in self._arrays.items():
-            whole = array.read_spans(spans)
-            flat = whole.reshape(n, *array.shape[self._axes :])
-            found[name] = flat if mixed is None else np.take(flat, mixed, axis=0)
-        return found
+            into = spare[name].base if spare is not None else None
+            if into is None or len(into) < n:
+                into = np.empty((max(n, self._most), *array.shape[1:]), array.dtype)
+            array.read_spans(spans, into[:n])
+            rows[name] = into[:n].reshape(n * self._inner, *array.shape[self._axes :])
+        return _Window(rows, order)
 
     def _random(self, epoch: int, use: int) -> np.random.Generator:
         return np.random.default_rng([abs(self._seed or 0), epoch, use])

@@ -183,4 +183,9 @@ def _cast(array: Any, dtype: Any) -> tuple[Any, Any]:
     if dtype is None or not jnp.issubdtype(array.dtype, jnp.floating):
         return array, jnp.zeros((), jnp.int32)
     cast = array.astype(dtype)
-    return cast, jnp.sum(jnp.isfinite(array) & ~jnp.isfinite(cast), dtype=jnp.int32)
+    infinite = jnp.sum(~jnp.isfinite(cast), dtype=jnp.int32)
+    # Mostly there are none, and the array is gone through once.
+    lost = jax.lax.cond(
+        infinite > 0, lambda: infinite - jnp.sum(~jnp.isfinite(array), dtype=jnp.int32), lambda: jnp.zeros_like(infinite)
+    )
+    return cast, lost

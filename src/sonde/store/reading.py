@@ -56,19 +56,17 @@ class StoredArray:
         found = self._waited(self._opened().oindex[wanted].read())
         return np.flip(found, flips) if flips else np.asarray(found)
 
-    def read_spans(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-        """The rows from each of the first to each of the second numbers, one span after another, in one array."""
+    def read_spans(self, spans: Sequence[tuple[int, int]], into: np.ndarray) -> None:
+        """Reads spans of rows, from a first to before a last, one after another into an array."""
         opened = self._opened()
-        found = np.empty((sum(high - low for low, high in spans), *self.shape[1:]), self.dtype)
         reads, start = [], 0
         ts = tensorstore()
         for low, high in spans:
-            target = ts.array(found[start : start + high - low])
+            target = ts.array(into[start : start + high - low])
             reads.append(target.write(opened[low:high].translate_to[(0,) * self.ndim]))
             start += high - low
         for read in reads:
             self._waited(read)
-        return found
 
     def _waited(self, reading: Any) -> Any:
         try:

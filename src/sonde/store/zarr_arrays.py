@@ -1,7 +1,7 @@
 """The Zarr arrays of a store: how they are cut into files, compressed and opened.
 
 A file (a shard, in Zarr's words) holds the rows that one process writes at a time, so that writers do not meet; inside
-it, chunks of about a megabyte are compressed and carry a checksum each, so that a slice is read without
+it, chunks of about half a megabyte are compressed and carry a checksum each, so that a slice is read without
 the rest. An all-zero chunk is written like any other: a chunk that is missing was lost.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from sonde.store.folder import Folder, tensorstore
 from sonde.store.manifest import ArrayInfo
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 19
 FILE_BYTES = 1 << 24
 _ANY_ROWS = 1 << 50
 READ_CACHE = 1 << 26  # without one, the index of a file is read again for every chunk
@@ -28,7 +28,7 @@ def rows_per_chunk(rows: int, row_bytes: int) -> int:
 
     Example:
         >>> rows_per_chunk(8192, 1536)
-        512
+        256
         >>> rows_per_chunk(7, 1 << 22)
         1
     """
@@ -56,12 +56,9 @@ def create(folder: Folder, info: ArrayInfo, *, rows: int, columns: Sequence[int]
     dtype = np.dtype(ts.dtype(info.dtype).numpy_dtype)
     row_bytes = int(np.prod(columns, dtype=np.int64)) * dtype.itemsize
     chunk = (rows_per_chunk(rows, row_bytes), *columns)
-    shuffle = "shuffle" if dtype.itemsize > 1 else "noshuffle"
-    blosc = {"cname": "zstd", "clevel": 1, "shuffle": shuffle, "typesize": dtype.itemsize, "blocksize": 0}
-    endian = {"name": "bytes", "configuration": {"endian": "little"}} if dtype.itemsize > 1 else {"name": "bytes"}
     sharding = {
         "chunk_shape": chunk,
-        "codecs": [endian, {"name": "blosc", "configuration": blosc}, {"name": "crc32c"}],
+        "codecs": _codecs(dtype.itemsize),
         "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
     }
     spec = _spec(folder, info) | {
@@ -78,11 +75,24 @@ def create(folder: Folder, info: ArrayInfo, *, rows: int, columns: Sequence[int]
         raise folder.failed(error) from error
 
 
+def _codecs(itemsize: int) -> list[dict[str, Any]]:
+    """How a chunk becomes bytes.
+
+    The low bits of activations are noise; what can be saved is in the exponents, and the entropy coder of zstd finds it
+    without help. Blosc, which puts bytes of a kind together first, saves no more and takes longer both ways. The
+    checksum of zstd itself would leave some bits of its header out.
+    """
+    endian = {"name": "bytes", "configuration": {"endian": "little"}} if itemsize > 1 else {"name": "bytes"}
+    zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
+    return [endian, zstd, {"name": "crc32c"}]
+
+
 def create_groups(folder: Folder, infos: Sequence[ArrayInfo]) -> None:
-    """Makes the store and the kinds in it Zarr groups, for other readers."""
+    """Makes the store and the kinds in it Zarr groups, for other readers, where they are not yet."""
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
     for kind in ("", *dict.fromkeys(f"{info.kind}/" for info in infos)):
-        folder.write(f"{kind}zarr.json", group)
+        if folder.read(f"{kind}zarr.json") is None:
+            folder.write(f"{kind}zarr.json", group)
 
 
 def open_array(folder: Folder, info: ArrayInfo, *, cache: int = READ_CACHE) -> Any:
