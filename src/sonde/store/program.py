@@ -184,8 +184,9 @@ def _cast(array: Any, dtype: Any) -> tuple[Any, Any]:
         return array, jnp.zeros((), jnp.int32)
     cast = array.astype(dtype)
     infinite = jnp.sum(~jnp.isfinite(cast), dtype=jnp.int32)
+
+    def beyond() -> Any:
+        return infinite - jnp.sum(~jnp.isfinite(array), dtype=jnp.int32)
+
     # Mostly there are none, and the array is gone through once.
-    lost = jax.lax.cond(
-        infinite > 0, lambda: infinite - jnp.sum(~jnp.isfinite(array), dtype=jnp.int32), lambda: jnp.zeros_like(infinite)
-    )
-    return cast, lost
+    return cast, jax.lax.cond(infinite > 0, beyond, lambda: jnp.zeros_like(infinite))
