@@ -61,8 +61,8 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
     assert apart < (1e-4 if made.dtype == jnp.float32 else 0.05), apart
     rows = []
 
-    def row(question: str, bound: float, hand: Any, ours: Any) -> None:
-        times = interleaved({"by hand": hand, "sonde": ours}, seconds=seconds, turn=0.02)
+    def row(question: str, bound: float | None, hand: Any, ours: Any, wait: bool = True) -> None:
+        times = interleaved({"by hand": hand, "sonde": ours}, seconds=seconds, turn=0.02, wait=wait)
         rows.append(times.row("sonde", f"{name}: {question}", bound))
         print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)  # there are minutes between two
 
@@ -71,7 +71,7 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
     slots = length + steps - 1
     hand_start = jax.jit(start, static_argnums=2)
     given = (made, tokens, jnp.zeros(batch, jnp.int32))
-    chosen: dict[str, Any] = {"sampling": Sampling(), "key": jax.random.key(0), "ends": jnp.zeros((0,), jnp.int32)}
+    chosen: dict[str, Any] = {"sampling": Sampling(), "key": None, "ends": jnp.zeros((0,), jnp.int32)}
     row(
         f"first token after {length}",
         WITHIN,
@@ -83,9 +83,16 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
         hand_start.lower(params, tokens, slots).compile(),
         generation._start_alone.lower(*given, slots=slots, **chosen).compile(),
     )
-    one_token = _stepping(jax.jit(step, donate_argnums=1), hand_start(params, tokens, slots), params)
-    ours_one = _stepping_ours(generation._start_alone(*given, slots=slots, **chosen), given, chosen)
+    hand_step, hand_state = jax.jit(step, donate_argnums=1), hand_start(params, tokens, slots)
+    state = generation._start_alone(*given, slots=slots, **chosen)
+    explain(
+        "one token",
+        hand_step.lower(params, hand_state).compile(),
+        generation._step_alone.lower(made, state, given[2], fill=0, **chosen).compile(),
+    )
+    one_token, ours_one = _stepping(hand_step, hand_state, params), _stepping_ours(state, given, chosen)
     row("one token, a call for each", WITHIN, one_token, ours_one)
+    row("of that until the call returns", None, one_token, ours_one, wait=False)
     hand_all = jax.jit(generate, static_argnums=2)
 
     def ours_all() -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import inspect
 import json
 import os
 import subprocess
@@ -216,6 +218,48 @@ def test_gguf_that_was_cut_off(tmp_path: Path) -> None:
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(ModelFileError, match="is no GGUF file"):
         models.load(path)
+
+
+def test_a_name_on_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked: list[inspect.BoundArguments] = []
+    signature = inspect.signature(huggingface_hub.snapshot_download)
+
+    def stand_in(*args: Any, **options: Any) -> str:
+        asked.append(signature.bind(*args, **options))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", stand_in)
+    model = models.load("org/name", layers="scan")
+    assert asked[0].arguments["repo_id"] == "org/name"
+    patterns = asked[0].arguments["allow_patterns"]
+    wanted = {"config.json", "model-00001-of-00002.safetensors", "tokenizer.json", "1_Pooling/config.json"}
+    assert all(any(fnmatch.fnmatch(name, pattern) for pattern in patterns) for name in wanted)
+    assert not any(fnmatch.fnmatch("pytorch_model.bin", pattern) for pattern in patterns)
+    np.testing.assert_array_equal(model.embed.embedding[...], models.load(folder).embed.embedding[...])
+    for no_name in ("./org/name", "org/name/more", "name", "org/name.gguf"):
+        with pytest.raises(FileNotFoundError, match="there is nothing at"):
+            models.load(no_name)
+    assert len(asked) == 1
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(FileNotFoundError, match="huggingface_hub"):
+        models.load("org/name")
+
+
+def test_old_names_and_what_a_class_does_not_use(tmp_path: Path) -> None:
+    """The first BERTs call scale and bias of norms gamma and beta, and come with heads that their class lacks."""
+    folder = write_checkpoint(tmp_path / "bert", oracle("bert_masked"))
+    arrays = tensors_of(folder)
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): array for name, array in arrays.items()}
+    old = {name.replace("LayerNorm.bias", "LayerNorm.beta"): array for name, array in old.items()}
+    width = np.zeros((16, 16), np.float32)
+    old |= {"bert.pooler.dense.weight": width, "bert.pooler.dense.bias": width[0]}
+    old |= {"cls.seq_relationship.weight": width[:2], "cls.seq_relationship.bias": width[0, :2]}
+    expected = parameters_of(models.load(folder))
+    rewrite(folder, old)
+    for path, leaf in parameters_of(models.load(folder)).items():
+        np.testing.assert_array_equal(leaf[...], expected[path][...], err_msg=path)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -124,7 +124,9 @@ def look(progress: Callable[[str, float], None] = lambda what, done: None) -> Pr
 
 
 def _induction(model: Any) -> np.ndarray:
-    once = jax.random.randint(jax.random.key(0), (2, HALF), 1000, 40000)
+    vocabulary = model.config.vocabulary
+    # Words of the middle: the first tokens are bytes and signs, the last ones rare.
+    once = jax.random.randint(jax.random.key(0), (2, HALF), min(1000, vocabulary // 4), min(40000, vocabulary))
 
     def score(weights: jax.Array) -> jax.Array:
         at = jnp.arange(HALF, 2 * HALF - 1)

@@ -143,7 +143,7 @@ def generate(
     ends = jnp.asarray(_stops(model, stop), jnp.int32)
     options: dict[str, Any] = {
         "sampling": Sampling.of(temperature, top_k, top_p),
-        "key": jax.random.key(seed),
+        "key": jax.random.key(seed) if temperature else None,
         "ends": ends,
         "anew": _outgrows_its_cache(model, rows, max_new_tokens),
     }
@@ -254,7 +254,7 @@ def _start(
     padding: jax.Array,
     slots: int,
     sampling: Sampling,
-    key: jax.Array,
+    key: jax.Array | None,
     ends: jax.Array,
     anew: bool = False,
 ) -> _State:
@@ -264,7 +264,7 @@ def _start(
     logits, cache = model.extend(
         prompt, model.new_cache(batch, slots), positions=positions, valid=_valid(padding, slots)
     )
-    tokens = choose(logits, sampling, jax.random.fold_in(key, 0))
+    tokens = choose(logits, sampling, _at_step(key, 0))
     texts = jnp.pad(prompt, ((0, 0), (0, slots - length))) if anew else None
     return _State(jnp.int32(0), tokens, jnp.isin(tokens, ends), cache, texts)
 
@@ -274,7 +274,7 @@ def _step(
     state: _State,
     padding: jax.Array,
     sampling: Sampling,
-    key: jax.Array,
+    key: jax.Array | None,
     ends: jax.Array,
     fill: int,
 ) -> _State:
@@ -285,7 +285,7 @@ def _step(
         cache = _read_anew(model, texts, padding, valid, cache.filled)
         texts = lax.dynamic_update_slice(texts, state.tokens[:, None], (0, cache.filled))
     logits, cache = model.extend(state.tokens[:, None], cache, positions=positions, valid=valid)
-    chosen = choose(logits, sampling, jax.random.fold_in(key, state.step + 1))
+    chosen = choose(logits, sampling, _at_step(key, state.step + 1))
     tokens = jnp.where(state.done, fill, chosen)
     return _State(state.step + 1, tokens, state.done | jnp.isin(chosen, ends), cache, texts)
 
@@ -304,6 +304,11 @@ def _read_anew(model: Decoder, texts: jax.Array, padding: jax.Array, valid: jax.
     return cache._replace(filled=filled)
 
 
+def _at_step(key: jax.Array | None, step: int | jax.Array) -> jax.Array | None:
+    """The random key of a step; None where there is no chance."""
+    return None if key is None else jax.random.fold_in(key, step)
+
+
 def _valid(padding: jax.Array, slots: int) -> jax.Array:
     return jnp.arange(slots, dtype=jnp.int32)[None] >= padding[:, None]
 
@@ -317,7 +322,7 @@ def _whole(
     steps: int,
     fill: int,
     sampling: Sampling,
-    key: jax.Array,
+    key: jax.Array | None,
     ends: jax.Array,
     anew: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
@@ -376,7 +381,7 @@ def _streamed(
     fill: int,
     show: Callable[[list[int], np.ndarray], None],
     sampling: Sampling,
-    key: jax.Array,
+    key: jax.Array | None,
     ends: jax.Array,
     anew: bool,
 ) -> tuple[jax.Array, jax.Array]:

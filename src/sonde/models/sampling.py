@@ -73,17 +73,18 @@ def considered(logits: jax.Array, sampling: Sampling) -> jax.Array:
     return logits
 
 
-def choose(logits: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
+def choose(logits: jax.Array, sampling: Sampling, key: jax.Array | None) -> jax.Array:
     """The next token of every row.
 
     Args:
         logits: `(batch, vocabulary)`.
         sampling: how it is chosen.
-        key: a random key.
+        key: a random key; None if there is no temperature.
 
     Returns:
         Integers, `(batch,)`.
     """
     if sampling.temperature is None:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    assert key is not None
     return jax.random.categorical(key, considered(logits, sampling)).astype(jnp.int32)
