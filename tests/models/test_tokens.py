@@ -99,3 +99,46 @@ def test_sentence_pieces_of_a_gguf_file() -> None:
     assert [pieces[i] for i in tokenizer.encode("ab a")] == ["<s>", "▁ab", "▁a"]
     assert tokenizer.decode(tokenizer.encode("ab a")) == "ab a"
     assert pieces[tokenizer.encode("A")[-1]] == "<0x41>"
+
+
+def test_word_pieces_of_a_gguf_file() -> None:
+    """The tokens of BERT's own tokenizer, rebuilt from a file in which beginnings of words are marked."""
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "the",
+        "cat",
+        "##s",
+        "sat",
+        "un",
+        "##happy",
+        "##ly",
+        ".",
+        "na",
+    ]
+    words += ["##ive", "##ï", "c", "##at"]
+    own = tokenizers.Tokenizer(tokenizers.models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    own.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    own.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    marked = [w if w.startswith("[") else w[2:] if w.startswith("##") else "▁" + w for w in words]
+    fields = {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": marked,
+        "tokenizer.ggml.token_type": [3] * 5 + [1] * (len(words) - 5),
+        "tokenizer.ggml.unknown_token_id": 1,
+        "tokenizer.ggml.cls_token_id": 2,
+        "tokenizer.ggml.seperator_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.mask_token_id": 4,
+    }
+    found = tokenizer_of(fields)
+    assert found is not None and found.pad_id == 0 and found.special["mask_token"] == "[MASK]"
+    for text in ("The cats sat.", "unhappily naïve dog", "[MASK] sat"):
+        inside = found.encode(text, special=False)
+        expected = [4, *own.encode("sat").ids] if "[MASK]" in text else own.encode(text).ids
+        assert inside == expected
+        assert found.encode(text) == [2, *inside, 3]
+    assert found.decode(found.encode("The cats sat.")) == "the cats sat."

@@ -31,18 +31,25 @@ def tokenizer_of(fields: dict[str, Any]) -> Tokenizer | None:
         inner = _byte_level(package, fields)
     elif kind == "llama":
         inner = _sentence_pieces(package, fields)
+    elif kind == "bert":
+        inner = _word_pieces(package, fields)
     else:
-        raise ModelFileError(f"the tokenizer {kind!r} is not known; known are gpt2 and llama.")
+        raise ModelFileError(f"the tokenizer {kind!r} is not known; known are gpt2, llama and bert.")
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     kinds = fields.get("tokenizer.ggml.token_type") or []
     added = package.AddedToken
     inner.add_special_tokens([added(t, special=True) for t, k in zip(tokens, kinds) if k == _CONTROL])
     inner.add_tokens([added(t, normalized=False) for t, k in zip(tokens, kinds) if k == _USER_DEFINED])
     config = _config(fields, tokens)
-    if fields.get("tokenizer.ggml.add_bos_token", kind == "llama") and config.get("bos_token"):
-        bos = config["bos_token"]
+    around = {
+        "bos": fields.get("tokenizer.ggml.add_bos_token", kind in ("llama", "bert")),
+        "eos": fields.get("tokenizer.ggml.add_eos_token", kind == "bert"),
+    }
+    before, after = (config.get(f"{name}_token") if wanted else None for name, wanted in around.items())
+    if before or after:
         inner.post_processor = package.processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, inner.token_to_id(bos))]
+            single=[*filter(None, (before, "$A", after))],
+            special_tokens=[(token, inner.token_to_id(token)) for token in {before, after} if token],
         )
     return Tokenizer(inner, config)
 
@@ -52,8 +59,16 @@ def _config(fields: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "attention_mask"],
     }
-    for name, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        number = fields.get(f"tokenizer.ggml.{theirs}_token_id")
+    # Of BERT's, what begins and what ends a text are called class and separator. The format spells the latter so.
+    for name, *theirs in (
+        ("bos", "bos", "cls"),
+        ("eos", "eos", "seperator"),
+        ("unk", "unknown"),
+        ("pad", "padding"),
+        ("mask", "mask"),
+    ):
+        numbers = (fields.get(f"tokenizer.ggml.{one}_token_id") for one in theirs)
+        number = next((one for one in numbers if one is not None), None)
         if number is not None and number < len(tokens):
             found[f"{name}_token"] = tokens[number]
     if "tokenizer.chat_template" in fields:
@@ -75,19 +90,43 @@ def _byte_level(package: Any, fields: dict[str, Any]) -> Any:
     known: dict[str, Callable[[], Any]] = {
         "default": plain,
         "gpt-2": plain,
+        "olmo": plain,  # GPT-NeoX's
+        "phi-2": plain,
         "smollm": lambda: pre.Sequence([pre.Digits(individual_digits=True), plain()]),
         "llama-bpe": lambda: split(_LLAMA3),
+        "llama3": lambda: split(_LLAMA3),
         "qwen2": lambda: split(_QWEN2),
+        "deepseek-r1-qwen": lambda: split(_QWEN2),
     }
     if kind not in known:
         raise ModelFileError(f"the way {kind!r} of splitting texts is not known; known are {', '.join(sorted(known))}.")
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     vocabulary = {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"])}
-    inner = package.Tokenizer(package.models.BPE(vocabulary, merges, ignore_merges=kind == "llama-bpe"))
+    inner = package.Tokenizer(package.models.BPE(vocabulary, merges, ignore_merges=kind in ("llama-bpe", "llama3")))
     inner.pre_tokenizer = known[kind]()
     inner.decoder = package.decoders.ByteLevel()
-    if kind == "qwen2":
+    if kind in ("qwen2", "deepseek-r1-qwen"):
         inner.normalizer = package.normalizers.NFC()
+    return inner
+
+
+def _word_pieces(package: Any, fields: dict[str, Any]) -> Any:
+    """BERT's: the file marks beginnings of words, where the tokenizer marks what goes on."""
+
+    def piece(token: str) -> str:
+        if token.startswith("[") and token.endswith("]"):
+            return token
+        return token[1:] if token.startswith("▁") else f"##{token}"
+
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    pieces = [piece(token) for token in tokens]
+    unknown = tokens[fields.get("tokenizer.ggml.unknown_token_id", pieces.index("[UNK]") if "[UNK]" in pieces else 0)]
+    vocabulary = {token: i for i, token in enumerate(pieces)}
+    inner = package.Tokenizer(package.models.WordPiece(vocabulary, unk_token=unknown))
+    cased = any(token != token.lower() for token in pieces if not token.startswith("["))
+    inner.normalizer = package.normalizers.BertNormalizer(lowercase=not cased)
+    inner.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
+    inner.decoder = package.decoders.WordPiece()
     return inner
 
 
