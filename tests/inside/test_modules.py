@@ -81,7 +81,15 @@ def check(library, kind, transform):
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_transformer_of_every_library(library):
-    check(library, "transformer", TRANSFORMS["jit"])
+    """The values of a module and an edit of it; the rest is in the thorough test."""
+    model, params, apply, x = LIBRARIES[library]("transformer")
+    site = SITES.get((library, "transformer"), KINDS["transformer"])
+    result, mine = sonde.capture(jax.jit(apply), inside=model)(params, x)
+    plain, hand = by_hand(lambda: sonde.capture(jax.jit(lambda p, x: apply(p, x)))(params, x))
+    close((result, mine[site].values), (plain, hand[site].values))
+    zero = lambda v: jax.tree.map(jnp.zeros_like, v)
+    expected = by_hand(lambda: sonde.edit(jax.jit(lambda p, x: apply(p, x)), {site: zero})(params, x))
+    close(sonde.edit(jax.jit(apply), {site: zero}, inside=model)(params, x), expected)
 
 
 @pytest.mark.thorough
@@ -118,6 +126,42 @@ def test_modules_of_a_model_called_by_a_function_have_their_paths():
     _, records = sonde.capture(run, inside=pair)(pair, X[0, 0])
     assert {"left/out", "right/out"} <= set(records)
     np.testing.assert_allclose(records["right/in"].value, records["left/out"].values[0])
+
+
+def test_layers_that_are_stacked_for_a_scan_have_their_path():
+    import equinox as eqx
+    from flax import nnx
+
+    class Stack(eqx.Module):
+        layers: eqx.nn.MLP
+
+        def __call__(self, x):
+            arrays, rest = eqx.partition(self.layers, eqx.is_array)
+            return jax.lax.scan(lambda h, part: (eqx.combine(part, rest)(h), None), x, arrays)[0]
+
+    make = eqx.filter_vmap(lambda key: eqx.nn.MLP(8, 8, 4, 1, key=key))
+    stack = Stack(make(jax.random.split(jax.random.key(0), 3)))
+    _, records = sonde.capture(eqx.filter_jit(lambda m, x: m(x)), inside=stack)(stack, X[0, 0])
+    assert records["layers/layers/1/out"].value.shape == (3, 8)
+
+    class Stacked(nnx.Module):
+        def __init__(self):
+            self.layers = nnx.vmap(lambda rngs: nnx.Linear(8, 8, rngs=rngs))(nnx.Rngs(0).fork(split=3))
+
+        def __call__(self, x):
+            return nnx.scan(lambda h, layer: layer(h), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)(x, self.layers)
+
+    stacked = Stacked()
+    _, records = sonde.capture(nnx.jit(lambda m, x: m(x)), inside=stacked)(stacked, X)
+    assert records["layers/out"].value.shape == (3, *X.shape)
+
+
+def test_functions_that_are_looked_into_are_no_part_of_a_modules_path():
+    """As with modules that are found by identity."""
+    model, params, apply, x = LIBRARIES["flax_linen"]("transformer")
+    _, records = sonde.capture(jax.jit(apply), inside=[model, type(model)])(params, x)
+    assert {"in", "attention/out", "attention/query/out", "mlp/in"} <= set(records)
+    assert any(path.endswith("Transformer.__call__/hidden") for path in records)
 
 
 def test_named_arrays_of_penzai_are_arrays():

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
+import jax
 
 from sonde.core.module_index import ModuleKind, register_modules
 from sonde.inside.copies import origin_of_copy
@@ -20,12 +21,16 @@ def _children(module: Any) -> Iterator[tuple[str, Any]]:
             yield field.name, value
 
 
+def _arrays(module: Any) -> list[Any]:
+    return [x for x in jax.tree.leaves(module) if eqx.is_array(x)]
+
+
 def _is_model(module: Any) -> bool:
     """Not so for what `equinox.filter_jit` and other transforms return, which are modules too."""
     return not type(module).__module__.startswith("equinox._")
 
 
-register_modules(eqx.Module, ModuleKind(_children, origin=origin_of_copy, is_root=_is_model))
+register_modules(eqx.Module, ModuleKind(_children, origin=origin_of_copy, is_root=_is_model, arrays=_arrays))
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:

@@ -18,6 +18,10 @@ def _children(module: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
+def _arrays(module: Any) -> list[Any]:
+    return [x.get_value() for x in vars(module).values() if isinstance(x, nnx.Variable)]
+
+
 def _elements(values: Any) -> Iterator[tuple[Any, Any]]:
     return iter(enumerate(values))
 
@@ -28,7 +32,7 @@ def _child(module: Any, name: Any) -> Any:
 
 register_no_modules(nnx.Rngs)
 register_no_modules(nnx.RngStream)
-register_modules(nnx.Module, ModuleKind(_children, _child, origin=origin_of_copy))
+register_modules(nnx.Module, ModuleKind(_children, _child, origin=origin_of_copy, arrays=_arrays))
 
 register_modules(nnx.List, ModuleKind(_elements, lambda values, i: values[i], is_root=lambda _: False))
 

@@ -40,6 +40,10 @@ class _Running(threading.local):
 _running = _Running()
 
 
+# The names of all functions that have been scopes.
+function_names: set[str] = set()
+
+
 class FunctionMarks:
     """A function, as it is written in a file.
 
@@ -108,7 +112,9 @@ class FunctionMarks:
 
     def __enter__(self) -> None:
         within = self.parent is not None and any(function is self.parent for function, _ in _running.open)
-        opened = scope(self._name if within else self._alone)
+        name = self._name if within else self._alone
+        function_names.add(name)
+        opened = scope(name)
         opened.__enter__()
         _running.open.append((self, opened))
 

@@ -10,18 +10,23 @@ from typing import Any
 from sonde import _jax
 from sonde.core.context import ScopeName, looking
 from sonde.inside.calls import between_sites
+from sonde.inside.marks import function_names
 
 Path = tuple[str, ...]
 
 
 class _NamedPath(ScopeName):
-    """A module's path below that of the module that calls it; another way, if the module is a shared one."""
+    """A module's path below that of the module that calls it; another way, if the module is a shared one.
+
+    Functions that are looked into between the two are no part of it, as with modules that are found by identity.
+    """
 
     own: Path = ()
     around: Path = ()
 
     def path(self, before: str, depth: int) -> str:
         """The path, with a trailing slash, of what is inside."""
+        before = "".join(f"{name}/" for name in before.split("/") if name and name not in function_names)
         n = len(self.around)
         if self.own[:n] == self.around:
             return before + "".join(f"{name}/" for name in self.own[n:])

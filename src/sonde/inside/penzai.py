@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 from penzai import pz
 
 from sonde.core.module_index import ModuleKind, register_modules
@@ -22,7 +23,7 @@ def _children(layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 register_arrays(pz.nx.NamedArray, pz.nx.NamedArrayView)
-register_modules(pz.nn.Layer, ModuleKind(_children, origin=origin_of_copy))
+register_modules(pz.nn.Layer, ModuleKind(_children, origin=origin_of_copy, arrays=jax.tree.leaves))
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:
