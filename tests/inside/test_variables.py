@@ -211,12 +211,27 @@ def test_what_names_a_function(wrapped):
     assert any(path.endswith(("weights", "out")) for path in records)
 
 
+def hidden_by(function):
+    return lambda x: function(x) + 0  # says nothing of what it wraps
+
+
+@hidden_by
+def hides(x):
+    y = x * 2
+    return y
+
+
 def test_names_as_strings():
     f = lambda x: jax.nn.silu(x) + optax.l2_loss(x)
     assert "silu/return" in sonde.capture(f, inside="jax.nn:silu")(X)[1]
     assert "l2_loss/squared_error/return" in sonde.capture(f, inside="optax.losses.*")(X)[1]
     assert "l2_loss/return" in sonde.capture(f, inside="optax.losses._regression:*l2*")(X)[1]
     assert "silu/return" in sonde.capture(f, inside=["jax.nn.silu", optax.l2_loss])(X)[1]
+    assert list(sonde.capture(hides, inside=f"{__name__}:hides")(X)[1]) == ["hides/x", "hides/y", "hides/return"]
+    update = optax.scale_by_adam().update
+    for inner in ("scale_by_adam.update_fn", "scale_by_adam.<locals>.update_fn"):
+        found = sonde.capture(update, inside=f"optax._src.transform:{inner}")(X, optax.scale_by_adam().init(X))[1]
+        assert "scale_by_adam.update_fn/mu_hat" in found
     with pytest.raises(InsideError, match="has no 'silo'; nearest: 'silu'"):
         sonde.capture(f, inside="jax.nn:silo")
     with pytest.raises(InsideError, match="there is no module 'nowhere'"):

@@ -264,10 +264,22 @@ def _named(name: str) -> Found:
         names, asked = [module_name], {module_name}
         if not colon or not qualname:
             return find(thing)
-        if not any(c in qualname for c in "*?[") and "<locals>" not in qualname:
-            return find(_attribute(thing, qualname, name))
+        if not any(c in qualname for c in "*?["):
+            written = _written(thing, qualname)
+            return written if written is not None else find(_attribute(thing, qualname, name))
     found = _modules(names, asked)
     return found if not colon else _chosen(found, qualname, name)
+
+
+def _written(module: types.ModuleType, qualname: str) -> Found | None:
+    """The functions that are written in a module under a name, whatever decorators have made of them."""
+    filename = getattr(module, "__file__", None)
+    if not isinstance(filename, str) or not filename.endswith(".py") or machinery(filename) is not None:
+        return None
+    file = file_named(filename)
+    wanted = qualname.replace(".<locals>", "")
+    found = [] if file is None else [f for f in file.functions if f.qualname.replace(".<locals>", "") == wanted]
+    return _with_inner(found)._replace(by_name=True) if found and all(f.reason is None for f in found) else None
 
 
 def _in_file(filename: str, qualname: str, asked: str) -> Found:
