@@ -29,6 +29,8 @@ def f(x, tokens):
 
 def batches():
     for i in range(int(sys.argv[5])):
+        with open(f"{folder}/drawn{index}", "ab") as drawn:
+            drawn.write(b".")
         rng = np.random.default_rng(i)
         yield (
             put(rng.standard_normal((8, 12, 4)).astype(np.float32).reshape(96, 4), "data"),
@@ -103,25 +105,50 @@ def test_four_processes_write_one_store(tmp_path):
     _check(tmp_path, 5)
 
 
+def _arrays(folder: Path) -> dict[str, np.ndarray]:
+    return {f"{a.kind}/{a.path}": a[:] for a in store.open(folder).arrays}
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("count", [2, 4])
-def test_one_process_is_killed_and_all_start_again(tmp_path, count):
-    program = tmp_path / "program.py"
+@pytest.mark.parametrize(("count", "kills"), [(2, 20), (4, 5)])
+def test_one_process_is_killed_and_all_start_again(tmp_path, count, kills):
+    program, batches = tmp_path / "program.py", "40"
     program.write_text(HEAD + HARVEST)
-    rng = random.Random(count)
-    for _ in range(10):
-        processes = start(program, count, str(tmp_path), "60")
-        time.sleep(rng.uniform(2, 12))
+
+    def make(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        return tmp_path / name
+
+    undisturbed, folder, number = make("undisturbed"), make("killed0"), 0
+    run(program, count, str(undisturbed), batches)
+    _check(undisturbed, int(batches))
+    whole = {kind: _arrays(undisturbed / kind) for kind in ("plain", "kept")}
+    rng, begun = random.Random(count), 0
+    for _ in range(kills):
+        drawn, moment = folder / "drawn0", rng.randrange(2 * int(batches))  # of the batches of two harvests
+        drawn.unlink(missing_ok=True)
+        processes = start(program, count, str(folder), batches)
+        while not drawn.exists() or drawn.stat().st_size < moment:
+            assert not any(process.poll() for process in processes)
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.2))
         processes[rng.randrange(count)].send_signal(signal.SIGKILL)
         for process in processes:  # a cluster's manager ends a job of which one process died
             process.kill()
-            process.wait(60)
-        for folder in (tmp_path / "plain", tmp_path / "kept"):
-            if (folder / "sonde.json").exists():
-                assert store.check(folder) == []
-                found = store.open(folder)
-                if folder.name == "plain":
-                    rows = found["h"][:]
-                    np.testing.assert_allclose(rows, _expected(60)["h"][: len(rows)], rtol=1e-5, atol=1e-5)
-    run(program, count, str(tmp_path), "60")
-    _check(tmp_path, 60)
+            assert process.wait(60) in (0, -signal.SIGKILL)
+        for kind, arrays in whole.items():
+            if (folder / kind / "sonde.json").exists():
+                assert store.check(folder / kind) == []
+                for name, array in _arrays(folder / kind).items():  # what is listed is there, and right
+                    begun += 0 < len(array) < len(arrays[name])
+                    assert array.tobytes() == arrays[name][: len(array)].tobytes()
+        if (folder / "kept" / "sonde.json").exists() and store.open(folder / "kept").finished:
+            number += 1
+            folder = make(f"killed{number}")
+    assert begun  # some kills hit a store in the middle
+    run(program, count, str(folder), batches)
+    for kind, arrays in whole.items():
+        resumed = _arrays(folder / kind)
+        assert resumed.keys() == arrays.keys() and store.open(folder / kind).finished
+        for name, array in resumed.items():
+            assert array.tobytes() == arrays[name].tobytes()

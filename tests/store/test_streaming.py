@@ -105,3 +105,61 @@ def test_the_mean_over_a_data_set_as_a_baseline():
         ablate(f, "c", to=means)
     with pytest.raises(ValueError, match="does not broadcast"):
         ablate(f, "b", to=np.ones(3))(XS[0])
+
+
+def test_means_of_layers_in_a_loop_and_of_calls():
+    def f(x):
+        y, _ = jax.lax.scan(lambda c, w: (sonde.sow(c + w, "loop"), None), x, jnp.arange(1.0, 4.0))
+        return sonde.sow(y, "twice") + sonde.sow(-3 * y, "twice")
+
+    found = store.statistics(f, XS)
+    assert list(found) == ["loop[0]", "loop[1]", "loop[2]", "twice#0", "twice#1"]
+    np.testing.assert_allclose(
+        ablate(f, "loop", to=found)(XS[0]), np.broadcast_to(-2 * (ALL.mean(0) + 6), XS[0].shape), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        ablate(f, "loop[0]", to=found)(XS[0]), np.broadcast_to(-2 * (ALL.mean(0) + 6), XS[0].shape), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        ablate(f, "twice#1", to=found)(XS[0]), XS[0] + 6 - 3 * (ALL.mean(0) + 6), rtol=1e-4, atol=1e-3
+    )
+
+
+def test_samples_are_samples_of_the_data_set_and_can_stand_for_values():
+    def f(x):
+        return sonde.sow(x * 2, "a"), sonde.sow(x * 3, "b")
+
+    found = store.statistics(f, XS, samples=8, seed=1)
+    assert found["a"].samples.shape == (8, 4)
+    rows = {row.tobytes() for row in ALL.astype(np.float32) * 2}
+    assert all(row.tobytes() in rows for row in found["a"].samples)
+    other = store.statistics(f, XS, samples=8, seed=2)
+    assert not np.array_equal(found["a"].samples, other["a"].samples)
+    assert len(store.statistics(f, XS, samples=1000)["a"].samples) == len(ALL)
+    a, b = ablate(f, "*", to=found, resample=0)(XS[0])
+    drawn = {row.tobytes() for row in found["a"].samples}
+    assert all(row.tobytes() in drawn for row in np.asarray(a).reshape(-1, 4))
+    np.testing.assert_allclose(np.asarray(a) * 1.5, b, rtol=1e-5)  # what stood together stays together
+    with pytest.raises(ValueError, match="ask for them with samples=n"):
+        ablate(f, "a", to=store.statistics(f, XS), resample=0)
+    with pytest.raises(ValueError, match="goes with statistics"):
+        ablate(f, "a", resample=0)
+
+
+def test_samples_are_fair():
+    sizes = np.array([300, 50, 150])
+    starts = np.cumsum([0, *sizes[:-1]])
+    batches = [np.arange(s, s + n, dtype=np.float32)[:, None] for s, n in zip(starts, sizes)]
+    drawn = store.statistics(lambda x: sonde.sow(x, "h"), batches, samples=200)["h"].samples[:, 0]
+    assert len(set(drawn)) == 200
+    counts = np.histogram(drawn, [*starts, 500])[0]
+    np.testing.assert_allclose(counts, 0.4 * sizes, atol=25)  # four standard deviations, or more
+
+
+def test_statistics_inside_a_function_without_sites():
+    def plain(x):
+        doubled = x * 2
+        return doubled.sum()
+
+    (found,) = store.statistics(plain, XS, "**/doubled", inside=plain).values()
+    np.testing.assert_allclose(found.mean, 2 * ALL.mean(0), rtol=1e-4, atol=1e-5)

@@ -75,8 +75,11 @@ class Folder:
         left would end with the old bytes.
         """
         if self._local is not None:
-            for left in self._local.rglob(f"*{_LOCK}"):
-                left.unlink(missing_ok=True)
+            try:
+                for left in self._local.rglob(f"*{_LOCK}"):
+                    left.unlink(missing_ok=True)
+            except OSError as error:
+                raise self.failed(error) from error
 
     def failed(self, error: BaseException) -> StoreError:
         """What to raise when a write to the folder failed."""

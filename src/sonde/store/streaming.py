@@ -53,6 +53,7 @@ class UnitStatistics:
         max: The largest sample.
         covariance: The covariance of all pairs of units, as a matrix; None unless asked for.
         histogram: How many samples are in each bin between `EDGES`, in the last axis; None unless asked for.
+        samples: Some samples, chosen at random among those that are finite, in the first axis; None unless asked for.
     """
 
     path: str
@@ -64,6 +65,7 @@ class UnitStatistics:
     max: np.ndarray
     covariance: np.ndarray | None = None
     histogram: np.ndarray | None = None
+    samples: np.ndarray | None = None
 
     @property
     def std(self) -> np.ndarray:
@@ -131,8 +133,11 @@ def statistics(
     axes: int | None = None,
     covariance: bool = False,
     histogram: bool = False,
+    samples: int = 0,
+    seed: int = 0,
     reduce: Callable[[Any], Any] | None = None,
     grads: bool = False,
+    inside: Any = None,
 ) -> DataStatistics:
     """Mean, variance, range and, if asked for, covariance and quantiles of every unit over a data set.
 
@@ -145,8 +150,11 @@ def statistics(
         axes: How many of the first axes of a value are samples; by default all but the last, or those of the mask.
         covariance: Whether to compute the covariance of all pairs of units.
         histogram: Whether to keep a histogram of each unit, for quantiles.
+        samples: How many samples to keep, chosen at random, for `ablate(..., resample=seed)`.
+        seed: For the choice of these samples.
         reduce: A function of the value, applied at the site first.
         grads: Whether to take gradients in the place of values, of what `f` differentiates.
+        inside: Functions or modules that mark no values themselves; see `sonde.capture`.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -158,14 +166,14 @@ def statistics(
     """
     check_callable(f, "statistics")
     patterns = tuple(map(check_pattern, patterns))
-    options = _Options(patterns, keep, axes, covariance, histogram, reduce, grads)
+    options = _Options(patterns, keep, axes, covariance, histogram, samples, seed, reduce, grads, inside)
     run = JitByRest(options.sums)
     joined: dict[str, _Sums] = {}
     n = 0
     for batch in batches:
-        sums = to_host(in_turn(run(*rest_and_arrays((f, arguments(batch))))))
+        sums = to_host(in_turn(run(*rest_and_arrays((f, arguments(batch))), np.uint32(n))))
         for path, new in sums.items():
-            joined[path] = _joined(joined[path], new) if path in joined else _double(new)
+            joined[path] = _joined(joined[path], new, samples) if path in joined else _double(new)
         n += 1
     if not n:
         raise ValueError("statistics: there are no batches")
@@ -182,16 +190,20 @@ class _Options:
     axes: int | None
     covariance: bool
     histogram: bool
+    samples: int
+    seed: int
     reduce: Any
     grads: bool
+    inside: Any
 
-    def sums(self, rest: Rest, arrays: list[Any]) -> dict[str, _Sums]:
+    def sums(self, rest: Rest, arrays: list[Any], number: Any) -> dict[str, _Sums]:
         f, args = rest.whole(arrays)
-        _, records = capture(f, *self.patterns, grads=self.grads, reduce=self.reduce)(*args)
+        run = capture(f, *self.patterns, grads=self.grads, reduce=self.reduce, inside=self.inside)
+        _, records = run(*args)
         mask = None if self.keep is None else jnp.asarray(self.keep(*args))
         wanted = "grads" if self.grads else "values"
         found = {
-            path: self._of(array, mask, path)
+            path: self._of(array, mask, path, number)
             for kind, path, array in parts(records, grads=self.grads)
             if kind == wanted and jnp.issubdtype(array.dtype, jnp.number)
         }
@@ -199,7 +211,7 @@ class _Options:
             raise StoreError(f"statistics: the program has no site with {wanted} to describe")
         return found
 
-    def _of(self, array: Any, mask: Any, path: str) -> _Sums:
+    def _of(self, array: Any, mask: Any, path: str, number: Any) -> _Sums:
         axes = self.axes if self.axes is not None else mask.ndim if mask is not None else max(array.ndim - 1, 0)
         if array.ndim < axes or (mask is not None and array.shape[: mask.ndim] != mask.shape):
             expected = f"{axes} axes of samples" if mask is None else f"the mask's {mask.shape} in front"
@@ -230,6 +242,12 @@ class _Options:
             sums["products"] = jax.lax.dot(flat.T, flat, precision="highest")
         if self.histogram:
             sums["histogram"] = _histogram(x, used)
+        if self.samples:
+            # Samples that belong together have the same lot at all sites.
+            lots = jax.random.uniform(jax.random.fold_in(jax.random.key(self.seed), number), x.shape[:1])
+            lots = jnp.where(used.reshape(x.shape[0], -1).all(1), lots, -1.0)
+            sums["lots"], drawn = jax.lax.top_k(lots, min(self.samples, x.shape[0]))
+            sums["samples"] = x[drawn]
         return sums
 
 
@@ -245,14 +263,21 @@ def _histogram(x: Any, used: Any) -> Any:
     return counts.reshape(*units, 2 * _SIDE + 1)
 
 
+_DRAWN = ("lots", "samples")
+
+
 def _double(sums: _Sums) -> _Sums:
     return {
-        name: np.asarray(x, np.int64 if np.asarray(x).dtype.kind == "i" else np.float64) for name, x in sums.items()
+        name: x if name in _DRAWN else np.asarray(x, np.int64 if np.asarray(x).dtype.kind == "i" else np.float64)
+        for name, x in sums.items()
     }
 
 
-def _joined(a: _Sums, new: _Sums) -> _Sums:
-    """The sums of two sets of samples together, by the usual formula for means and squares around them."""
+def _joined(a: _Sums, new: _Sums, most: int) -> _Sums:
+    """The sums of two sets of samples together, by the usual formula for means and squares around them.
+
+    Of the samples themselves, the `most` with the highest lots are kept.
+    """
     b = _double(new)
     if a["mean"].shape != b["mean"].shape:
         raise StoreError(
@@ -274,6 +299,10 @@ def _joined(a: _Sums, new: _Sums) -> _Sums:
         joined["products"] = a["products"] + b["products"] + np.outer(flat * weight, flat * weight)
     if "histogram" in a:
         joined["histogram"] = a["histogram"] + b["histogram"]
+    if "lots" in a:
+        lots, samples = (np.concatenate([a[name], b[name]]) for name in _DRAWN)
+        best = np.argsort(-lots, kind="stable")[:most]
+        joined |= {"lots": lots[best], "samples": samples[best]}
     return joined
 
 
@@ -285,5 +314,10 @@ def _described(path: str, sums: _Sums) -> UnitStatistics:
         covariance = sums["products"] / np.outer(weight, weight)
     found = {name: sums[name] for name in ("count", "nonfinite", "mean", "min", "max")}
     return UnitStatistics(
-        path, **found, variance=sums["squares"] / count, covariance=covariance, histogram=sums.get("histogram")
+        path,
+        **found,
+        variance=sums["squares"] / count,
+        covariance=covariance,
+        histogram=sums.get("histogram"),
+        samples=sums["samples"][sums["lots"] >= 0] if "lots" in sums else None,
     )

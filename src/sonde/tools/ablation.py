@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -9,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde.core.capture import check_callable
-from sonde.core.edit import edit
+from sonde.core.edit import Edit, edit
 from sonde.core.path import Pattern, glob_matches, no_such_site
 
 
@@ -19,6 +21,7 @@ def ablate(
     to: float | Literal["mean"] | Any | Mapping[str, Any] = 0.0,
     units: int | Sequence[int] | None = None,
     axis: int = -1,
+    resample: int | None = None,
     inside: Any = None,
 ) -> Callable:
     """`f` without what is at some sites.
@@ -27,10 +30,12 @@ def ablate(
         f: Any callable.
         *patterns: Which sites, as in `sonde.capture`; at least one.
         to: What stands in its place: a number; an array that broadcasts against the value; `"mean"`, the mean of this
-            value over all axes but `axis` (under `vmap` a value is one example); or means over a data set, as
-            `sonde.store.statistics` returns them by path.
+            value over all axes but `axis` (under `vmap` a value is one example); or statistics over a data set, as
+            `sonde.store.statistics` returns them by path: their means, those of each layer in a loop and of each call.
         units: Which indices along `axis` to take away. All, if None.
         axis: Where the units are: the last axis, unless given.
+        resample: A seed: in the place of means, put samples that `statistics(..., samples=n)` kept, each drawn at
+            random. All sites draw the same, so that what stood together at two sites stays together.
         inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
@@ -55,8 +60,59 @@ def ablate(
         raise ValueError(f"ablate: to= is a number, an array, 'mean' or statistics by path, got {to!r}")
     chosen = None if units is None else (units,) if isinstance(units, int) else tuple(units)
     if isinstance(to, Mapping):
-        return edit(f, {path: _rule(to[path].mean, chosen, axis) for path in _paths(to, patterns)}, inside=inside)
+        edits = {}
+        for path in _paths(to, patterns):
+            new = to[path].mean if resample is None else _Drawn(path, to[path].samples, resample)
+            site, calls, iterations = _place(path)
+            # A pattern of its own for every call and iteration of a site.
+            edits[_Exactly(site)] = Edit(_rule(new, chosen, axis), calls=calls, iterations=iterations)
+        return edit(f, edits, inside=inside)
+    if resample is not None:
+        raise ValueError("ablate: resample= goes with statistics of a data set, to=statistics(..., samples=n)")
     return edit(f, dict.fromkeys(patterns, _rule(to, chosen, axis)), inside=inside)
+
+
+class _Exactly:
+    """A pattern for one path, unlike any other."""
+
+    def __init__(self, path: str) -> None:
+        self.path = self.__name__ = path
+
+    def __call__(self, site: Any) -> bool:
+        return site.path == self.path
+
+
+_PLACE = re.compile(r"(?P<site>[^#\[\]]+)(#(?P<call>\d+))?(\[(?P<at>[\d,]+)\])?")
+
+
+def _place(path: str) -> tuple[str, int | None, Any]:
+    """The site, call and iteration that the path of an array of statistics stands for."""
+    found = _PLACE.fullmatch(path)
+    if found is None:
+        raise ValueError(f"ablate: {path!r} is a part of a value; statistics can stand for values that are arrays")
+    numbers = [int(i) for i in found["at"].split(",")] if found["at"] else []
+    call = None if found["call"] is None else int(found["call"])
+    if len(numbers) < 2:
+        return found["site"], call, numbers[0] if numbers else None
+    return found["site"], call, lambda *at: functools.reduce(jnp.logical_and, [a == n for a, n in zip(at, numbers)])
+
+
+class _Drawn:
+    """Samples in the place of values."""
+
+    def __init__(self, path: str, samples: Any, seed: int) -> None:
+        if samples is None or not len(samples):
+            raise ValueError(f"ablate: the statistics of {path!r} have no samples: ask for them with samples=n")
+        self._samples, self._seed = samples, seed
+
+    def like(self, x: Any) -> Any:
+        """A sample for every place of a value."""
+        units = self._samples.shape[1:]
+        lead = x.shape[: x.ndim - len(units)]
+        if x.shape[len(lead) :] != units:
+            raise ValueError(f"ablate: samples of shape {list(units)} for a value of shape {list(x.shape)}")
+        drawn = jax.random.randint(jax.random.key(self._seed), lead, 0, len(self._samples))
+        return jnp.asarray(self._samples)[drawn].astype(x.dtype)
 
 
 def _paths(statistics: Mapping[str, Any], patterns: Sequence[Pattern]) -> list[str]:
@@ -65,7 +121,7 @@ def _paths(statistics: Mapping[str, Any], patterns: Sequence[Pattern]) -> list[s
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise TypeError("ablate: with statistics by path, a pattern is a glob")
-        chosen = [path for path in statistics if glob_matches(pattern, path)]
+        chosen = [p for p in statistics if p == pattern or glob_matches(pattern, p.split("[")[0].split("#")[0])]
         if not chosen:
             raise no_such_site(pattern, statistics)
         found |= dict.fromkeys(chosen)
@@ -81,7 +137,7 @@ def _rule(to: Any, units: tuple[int, ...] | None, axis: int) -> Callable[[Any], 
             others = tuple(d for d in range(x.ndim) if d != at)
             new = jnp.broadcast_to(jnp.mean(x, others, keepdims=True).astype(x.dtype), x.shape)
         else:
-            new = _broadcast(to, x)
+            new = to.like(x) if isinstance(to, _Drawn) else _broadcast(to, x)
         if units is None:
             return new
         is_unit = jnp.isin(jnp.arange(x.shape[at]), jnp.asarray([u % x.shape[at] for u in units]))
