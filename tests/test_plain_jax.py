@@ -63,9 +63,7 @@ def test_rules_are_added_for_our_primitives_alone(answers: dict[str, Any], way: 
 
 @pytest.mark.parametrize("way", ["imported", "used"])
 def test_no_function_of_jax_is_ours_when_no_capture_runs(answers: dict[str, Any], way: str) -> None:
-    # What stays after the first capture, with its reason in `_jax/patches.py`.
-    stays = ["jax._src.interpreters.partial_eval.new_eqn_recipe"] if way == "used" else []
-    assert answers[way]["replaced"] == stays
+    assert answers[way]["replaced"] == []
 
 
 COMPILED_BEFORE = """

@@ -231,7 +231,7 @@ def check_differentiated(program: Program, x: Any) -> None:
     try:
         with program.surroundings():
             gradient, records = jax.jit(jax.grad(capture, has_aux=True))(x)
-    except sonde.CaptureError:
+    except sonde.errors.CaptureError:
         assert "apart=True" in repr(program)
         return
     np.testing.assert_allclose(gradient, want, **TOLERANCE)

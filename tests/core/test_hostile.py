@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.jet import jet
 
 from sonde import capture, records_before, scope, sow
 from sonde.core.context import looking
@@ -464,6 +465,16 @@ def test_primitives_that_hide_their_inside_are_seen_or_refused(f, wrap):
 def test_primitives_that_hide_their_inside_in_a_scan_are_seen_or_refused():
     for f in (linear_solve, with_rule):
         seen_or_refused(lambda x: lax.scan(lambda c, row: (c + f(row), None), 0.0, x)[0])
+
+
+def test_taylor_series():
+    f = lambda x: jnp.sin(sow(x * x, "inside"))
+    series = lambda x: jet(f, (x,), ((jnp.ones_like(x), jnp.zeros_like(x)),))
+    for g in (series, jax.jit(series)):
+        for grads in (False, True):
+            result, records = capture(g, grads=grads)(X)
+            jax.tree.map(equal, result, series(X))
+            equal(records["inside"].value, X * X)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

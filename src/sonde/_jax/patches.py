@@ -1,18 +1,23 @@
 """Every change that Sonde makes to JAX, with its reason.
 
-A change that stays is made at the first capture and not when Sonde is imported (`at_first_capture`). It looks at what
-it is given and leaves everything without sites to JAX's own function. The others (`EagerShortcut`, `TracingHook`) are
-in place only while a capture runs. `tests/test_plain_jax.py` holds JAX with Sonde against JAX without.
+A change that stays is a rule in one of JAX's tables, made at the first capture and not when Sonde is imported
+(`at_first_capture`). It looks at what it is given and leaves everything without sites to JAX's own rule. A function of
+JAX is replaced only while a capture runs (`InPlace`). `tests/test_plain_jax.py` holds JAX with Sonde against JAX
+without.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 from jax._src import ad_checkpoint as _ad_checkpoint
+from jax._src import callback as _callback
 from jax._src import core as _core
+from jax._src import debugging as _debugging
 from jax._src import pjit as _pjit
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
@@ -31,6 +36,7 @@ from sonde._jax.inner import (
 )
 
 _pending: list[Callable[[], None]] = []
+_waiting: dict[str, Callable[[Any], None]] = {}
 _lock = threading.Lock()
 
 
@@ -39,8 +45,17 @@ def at_first_capture(change: Callable[[], None]) -> None:
     _pending.append(change)
 
 
+def when_loaded(module: str, change: Callable[[Any], None]) -> None:
+    """Makes a change to a part of JAX that few programs use, when a capture begins after that part was imported."""
+    _waiting[module] = change
+
+
 def make_changes() -> None:
     """Makes the changes that are due."""
+    for module in [name for name in _waiting if name in sys.modules]:
+        with _lock:
+            if change := _waiting.pop(module, None):
+                change(sys.modules[module])
     if _pending:
         with _lock:
             while _pending:
@@ -60,23 +75,6 @@ def forget_effect_handles() -> None:
         self.effect_handles = []
 
     _pe.JaxprTrace.invalidate = invalidate
-
-
-def keep_when_partially_evaluated(effect_type: type[Effect]) -> None:
-    """Keeps every equation with an effect, whatever its primitive is, when JAX evaluates a program partially.
-
-    JAX itself keeps those that it deals with in the default way, and scans. A call, a branch or a jitted function with
-    such an equation inside would be lost if its outputs are not used: a site in a loop in a rematerialised loop body.
-    """
-    make = _pe.new_eqn_recipe
-
-    def new_eqn_recipe(trace: Any, in_tracers: Any, out_tracers: Any, primitive: Any, params: Any, *rest: Any) -> Any:
-        recipe = make(trace, in_tracers, out_tracers, primitive, params, *rest)
-        if any(type(effect) is effect_type for effect in recipe.effects):
-            trace.effect_handles.append(_pe.EffectHandle(list(in_tracers), recipe))
-        return recipe
-
-    _pe.new_eqn_recipe = new_eqn_recipe
 
 
 def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]] | None]) -> None:
@@ -174,92 +172,156 @@ def prepare_while_loops_for_remat(
     _pe.custom_partial_eval_rules[while_p] = new_partial_eval
 
 
-class EagerShortcut:
-    """While it is entered, jitted calls that do not need the current trace run on JAX's fast path instead.
+# ---------------------------------------------------------------------------------------------------------------------
+# What is in place only while a capture runs
+# ---------------------------------------------------------------------------------------------------------------------
 
-    `jnp` functions are jitted; under a custom trace each of them would be bound as an equation and leave JAX's C++
-    dispatch. This changes speed only: everything works without it, and it is in place only during a capture.
-    One object serves all threads.
-    """
 
-    def __init__(self, trace_type: Any, needs_trace: Callable[[Any], bool]) -> None:
+class Change(NamedTuple):
+    """A function of JAX and the one in its place: an attribute, or an entry of a table."""
+
+    owner: Any
+    name: Any
+    new: Any
+
+
+_MISSING = object()
+
+
+class InPlace:
+    """Changes that are in place while it is entered. One object serves all threads."""
+
+    def __init__(self, *changes: Change) -> None:
         self._lock = threading.Lock()
         self._users = 0
-        self._plain = plain = getattr(_pjit, "_run_python_pjit", None)
-
-        def run(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
-            assert plain is not None
-            trace: Any = _core.trace_ctx.trace
-            if type(trace) is trace_type and trace.parent is eval_trace and not needs_trace(p.params["jaxpr"]):
-                with set_current_trace(eval_trace):
-                    return plain(p, args_flat, fun, args, kwargs)
-            return plain(p, args_flat, fun, args, kwargs)
-
-        self._run = run
+        self._changes = changes
+        self._plain = [_get(change.owner, change.name) for change in changes]
 
     def __enter__(self) -> None:
-        if self._plain is None:  # a JAX that is built otherwise: slower, not wrong
-            return
         with self._lock:
             self._users += 1
             if self._users == 1:
-                _pjit._run_python_pjit = self._run
+                for change in self._changes:
+                    _set(*change)
 
     def __exit__(self, *_: object) -> None:
-        if self._plain is None:
-            return
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                _pjit._run_python_pjit = self._plain
+                for change, plain in zip(self._changes, self._plain):
+                    _set(change.owner, change.name, plain)
 
 
-class TracingHook:
-    """While it is entered, the tracing of functions to jaxprs goes through functions of ours.
+def _get(owner: Any, name: Any) -> Any:
+    return owner.get(name, _MISSING) if isinstance(owner, dict) else getattr(owner, name)
+
+
+def _set(owner: Any, name: Any, value: Any) -> None:
+    if not isinstance(owner, dict):
+        setattr(owner, name, value)
+    elif value is _MISSING:
+        owner.pop(name, None)
+    else:
+        owner[name] = value
+
+
+def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool]) -> InPlace:
+    """Jitted calls that do not need the current trace run on JAX's fast path instead.
+
+    `jnp` functions are jitted; under a custom trace each of them would be bound as an equation and leave JAX's C++
+    dispatch. This changes speed only: everything works without it.
+    """
+    plain: Any = getattr(_pjit, "_run_python_pjit", None)
+    if plain is None:  # a JAX that is built otherwise: slower, not wrong
+        return InPlace()
+
+    def run(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
+        trace: Any = _core.trace_ctx.trace
+        if type(trace) is trace_type and trace.parent is eval_trace and not needs_trace(p.params["jaxpr"]):
+            with set_current_trace(eval_trace):
+                return plain(p, args_flat, fun, args, kwargs)
+        return plain(p, args_flat, fun, args, kwargs)
+
+    return InPlace(Change(_pjit, "_run_python_pjit", run))
+
+
+def tracing_hook(with_arguments: Callable[..., Any], with_tree: Callable[..., Any]) -> InPlace:
+    """The tracing of functions to jaxprs goes through functions of ours.
 
     JAX finds the trace of a function by the function, the types of its arguments and their structure. There are three
-    places to look at, because jit and remat have caches in front of the one that all transforms share. One object
-    serves all threads.
+    places to look at, because jit and remat have caches in front of the one that all transforms share.
 
     Args:
         with_arguments: Called with the function, its positional and keyword arguments, and a function that goes on with
             another function in its place; where jit looks for a trace.
         with_tree: The same with a function that returns the structure of the arguments; where other transforms do.
     """
+    infer, remat, trace = _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr
 
-    def __init__(self, with_arguments: Callable[..., Any], with_tree: Callable[..., Any]) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        infer, remat, trace = _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr
+    def infer_params(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+        return with_arguments(fun, args, kwargs, lambda new: infer(new, info, args, kwargs))
 
-        def infer_params(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
-            return with_arguments(fun, args, kwargs, lambda new: infer(new, info, args, kwargs))
+    def remat_to_jaxpr(fun: Any, in_tree: Any, *rest: Any) -> Any:
+        return with_tree(fun, lambda: in_tree, lambda new: remat(new, in_tree, *rest))
 
-        def remat_to_jaxpr(fun: Any, in_tree: Any, *rest: Any) -> Any:
-            return with_tree(fun, lambda: in_tree, lambda new: remat(new, in_tree, *rest))
+    def trace_to_jaxpr(fun: Any, in_avals: Any, *rest: Any, **options: Any) -> Any:
+        if options.get("fun_takes_flat_tree_arg"):  # JAX's own functions
+            return trace(fun, in_avals, *rest, **options)
+        return with_tree(fun, lambda: in_avals.tree, lambda new: trace(new, in_avals, *rest, **options))
 
-        def trace_to_jaxpr(fun: Any, in_avals: Any, *rest: Any, **options: Any) -> Any:
-            if options.get("fun_takes_flat_tree_arg"):  # JAX's own functions
-                return trace(fun, in_avals, *rest, **options)
-            return with_tree(fun, lambda: in_avals.tree, lambda new: trace(new, in_avals, *rest, **options))
+    for name in ("cache_clear", "cache_info", "cache_keys", "evict_weakref"):
+        if hasattr(trace, name):
+            setattr(trace_to_jaxpr, name, getattr(trace, name))
+    return InPlace(
+        Change(_pjit, "_infer_params", infer_params),
+        Change(_ad_checkpoint, "_trace_to_jaxpr", remat_to_jaxpr),
+        Change(_pe, "trace_to_jaxpr", trace_to_jaxpr),
+    )
 
-        for name in ("cache_clear", "cache_info", "cache_keys", "evict_weakref"):
-            if hasattr(trace, name):
-                setattr(trace_to_jaxpr, name, getattr(trace, name))
-        self._plain = infer, remat, trace
-        self._hooked = infer_params, remat_to_jaxpr, trace_to_jaxpr
 
-    def __enter__(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr = self._hooked
+def kept_when_partially_evaluated(effect_type: type[Effect]) -> InPlace:
+    """Every equation with an effect is kept, whatever its primitive is, when JAX evaluates a program partially.
 
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr = self._plain
+    JAX itself keeps those that it deals with in the default way, and scans. A call, a branch or a jitted function with
+    such an equation inside would be lost if its outputs are not used: a site in a loop in a rematerialised loop body.
+    """
+    make = _pe.new_eqn_recipe
+
+    def new_eqn_recipe(trace: Any, in_tracers: Any, out_tracers: Any, primitive: Any, params: Any, *rest: Any) -> Any:
+        recipe = make(trace, in_tracers, out_tracers, primitive, params, *rest)
+        if any(type(effect) is effect_type for effect in recipe.effects):
+            trace.effect_handles.append(_pe.EffectHandle(list(in_tracers), recipe))
+        return recipe
+
+    return InPlace(Change(_pe, "new_eqn_recipe", new_eqn_recipe))
+
+
+def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], None]) -> InPlace:
+    """Calls of what a trace does not see into: functions of the host, and those that were compiled ahead of time.
+
+    Args:
+        changed: Returns the function that a program calls on the host in the place of another.
+        before_compiled: Called before a function that was compiled ahead of time is.
+    """
+
+    def staged(primitive: Any) -> Any:
+        def rule(trace: Any, source_info: Any, *tracers: Any, callback: Any, **params: Any) -> Any:
+            params["callback"] = changed(callback)
+            return trace.default_process_primitive(primitive, tracers, params, source_info)
+
+        return rule
+
+    call = jax.stages.Compiled.__call__
+
+    def compiled_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before_compiled()
+        return call(self, *args, **kwargs)
+
+    primitives = (_callback.pure_callback_p, _callback.io_callback_p, _debugging.debug_callback_p)
+    return InPlace(
+        *[Change(_pe.custom_staging_rules, primitive, staged(primitive)) for primitive in primitives],
+        Change(jax.stages.Compiled, "__call__", compiled_call),
+    )
 
 
 at_first_capture(forget_effect_handles)

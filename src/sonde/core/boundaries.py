@@ -5,7 +5,7 @@ are then one trace, although what is inside must be recorded under two paths. So
 given to JAX under another identity. Which one fits a call is decided by where the modules among its arguments stand,
 and by what the trace has used of the program around (`Stretch.used`).
 
-What JAX is made to do for this is in `_jax.TracingHook`; it is in place only while a capture runs.
+What JAX is made to do for this is in `_jax.tracing_hook`; it is in place only while a capture runs.
 """
 
 from __future__ import annotations
@@ -178,4 +178,4 @@ def _from_tree(fun: Any, tree: Callable[[], Any], trace: Callable[[Any], Any]) -
     return pass_boundary(fun, lambda: _modules_in_tree(tree()), trace)
 
 
-hook = _jax.TracingHook(_from_arguments, _from_tree)
+hook = _jax.tracing_hook(_from_arguments, _from_tree)

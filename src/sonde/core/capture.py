@@ -12,6 +12,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.asking import asked_for
+from sonde.core.closures import state_of
 from sonde.core.collect import Collect, Reduce
 from sonde.core.failing import remember
 from sonde.core.keeping import by_identity, kept_with
@@ -124,11 +125,25 @@ def _jitted_capture(f: Any, patterns: tuple[Pattern, ...], options: dict[str, An
         return None
     fn, jit_options = inside
 
-    def captured(*args: Any, **kwargs: Any) -> Any:
-        return _capture_now(fn, patterns, options, args, kwargs)
+    def make() -> Any:
+        def captured(*args: Any, **kwargs: Any) -> Any:
+            return _capture_now(fn, patterns, options, args, kwargs)
+
+        return jax.jit(like(captured, fn), **jit_options)  # JAX keeps one trace for one function
 
     key = (patterns, *[(name, by_identity(value)) for name, value in options.items()])
-    return kept_with(f, key, lambda: jax.jit(like(captured, fn), **jit_options))
+
+    def compiled() -> Any:
+        now = (*key, state_of(*patterns, options["reduce"]))
+        return kept_with(f, now, make)
+
+    if state_of(*patterns, options["reduce"]) is None:
+        return compiled()
+    # What a predicate or a reduce function reads may be another at the next call.
+    choosing = like(lambda *args, **kwargs: compiled()(*args, **kwargs), fn)
+    for name in ("lower", "trace", "eval_shape", "clear_cache"):
+        setattr(choosing, name, functools.partial(lambda name, *a, **k: getattr(compiled(), name)(*a, **k), name))
+    return choosing
 
 
 def check_callable(f: object, verb: str) -> None:

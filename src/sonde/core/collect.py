@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde.core.axes import extra_has, leaf_has, per_example, select, with_leaves
+from sonde.core.closures import state_of
 from sonde.core.context import look
 from sonde.core.handler import Handler
 from sonde.core.item import Extra, Item
@@ -43,7 +44,8 @@ class Collect(Handler):
         donates: bool = True,
         depth: int = 1,
     ) -> None:
-        key: Hashable = ("collect", patterns, grads, by_identity(reduce), last, by_identity(fold), depth)
+        state = state_of(*patterns, reduce)
+        key: Hashable = ("collect", patterns, grads, by_identity(reduce), last, by_identity(fold), depth, state)
         super().__init__(key, patterns, depth=depth)
         self.grads = grads
         self.reduce = reduce

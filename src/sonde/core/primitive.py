@@ -46,7 +46,7 @@ site_effect = SiteEffect()
 _site_effects = {site_effect}
 _jax.at_first_capture(lambda: _jax.allow_effect(SiteEffect))
 _jax.at_first_capture(lambda: _jax.hold_weakly(Site))
-_jax.at_first_capture(lambda: _jax.keep_when_partially_evaluated(SiteEffect))
+kept = _jax.kept_when_partially_evaluated(SiteEffect)  # while a capture runs
 
 site_p = _jax.Primitive("sonde_site")
 marker_p = _jax.Primitive("sonde_marker")
@@ -199,6 +199,25 @@ ad.primitive_transposes[plain_p] = _plain_transpose
 ad.primitive_transposes[site_p] = _site_transpose
 ad.primitive_jvps[marker_p] = _marker_jvp
 ad.primitive_transposes[marker_p] = _marker_transpose
+
+
+def _taylor_terms(jet: Any) -> None:
+    """Rules for `jax.experimental.jet`: a value is seen, and the terms of its series go on with it."""
+
+    def rule(primitive: Any, primals: Any, series: Any, *, site: Site, view: View) -> Any:
+        outs = primitive.bind(*primals, site=site, view=view)
+        terms = list(series[: len(outs)])
+        return outs, [*terms, *[jet.zero_series] * (len(outs) - len(terms))]
+
+    def site_rule(primals: Any, series: Any, *, site: Site, view: View) -> Any:
+        n = len(operands_of(primals, site, view).arrays)
+        return rule(site_p, primals, series[:n], site=site, view=view)
+
+    jet.jet_rules[site_p] = site_rule
+    jet.jet_rules[plain_p] = lambda *args, **params: rule(plain_p, *args, **params)
+
+
+_jax.when_loaded("jax.experimental.jet", _taylor_terms)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Batching: the mapped axis goes to the front, and the view says so

@@ -12,9 +12,11 @@ from sonde.core.context import Looking, look, looking, unchanged_after
 from sonde.core.handler import Handler
 from sonde.core.inside import has_sites
 from sonde.core.module_paths import NOTHING, Request, trail
+from sonde.core.opaque import opaque
+from sonde.core.primitive import kept
 from sonde.core.trace import SiteTrace
 
-_shortcut = _jax.EagerShortcut(SiteTrace, has_sites)
+_shortcut = _jax.eager_shortcut(SiteTrace, has_sites)
 
 
 def run_with(
@@ -63,6 +65,8 @@ def run_with(
             trail(f, args, kwargs, request, handler, () if inside is None else inside.known_models()),
             boundaries.hook,
             _shortcut,
+            kept,
+            opaque,
             _jax.set_current_trace(trace),
             look(Looking(grads, edits, depth, modules, asked)),
         ):

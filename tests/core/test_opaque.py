@@ -1,0 +1,59 @@
+"""Sites where a capture cannot see: in functions of the host, and in functions that were compiled ahead of time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+from sonde import capture, sow
+from sonde.errors import CaptureError
+
+X = np.arange(3, dtype=np.float32)
+TYPE = jax.ShapeDtypeStruct(X.shape, X.dtype)
+
+
+def on_host(x):
+    return np.asarray(sow(jnp.asarray(x) * 2, "inside"))
+
+
+def looking_on(x):
+    jax.debug.callback(lambda x: on_host(x) is None, x)
+    return x
+
+
+FUNCTIONS = {
+    "pure_callback": lambda x: jax.pure_callback(on_host, TYPE, sow(x, "before")),
+    "io_callback": lambda x: io_callback(on_host, TYPE, x),
+    "debug.callback": looking_on,
+    "in a scan": lambda x: lax.scan(lambda c, _: (jax.pure_callback(on_host, TYPE, c), None), x, None, length=1)[0],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_site_in_a_function_of_the_host_is_an_error(name):
+    f = FUNCTIONS[name]
+    for g in (capture(f), capture(jax.jit(f)), capture(lambda x: jax.jit(f)(x)), jax.jit(capture(f))):
+        with pytest.raises(
+            Exception, match=r"site 'inside' \(.*test_opaque.py:\d+\) runs where the capture cannot see"
+        ):
+            jax.block_until_ready(g(X)), jax.effects_barrier()
+    f(X), jax.jit(f)(X)  # no capture, no error
+    jax.effects_barrier()
+
+
+def test_a_function_of_the_host_without_sites_is_called_as_ever():
+    f = jax.jit(lambda x: jax.pure_callback(lambda x: x * 2, TYPE, sow(x, "before")))
+    result, records = capture(lambda x: f(x))(X)
+    np.testing.assert_array_equal(result, X * 2)
+    assert list(records) == ["before"]
+
+
+def test_a_function_that_was_compiled_ahead_of_time_is_refused():
+    compiled = jax.jit(lambda x: sow(x * 2, "inside")).lower(X).compile()
+    with pytest.raises(CaptureError, match="compiled ahead of time"):
+        capture(lambda x: compiled(x))(X)
+    np.testing.assert_array_equal(compiled(X), X * 2)
+    ahead = capture(jax.jit(lambda x: sow(x * 2, "inside"))).lower(X).compile()
+    np.testing.assert_array_equal(ahead(X)[1]["inside"].value, X * 2)
