@@ -53,10 +53,11 @@ class Keep:
         """How often every element has run before the loop."""
         return _jax.zeros_of_type(self.active.update(dtype=jnp.dtype("int32"), weak_type=False))
 
-    def empty(self, types: Sequence[Any]) -> list[Any]:
-        """What is carried before the first iteration."""
-        zeros = self.first([_jax.zeros_of_type(t) for t in types])
-        return zeros if self.last == 1 else [jnp.stack([x] * self.last, axis=self.n) for x in zeros]
+    def empty(self, types: Sequence[Any], known: Sequence[Any] = ()) -> list[Any]:
+        """What is carried before the first iteration: what is `known` by then, where that is not None, and zeros."""
+        known = known or [None] * len(types)
+        start = self.first([_jax.zeros_of_type(t) if x is None else x for t, x in zip(types, known)])
+        return start if self.last == 1 else [jnp.stack([x] * self.last, axis=self.n) for x in start]
 
     def first(self, new: Sequence[Any]) -> list[Any]:
         """What is carried after something that always runs once."""

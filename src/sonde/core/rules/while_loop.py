@@ -20,11 +20,13 @@ from sonde._jax import batching, mlir
 from sonde.core.context import looking
 from sonde.core.handler import Handler, Rebinding
 from sonde.core.inside import gives_tokens, has_sites, sites_inside
+from sonde.core.item import build_items
 from sonde.core.jaxpr_cache import JaxprCache
 from sonde.core.keeping import by_identity
 from sonde.core.operands import TOKEN, operands_of
 from sonde.core.primitive import bind_site, site_p
 from sonde.core.rewrite import Rewritten, rewrite
+from sonde.core.rules.gates import gate_from_outside
 from sonde.core.rules.keeping import Keep
 from sonde.core.site import Site, View
 from sonde.core.trace import RULES, SiteTrace, run_under
@@ -85,7 +87,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
 
     count = keep.no_iterations()
     answer, seen = run_test(recorded_test.front, init, count)
-    start = [*init, *keep.empty(body.new.types), count, *answer, *seen]
+    start = [*init, *keep.empty(body.new.types, body.known_before()), count, *answer, *seen]
     types, step_front = [*map(_jax.typeof, start)], [*body.front, *recorded_test.front]
     # The same jaxprs whenever the loop is met: JAX compiles one that is not in a jitted function again for others.
     parts = (body.new, test.new, recorded_test.new)
@@ -132,6 +134,16 @@ class _Part:
         steps = [jnp.max(count)] * self.numbered
         outs = _jax.eval_jaxpr(self.new.jaxpr, *front, *carry, *steps)
         return outs[: self.new.n_outs], outs[self.new.n_outs :]
+
+    def known_before(self) -> list[Any]:
+        """For each of the arrays that are recorded, what it is in an element that never runs; None for zeros."""
+        flags = build_items(self.new.specs, [*range(self.new.n_outs, self.new.n_outs + self.new.n_extra)])
+        known: list[Any] = [None] * self.new.n_extra
+        for item in flags:
+            if "taken" in item.extras:
+                at = item.extras["taken"]
+                known[at - self.new.n_outs] = gate_from_outside(self.new.jaxpr, at, self.front)
+        return known
 
 
 def _also_asked(handler: Handler, test: _Part) -> tuple[Any, list[Any]]:
