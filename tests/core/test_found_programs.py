@@ -145,6 +145,24 @@ FOUND = {
         13,
         A,
     ),
+    "whether a branch was taken in which a loop never ran": (
+        Program((), (Grid((Cond(((While(ONE_SITE, None, stop=True),), ()), True),), True),)),
+        0,
+        C,
+    ),
+    "branches of a map in a function with its own derivatives": (
+        Program((), (CustomVjp((Vmap((Cond((ONE_SITE, ONE_SITE, ())),), 0, 1),), through=False),)),
+        9,
+        B,
+    ),
+    "gradients in a loop that is computed again, twice": (
+        Program(
+            (ONE_SITE, (While((Grad((Call(0),), "vjp"), Grad((Call(0),), "vjp")), None, stop=True),)),
+            (Remat((Call(1, 2),)),),
+        ),
+        5,
+        B,
+    ),
     "a model in a jitted function in a jitted function in a scope": (
         Program(((Model("jitted"),),), (Scope("a", (Call(0),)), Call(0))),
         0,

@@ -28,6 +28,7 @@ from sonde.core.site import Site, View
 TOKEN = np.dtype("int32")
 TOKEN_TYPE = _jax.typeof(np.zeros((), TOKEN))
 NO_VALUE = -1  # the token of a gradient whose value was not computed
+WRITTEN_DOWN = -2  # from here downwards: tokens that are constants of a program, the same whenever it runs
 
 
 @dataclasses.dataclass(slots=True)

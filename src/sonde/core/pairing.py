@@ -26,7 +26,7 @@ from sonde.core.choices import tokens_of
 from sonde.core.collect import leaf_indices
 from sonde.core.handler import Met
 from sonde.core.item import Item
-from sonde.core.operands import NO_VALUE
+from sonde.core.operands import NO_VALUE, WRITTEN_DOWN
 from sonde.core.possible import possible_numbers
 from sonde.core.site import Site
 from sonde.errors import CaptureError
@@ -52,12 +52,15 @@ def pair(items: Iterable[Item], met: Met) -> list[Call]:
         for site in call.item.sites:
             of_site.setdefault(site, []).append(call)
     orphans: list[Call] = []
+    candidates_of = {id(item): _candidates(item, of_site) for item in items if not item.view.is_value}
+    by_run = _by_run([(item, candidates_of[id(item)]) for item in items if not item.view.is_value])
     for item in items:
         if item.view.is_value:
             continue
-        candidates = list({id(c): c for s in item.sites for c in of_site.get(s, ())}.values())
-        candidates = [c for c in candidates if c.item.view.order > item.view.order] or candidates
-        if candidates:
+        candidates = candidates_of[id(item)]
+        if id(item) in by_run:
+            _add(by_run[id(item)], item)
+        elif candidates:
             if not _give(item, candidates):
                 orphans.append(Call(item, {}))
         elif not any(site in met.sites for site in item.sites):
@@ -68,6 +71,33 @@ def pair(items: Iterable[Item], met: Met) -> list[Call]:
             if call.item.view.order > order and all(site.has_gradient for site in call.item.sites):
                 call.grads.setdefault(order, None)
     return calls + orphans
+
+
+def _candidates(gradient: Item, of_site: dict[Site, list[Call]]) -> list[Call]:
+    """The calls of the sites of a gradient, those first that were differentiated often enough."""
+    found = list({id(c): c for s in gradient.sites for c in of_site.get(s, ())}.values())
+    return [c for c in found if c.item.view.order > gradient.view.order] or found
+
+
+def _by_run(gradients: Sequence[tuple[Item, list[Call]]]) -> dict[int, Call]:
+    """The calls of gradients whose token is a constant of a program that ran several times, by id of the gradient.
+
+    Each of the runs has computed values and gradients alike, so that they come in the same order.
+    """
+    groups: dict[tuple[int, int], list[tuple[Item, list[Call]]]] = {}
+    for gradient, candidates in gradients:
+        numbers = (possible_numbers(gradient.extras["token"]) if len(candidates) > 1 else None) or frozenset()
+        numbers -= {0}
+        if len(numbers) == 1 and min(numbers) <= WRITTEN_DOWN:
+            (number,) = numbers
+            same = [c for c in candidates if any(number in (possible_numbers(t) or ()) for t in tokens_of(c.item))]
+            groups.setdefault((number, gradient.view.order), []).append((gradient, same))
+    found: dict[int, Call] = {}
+    for group in groups.values():
+        n = len(group[0][1])
+        if n > 1 and len(group) % n == 0:
+            found.update({id(gradient): calls[i * n // len(group)] for i, (gradient, calls) in enumerate(group)})
+    return found
 
 
 def _give(gradient: Item, candidates: Sequence[Call]) -> bool:
@@ -85,6 +115,7 @@ def _give(gradient: Item, candidates: Sequence[Call]) -> bool:
     if len(candidates) == 1:
         _add(candidates[0], gradient)
         return True
+    _check_told_apart(gradient, candidates)
     token = token if traced else _as_numbers(token)
     has = [on and token.ndim > 0 for on in extra_has(gradient.view.axes, "token")]
     for call in candidates:
@@ -120,6 +151,20 @@ def _possible(candidates: Sequence[Call], token: Any) -> list[Call]:
         if any(own is None or (own & numbers) - {0, NO_VALUE} for own in mine):
             found.append(call)
     return found
+
+
+def _check_told_apart(gradient: Item, candidates: Sequence[Call]) -> None:
+    """Raises CaptureError if a gradient has a token that is a constant of a program, and the program ran twice."""
+    numbers = possible_numbers(gradient.extras["token"]) or frozenset()
+    for number in numbers:
+        same = [c for c in candidates if any(number in (possible_numbers(t) or ()) for t in tokens_of(c.item))]
+        if number <= WRITTEN_DOWN and len(same) > 1:
+            site = gradient.site
+            raise CaptureError(
+                f"the gradient at site {same[0].item.path!r} ({site.source}) belongs to one of {len(same)} calls that "
+                "cannot be told apart: it is computed in a while_loop in a rematerialised function that is called "
+                "several times; capture without `grads`, or take the gradient outside of the loop"
+            )
 
 
 def _may_be_of(gradient: Item, value: Item) -> bool:

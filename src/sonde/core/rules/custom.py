@@ -11,6 +11,7 @@ the forward rule and the backward rule are met like any others.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -120,8 +121,10 @@ def _specs_of(run: Callable[[], list[Item]]) -> list[ItemSpec]:
 
 
 def _kind(spec: ItemSpec) -> Any:
-    # How often a value was differentiated depends on which rule runs it, and says nothing about where it belongs.
-    return spec.path, spec.view.replace(order=0), spec.size
+    # How often a value was differentiated depends on which rule runs it, and says nothing about where it belongs; and
+    # the choices that led to it are made anew.
+    gates = frozenset(dataclasses.replace(gate, choice=None) for gate in spec.view.gates)
+    return spec.path, spec.view.replace(order=0, gates=gates), spec.size
 
 
 def custom_jvp_rule(

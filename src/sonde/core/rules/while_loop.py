@@ -9,6 +9,7 @@ what the loop carries, ours included, has its axes in front: JAX leaves an eleme
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from sonde.core.inside import gives_tokens, has_sites, sites_inside
 from sonde.core.item import build_items
 from sonde.core.jaxpr_cache import JaxprCache
 from sonde.core.keeping import by_identity
-from sonde.core.operands import TOKEN, operands_of
+from sonde.core.operands import TOKEN, WRITTEN_DOWN, operands_of
 from sonde.core.primitive import bind_site, site_p
 from sonde.core.rewrite import Rewritten, rewrite
 from sonde.core.rules.gates import gate_from_outside
@@ -168,8 +169,14 @@ RULES[_jax.while_p] = while_rule
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+_numbers = itertools.count(WRITTEN_DOWN, -1)
+
+
 class _LookOnly(Rebinding):
-    """Divides every site into the value, which goes on as it is, and a look at it."""
+    """Divides every site into the value, which goes on as it is, and a look at it.
+
+    Gradients that are computed in the body find their values by numbers that are written down in it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +187,7 @@ class _LookOnly(Rebinding):
         if not view.gives_token(site):
             return site_p.bind(*args, site=site, view=view)
         given = operands_of(args, site, view)
-        given.token = np.zeros((), TOKEN)
+        given.token = np.asarray(next(_numbers), TOKEN)
         if view.role == "site":
             bind_site(given, site, view.replace(role="look"))
         return [*given.arrays, given.token]
