@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.models.cases import apart, oracle, write_checkpoint
+from tests.models.cases import CASES, apart, inputs, oracle, outputs, write_checkpoint
 
 import sonde
 from sonde import models, nnx, ops
@@ -39,6 +39,33 @@ def test_every_site_of_the_table_is_there_and_no_other(gemma: Any) -> None:
         assert shapes[names.site.replace("/12/", "/1/")] == tuple(sizes[axis] for axis in names.shape.split()), (
             names.site
         )
+
+
+CANONICAL = "embedded logits".split()
+IN_BLOCKS = (
+    "in norm1 attn/q attn/k attn/v attn/scores attn/weights attn/heads attn/out mid mlp/pre mlp/hidden mlp/out out"
+)
+EVERY = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "gpt_neox", "phi", "phi3", "bert_masked", "vit_classes"]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_architecture_has_the_same_sites_as_a_list_and_as_a_scan(name: str, tmp_path: Path) -> None:
+    stored, given = oracle(name), inputs(CASES[name])
+    folder = write_checkpoint(tmp_path, stored)
+    run = sonde.capture(nnx.jit(outputs))
+    _, listed = run(models.load(folder), given)
+    _, scanned = run(models.load(folder, layers="scan"), given)
+    config = models.load(folder).config
+    wanted = {*CANONICAL, *(f"blocks/{i}/{site}" for i in range(config.layers) for site in IN_BLOCKS.split())}
+    wanted |= {f"blocks/{i}/norm2" for i in range(config.layers) if not config.shares_norm}
+    wanted |= {"norm"} if config.final_norm else set()
+    assert wanted <= set(listed)
+    assert {re.sub(r"blocks/\d+/", "blocks/", path) for path in listed} == set(scanned)
+    for path, record in listed.items():
+        layer = re.match(r"blocks/(\d+)/", path)
+        other = scanned[path if layer is None else path.replace(layer[0], "blocks/")].value
+        # A norm is where rounding shows: one axis of a scan may be summed in another order.
+        assert apart(other if layer is None else other[int(layer[1])], record.value) < 1e-4, path
 
 
 def test_the_page_has_the_table() -> None:
