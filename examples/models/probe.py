@@ -16,11 +16,10 @@ model = models.load(models.smollm2(), layers="scan")
 words = animals + cities
 batch = model.tokenizer.batch([f"We talked about the {word}, and then we saw it" for word in words])
 labels = np.array([1.0] * len(animals) + [-1.0] * len(cities))
-last = batch.mask.sum(1) - 1
 
 
 def at_it(x: jnp.ndarray) -> jnp.ndarray:
-    return x[jnp.arange(len(words)), last]
+    return x[jnp.arange(len(words)), batch.mask.sum(1) - 1]
 
 
 run = sonde.capture(model, "embedded", "blocks/out", reduce=at_it)
