@@ -53,10 +53,19 @@ def test_training_steps_are_bit_for_bit_the_same(library, kind):
         np.testing.assert_array_equal(a, b)
 
 
+EQUINOX = equinox.nn.MultiheadAttention(1, 4, key=jax.random.key(0))
+SCALES = {"scale": jnp.ones(3), "bias": jnp.zeros(3)}
+
 # Functions of other libraries, arguments that overflow in a known variable, and that variable.
 HUGE = jnp.float32(3e38)
 X = jnp.array([1.0, 2.0, 3.0])
+Q = jax.random.normal(jax.random.key(0), (1, 3, 2, 4))  # batch, time, heads, features
 PLANTED = [
+    ("linen_attention", lambda s: flax.linen.dot_product_attention(Q * s, Q * s, Q), "dot_product_attention_weights"),
+    ("jax_attention", lambda s: jax.nn.dot_product_attention(Q * s, Q * s, Q), "dot_product_attention"),
+    ("nnx_attention", lambda s: flax.nnx.dot_product_attention(Q * s, Q * s, Q), "dot_product_attention"),
+    ("equinox_attention", lambda s: EQUINOX(Q[0, :, 0] * s, Q[0, :, 0] * s, Q[0, :, 0]), "dot_product_attention"),
+    ("linen_norm", lambda s: flax.linen.LayerNorm().apply({"params": SCALES}, X * s), "_compute_stats"),
     ("l2_loss", lambda s: optax.l2_loss(X * s), "squared_error"),
     ("squared_error", lambda s: optax.squared_error(X * s, X), "squared_error"),
     ("safe_norm", lambda s: optax.safe_norm(X * s, 0.0), "safe_norm"),
@@ -70,6 +79,9 @@ PLANTED = [
 ]
 
 
+LOOKED_INTO = [optax, "jax.nn", "flax.linen.attention", "flax.linen.normalization", "flax.nnx.nn.attention", equinox.nn]
+
+
 @pytest.mark.parametrize("iteration", range(5))
 @pytest.mark.parametrize(("name", "run", "function"), PLANTED, ids=[name for name, *_ in PLANTED])
 def test_planted_overflows_are_named(name, run, function, iteration):
@@ -79,7 +91,7 @@ def test_planted_overflows_are_named(name, run, function, iteration):
         return jax.lax.scan(lambda c, s: (c, jax.tree.leaves(run(s))[0].sum()), 0.0, scales)[1]
 
     scales = jnp.full(6, 1e-3, jnp.float32).at[iteration].set(HUGE / 4)
-    found = sonde.first_nonfinite(jax.jit(program), inside=[optax, "jax.nn"])(scales)
+    found = sonde.first_nonfinite(jax.jit(program), inside=LOOKED_INTO)(scales)
     assert found is not None
     assert function in found.path, found.path
     assert found.iteration == (iteration,)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,6 +102,24 @@ def test_a_transformer_of_every_library(library):
 @pytest.mark.parametrize(("library", "kind"), CASES)
 def test_every_model_under_every_transform(library, kind, transform):
     check(library, kind, TRANSFORMS[transform])
+
+
+def test_a_library_is_not_loaded_before_its_user_has_it(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\nimport jax.numpy as jnp, sonde\n\ndef f(x):\n    y = x + 1\n    return y\n\n"
+        "for inside in (f, [f, 'jax.nn']):\n    sonde.capture(f, inside=inside)(jnp.ones(2))\nprint(*sys.modules)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    loaded = subprocess.run(
+        [sys.executable, program], env=env, capture_output=True, text=True, check=True
+    ).stdout.split()
+    adapters = {"equinox", "flax_linen", "flax_nnx", "haiku", "keras", "penzai"}
+    assert not {"equinox", "flax", "haiku", "keras", "penzai", *(f"sonde.inside.{name}" for name in adapters)} & set(
+        loaded
+    )
+    folder = Path(sonde.__file__).parent / "inside"
+    assert all(len((folder / f"{name}.py").read_text().splitlines()) < 100 for name in adapters)
 
 
 def test_nothing_is_left_behind():
