@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tests.models.cases import CASES, apart, inputs, oracle, outputs, write_checkpoint
 
-from sonde import models, nnx
-from sonde.models.architectures import find
+from sonde import models, nnx, ops
+from sonde.models.architectures import find, read_config
 from sonde.models.filling import parameters_of
 from sonde.models.names import expand
 
@@ -83,3 +83,27 @@ def test_bfloat16_is_near_float32(tmp_path: Any) -> None:
     model = models.load(write_checkpoint(tmp_path / "checkpoint", stored), dtype=jnp.bfloat16)
     assert {leaf.dtype for leaf in parameters_of(model).values()} == {jnp.dtype("bfloat16")}
     assert apart(nnx.jit(outputs)(model, given), stored["outputs"]) < 0.1
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_3", "llama_yarn", "phi3", "gemma3", "phi", "gpt_neox"])
+def test_configs_as_transformers_5_writes_them(name: str) -> None:
+    """Everything about rotary embeddings is then in `rope_parameters`, for every kind of layers if they differ."""
+    old = oracle(name)["config"]
+    told = {"rope_type": "default", "rope_theta": old.get("rope_theta", old.get("rotary_emb_base"))}
+    scaling = old.get("rope_scaling") or {}
+    told |= scaling | {"rope_type": scaling.get("rope_type", scaling.get("type", "default"))}
+    for entry, theirs in (("partial_rotary_factor", "partial_rotary_factor"), ("rotary_pct", "partial_rotary_factor")):
+        told |= {theirs: old[entry]} if entry in old else {}
+    if "original_max_position_embeddings" in old:
+        told["original_max_position_embeddings"] = old["original_max_position_embeddings"]
+    if "layer_types" in old:
+        local = {"rope_type": "default", "rope_theta": old["rope_local_base_freq"]}
+        told = {"full_attention": told, "sliding_attention": local}
+    gone = "rope_theta rope_scaling rotary_emb_base rotary_pct partial_rotary_factor rope_local_base_freq"
+    gone = {*gone.split(), "original_max_position_embeddings"}
+    new = {key: value for key, value in old.items() if key not in gone} | {"rope_parameters": told}
+    positions = jnp.arange(20)
+    for before, after in zip(read_config(old)[1].kinds, read_config(new)[1].kinds):
+        assert before.window == after.window
+        for a, b in zip(ops.rotary_tables(positions, before.rotary), ops.rotary_tables(positions, after.rotary)):
+            np.testing.assert_array_equal(a, b)
