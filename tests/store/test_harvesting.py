@@ -229,6 +229,14 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         harvest(program, XS, Path("/proc/sonde-store"))
 
 
+def test_addresses(tmp_path):
+    kept = harvest(program, XS, f"file://{tmp_path}/there")
+    (tmp_path / "there" / "progress" / "00000.json.__lock").write_text("left by a killed process")
+    assert harvest(program, XS, tmp_path / "there").n_batches == 5 == kept.n_batches
+    with pytest.raises(StoreError, match="does not keep what is written to it"):
+        harvest(program, XS, "memory://there/")
+
+
 def test_rows_of_another_shape(tmp_path):
     with pytest.raises(StoreError, match=r"rows of 'values/h' are float32\[3\], those of batch 1 are float32\[2\]"):
         harvest(lambda x: sonde.sow(x, "h"), [np.ones((2, 3), np.float32), np.ones((2, 2), np.float32)], tmp_path)

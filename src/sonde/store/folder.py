@@ -31,7 +31,8 @@ class Folder:
 
     def __init__(self, where: PathLike) -> None:
         self.name = os.fspath(where)
-        self._local = None if "://" in self.name else Path(self.name).absolute()
+        path = self.name.removeprefix("file://")
+        self._local = None if "://" in path else Path(path).absolute()
         if self._local is not None and self._local.exists() and not self._local.is_dir():
             raise StoreError(f"{self.name!r} is a file: a store is a folder")
 

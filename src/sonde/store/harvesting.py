@@ -171,6 +171,8 @@ def _begin(
     start = done if done.batches else Progress(processes=jax.process_count())
     with together():
         if place.read(MANIFEST) is None:
+            if _is_first():
+                raise StoreError(f"{place.name!r} does not keep what is written to it: give a folder or a bucket")
             raise StoreError(
                 f"this process does not see what the first one wrote to {place.name!r}: give a folder that all share"
             )
