@@ -13,7 +13,7 @@ model = models.load(models.smollm2(), layers="scan")
 tokenizer = model.tokenizer
 tokens = jnp.asarray([tokenizer.encode("The Eiffel Tower is in the city of")])
 right, wrong = tokenizer.one(" Paris"), tokenizer.one(" London")
-parts = ("embedded", "blocks/attn/out", "blocks/mlp/out", "blocks/out")
+parts = ("embedded", "blocks/*/attn/out", "blocks/*/mlp/out", "blocks/*/out")
 logits, records = sonde.capture(model, *parts, reduce=lambda x: x[0, -1])(tokens)
 embedded, attention, mlps, stream = (np.asarray(records[part].value) for part in parts)
 

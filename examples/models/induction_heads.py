@@ -22,8 +22,8 @@ def score(weights: jax.Array) -> jax.Array:
     return weights[:, :, at, at - HALF + 1].mean((0, 2))
 
 
-_, records = sonde.capture(model, "blocks/attn/weights", reduce=score)(tokens)
-scores = np.asarray(records["blocks/attn/weights"].value)
+_, records = sonde.capture(model, "blocks/*/attn/weights", reduce=score)(tokens)
+scores = np.asarray(records["blocks/*/attn/weights"].value)
 for layer, head in np.dstack(np.unravel_index(np.argsort(-scores, axis=None)[:5], scores.shape))[0]:
     print(f"layer {layer:2}, head {head}: {scores[layer, head]:.0%} of its attention")
 heat("induction_heads", scores, [f"head {i}" for i in range(scores.shape[1])], title="induction score")

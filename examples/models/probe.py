@@ -22,9 +22,9 @@ def at_it(x: jnp.ndarray) -> jnp.ndarray:
     return x[jnp.arange(len(words)), batch.mask.sum(1) - 1]
 
 
-run = sonde.capture(model, "embedded", "blocks/out", reduce=at_it)
+run = sonde.capture(model, "embedded", "blocks/*/out", reduce=at_it)
 _, records = run(jnp.asarray(batch.tokens), mask=jnp.asarray(batch.mask))
-layers = np.concatenate([records["embedded"].value[None], records["blocks/out"].value])
+layers = np.concatenate([records["embedded"].value[None], records["blocks/*/out"].value])
 parts = np.random.default_rng(0).permutation(len(words)) % 6
 right = []
 for values in layers:

@@ -49,15 +49,11 @@ def test_a_cache_changes_nothing(name: str, layers: Any, folders: dict[str, Any]
         model, jnp.asarray([[*PROMPTS[0], *expected[0]]])
     )
     length = len(PROMPTS[0])
-    sites = ["embedded", "blocks/1/attn/q_rotated", "blocks/1/out"]
-    sites = [site.replace("/1/", "/") for site in sites] if layers == "scan" else sites
-    for site in sites:
+    for site in ("embedded", "blocks/1/attn/q_rotated", "blocks/1/out"):
         if site not in whole:
             continue  # GPT-2 turns nothing
         of_prompt, of_steps = records[site].values
         full = np.asarray(whole[site].value)
-        if layers == "scan" and site.startswith("blocks/"):  # the layer is an axis, after that of the steps
-            of_prompt, of_steps, full = of_prompt[1], of_steps[:, 1], full[1]
         assert of_steps.shape[0] == NEW - 1
         assert apart(of_prompt[0], full[0, :length]) < 1e-5
         assert apart(of_steps[:, 0, 0], full[0, length : length + NEW - 1]) < 1e-5
@@ -99,11 +95,10 @@ def test_stop_tokens(folders: dict[str, Any]) -> None:
 def test_steering_from_a_token_on(folders: dict[str, Any]) -> None:
     push = 3 * jax.random.normal(jax.random.key(1), (16,))
     answers = {}
-    for layers, site in (("list", "blocks/0/out"), ("scan", "blocks/out")):
+    for layers in ("list", "scan"):
         model = models.load(folders["llama"], layers=layers)
         free = models.generate(model, PROMPTS, max_new_tokens=NEW, stop=[]).tokens
-        layer = 0 if layers == "scan" else None
-        edits = {site: models.from_token(lambda x: x + push, 2, layer=layer)}
+        edits = {"blocks/0/out": models.from_token(lambda x: x + push, 2)}
         (steered, records) = sonde.capture(sonde.edit(models.generate, edits), "logits")(
             model, PROMPTS, max_new_tokens=NEW, stop=[]
         )

@@ -127,8 +127,8 @@ def flops(f, sites, n):
 
     # A row of its own for every position: a product that is not batched is then one that is shared.
     x = jnp.ones((4, 64))
-    rest, arrays = pure.rest_and_arrays((f, (x,), (x,)))
-    sweep = patching._sweep(tuple(sites), jnp.sum, 0, patching._Points(n, None))
+    rest, arrays = pure.rest_and_arrays((f, (x,), (x,), None))
+    sweep = patching._sweep(tuple(sites), jnp.sum, (0,), patching._Points(n, None))
     cost = lambda compiled: compiled.cost_analysis()["flops"]
     return cost(sweep.at(rest).lower(arrays).compile()) / cost(jax.jit(f).lower(x).compile())
 

@@ -30,6 +30,7 @@ class Axis:
         kind: What made it: `"scan"` (also `map` and `fori_loop` with known bounds), `"while"`, `"vmap"` or `"mesh"`.
         size: Its length, or None where that is known only with the array (a mesh axis).
         name: The name of a mesh axis.
+        rows: The numbers of the iterations that are along it, if the loop has a name (see `sonde.scope`).
     """
 
     kind: AxisKind
@@ -37,6 +38,7 @@ class Axis:
     name: str | None = None
     # Which leaves of the site have the axis: a leaf that does not vary over it is stored without (None: all have it).
     leaves: tuple[bool, ...] | None = None
+    rows: Sequence[int] | None = None
     # Which loop, for telling a gradient computed inside a loop from the gradient of that loop. Not part of equality:
     # the records of two runs have the same structure.
     loop: object = dataclasses.field(default=None, compare=False)

@@ -17,6 +17,7 @@ from sonde.core.handler import Handler
 from sonde.core.item import Extra, Item
 from sonde.core.keeping import by_identity
 from sonde.core.path import Pattern
+from sonde.core.rows import rows_chosen
 from sonde.core.site import Site, View, naming
 
 Reduce = Callable[[Any], Any]
@@ -67,6 +68,8 @@ class Collect(Handler):
         if self.reduce is not None:
             reduced = reduce_at(self.reduce, arrays, site.at(path), view)
             arrays, tree = jax.tree.flatten(reduced)
+        if self.patterns and (lengths := self.lengths_at(path)):
+            view = view.replace(rows=tuple(rows_chosen(self.patterns, site, path, lengths)))
         self.items.append(Item((site,), path, view.recorded, arrays, extras, tree, types))
 
     def wants(self, site: Site, path: str, view: View) -> bool:

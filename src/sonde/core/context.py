@@ -152,6 +152,15 @@ class ScopeName(str):
         return f"{before}{self}/"
 
 
+class LoopName(ScopeName):
+    """A scope that names the loop inside it: `blocks/*`. The number of an iteration is put in by `core/rows.py`."""
+
+    def path(self, before: str, depth: int) -> str:
+        """The path of what is inside this scope, without the `*`."""
+        del depth
+        return before + self.removesuffix("*")
+
+
 def path_under(names: tuple[Any, ...], before: str, depth: int) -> str:
     """The path, with a trailing slash if not empty, of what is inside scopes that were opened at `before`.
 
@@ -187,7 +196,11 @@ class scope:
     """Puts the sites met inside the block under a name.
 
     Scopes count from the capture inwards: one that was entered before the capture began is not part of the path.
-    Without a capture it costs next to nothing.
+    When no capture runs it costs next to nothing.
+
+    A name that ends in `/*` names the loop inside the block, a `jax.lax.scan`, `map` or `fori_loop`: its iterations are
+    then at `blocks/0/...`, `blocks/1/...` and so on, like those of a Python loop. Modules whose own path is below that
+    of the scope, as the scanned `self.blocks` is below `blocks`, are at `blocks/0/...` too.
 
     Example:
         >>> import sonde
@@ -196,12 +209,19 @@ class scope:
         ...         return sonde.sow(x * 2, "double")
         >>> list(sonde.capture(f)(1.0)[1])
         ['block/double']
+        >>> import jax
+        >>> def g(x):
+        ...     with sonde.scope("blocks/*"):
+        ...         return jax.lax.scan(lambda c, _: (sonde.sow(c * 2, "double"), None), x, length=3)[0]
+        >>> print(sonde.capture(g)(1.0)[1]["blocks/2/double"].value)
+        8.0
     """
 
     __slots__ = ("_manager", "_name", "_opened")
 
     def __init__(self, name: str) -> None:
-        self._name = ScopeName(checked_name(name))
+        checked = checked_name(name)
+        self._name = LoopName(checked) if checked == "*" or checked.endswith("/*") else ScopeName(checked)
         self._manager = None
 
     def __enter__(self) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sonde import _jax
 from sonde.core.asking import asked_for
-from sonde.core.axes import per_example
 from sonde.core.capture import check_callable, like, run_with
-from sonde.core.context import Looking, look, scope
 from sonde.core.handler import Handler
+from sonde.core.new_values import Loop, at_positions, given_arrays, new_arrays, recorded_arrays, rows_along
 from sonde.core.path import Pattern, check_pattern, glob_matches
+from sonde.core.record import Record, Records
+from sonde.core.rows import Row, rows_chosen
 from sonde.core.site import Site, View, naming
 from sonde.errors import EditError
 
@@ -30,12 +32,17 @@ class Edit:
     """What to put in place of the value at a site, and when.
 
     Attributes:
-        new: A function of the value that returns the new one, or the new value itself.
+        new: A function of the value that returns the new one, the new value itself, or a record of another run. In a
+            loop, a value with the axis of the loop in front, as that of a record, gives each iteration its part.
         calls: Which calls of the site, counted per path from 0 in program order as in `Record.values`: a number or
             several. All, if None.
         iterations: Which iterations of the innermost loop around the site, counted from 0 in the order in which they
             run: a number or several; or a function of the numbers of all loops around it, outermost first, that returns
-            a boolean array. All, if None.
+            a boolean array. All, if None. Loops that have a name (see `sonde.scope`) do not count, unless there are no
+            others: their rows are chosen by the pattern.
+        positions: Which indices along `axis` of the value: a number or several; negative ones count from the end. All,
+            if None. Under `vmap` a value is one example.
+        axis: Where the positions are, as the arrays of the value were marked: the last axis but one, unless given.
 
     Example:
         >>> import jax, jax.numpy as jnp, sonde
@@ -49,8 +56,15 @@ class Edit:
     new: Any
     calls: int | Collection[int] | None = None
     iterations: int | Collection[int] | Callable[..., Any] | None = None
+    positions: int | Collection[int] | None = None
+    axis: int = -2
 
     def __post_init__(self) -> None:
+        if self.positions is not None:
+            positions = _several(self.positions)
+            if isinstance(self.positions, str) or not all(hasattr(p, "__index__") for p in positions):
+                raise TypeError(f"Edit(positions=...) takes numbers, one or several, got {self.positions!r}")
+            object.__setattr__(self, "positions", tuple(map(int, positions)))
         for name in ("calls", "iterations"):
             chosen = getattr(self, name)
             if chosen is None or (name == "iterations" and callable(chosen)):
@@ -67,9 +81,9 @@ def edit(f: Callable[P, R], edits: Mapping[Pattern, Any], *, inside: Any = None)
 
     Args:
         f: Any callable.
-        edits: For each pattern, a function of the value that returns a new one, a new value, or an `Edit` that also
-            says at which calls and iterations. Where several match, they are applied in order. Under `vmap` a function
-            sees one example.
+        edits: For each pattern, a function of the value that returns a new one, a new value, a record, or an `Edit`
+            that also says at which calls and iterations. Where several match, they are applied in order. Under `vmap` a
+            function sees one example. The records of a capture are edits, too: `edit(f, records)`.
         inside: Code without sites whose values to replace, as in `capture`.
 
     Returns:
@@ -93,7 +107,11 @@ def edit(f: Callable[P, R], edits: Mapping[Pattern, Any], *, inside: Any = None)
             f"edit takes a mapping from patterns to new values, got {edits!r} of type {type(edits).__name__}"
         )
     asked = asked_for(inside)
-    chosen = {check_pattern(p): e if isinstance(e, Edit) else Edit(e) for p, e in edits.items()}
+    if isinstance(edits, Records):
+        given: Mapping[Any, Any] = edits.stacked
+    else:
+        given = edits
+    chosen = {check_pattern(p): e if isinstance(e, Edit) else Edit(e) for p, e in given.items()}
 
     def edit_now(fn: Callable, args: Any, kwargs: Any) -> Any:
         def make(depth: int) -> Editing:
@@ -114,7 +132,8 @@ class Editing(Handler):
     def __init__(self, edits: Mapping[Pattern, Edit], *, depth: int = 1) -> None:
         super().__init__(None, tuple(edits), depth=depth)
         self.edits = edits
-        self.counts_iterations = any(e.iterations is not None for e in edits.values())
+        self.counts_iterations = True
+        self._named_at: tuple[int, ...] = ()  # which of the loops around are the named ones
         self.indices: tuple[Any, ...] = ()
         self.lengths: tuple[int | None, ...] = ()
         self._length: int | None = None  # of the loop that is about to be entered
@@ -127,6 +146,13 @@ class Editing(Handler):
         new.indices = (*self.indices, *steps)
         new.lengths = (*self.lengths, *[self._length] * len(steps))
         new._length = None
+        return new
+
+    def entering(self, length: int | None = None) -> Self:
+        """The handler of which a child is about to run; if that takes the name of a loop, it is the next one."""
+        new = super().entering(length)
+        if len(new.named_loops) > len(self.named_loops):
+            new._named_at = (*self._named_at, len(self.indices))
         return new
 
     def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
@@ -183,26 +209,63 @@ class Editing(Handler):
                     "`Module.sow`, and not with what the site returns; use `sonde.sow` and its result there, or edit "
                     "the output of a method"
                 )
-            new = new_arrays(wanted.new, arrays, site, view, self.outside, name)
-            if wanted.iterations is not None:
-                now = self._is_now(wanted.iterations, site)
+            rows = self._rows(wanted, pattern, site, path)
+            loops = self._loops(rows, path)
+            if isinstance(wanted.new, Record):
+                new = recorded_arrays(wanted.new, call, arrays, site, view, loops)
+            elif callable(wanted.new):
+                new = new_arrays(wanted.new, arrays, site, view, self.outside, name)
+            else:
+                new = given_arrays(wanted.new, arrays, site, view, loops)
+            if wanted.positions is not None:
+                new = at_positions(new, arrays, _several(wanted.positions), wanted.axis, site, view)
+            for now in self._conditions(wanted, rows, site, path):
                 new = [jnp.where(now, a, b) for a, b in zip(new, arrays)]
             arrays = new
         return arrays
 
-    def _is_now(self, iterations: Any, site: Site) -> Any:
+    def _rows(self, wanted: Edit, pattern: Pattern, site: Site, path: str) -> list[Row]:
+        """The rows of the named loops around a site that an edit is for."""
+        lengths = self.lengths_at(path)
+        rows = rows_chosen([pattern], site, path, lengths) if lengths else []
+        if isinstance(wanted.new, Record):  # it may have been made of some rows only
+            axes = [axis.rows for axis in wanted.new.axes[0] if axis.rows is not None]
+            rows = [row for row in rows if all(n in have for n, have in zip(row, axes))]
+        return rows
+
+    def _loops(self, rows: Sequence[Row], path: str) -> list[Loop]:
+        """The loops around a site, of which an edit is for some rows."""
+        loops = [Loop(index, length) for index, length in zip(self.indices, self.lengths)]
+        for k, number in enumerate(self.loops_at(path)):
+            at = self._named_at[number]
+            loops[at] = Loop(self.indices[at], self.named_loops[number].length, rows_along(rows, k))
+        return loops
+
+    def _conditions(self, wanted: Edit, rows: Sequence[Row], site: Site, path: str) -> Iterator[Any]:
+        """What must be true in an iteration in which an edit is to be made."""
+        lengths = self.lengths_at(path)
+        if len(rows) < math.prod(lengths) and lengths:
+            chosen = np.zeros(lengths, bool)
+            chosen[tuple(np.asarray(rows, int).reshape(-1, len(lengths)).T)] = True
+            yield jnp.asarray(chosen)[tuple(self.indices[self._named_at[i]] for i in self.loops_at(path))]
+        if wanted.iterations is not None:
+            yield self._is_now(wanted.iterations, site, path)
+
+    def _is_now(self, iterations: Any, site: Site, path: str) -> Any:
         if not self.indices:
             raise EditError(f"edit of {site.path!r} ({site.source}): it names iterations, but the site is in no loop")
+        named = {self._named_at[i] for i in self.loops_at(path)}
+        own = [i for i in range(len(self.indices)) if i not in named] or list(range(len(self.indices)))
         if callable(iterations):
             with naming(site, "the iterations of an edit"):
-                return iterations(*self.indices)
-        length = self.lengths[-1]
+                return iterations(*(self.indices[i] for i in own))
+        length = self.lengths[own[-1]]
         if length is not None and (beyond := [n for n in _several(iterations) if n >= length]):
             raise EditError(
                 f"edit of {site.path!r} ({site.source}): it names iteration {beyond}, counted from 0, but the loop has "
                 f"{length}"
             )
-        return jnp.isin(self.indices[-1], jnp.asarray(sorted(_several(iterations))))
+        return jnp.isin(self.indices[own[-1]], jnp.asarray(sorted(_several(iterations))))
 
 
 def _is_count(number: Any) -> bool:
@@ -212,50 +275,3 @@ def _is_count(number: Any) -> bool:
 def _several(numbers: int | Collection[int]) -> Collection[int]:
     is_one = not isinstance(numbers, Collection) or getattr(numbers, "ndim", 1) == 0
     return (numbers,) if is_one else numbers  # pyright: ignore[reportReturnType]
-
-
-def new_arrays(
-    new: Any, arrays: list[Any], site: Site, view: View, outside: Looking | None = None, name: str = ""
-) -> list[Any]:
-    """The arrays of a new value for a site, which is given as such or as a function of the old one.
-
-    What the function marks is seen by the captures around the edit, below the name of the site.
-    """
-    if not callable(new):
-        return [_fitted(x, a, site, view, i) for i, (x, a) in enumerate(zip(_leaves(new, site), arrays))]
-
-    def of_example(*xs: Any) -> list[Any]:
-        around = scope(name) if outside is not None else contextlib.nullcontext()
-        with look(outside), around, naming(site, "the function of an edit"):
-            result = new(site.rebuild(xs))
-        return [_checked(x, _jax.typeof(a), site) for x, a in zip(_leaves(result, site), xs)]
-
-    return per_example(of_example, view.axes, len(arrays))(*arrays)
-
-
-def _leaves(new: Any, site: Site) -> list[Any]:
-    """The leaves of a new value that stand where the site has arrays."""
-    leaves, tree = jax.tree.flatten(new)
-    if tree != site.tree:
-        raise EditError(f"edit of {site.path!r} ({site.source}): expected the structure {site.tree}, got {tree}")
-    return [x for x, is_array in zip(leaves, site.arrays) if is_array]
-
-
-def _checked(new: Any, expected: Any, site: Site) -> Any:
-    """A new leaf as an array of exactly the expected type; Python numbers take on its dtype."""
-    array = jnp.asarray(new, expected.dtype) if isinstance(new, (bool, int, float, complex)) else jnp.asarray(new)
-    if array.shape != expected.shape or array.dtype != expected.dtype:
-        raise EditError(
-            f"edit of {site.path!r} ({site.source}): expected {expected.dtype}{list(expected.shape)}, got "
-            f"{array.dtype}{list(array.shape)}"
-        )
-    return array
-
-
-def _fitted(new: Any, old: Any, site: Site, view: View, index: int) -> Any:
-    """A given leaf for an array that may have mapped axes in front, which the leaf may have or not."""
-    expected = _jax.typeof(old)
-    mapped = sum(axis.on_leaf(index) for axis in view.axes)
-    if mapped and jnp.shape(new) == expected.shape[mapped:]:
-        new = jnp.broadcast_to(jnp.asarray(new), expected.shape)
-    return _checked(new, expected, site)

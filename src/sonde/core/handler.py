@@ -14,12 +14,13 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
 from sonde import _jax
-from sonde.core.context import Looking, path_under
+from sonde.core.context import Looking, LoopName, path_under
 from sonde.core.item import Bundle, Extra, Item
 from sonde.core.known import new_token
 from sonde.core.operands import operands_of
 from sonde.core.path import Pattern, matches, no_such_site
 from sonde.core.primitive import bind_site
+from sonde.core.rows import NamedLoop, rows_chosen, starred, unstarred
 from sonde.core.site import Site, View, naming
 
 
@@ -33,6 +34,8 @@ class Handler:
         prefix: The path at which the handler, a child of the one that the run began with, runs.
         items: What was recorded, in program order.
         met: What is known about the sites met so far; what a child has met is added when it is done.
+        named_loops: The loops around the handler that have a name, outermost first.
+        loop_name: The path of a scope around the handler that names the next loop inside.
     """
 
     # Whether a jaxpr may be rewritten by moving variables only, without running the handler on values.
@@ -65,6 +68,8 @@ class Handler:
         self.prefix = ""
         self.items: list[Item | Bundle] = []
         self.met = Met()
+        self.named_loops: tuple[NamedLoop, ...] = ()
+        self.loop_name: str | None = None
         self._names_before = len(_jax.name_stack())
         self._base: Any = 1
         self._next_offset = 1
@@ -88,6 +93,28 @@ class Handler:
         new._names_before = len(_jax.name_stack())
         new._base, new._next_offset = base, 1
         return new
+
+    def entering(self, length: int | None = None) -> Self:
+        """The handler of which a child is about to run inside something; a loop if `length` is given.
+
+        A loop takes the name that a scope around has for it.
+        """
+        names = _jax.name_stack()[self._names_before :]
+        at = max((i for i, name in enumerate(names) if isinstance(name, LoopName)), default=None)
+        name = self.loop_name if at is None else self.here(names[: at + 1]).rstrip("/")
+        new = copy.copy(self)
+        if length is None or name is None:
+            new.loop_name = name
+        else:
+            new.named_loops, new.loop_name = (*self.named_loops, NamedLoop(name, length)), None
+        return new
+
+    def loop_path(self) -> str | None:
+        """What the starred paths of sites in a loop that is entered now begin with, before its own `*`."""
+        loops = self.entering(0).named_loops
+        if len(loops) == len(self.named_loops):
+            return None
+        return starred(loops[-1].path and loops[-1].path + "/", loops[:-1])[0]
 
     def quietly(self) -> Self:
         """A handler that does the same and does not pass sites on."""
@@ -175,7 +202,7 @@ class Handler:
 
     def meet(self, site: Site, view: View, prefix: str) -> str:
         """Notes that a site was met below some path; returns the path of the site itself."""
-        path = prefix + site.path
+        path, _ = starred(prefix + site.path, self.named_loops)
         if view.is_value:
             self.met.paths[path] = None
             self.met.sites.add(site)
@@ -186,10 +213,22 @@ class Handler:
     def chosen(self, site: Site, path: str) -> list[Pattern]:
         """The patterns that choose a site, in the order given."""
         whole = site.at(path)
+        lengths = self.lengths_at(path)
         with naming(whole, "a pattern"):
-            found = [pattern for pattern in self.patterns if matches(pattern, whole)]
+            if lengths:
+                found = [pattern for pattern in self.patterns if rows_chosen([pattern], site, path, lengths)]
+            else:
+                found = [pattern for pattern in self.patterns if matches(pattern, whole)]
         self.met.used.update(found)
         return found
+
+    def loops_at(self, path: str) -> tuple[int, ...]:
+        """Which of the named loops a starred path is below."""
+        return starred(unstarred(path), self.named_loops)[1] if self.named_loops else ()
+
+    def lengths_at(self, path: str) -> tuple[int, ...]:
+        """The lengths of the named loops that a starred path is below."""
+        return tuple(self.named_loops[i].length for i in self.loops_at(path))
 
     def finish(self) -> None:
         """Raises NoSuchSiteError for a pattern that chose nothing."""

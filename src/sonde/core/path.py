@@ -1,7 +1,8 @@
 """Paths of sites and the patterns that choose among them.
 
 A path is names joined by slashes: `blocks/3/attn/scores`. A pattern is a glob (`*` and `?` stay inside one part, `**`
-crosses parts) or a predicate that is called with the `Site`.
+crosses parts, `{10..14}` is one of some numbers and `{a,b}` one of some words) or a predicate that is called with the
+`Site`.
 """
 
 from __future__ import annotations
@@ -36,9 +37,20 @@ def checked_name(name: object) -> str:
     return name
 
 
+# As they look after `re.escape`. Braces of another kind stand for themselves.
+_RANGE = re.compile(r"\\{(\d+)\\.\\.(\d+)\\}")
+_WORDS = re.compile(r"\\{([^{}/]*,[^{}/]*)\\}")
+
+
+def _one_of(numbers: Iterable[int]) -> str:
+    return f"(?:{'|'.join(map(str, numbers)) or '(?!)'})"
+
+
 @functools.lru_cache(maxsize=4096)
 def _compiled(glob: str) -> re.Pattern[str]:
     translated = re.escape(glob)
+    translated = _RANGE.sub(lambda found: _one_of(range(int(found[1]), int(found[2]) + 1)), translated)
+    translated = _WORDS.sub(lambda found: f"(?:{found[1].replace(',', '|')})", translated)
     for escaped, regex in ((r"\*\*/", "(?:.*/)?"), (r"\*\*", ".*"), (r"\*", "[^/]*"), (r"\?", "[^/]")):
         translated = translated.replace(escaped, regex)
     return re.compile(translated, re.DOTALL)
@@ -52,6 +64,8 @@ def glob_matches(glob: str, path: str) -> bool:
         (True, False)
         >>> glob_matches("**/attn", "attn"), glob_matches("**/attn", "blocks/3/attn")
         (True, True)
+        >>> [n for n in range(9) if glob_matches("blocks/{2..4}/{attn,mlp}", f"blocks/{n}/mlp")]
+        [2, 3, 4]
     """
     return _compiled(glob).fullmatch(path) is not None
 

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from sonde import _jax
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like, run_with
+from sonde.core.context import path_under
 from sonde.core.handler import Handler
 from sonde.core.inside import sites_inside
 from sonde.core.path import Pattern, glob_matches, no_such_site
 from sonde.core.record import Record
+from sonde.core.rows import starred
 from sonde.core.site import Site, View
 from sonde.core.sow import PERTURBED
 from sonde.errors import EditError
@@ -49,7 +51,8 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
         # As in `perturbed`, values pass through the sites where they can.
         (_, records), _ = run_with(lambda depth: Adding({}, depth=depth), captured, args, kwargs, edits=True)
         _check_any_passes(patterns, records)
-        return {path: _differentiable(r.values[0]) for path, r in records.items() if _only_looked_at(r) is None}
+        found = records.stacked.items()
+        return {path: _differentiable(r.values[0]) for path, r in found if _only_looked_at(r) is None}
 
     def zeros(*args: Any, **kwargs: Any) -> dict[str, Any]:
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(shapes, *args, **kwargs))
@@ -148,8 +151,12 @@ class Adding(Handler):
         """The deltas that have this loop's axis in front, which then give each iteration its slice."""
         self._sliced = []
         slices = []
+        inside = self.entering(length)
         for found in sites_inside(body):
-            key = self.key_of(found.site, self.here(found.names) + found.site.path)
+            # The names of the body count from the body.
+            prefix = path_under(found.names, self.here(), self.depth)
+            path, _ = starred(prefix + found.site.path, inside.named_loops)
+            key = self.key_of(found.site, path)
             if key not in self.deltas or key in self._sliced or not found.view.is_value or not self.sees(found.site):
                 continue
             leaves = jax.tree.leaves(self.deltas[key])

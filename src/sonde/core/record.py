@@ -22,6 +22,7 @@ from sonde.core.handler import Met
 from sonde.core.item import Bundle, Extra, Item, build_items, expand, flat_arrays, flat_specs
 from sonde.core.keeping import by_identity
 from sonde.core.pairing import Call, pair
+from sonde.core.row_records import CallRow, Cut, cut_call, row_table, spec_of_row, with_rows
 from sonde.core.site import Site, View
 
 
@@ -96,6 +97,15 @@ class Layout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
             self._hash = super().__hash__()
             return self._hash
 
+    @property
+    def table(self) -> dict[str, list[CallRow]]:
+        """The calls of every path; the rows of named loops have paths of their own. Made once."""
+        try:
+            return self._table
+        except AttributeError:
+            self._table = row_table(self)
+            return self._table
+
 
 @jax.tree_util.register_pytree_node_class
 class Record:
@@ -110,7 +120,7 @@ class Record:
     def __init__(self, path: str, calls: tuple[CallSpec, ...], arrays: Sequence[Any]) -> None:
         self.path = path
         self._calls = calls
-        self._arrays = tuple(arrays)
+        self._arrays: Sequence[Any] = arrays if isinstance(arrays, Cut) else tuple(arrays)
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -195,7 +205,7 @@ class Record:
         """For tools: the static part of every call, with all its arrays."""
         start = 0
         for call in self._calls:
-            yield call, self._arrays[start : start + call.size]
+            yield call, tuple(self._arrays[start : start + call.size])
             start += call.size
 
     def _extras(self, name: str) -> tuple[Any, ...]:
@@ -239,7 +249,7 @@ class Record:
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """For JAX."""
-        return self._arrays, (self.path, self._calls)
+        return tuple(self._arrays), (self.path, self._calls)
 
     @classmethod
     def tree_unflatten(cls, aux: Any, arrays: Sequence[Any]) -> Record:
@@ -255,16 +265,23 @@ class Record:
 
 @jax.tree_util.register_pytree_node_class
 class Records(Mapping[str, Record]):
-    """Records by path, in program order. Immutable, and a pytree."""
+    """Records by path, in program order. Immutable, and a pytree.
 
-    __slots__ = ("_arrays", "_layout", "_made")
+    The rows of a loop that has a name (see `sonde.scope`) are records of their own, `blocks/12/resid`, as those of a
+    Python loop are. `records["blocks/*/resid"]` is all of them, in one array with an axis for the loop.
+    """
+
+    __slots__ = ("_arrays", "_layout", "_made", "_rows")
 
     def __init__(self, layout: Layout, arrays: Sequence[Any]) -> None:
         self._layout = layout
         self._arrays = arrays
         self._made: dict[str, Record] | None = None
+        self._rows: dict[str, Record] = {}
 
-    def _records(self) -> dict[str, Record]:
+    @property
+    def stacked(self) -> dict[str, Record]:
+        """The records as loops left them: those of a loop that has a name have a `*` in the place of its number."""
         if self._made is None:
             made, start = {}, 0
             for path, calls in self._layout:
@@ -275,18 +292,35 @@ class Records(Mapping[str, Record]):
         return self._made
 
     def __getitem__(self, path: str) -> Record:
-        try:
-            return self._records()[path]
-        except KeyError:
-            from sonde.core.path import no_such_site
+        if path in self.stacked:
+            return self.stacked[path]
+        if path not in self._rows:
+            rows = self._layout.table.get(path)
+            if rows is None:
+                from sonde.core.path import no_such_site
 
-            raise KeyError(str(no_such_site(path, self._records()))) from None
+                raise KeyError(str(no_such_site(path, self._layout.table)))
+            self._rows[path] = self._row(path, rows)
+        return self._rows[path]
+
+    def _row(self, path: str, rows: list[CallRow]) -> Record:
+        calls = list(self.stacked[rows[0].path].calls())
+        specs = tuple(spec_of_row(calls[row.call][0]) for row in rows)
+
+        def cut() -> list[Any]:
+            return [x for row in rows for x in cut_call(*calls[row.call], row.places)]
+
+        return Record(path, specs, Cut(cut, sum(spec.size for spec in specs)))
+
+    def rows(self, path: str) -> list[CallRow]:
+        """For tools: where the calls of a path are in `stacked`."""
+        return self._layout.table[path]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([path for path, _ in self._layout])
+        return iter(self._layout.table)
 
     def __len__(self) -> int:
-        return len(self._layout)
+        return len(self._layout.table)
 
     def tree_flatten(self) -> tuple[Sequence[Any], Layout]:
         """For JAX."""
@@ -380,7 +414,7 @@ def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[Layout, list[i
 
 def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[Layout, list[Any]]:
     by_path: dict[str, list[Call]] = {}
-    for call in pair(merge_choices(items), met):
+    for call in map(with_rows, pair(merge_choices(items), met)):
         by_path.setdefault(call.item.path, []).append(call)
     layout, arrays = [], []
     for path, calls in by_path.items():

@@ -82,22 +82,34 @@ class Rewritten:
         specs = self.specs if axis is None else [spec.inside(axis) for spec in self.specs]
         return build_items(specs, outs[self.n_outs :])
 
+    def items_of_named(self, outs: Sequence[Any], axis: Axis, path: str) -> list[Item]:
+        """The recorded items of a loop that has a name: those of values below its path have its rows."""
+        rows = dataclasses.replace(axis, rows=tuple(range(axis.size or 0)))
+        specs = [
+            spec.inside(rows if spec.view.is_value and spec.path.startswith(f"{path}*/") else axis)
+            for spec in self.specs
+        ]
+        return build_items(specs, outs[self.n_outs :])
+
 
 _cache = JaxprCache()
 
 
-def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = ()) -> Rewritten:
+def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: int | None = None) -> Rewritten:
     """Rewrites a jaxpr for a handler.
 
     Args:
         jaxpr: Open without constants, or closed.
         handler: What to do at the sites. It is told what was seen.
         steps: Types of the slices that a loop gives every iteration; more inputs at the end.
+        length: How many iterations there are, if the jaxpr is the body of a scan.
     """
+    handler = handler.entering(length)
     known = _cache.of(jaxpr) if handler.key is not None else {}
     prefix = handler.here()
     wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
-    key = (handler.key, prefix, wanted, looking(), tuple(map(str, steps)))
+    names = prefix, handler.named_loops, handler.loop_name
+    key = (handler.key, names, wanted, looking(), tuple(map(str, steps)))
     new = known.get(key)
     if new is None:
         new = _by_moving(jaxpr, handler, prefix) if handler.records_only and not handler.passes_on else None

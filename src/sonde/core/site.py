@@ -163,6 +163,7 @@ class View:
             it was reached.
         whiles: The `while_loop`s around the site whose predicate is being mapped, each an object of its own; there is
             a further operand for each, which is mapped too. See `Axis.stopping`.
+        rows: Of a recorded value in named loops, the rows that were asked for; None: all.
     """
 
     order: int = 0
@@ -172,6 +173,7 @@ class View:
     anchored: bool = False
     gates: frozenset[Gate] = frozenset()
     whiles: tuple[object, ...] = ()
+    rows: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def is_value(self) -> bool:

@@ -157,13 +157,12 @@ def generate(
     return Generated(new, lengths, prompt, padding, tokenizer)
 
 
-def from_token(new: Any, first: int = 0, *, layer: int | None = None) -> Edit:
+def from_token(new: Any, first: int = 0) -> Edit:
     """An edit of a site of `generate` that begins when some generated token is read.
 
     Args:
         new: a function of the value, `(batch, 1, ...)`, or the new value.
         first: from which generated token on.
-        layer: which layer, where layers are a scan and their sites are one.
 
     Returns:
         What `sonde.edit` takes for a site.
@@ -177,12 +176,7 @@ def from_token(new: Any, first: int = 0, *, layer: int | None = None) -> Edit:
         >>> steered(model, [[1, 2]], max_new_tokens=6).tokens.shape
         (1, 6)
     """
-
-    def now(step: jax.Array, *layers: jax.Array) -> jax.Array:
-        chosen = step >= first
-        return chosen if layer is None else chosen & (layers[0] == layer)
-
-    return Edit(new, calls=1, iterations=now)
+    return Edit(new, calls=1, iterations=lambda step: step >= first)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ class SiteNames(NamedTuple):
     """One place in a model.
 
     Attributes:
-        site: its path; `12` stands for the number of a layer, and is left out where layers are a scan.
+        site: its path; `12` stands for the number of a layer.
         shape: the axes of its value: batch, length (queries), keys, heads, depth, width, hidden, vocabulary.
         lens: what TransformerLens calls it; empty if it has no name for it.
         hub: the module of a Llama in `transformers` that computes it; empty if it is not the output of one.

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from sonde import nnx, ops
+from sonde.core.context import scope
 from sonde.models.block import Block
 from sonde.models.config import Config, Kind
 
@@ -180,7 +181,8 @@ def _run_scan(
         return x, kept[0]
 
     run = nnx.scan(step, in_axes=(nnx.Carry, 0, 0, 0), out_axes=nnx.Carry)
-    x, whole = run((x, whole), blocks, jnp.arange(config.layers), kinds)
+    with scope("blocks/*"):
+        x, whole = run((x, whole), blocks, jnp.arange(config.layers), kinds)
     return x, None if whole is None else tuple(whole)
 
 

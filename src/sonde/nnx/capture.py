@@ -18,6 +18,7 @@ from sonde.core.module_paths import Request, thread
 from sonde.core.pairing import Call
 from sonde.core.perturbing import Adding
 from sonde.core.record import record_of
+from sonde.core.rows import unstarred
 from sonde.core.site import Site, View
 from sonde.nnx import iteration
 from sonde.nnx.module import Module
@@ -334,7 +335,7 @@ def _reduced(before: Any, tag: Sown, values: Iterable[Any]) -> Any:
 
 def _key(path: str, tag: Sown) -> Key:
     """The path of the Module that has sown something, and its name."""
-    return path[: len(path) - len(tag.name)].rstrip("/"), tag.name
+    return unstarred(path[: len(path) - len(tag.name)].rstrip("/")), tag.name
 
 
 def _text(path: Iterable[Any]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import jax
@@ -22,7 +22,7 @@ from sonde import _jax
 from sonde.core.axes import spread
 from sonde.core.capture import run_with
 from sonde.core.context import look
-from sonde.core.item import Item, expand
+from sonde.core.item import Extra, Item, expand
 from sonde.core.path import Pattern
 from sonde.core.record import Records, make_records
 from sonde.core.site import Site, View
@@ -110,7 +110,7 @@ class Watch(Watching):
             new.key = None if new.key is None else (new.key, "in a loop")
         return new
 
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Hashable, Any]) -> None:
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Adds pictures to what is recorded."""
         before = len(self.items)
         self.reduce = _whole if not self.indices and _bytes(arrays) <= SMALL else _reduce

@@ -4,7 +4,11 @@ first_nonfinite(f)                      which site made the first NaN or Inf
 summarize(f)                            statistics of every value and gradient
 compare(f, g)                           where two programs differ first
 patch_sweep(f, clean, corrupt, ...)     which values carry what a metric measures
+patch_paths(f, clean, corrupt, ...)     what one component makes of what another writes
 attribute(f)                            how much each value contributes to the result
+attribute_edges(f, senders, receivers)  the same for the edges between components: a graph
+logit_attribution(f, ...)               what components, heads and neurons write into the logits
+attention_heads(f, pattern)             induction, previous-token and duplicate-token scores by head
 ablate(f, pattern)                      the program without some of its values
 steer(f, {pattern: direction})          the program pushed in a direction
 extract(f, {path: name})                values at sites as features, and nothing else computed
@@ -23,34 +27,48 @@ if TYPE_CHECKING:
     from sonde.tools.ablation import ablate
     from sonde.tools.attribution import Attribution, attribute
     from sonde.tools.comparison import Comparison, Drift, compare
+    from sonde.tools.direct_logits import LogitAttribution, logit_attribution
+    from sonde.tools.edges import Edge, Edges, attribute_edges
     from sonde.tools.example_gradients import example_grad_norms
     from sonde.tools.extraction import extract
+    from sonde.tools.heads import HeadScores, attention_heads
     from sonde.tools.lens import Lens, Reading, logit_lens
     from sonde.tools.monitoring import Monitored, monitor
-    from sonde.tools.patching import Sweep, patch_sweep
+    from sonde.tools.patching import patch_sweep
+    from sonde.tools.path_patching import Paths, patch_paths
     from sonde.tools.probing import Probe, probe
     from sonde.tools.steering import steer
     from sonde.tools.summary import Summary, summarize
+    from sonde.tools.sweep import Sweep
 
 __all__ = [
     "Attribution",
     "Comparison",
     "Drift",
+    "Edge",
+    "Edges",
+    "HeadScores",
     "Lens",
+    "LogitAttribution",
     "Monitored",
     "NonFinite",
+    "Paths",
     "Probe",
     "Reading",
     "Summary",
     "Sweep",
     "ablate",
+    "attention_heads",
     "attribute",
+    "attribute_edges",
     "compare",
     "example_grad_norms",
     "extract",
     "first_nonfinite",
+    "logit_attribution",
     "logit_lens",
     "monitor",
+    "patch_paths",
     "patch_sweep",
     "probe",
     "steer",
@@ -62,19 +80,28 @@ _LATER = {
     "Attribution": "attribution",
     "Comparison": "comparison",
     "Drift": "comparison",
+    "Edge": "edges",
+    "Edges": "edges",
+    "HeadScores": "heads",
     "Lens": "lens",
+    "LogitAttribution": "direct_logits",
+    "Paths": "path_patching",
     "Monitored": "monitoring",
     "Probe": "probing",
     "Reading": "lens",
     "Summary": "summary",
-    "Sweep": "patching",
+    "Sweep": "sweep",
     "ablate": "ablation",
+    "attention_heads": "heads",
     "attribute": "attribution",
+    "attribute_edges": "edges",
     "compare": "comparison",
     "example_grad_norms": "example_gradients",
     "extract": "extraction",
+    "logit_attribution": "direct_logits",
     "logit_lens": "lens",
     "monitor": "monitoring",
+    "patch_paths": "path_patching",
     "patch_sweep": "patching",
     "probe": "probing",
     "steer": "steering",

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from sonde.core.capture import check_callable
 from sonde.core.edit import Edit, edit
 from sonde.core.path import Pattern, glob_matches, no_such_site
+from sonde.core.record import Record
 
 
 def ablate(
@@ -22,6 +23,10 @@ def ablate(
     units: int | Sequence[int] | None = None,
     axis: int = -1,
     resample: int | None = None,
+    positions: int | Sequence[int] | None = None,
+    position_axis: int = -2,
+    iterations: Any = None,
+    calls: int | Sequence[int] | None = None,
     inside: Any = None,
 ) -> Callable:
     """`f` without what is at some sites.
@@ -30,12 +35,17 @@ def ablate(
         f: Any callable.
         *patterns: Which sites, as in `sonde.capture`; at least one.
         to: What stands in its place: a number; an array that broadcasts against the value; `"mean"`, the mean of this
-            value over all axes but `axis` (under `vmap` a value is one example); or statistics over a data set, as
-            `sonde.store.statistics` returns them by path: their means, those of each layer in a loop and of each call.
+            value over all axes but `axis` and the last one (under `vmap` a value is one example), so that a head's mean
+            is a vector; or, by path, the records of another run, arrays, or statistics over a data set as
+            `sonde.store.statistics` returns them: their means, those of each layer in a loop and of each call.
         units: Which indices along `axis` to take away. All, if None.
         axis: Where the units are: the last axis, unless given.
         resample: A seed: in the place of means, put samples that `statistics(..., samples=n)` kept, each drawn at
             random. All sites draw the same, so that what stood together at two sites stays together.
+        positions: At which positions only. All, if None.
+        position_axis: Where the positions are: the last axis but one, unless given.
+        iterations: In which iterations of the loop around only, as in `sonde.Edit`. Statistics name their own.
+        calls: At which calls of the site only, as in `sonde.Edit`. Statistics name their own.
         inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
@@ -60,16 +70,32 @@ def ablate(
         raise ValueError(f"ablate: to= is a number, an array, 'mean' or statistics by path, got {to!r}")
     chosen = None if units is None else (units,) if isinstance(units, int) else tuple(units)
     if isinstance(to, Mapping):
-        edits = {}
+        edits: dict[Any, Edit] = {}
         for path in _paths(to, patterns):
-            new = to[path].mean if resample is None else _Drawn(path, to[path].samples, resample)
-            site, calls, iterations = _place(path)
+            new, where = to[path], {"calls": calls, "iterations": iterations}
+            site = path
+            if not isinstance(new, Record) and not hasattr(new, "dtype"):
+                site, own, at = _place(path)
+                where = {"calls": calls if own is None else own, "iterations": iterations if at is None else at}
+                new = new.mean if resample is None else _Drawn(path, new.samples, resample)
+            elif resample is not None:
+                raise ValueError(_NO_SAMPLES)
+            if isinstance(new, Record):
+                rule = new if chosen is None else _rule(new.value, chosen, axis)
+            else:
+                rule = _rule(new, chosen, axis)
             # A pattern of its own for every call and iteration of a site.
-            edits[_Exactly(site)] = Edit(_rule(new, chosen, axis), calls=calls, iterations=iterations)
+            edits[_Exactly(site)] = Edit(rule, **where, positions=positions, axis=position_axis)
         return edit(f, edits, inside=inside)
     if resample is not None:
-        raise ValueError("ablate: resample= goes with statistics of a data set, to=statistics(..., samples=n)")
-    return edit(f, dict.fromkeys(patterns, _rule(to, chosen, axis)), inside=inside)
+        raise ValueError(_NO_SAMPLES)
+    rule = Edit(
+        _rule(to, chosen, axis), calls=calls, iterations=iterations, positions=positions, axis=position_axis
+    )
+    return edit(f, dict.fromkeys(patterns, rule), inside=inside)
+
+
+_NO_SAMPLES = "ablate: resample= goes with statistics of a data set, to=statistics(..., samples=n)"
 
 
 class _Exactly:
@@ -134,7 +160,7 @@ def _rule(to: Any, units: tuple[int, ...] | None, axis: int) -> Callable[[Any], 
             return x
         at = _checked_axis(x, axis, units)
         if isinstance(to, str):
-            others = tuple(d for d in range(x.ndim) if d != at)
+            others = tuple(d for d in range(x.ndim - 1) if d != at)
             new = jnp.broadcast_to(jnp.mean(x, others, keepdims=True).astype(x.dtype), x.shape)
         else:
             new = to.like(x) if isinstance(to, _Drawn) else _broadcast(to, x)

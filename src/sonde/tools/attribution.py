@@ -8,7 +8,7 @@ costs `steps` passes per site and adds up exactly to the change that it explains
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -16,17 +16,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core.asking import asked_for
+from sonde.core.axes import Axis
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
+from sonde.core.record import Record
 from sonde.errors import CaptureError
+from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.placing import Place, placed, values_to_place
 from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
-from sonde.tools.reading import each_seen
+from sonde.tools.reading import each_seen, with_values
 
 Method = Literal["gradient", "integrated"]
 
 
-class Attribution(Mapping[str, tuple[Any, ...]]):
+class Attribution(Mapping[str, tuple[Any, ...]], Drawn):
     """Contributions by path: one pytree per call, shaped like the values of the record (loops in front)."""
 
     def __init__(self, scores: Mapping[str, tuple[Any, ...]], output: Any) -> None:
@@ -48,6 +51,10 @@ class Attribution(Mapping[str, tuple[Any, ...]]):
         """The sum of the contributions under each path."""
         return {path: sum(float(jnp.sum(x)) for x in jax.tree.leaves(found)) for path, found in self.items()}
 
+    def _heat(self) -> Heat:
+        totals = np.array(list(self.totals.values()), float)[:, None]
+        return Heat(totals, list(self), ["total"], f"contributions to {float(self.output):.6g}")
+
     def __repr__(self) -> str:
         return f"Attribution({float(self.output):.6g}, {self.totals})"
 
@@ -67,7 +74,7 @@ def attribute(
     *patterns: Pattern,
     metric: Callable[[Any], Any] | None = None,
     method: Method = "gradient",
-    baseline: float = 0.0,
+    baseline: Any = 0.0,
     steps: int = 32,
     inside: Any = None,
 ) -> Callable[..., Attribution]:
@@ -79,7 +86,9 @@ def attribute(
         metric: A function of the result of `f` that returns a number. None if the result is one.
         method: `"gradient"`: gradient times the value's distance from the baseline. `"integrated"`: the mean gradient
             on the way there, times that distance; all calls and iterations of a site go the way together.
-        baseline: The number that stands for a value that is not there.
+        baseline: What values are compared with: a number that stands for a value that is not there; or the arguments of
+            another run, a tuple or the only one, such as a corrupted input. With `"gradient"` the latter is attribution
+            patching: for all sites, what putting the other run's value there would change, in one backward pass.
         steps: How many points of the way to use.
         inside: Code without sites to look into, as in `sonde.capture`.
 
@@ -109,17 +118,19 @@ def attribute(
     asked = asked_for(inside)
     capture(f, *patterns, inside=asked)  # for its checks
     by = _by_gradient if method == "gradient" else _integrated
-    run = functools.partial(by, patterns, metric, baseline, steps, asked)
+    other = None if isinstance(baseline, (int, float)) else (baseline if isinstance(baseline, tuple) else (baseline,))
+    run = functools.partial(by, patterns, metric, baseline if other is None else None, steps, asked)
     compiled = JitByRest(run)
 
     def attributed(*args: Any, **kwargs: Any) -> Attribution:
-        found, output = compiled(*rest_and_arrays((f, args, kwargs)))
-        return Attribution({path: calls for (_, path), calls in sorted(found.items())}, output)
+        found, output = compiled(*rest_and_arrays((f, args, kwargs, None if other is None else (other, kwargs))))
+        return Attribution({path: record.values for path, record in found.items()}, output)
 
     return like(attributed, f)
 
 
-def _number(metric: Callable | None, result: Any) -> Any:
+def number_of(metric: Callable | None, result: Any) -> Any:
+    """The number that is explained: the metric of a result. Raises ValueError if it is none."""
     number = result if metric is None else metric(result)
     if not hasattr(number, "dtype") or jnp.shape(number) != () or not jnp.issubdtype(number.dtype, jnp.floating):
         found = f"{number.dtype}{list(number.shape)}" if hasattr(number, "dtype") else repr(type(number).__name__)
@@ -131,7 +142,7 @@ def _is_inexact(x: Any) -> bool:
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-def _touched(x: Any, zero: Any) -> Any:
+def touched(x: Any, zero: Any) -> Any:
     """The same number as one that depends on a zero that is differentiated.
 
     A value that `Module.sow` marks in place can only be replaced there if it is part of the differentiated program.
@@ -140,93 +151,129 @@ def _touched(x: Any, zero: Any) -> Any:
 
 
 def _by_gradient(
-    patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, inside: Any, rest: Rest, arrays: Any
+    patterns: tuple[Pattern, ...], metric: Any, baseline: Any, steps: int, inside: Any, rest: Rest, arrays: Any
 ) -> Any:
     del steps
 
     def number(touch: Any) -> Any:
         # Whatever a value is computed from, it now depends on what is differentiated.
         def rule(values: list[Any], place: Place) -> list[Any]:
-            return values if place.site.in_place else [_touched(x, touch) for x in values]
+            return values if place.site.in_place else [touched(x, touch) for x in values]
 
-        f, args, kwargs = rest.whole([_touched(x, touch) for x in arrays])
-        return _number(metric, placed(f, rule, inside)(*args, **kwargs))
+        f, args, kwargs, _ = rest.whole([touched(x, touch) for x in arrays])
+        return number_of(metric, placed(f, rule, inside)(*args, **kwargs))
 
     (output, _), records = capture(jax.value_and_grad(number), *patterns, grads=True, inside=inside)(jnp.zeros(()))
-    found: dict[tuple[int, str], Any] = {}
-    for i, (path, record) in enumerate(records.items()):
+    base = _base_values(patterns, baseline, inside, rest, arrays)
+    found: dict[str, Any] = {}
+    for path, record in records.stacked.items():
         grads = record.grads or (None,) * len(record.values)
-        found[i, path] = tuple(_times(v, g, baseline) for v, g in zip(record.values, grads))
-    return found, output
+        bases = base(record)
+        found[path] = tuple(_times(v, g, b) for v, g, b in zip(record.values, grads, bases))
+    return with_values(records, found), output
 
 
-def _times(value: Any, gradient: Any, baseline: float) -> Any:
-    def product(x: Any, g: Any) -> Any:
+def _base_values(
+    patterns: tuple[Pattern, ...], baseline: Any, inside: Any, rest: Rest, arrays: Any
+) -> Callable[[Record], tuple[Any, ...]]:
+    """For a record of the run that is explained, what its values are compared with: a number, or another run's."""
+    f, _, _, other = rest.whole(arrays)
+    if other is None:
+        return lambda record: tuple(jax.tree.map(lambda x: baseline, value) for value in record.values)
+    args, kwargs = other
+    _, records = values_to_place(f, *patterns, inside=inside)(*args, **kwargs)
+
+    def of(record: Record) -> tuple[Any, ...]:
+        found = records.stacked[record.path].values if record.path in records.stacked else ()
+        if _shapes(found) != _shapes(record.values):
+            raise ValueError(
+                f"attribute: the values at {record.path!r} have the shapes {_shapes(record.values)} in this run and "
+                f"{_shapes(found)} in that of baseline=; both must have the same"
+            )
+        return found
+
+    return of
+
+
+def _shapes(values: Any) -> list[tuple[int, ...]]:
+    return [jnp.shape(x) for x in jax.tree.leaves(values)]
+
+
+def _times(value: Any, gradient: Any, base: Any) -> Any:
+    def product(x: Any, g: Any, b: Any) -> Any:
         if not _is_inexact(x):
             return jnp.zeros(jnp.shape(x)) if hasattr(x, "dtype") else x
-        return jnp.zeros_like(x) if g is None else (x - jnp.asarray(baseline, x.dtype)) * g
+        return jnp.zeros_like(x) if g is None else (x - jnp.asarray(b, x.dtype)) * g
 
     if gradient is None:
-        return jax.tree.map(lambda x: product(x, None), value)
-    return jax.tree.map(product, value, gradient)
+        return jax.tree.map(lambda x, b: product(x, None, b), value, base)
+    return jax.tree.map(product, value, gradient, base)
 
 
 def _integrated(
-    patterns: tuple[Pattern, ...], metric: Any, baseline: float, steps: int, inside: Any, rest: Rest, arrays: Any
+    patterns: tuple[Pattern, ...], metric: Any, baseline: Any, steps: int, inside: Any, rest: Rest, arrays: Any
 ) -> Any:
-    f, args, kwargs = rest.whole(arrays)
+    f, args, kwargs, _ = rest.whole(arrays)
     result, records = values_to_place(f, *patterns, inside=inside)(*args, **kwargs)
-    found: dict[tuple[int, str], Any] = {}
-    for i, (path, record) in enumerate(records.items()):
-        values = {}
-        for seen in each_seen(records):
+    base = _base_values(patterns, baseline, inside, rest, arrays)
+    found: dict[str, Any] = {}
+    for path, record in records.stacked.items():
+        values, axes, bases = {}, {}, base(record)
+        for seen in each_seen(records, stacked=True):
             if seen.path == path:
                 if seen.count is not None:
                     raise CaptureError(
                         f"attribute cannot integrate over {path!r} ({seen.site.source}): it is in a while_loop, of "
                         "which only the last iteration is recorded"
                     )
-                values[seen.call] = [x for x in jax.tree.leaves(seen.value) if hasattr(x, "dtype")]
-        gradients = _mean_gradient(values, path, metric, baseline, steps, inside, rest, arrays)
+                pairs = zip(jax.tree.leaves(seen.value), jax.tree.leaves(bases[seen.call]))
+                values[seen.call] = [(x, b) for x, b in pairs if hasattr(x, "dtype")]
+                axes[seen.call] = seen.axes
+        gradients = _mean_gradient(values, axes, path, metric, steps, inside, rest, arrays)
         calls = []
         for call, value in enumerate(record.values):
             remaining = iter(gradients[call])
             of_leaves = jax.tree.map(lambda x, r=remaining: next(r) if hasattr(x, "dtype") else x, value)
-            calls.append(_times(value, of_leaves, baseline))
-        found[i, path] = tuple(calls)
-    return found, _number(metric, result)
+            calls.append(_times(value, of_leaves, bases[call]))
+        found[path] = tuple(calls)
+    return with_values(records, found), number_of(metric, result)
 
 
 def _mean_gradient(
-    values: dict[int, list[Any]],
+    values: dict[int, list[tuple[Any, Any]]],
+    axes: dict[int, Sequence[Axis]],
     path: str,
     metric: Any,
-    baseline: float,
     steps: int,
     inside: Any,
     rest: Rest,
     arrays: Any,
 ) -> dict[int, list[Any]]:
     """The gradient with respect to all values at a site, averaged over the way from the baseline to them."""
-    floats = {call: [x if _is_inexact(x) else None for x in xs] for call, xs in values.items()}
+    floats = {call: [(x, b) if _is_inexact(x) else None for x, b in xs] for call, xs in values.items()}
 
     def number(new: Any, touch: Any) -> Any:
         def rule(old: list[Any], place: Place) -> list[Any]:
             if place.path != path:
                 return old
             mine = new[place.call]
-            return [a if b is None else place.slice_of(b, i) for i, (a, b) in enumerate(zip(old, mine))]
+            here, at = place.within(axes[place.call])
+            return [
+                a if b is None else jnp.where(here, at.slice_of(b, i), a) for i, (a, b) in enumerate(zip(old, mine))
+            ]
 
-        f, args, kwargs = rest.whole([_touched(x, touch) for x in arrays])
-        return _number(metric, placed(f, rule, inside)(*args, **kwargs))
+        f, args, kwargs, _ = rest.whole([touched(x, touch) for x in arrays])
+        return number_of(metric, placed(f, rule, inside)(*args, **kwargs))
 
     def add(total: Any, part: Any) -> tuple[Any, None]:
-        def towards(x: Any) -> Any:
-            base = jnp.asarray(baseline, x.dtype)
+        def towards(pair: Any) -> Any:
+            x, base = pair[0], jnp.asarray(pair[1], pair[0].dtype)
             return base + part.astype(x.dtype) * (x - base)
 
-        gradient, _ = jax.grad(number, (0, 1))(jax.tree.map(towards, floats), jnp.zeros(()))
+        new = {call: [None if pair is None else towards(pair) for pair in pairs] for call, pairs in floats.items()}
+        gradient, _ = jax.grad(number, (0, 1))(new, jnp.zeros(()))
         return jax.tree.map(lambda t, g: t + g / steps, total, gradient), None
 
     middles = (jnp.arange(steps, dtype=jnp.float32) + 0.5) / steps
-    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, floats), middles)[0]
+    zeros = {call: [None if p is None else jnp.zeros_like(p[0]) for p in pairs] for call, pairs in floats.items()}
+    return jax.lax.scan(add, zeros, middles)[0]

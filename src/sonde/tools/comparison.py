@@ -1,14 +1,15 @@
 """Where do two programs part? `compare` runs both and finds the first site at which they differ.
 
-Made for programs that should do the same: in another precision, ported, jitted. Sites are matched by path and call. All
-values of both programs are in memory at once; choose sites with patterns if that is too much.
+Made for programs that should do the same: in another precision, ported, jitted. Sites are matched by path and call, and
+by `matching.py` where the programs name them differently. All values of both programs are in memory at once; choose
+sites with patterns if that is too much.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +23,8 @@ from sonde.core.collect import Collect
 from sonde.core.item import expand
 from sonde.core.path import Pattern
 from sonde.core.record import make_records
+from sonde.tools.drawn import Drawn, Heat
+from sonde.tools.matching import matching_names
 from sonde.tools.reading import Seen, each_seen, on_host
 
 _Key = tuple[str, int, bool]  # path, call, gradient
@@ -41,6 +44,10 @@ class Drift:
         beyond: How many of them differ by more than the tolerance.
         max_abs: The largest difference of two finite elements.
         max_rel: That difference, relative to the largest finite element of the second program.
+        rel_norm: The norm of the difference of the finite elements, relative to that of the second program's; infinite
+            if one program has a finite element where the other has none.
+        limit: If not None, the programs differ where `rel_norm` is larger; else, where one element is beyond the
+            tolerance.
         note: What cannot be compared element by element, such as two shapes; `""` if there is no such thing.
         source: The line of the first program.
     """
@@ -54,13 +61,16 @@ class Drift:
     beyond: int
     max_abs: float
     max_rel: float
+    rel_norm: float
+    limit: float | None
     note: str
     source: str
 
     @property
     def differs(self) -> bool:
         """Whether the programs are apart by more than the tolerance."""
-        return self.beyond > 0 or bool(self.note)
+        beyond = self.beyond > 0 if self.limit is None else not self.rel_norm <= self.limit
+        return beyond or bool(self.note)
 
     @property
     def place(self) -> str:
@@ -74,12 +84,12 @@ class Drift:
             return f"{self.place}: {self.note}"
         return (
             f"{self.place}: {self.beyond} of {self.size} elements differ, by up to {self.max_abs:.3g} "
-            f"({self.max_rel:.3g} of the largest)"
+            f"({self.max_rel:.3g} of the largest; {self.rel_norm:.3g} of the norm)"
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Comparison:
+class Comparison(Drawn):
     """What `compare` found.
 
     Attributes:
@@ -87,16 +97,43 @@ class Comparison:
             before backward, and in a loop by iteration before by place in the body.
         only_first: Path and call of the sites that only the first program has.
         only_second: Path and call of the sites that only the second program has.
+        names: The paths of the second program by those of the first, where they are not the same.
     """
 
     drifts: tuple[Drift, ...]
     only_first: tuple[tuple[str, int], ...]
     only_second: tuple[tuple[str, int], ...]
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def first(self) -> Drift | None:
         """Where they differ first; None if nowhere."""
         return next((d for d in self.drifts if d.differs), None)
+
+    def jumps(self, n: int = 5) -> list[tuple[Drift, float]]:
+        """Where the error grows most from one value to the next, in the order of the first program.
+
+        Args:
+            n: How many.
+
+        Returns:
+            The value after each jump, and how many times its relative norm is that of the values before it.
+        """
+        found, before = [], 0.0
+        for drift in self.drifts:
+            if drift.gradient or not np.isfinite(drift.rel_norm):
+                continue
+            # Rounding alone is no jump.
+            floor = max(before, float(np.finfo(np.float32).eps) if drift.limit is None else drift.limit / 8)
+            if drift.rel_norm > floor:
+                found.append((drift, drift.rel_norm / floor))
+            before = max(before, drift.rel_norm)
+        return sorted(found, key=lambda jump: -jump[1])[:n]
+
+    def _heat(self) -> Heat:
+        columns = ("rel_norm", "max_rel")
+        values = np.array([[getattr(d, c) for c in columns] for d in self.drifts], float).reshape(-1, 2)
+        return Heat(values, [d.place for d in self.drifts], columns, str(self))
 
     def __repr__(self) -> str:
         return f"Comparison({len(self.drifts)} values, first difference: {self.first})"
@@ -107,19 +144,25 @@ class Comparison:
         for which, found in (("first", self.only_first), ("second", self.only_second)):
             if found:
                 lines.append(f"only in the {which}: " + ", ".join(f"{path}[{call}]" for path, call in found))
+        if self.names:
+            lines.append("matched: " + ", ".join(f"{a} = {b}" for a, b in self.names.items()))
         return "\n".join(lines)
 
     def __rich__(self) -> Any:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("site", "iteration", "kind", "beyond", "of", "max abs", "max rel", "", title=str(self))
+        jumps = {id(drift): times for drift, times in self.jumps()}
+        columns = ("site", "iteration", "kind", "beyond", "of", "max abs", "max rel", "rel norm", "jump", "")
+        table = Table(*columns, title=str(self))
         for d in self.drifts:
             name = f"{d.path}{d.part and '.' + d.part}[{d.call}]"
             kind = "gradient" if d.gradient else "value"
             cells = [name, ",".join(map(str, d.iteration)), kind, str(d.beyond), str(d.size)]
             style = "red" if d.differs else ""
-            table.add_row(*[Text(c) for c in (*cells, f"{d.max_abs:.3g}", f"{d.max_rel:.3g}", d.note)], style=style)
+            jump = f"x{jumps[id(d)]:.3g}" if id(d) in jumps else ""
+            cells += [f"{d.max_abs:.3g}", f"{d.max_rel:.3g}", f"{d.rel_norm:.3g}", jump, d.note]
+            table.add_row(*map(Text, cells), style=style)
         return table
 
 
@@ -127,22 +170,30 @@ def compare(
     f: Callable,
     g: Callable,
     *patterns: Pattern,
-    rtol: float = 1e-4,
+    rtol: float | None = None,
     atol: float = 1e-6,
+    norm: float | None = None,
+    names: Mapping[str, str] | None = None,
     grads: bool = False,
     inside: Any = None,
 ) -> Callable[..., Comparison]:
     """A function that runs `f` and `g` with the same arguments and says where they differ.
 
-    Two elements differ if they are further apart than `atol + rtol * abs(second)`; NaN is equal to NaN. Numbers of
-    another precision are compared in the wider one: for bfloat16, take an `rtol` of some 0.02.
+    Two elements differ if they are further apart than `atol + rtol * abs(second)`; NaN is equal to NaN. Where one of
+    the programs has values of less than 32 bits, single elements may differ by anything, and values are judged by the
+    norm of their difference; so they are if `norm` is given.
 
     Args:
         f: A callable.
         g: Another, with the same arguments. Results may differ; they are dropped.
         *patterns: Which sites, as in `sonde.capture`; each must match in both programs. All, if none are given.
-        rtol: The tolerance relative to the elements of `g`.
+        rtol: The tolerance relative to the elements of `g`. If it is given, elements are compared one by one; otherwise
+            that is done with 1e-4, unless a value of either program has less than 32 bits.
         atol: The absolute tolerance.
+        norm: How large the norm of a difference may be, relative to that of the value of `g`. Without `rtol`, values of
+            less than 32 bits are allowed eight times the precision of the coarsest dtype: 0.06 for bfloat16.
+        names: Paths of `g` by the paths of `f` that are the same place. Where it is clear, this is found: sites that
+            only one program has are matched in order if both have as many with the same last name and shape.
         grads: Whether to compare gradients too.
         inside: Code without sites to look into, as in `sonde.capture`.
 
@@ -159,9 +210,11 @@ def compare(
         >>> def model(x, dtype=jnp.float32):
         ...     x = sonde.sow(x.astype(dtype) * 2, "double")
         ...     return sonde.sow(x + 1 / 3, "shifted")
-        >>> found = compare(lambda x: model(x, jnp.bfloat16), model)(jnp.ones(4))
+        >>> found = compare(lambda x: model(x, jnp.bfloat16), model, rtol=1e-4)(jnp.ones(4))
         >>> found.first.path, found.first.beyond
         ('shifted', 4)
+        >>> print(compare(lambda x: model(x, jnp.bfloat16), model)(jnp.ones(4)).first)
+        None
     """
     check_callable(f, "compare")
     check_callable(g, "compare")
@@ -170,13 +223,18 @@ def compare(
     def compared(*args: Any, **kwargs: Any) -> Comparison:
         ours, order = _run(f, patterns, grads, asked, args, kwargs)
         theirs, _ = _run(g, patterns, grads, asked, args, kwargs)
+        matched = matching_names(ours, theirs, names or {})
+        other = {v: k for k, v in matched.items()}
+        theirs = {(other.get(path, path), call, gradient): s for (path, call, gradient), s in theirs.items()}
+        limit = norm if norm is not None else _limit(ours, theirs) if rtol is None else None
         rows = []
         for key, seen in ours.items():
             if key in theirs:
-                rows += [(order(seen, d.iteration), d) for d in _drifts(seen, theirs[key], rtol, atol)]
+                each = _drifts(seen, theirs[key], 1e-4 if rtol is None else rtol, atol, limit)
+                rows += [(order(seen, d.iteration), d) for d in each]
         rows.sort(key=lambda row: row[0])
         only = [tuple(dict.fromkeys(k[:2] for k in a if k not in b)) for a, b in ((ours, theirs), (theirs, ours))]
-        return Comparison(tuple(d for _, d in rows), *only)
+        return Comparison(tuple(d for _, d in rows), *only, names=matched)
 
     return like(compared, f)
 
@@ -198,16 +256,29 @@ def _run(
     calls = {(call.path, call.number): call.positions[0] for call in numbered_calls(items)}
 
     def order(seen: Seen, iteration: tuple[int, ...]) -> Any:
-        position = calls.get((seen.path, seen.call), -1)
-        axes = items[position].view.axes if position >= 0 else ()
-        key = program.key(position, [axis.loop for axis in axes if axis.is_loop], iteration)
+        path, call, numbers = seen.path, seen.call, ()
+        if seen.row is not None:
+            path, call, numbers = seen.row.path, seen.row.call, seen.row.numbers
+        position = calls.get((path, call), -1)
+        axes = [axis for axis in items[position].view.axes if axis.is_loop] if position >= 0 else []
+        rows, rest = iter(numbers), iter(iteration)
+        key = program.key(
+            position, [axis.loop for axis in axes], [next(rest if a.rows is None else rows, 0) for a in axes]
+        )
         # The way back is the way there, turned round.
         return (1, [(-a, -b) for a, b in key]) if seen.gradient else (0, list(key))
 
     return {(s.path, s.call, s.gradient): s for s in each_seen(records)}, order
 
 
-def _drifts(a: Seen, b: Seen, rtol: float, atol: float) -> Iterator[Drift]:
+def _limit(*runs: dict[_Key, Seen]) -> float | None:
+    """How far values may be apart if some have less than 32 bits; None if none have."""
+    kinds = {t.dtype for run in runs for seen in run.values() for t in seen.types}
+    found = [jnp.finfo(kind).eps for kind in kinds if jnp.issubdtype(kind, jnp.floating) and kind.itemsize < 4]
+    return 8 * float(max(found)) if found else None
+
+
+def _drifts(a: Seen, b: Seen, rtol: float, atol: float, limit: float | None) -> Iterator[Drift]:
     ours, theirs = _arrays(a), _arrays(b)
     if len(ours) != len(theirs):
         yield _noted(a, f"{len(ours)} arrays against {len(theirs)}")
@@ -219,14 +290,14 @@ def _drifts(a: Seen, b: Seen, rtol: float, atol: float) -> Iterator[Drift]:
         if x.shape != y.shape:
             yield _noted(a, f"shape {list(x.shape)} against {list(y.shape)}", part)
             continue
-        beyond, apart, relative = on_host(_difference(x, y, rtol, atol, loops=a.loops), "compare")
+        beyond, apart, relative, norms = on_host(_difference(x, y, rtol, atol, loops=a.loops), "compare")
         for index in np.ndindex(x.shape[: a.loops]):
             if all(t is not None and not np.any(t[index[: t.ndim]]) for t in taken):
                 continue
             last = [() if c is None else (int(np.max(c[index[: c.ndim]])) - 1,) for c in counts]
             note = "" if last[0] == last[1] else f"{_times(last[0])} of the loop against {_times(last[1])}"
             size = int(np.prod(x.shape[a.loops :]))
-            numbers = int(beyond[index]), float(apart[index]), float(relative[index])
+            numbers = int(beyond[index]), float(apart[index]), float(relative[index]), float(norms[index]), limit
             yield Drift(
                 a.path, part, a.call, (*index, *last[0]), a.gradient, size, *numbers, note, a.site.source
             )  # fmt: skip
@@ -237,7 +308,9 @@ def _times(last: tuple[int, ...]) -> str:
 
 
 def _noted(seen: Seen, note: str, part: str = "") -> Drift:
-    return Drift(seen.path, part, seen.call, (), seen.gradient, 0, 0, np.nan, np.nan, note, seen.site.source)
+    return Drift(
+        seen.path, part, seen.call, (), seen.gradient, 0, 0, np.nan, np.nan, np.nan, None, note, seen.site.source
+    )
 
 
 def _arrays(seen: Seen) -> list[Any]:
@@ -248,7 +321,7 @@ def _arrays(seen: Seen) -> list[Any]:
 
 @functools.partial(jax.jit, static_argnames="loops")
 def _difference(a: Any, b: Any, rtol: float, atol: float, loops: int) -> Sequence[Any]:
-    """Per iteration: how many elements differ, the largest difference, and that relative to the largest element."""
+    """Per iteration: how many elements differ, the largest difference, that relative to the largest, and by norm."""
     kind = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), jnp.float32)
     unequal = a != b  # integers may be too large for floating point
     a, b = a.astype(kind), b.astype(kind)
@@ -258,4 +331,11 @@ def _difference(a: Any, b: Any, rtol: float, atol: float, loops: int) -> Sequenc
     same = jnp.where(finite, apart <= atol + rtol * jnp.abs(b), (a == b) | (jnp.isnan(a) & jnp.isnan(b)))
     largest = jnp.max(jnp.where(finite, jnp.abs(b), 0), axes, initial=0)
     most = jnp.max(apart, axes, initial=0)
-    return jnp.sum(~same, axes), most, most / jnp.where(largest > 0, largest, 1)
+    # Scaled by the largest, so that squares neither overflow nor vanish.
+    scale = jnp.where(largest > 0, largest, 1)
+    wide = jnp.expand_dims(scale, axes)
+    norm = jnp.sqrt(jnp.sum((apart / wide) ** 2, axes))
+    size = jnp.sqrt(jnp.sum(jnp.where(finite, jnp.abs(b) / wide, 0) ** 2, axes))
+    relative = jnp.where(norm > 0, norm / jnp.where(size > 0, size, 1), 0)
+    broken = jnp.any(~finite & ~same, axes)
+    return jnp.sum(~same, axes), most, most / scale, jnp.where(broken, jnp.inf, relative)

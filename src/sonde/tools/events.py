@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -21,8 +21,9 @@ from sonde.core.axes import extra_has, room_for_axes
 from sonde.core.calls import ProgramOrder, numbered_calls
 from sonde.core.collect import Collect, Reduce
 from sonde.core.context import look
-from sonde.core.item import Item
+from sonde.core.item import Extra, Item
 from sonde.core.path import Pattern
+from sonde.core.rows import row_path
 from sonde.core.site import Site, View
 from sonde.tools.fetching import to_host
 
@@ -96,7 +97,7 @@ class Watching(Collect):
         new.indices = tuple(values[n:])
         return new
 
-    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Hashable, Any]) -> None:
+    def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Adds when it was to what is recorded."""
         before = len(self.items)
         super().record(arrays, site, path, view, extras)
@@ -172,13 +173,14 @@ def events_of(items: Sequence[Item]) -> list[Event]:
     for position, (item, leaves) in enumerate(zip(items, arrays)):
         for moment in _moments(item, leaves):
             path, call, value = calls.of(item, moment.token)
+            path, iteration = _row(path, value, _iteration(item, value, moment.numbers))
             events.append(
                 Event(
                     path,
                     program.key(position, item.loops, moment.numbers),
                     item,
                     call,
-                    _iteration(item, value, moment.numbers),
+                    iteration,
                     moment.example,
                     next((s.source for s in item.sites if _line(s) == moment.line), item.site.source),
                     *moment.counts,
@@ -246,6 +248,17 @@ class _Calls:
         if not mine:  # the value was computed before the capture began
             return item.path, 0, item
         return mine[0].path, self._of_item[id(mine[0])], mine[0]
+
+
+def _row(path: str, value: Item, iteration: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """The path with the numbers of the loops that have a name, and those of the others."""
+    named = {id(axis.loop) for axis in value.view.axes if axis.rows is not None}
+    if not named:
+        return path, iteration
+    further = len(iteration) - len(value.loops)  # loops that run whole backward passes
+    is_named = [False] * further + [id(loop) in named for loop in value.loops]
+    rows = [n for n, mine in zip(iteration, is_named) if mine]
+    return row_path(path, rows), tuple(n for n, mine in zip(iteration, is_named) if not mine)
 
 
 def _iteration(item: Item, value: Item, numbers: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,7 +16,9 @@ import numpy as np
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture_only, check_callable, like
 from sonde.core.path import Pattern, check_pattern
+from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.reading import each_seen
+from sonde.tools.words import shown_by, words
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,14 +29,16 @@ class Reading:
         tokens: The best tokens, best first, along the last axis; loops and mapped axes are in front.
         probabilities: Their probabilities.
         entropy: How undecided it is, in nats.
+        loops: How many of the axes in front are loops.
     """
 
     tokens: jax.Array
     probabilities: jax.Array
     entropy: jax.Array
+    loops: int = 0
 
 
-class Lens(Mapping[str, Reading]):
+class Lens(Mapping[str, Reading], Drawn):
     """Readings by path, in program order. Calls of a site after the first have their number, as in `h[1]`."""
 
     def __init__(self, readings: Mapping[str, Reading]) -> None:
@@ -49,24 +53,55 @@ class Lens(Mapping[str, Reading]):
     def __len__(self) -> int:
         return len(self._readings)
 
-    def table(self, names: Callable[[int], str] = str, *, example: int = 0) -> Any:
+    def table(self, names: Any = str, *, tokens: Any = None, example: int = 0) -> Any:
         """A rich table of the best token at every position.
 
         Args:
-            names: A function that shows a token.
+            names: What shows a token: a function, a list of strings, or a tokenizer (with `decode`).
+            tokens: What stands at each position, for the heading: strings, or numbers that `names` shows.
             example: Which of the examples, if there are axes besides the position.
+
+        Raises:
+            TypeError: `names` shows no tokens.
         """
         from rich.table import Table
         from rich.text import Text
 
+        show = shown_by(names)
+        rows = list(self.rows(example))
+        columns = max((len(best) for _, best, _ in rows), default=0)
+        head = [""] * columns if tokens is None else words(tokens, show)
         table = Table(title="the best token at every position, and how sure")
-        table.add_column("site")
+        table.add_column("site", no_wrap=True, overflow="fold")
+        for i in range(columns):
+            table.add_column(Text(head[i] if i < len(head) else ""))
+        for name, best, sure in rows:
+            table.add_row(Text(name), *[Text(f"{show(int(t))} {float(p):.2f}") for t, p in zip(best, sure)])
+        return table
+
+    def _heat(self) -> Heat:
+        rows = list(self.rows())
+        width = max((len(best) for _, best, _ in rows), default=0)
+        sure = [np.pad(p.astype(np.float64), (0, width - len(p)), constant_values=np.nan) for _, _, p in rows]
+        texts = [[str(int(t)) for t in best] + [""] * (width - len(best)) for _, best, _ in rows]
+        values = np.stack(sure) if sure else np.zeros((0, 0))
+        title = "the best token at every position, and how sure"
+        return Heat(values, [name for name, _, _ in rows], list(map(str, range(width))), title, "position", texts)
+
+    def rows(self, example: int = 0) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Of every site, and of every iteration of loops around it, the best token at each position, and how sure.
+
+        Args:
+            example: Which of the examples, if there are axes besides loops and the position.
+        """
         for name, reading in self.items():
             tokens, sure = np.asarray(reading.tokens)[..., 0], np.asarray(reading.probabilities)[..., 0]
-            last = tokens.shape[-1] if tokens.ndim else 1
-            tokens, sure = tokens.reshape(-1, last)[example], sure.reshape(-1, last)[example]
-            table.add_row(Text(name), *[Text(f"{names(int(t))} {float(p):.2f}") for t, p in zip(tokens, sure)])
-        return table
+            last = tokens.shape[-1] if tokens.ndim > reading.loops else 1
+            loops = tokens.shape[: reading.loops]
+            tokens, sure = tokens.reshape(*loops, -1, last), sure.reshape(*loops, -1, last)
+            for index in np.ndindex(loops):
+                row = f"{name}[{','.join(map(str, index))}]" if index else name
+                yield row, tokens[index][example], sure[index][example]
 
     def __repr__(self) -> str:
         return f"Lens({list(self)})"
@@ -130,7 +165,7 @@ def logit_lens(
     def lens(*args: Any, **kwargs: Any) -> Lens:
         found = {}
         for seen in each_seen(capture_only(f, chosen, args, kwargs, reduce=read, inside=asked)):
-            found[f"{seen.path}[{seen.call}]" if seen.call else seen.path] = Reading(*seen.value)
+            found[f"{seen.path}[{seen.call}]" if seen.call else seen.path] = Reading(*seen.value, loops=seen.loops)
         return Lens(found)
 
     return like(lens, f)

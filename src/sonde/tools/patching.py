@@ -2,7 +2,7 @@
 
 Every point of the sweep is a run on the corrupt input in which one position of one site has its value of the run on
 the clean input. Points are mapped over by their number, with which a site compares its own and selects, and all are in
-one compiled call.
+one compiled call. `points.py` says what the points of a site are, `sweep.py` what comes out.
 
 Sites that follow one another make a group, and groups are mapped over one by one: what comes before the first site of
 a group is the same for all its points, and `vmap` computes it once. With as many groups as sites that saves half the
@@ -12,7 +12,6 @@ so there groups are large. A CPU wants few points at a time, which fit into its 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import types
 from collections.abc import Callable, Sequence
@@ -26,12 +25,12 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable
 from sonde.core.keeping import by_identity, kept_with
 from sonde.core.path import Pattern, check_pattern
-from sonde.errors import CaptureError
 from sonde.tools.placing import Place, placed, values_to_place
+from sonde.tools.points import Axes, Target, checked_axes
 from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
-from sonde.tools.reading import Seen, each_seen
+from sonde.tools.reading import each_seen
+from sonde.tools.sweep import Sweep
 
-_SHADES = " ░▒▓█"
 _MOST_GROUPS = 12
 
 
@@ -45,65 +44,15 @@ class _Points(NamedTuple):
 _AT_A_TIME = _Points(1, 64)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Sweep:
-    """What `patch_sweep` found.
-
-    Attributes:
-        scores: For every site, the metric with the clean value put there: an array with an axis per loop around the
-            site and one for positions. Calls of a site after the first have their number in the name, as in `h[1]`.
-        clean: The metric of the run on the clean input.
-        corrupt: The metric of the run on the corrupt input.
-    """
-
-    scores: dict[str, jax.Array]
-    clean: jax.Array
-    corrupt: jax.Array
-
-    @property
-    def restored(self) -> dict[str, np.ndarray]:
-        """The scores, as parts of what was lost: 0 is as bad as the corrupt run, 1 as good as the clean one.
-
-        NaN if the metric is the same for both: nothing was lost.
-        """
-        lost = (float(self.clean) - float(self.corrupt)) or float("nan")
-        return {name: (np.asarray(s, np.float64) - float(self.corrupt)) / lost for name, s in self.scores.items()}
-
-    def best(self, n: int = 5) -> list[tuple[str, tuple[int, ...], float]]:
-        """Where most is restored: name, index and restored part of the `n` best points."""
-        points = [(name, index, float(x)) for name, r in self.restored.items() for index, x in np.ndenumerate(r)]
-        return sorted(points, key=lambda point: -point[2])[:n]
-
-    def __repr__(self) -> str:
-        points = sum(np.size(s) for s in self.scores.values())
-        return (
-            f"Sweep({len(self.scores)} sites, {points} points, metric {float(self.corrupt):.6g} (corrupt) to "
-            f"{float(self.clean):.6g} (clean))"
-        )
-
-    def __rich__(self) -> Any:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table("site", "most", "at", "positions")
-        table.title = f"restored of {float(self.corrupt):.4g} (corrupt) to {float(self.clean):.4g} (clean)"
-        for name, restored in self.restored.items():
-            at = np.unravel_index(np.argmax(restored), restored.shape)
-            for row in restored.reshape(-1, restored.shape[-1]):
-                shades = [_SHADES[round(float(np.clip(np.nan_to_num(x), 0, 1)) * (len(_SHADES) - 1))] for x in row]
-                table.add_row(Text(name), f"{restored.max():.3f}", ",".join(map(str, at)), Text("".join(shades)))
-                name = ""
-        return table
-
-
 def patch_sweep(
     f: Callable,
     clean: Any,
     corrupt: Any,
     sites: Pattern | Sequence[Pattern],
     metric: Callable[[Any], Any],
-    axis: int | None = -2,
+    axis: int | Sequence[int] | None = -2,
     *,
+    directions: Any = None,
     chunk: int | None = None,
     inside: Any = None,
 ) -> Sweep:
@@ -118,8 +67,11 @@ def patch_sweep(
         corrupt: The arguments of the corrupt run, with the same shapes.
         sites: Which sites: a pattern or several, as in `sonde.capture`.
         metric: A function of the result of `f` that returns a number.
-        axis: The axis of the values along which positions are; a negative one counts from the end, another one without
-            the axes that `vmap` puts in front. None patches whole values. In loops, every iteration is a point.
+        axis: The axis of the values along which positions are, or several: `(-3, -2)` patches every head at every
+            position. A negative one counts from the end, another one without the axes that `vmap` puts in front. None
+            patches whole values. In loops, every iteration is a point.
+        directions: Vectors of the last axis of the values, one or several. The clean value is then put in place along
+            one of them only, and the scores have one more axis, for the directions.
         chunk: How many points are run at a time, for less memory. If None, some on a CPU, elsewhere as many as there
             are.
         inside: Code without sites to look into, as in `sonde.capture`.
@@ -148,25 +100,37 @@ def patch_sweep(
     patterns = tuple(map(check_pattern, several))
     if not patterns:
         raise ValueError("patch_sweep needs sites: a pattern or several, such as 'blocks/*/attn'")
+    axes = checked_axes(axis)
+    along = _checked_directions(directions)
     if chunk is not None and chunk < 1:
         raise ValueError(f"patch_sweep: chunk must be at least 1, got {chunk}")
-    runs = (f, *(x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)))
-    shapes = [[f"{x.dtype}{list(x.shape)}" for x in _arrays_in(inputs)] for inputs in runs[1:]]
+    inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]
+    shapes = [[f"{x.dtype}{list(x.shape)}" for x in _arrays_in(given)] for given in inputs]
     if shapes[0] != shapes[1]:
         raise ValueError(
             "patch_sweep puts values of the clean run into the corrupt one, so both inputs must have the same arrays; "
             f"the clean one has {', '.join(shapes[0])}, the corrupt one {', '.join(shapes[1])}"
         )
-    rest, arrays = rest_and_arrays(runs)
+    rest, arrays = rest_and_arrays((f, *inputs, along))
     at_a_time = _AT_A_TIME if jax.default_backend() == "cpu" else _Points(256, None)
     if chunk is not None:
         at_a_time = _Points(at_a_time.least, chunk)
     asked = asked_for(inside)
-    key = ("sweep", patterns, by_identity(metric), axis, at_a_time, asked)
+    key = ("sweep", patterns, by_identity(metric), axes, at_a_time, asked)
     owner = next((g for g in (f, metric) if isinstance(g, types.FunctionType | jax.stages.Wrapped)), _sweep)
-    sweep = kept_with(owner, key, lambda: _sweep(patterns, metric, axis, at_a_time, asked))
+    sweep = kept_with(owner, key, lambda: _sweep(patterns, metric, axes, at_a_time, asked))
     found, of_clean, of_corrupt = sweep(rest, arrays)
     return Sweep({name: scores for (_, name), scores in sorted(found.items())}, of_clean, of_corrupt)
+
+
+def _checked_directions(directions: Any) -> Any:
+    if directions is None:
+        return None
+    found = np.atleast_2d(np.asarray(directions, np.float32))
+    sizes = np.linalg.norm(found, axis=-1, keepdims=True)
+    if found.ndim != 2 or not (np.isfinite(sizes) & (sizes > 0)).all():
+        raise ValueError(f"patch_sweep: directions= are vectors that are not zero, got shape {np.shape(directions)}")
+    return found / sizes
 
 
 def _arrays_in(inputs: Any) -> list[Any]:
@@ -174,7 +138,7 @@ def _arrays_in(inputs: Any) -> list[Any]:
 
 
 def _sweep(
-    patterns: tuple[Pattern, ...], metric: Callable, axis: int | None, points: _Points, inside: Any = None
+    patterns: tuple[Pattern, ...], metric: Callable, axes: Axes, points: _Points, inside: Any = None
 ) -> JitByRest:
     """The compiled sweep."""
 
@@ -185,11 +149,11 @@ def _sweep(
         return score
 
     def sweep(rest: Rest, arrays: list[Any]) -> Any:
-        f, clean, corrupt = rest.whole(arrays)
+        f, clean, corrupt, directions = rest.whole(arrays)
         result, records = values_to_place(f, *patterns, inside=inside)(*clean)
-        targets = [_Target.of(seen, axis) for seen in each_seen(records)]
+        targets = [Target.of(seen, axes, directions) for seen in each_seen(records, stacked=True)]
 
-        def run(group: Sequence[_Target], point: Any) -> Any:
+        def run(group: Sequence[Target], point: Any) -> Any:
             starts = np.cumsum([0, *[target.points for target in group]])
             places = {(t.seen.path, t.seen.call): (t, int(start)) for t, start in zip(group, starts)}
 
@@ -198,7 +162,7 @@ def _sweep(
                 return values if target is None else target.patched(values, place, point - start)
 
             # A copy for every run: what a run changes in a model must not be there in the next.
-            f, _, corrupt = rest.whole(arrays)
+            f, _, corrupt, _ = rest.whole(arrays)
             return measured(placed(f, rule, inside)(*corrupt))
 
         scores = []
@@ -206,21 +170,23 @@ def _sweep(
             total = sum(target.points for target in group)
             scores.append(_mapped(functools.partial(run, group), total, points.most))
         parts = jnp.split(jnp.concatenate(scores), np.cumsum([target.points for target in targets])[:-1])
-        f, _, corrupt = rest.whole(arrays)
-        found = {}
+        f, _, corrupt, _ = rest.whole(arrays)
+        # The rows of a loop that has a name come one after the other, as those of a Python loop do.
+        found, began = {}, {}
         for number, (target, part) in enumerate(zip(targets, parts)):
-            path, call = target.seen.path, target.seen.call
-            found[number, f"{path}[{call}]" if call else path] = part.reshape(*target.loops, target.positions)
+            first = began.setdefault(target.seen.path.split("*/")[0], number)
+            for name, (row, scores) in target.scores(part).items():
+                found[(first, row, number), name] = scores
         return found, measured(result), measured(f(*corrupt))
 
     return JitByRest(sweep)
 
 
-def _groups(targets: Sequence[_Target], least: int) -> list[list[_Target]]:
+def _groups(targets: Sequence[Target], least: int) -> list[list[Target]]:
     """The targets in groups of about the same number of points, in order: not too many, and none too small."""
     total = sum(target.points for target in targets)
     share = max(least, total / _MOST_GROUPS)
-    groups: list[list[_Target]] = [[]]
+    groups: list[list[Target]] = [[]]
     points = 0
     for target in targets:
         if points >= share and groups[-1]:
@@ -239,70 +205,3 @@ def _mapped(run: Callable[[Any], Any], total: int, most: int | None) -> Any:
     size = -(-total // n)
     numbers = jnp.minimum(jnp.arange(n * size), total - 1).reshape(n, size)  # the last round may do some twice
     return jax.lax.map(jax.vmap(run), numbers).reshape(-1)[:total]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Target:
-    """The points of a site.
-
-    Attributes:
-        seen: Its clean value.
-        loops: The lengths of the loops around it.
-        positions: How many positions there are.
-        axis: Along which axis.
-    """
-
-    seen: Seen
-    loops: tuple[int, ...]
-    positions: int
-    axis: int | None
-
-    @classmethod
-    def of(cls, seen: Seen, axis: int | None) -> _Target:
-        if seen.count is not None:
-            raise CaptureError(
-                f"patch_sweep cannot patch {seen.path!r} ({seen.site.source}): it is in a while_loop, of which only "
-                "the last iteration is recorded; use a scan, or a fori_loop with known bounds"
-            )
-        mapped = len(seen.axes) - seen.loops
-        lengths = set()
-        arrays = [x for x in jax.tree.leaves(seen.value) if hasattr(x, "dtype")]
-        for x in arrays:
-            own = x.shape[seen.loops + mapped :]
-            if axis is not None and not -len(own) <= axis < len(own):
-                raise ValueError(
-                    f"patch_sweep: {seen.path!r} ({seen.site.source}) has the shape {list(own)} and no axis {axis}; "
-                    "axis=None patches whole values"
-                )
-            lengths.add(1 if axis is None else own[axis])
-        if len(lengths) != 1:
-            raise ValueError(
-                f"patch_sweep: the arrays of {seen.path!r} ({seen.site.source}) must have one length along axis "
-                f"{axis}, got {sorted(lengths)}"
-            )
-        return cls(seen, arrays[0].shape[: seen.loops], lengths.pop(), axis)
-
-    @property
-    def points(self) -> int:
-        return int(np.prod(self.loops, dtype=np.int64)) * self.positions
-
-    def patched(self, values: list[Any], place: Place, point: Any) -> list[Any]:
-        """The values, with the clean one where the point says; nothing is changed if it is a point of another site."""
-        first: Any = 0
-        for length, step in zip(self.loops, place.iteration):
-            first = first * length + step
-        here = point == first * self.positions + jnp.arange(self.positions)
-        if self.seen.taken is not None:  # what the clean run has not computed cannot be put anywhere
-            taken = self.seen.taken
-            for step in place.iteration[: jnp.ndim(taken)]:
-                taken = jax.lax.dynamic_index_in_dim(taken, step, keepdims=False)
-            here = here & jnp.any(taken)
-        arrays = [x for x in jax.tree.leaves(self.seen.value) if hasattr(x, "dtype")]
-        new = []
-        for i, (old, whole) in enumerate(zip(values, arrays)):
-            mask = here[0]
-            if self.axis is not None:
-                at = self.axis % (jnp.ndim(old) - place.mapped(i)) + place.mapped(i)
-                mask = here.reshape([-1 if d == at else 1 for d in range(jnp.ndim(old))])
-            new.append(jnp.where(mask, place.slice_of(whole, i), old))
-        return new

@@ -6,12 +6,14 @@ so that the values of one run can be put into another one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from sonde.core.axes import Axis
 from sonde.core.capture import capture, run_with
 from sonde.core.edit import Editing
 from sonde.core.path import Pattern
@@ -49,6 +51,24 @@ class Place(NamedTuple):
             if not axis.on_leaf(index):
                 array = jax.lax.index_in_dim(array, 0, position, keepdims=False)
         return array
+
+    def within(self, axes: Sequence[Axis]) -> tuple[Any, Place]:
+        """Where this iteration is in a record that may have some rows of named loops only.
+
+        Args:
+            axes: The axes of the record.
+
+        Returns:
+            Whether the record has it, and the place with the numbers of the record's rows.
+        """
+        here: Any = True
+        steps = list(self.iteration)
+        for i, axis in enumerate(axis for axis in axes if axis.is_loop):
+            if i < len(steps) and axis.rows is not None and tuple(axis.rows) != tuple(range(axis.size or 0)):
+                rows = np.asarray(axis.rows)
+                here = here & jnp.any(steps[i] == rows)
+                steps[i] = jnp.argmax(steps[i] == rows)
+        return here, self._replace(iteration=tuple(steps))
 
     def mapped(self, index: int) -> int:
         """How many mapped axes an array of the value has in front."""

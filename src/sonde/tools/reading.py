@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,8 @@ import numpy as np
 from sonde import _jax
 from sonde.core.axes import Axis
 from sonde.core.path import Pattern, glob_matches, matches
-from sonde.core.record import Record, Records
+from sonde.core.record import ArraysSpec, Layout, Record, Records
+from sonde.core.row_records import CallRow
 from sonde.core.site import LEAF, Site
 from sonde.errors import CaptureError
 from sonde.tools.fetching import to_host
@@ -33,6 +34,7 @@ class Seen:
         taken: Whether the branch with the site was taken; None where there was no other way.
         count: How often the `while_loop` around the site ran; None where there is none.
         site: The site.
+        row: Where the value is in `Records.stacked`, if it is a row of a loop that has a name.
     """
 
     path: str
@@ -44,6 +46,7 @@ class Seen:
     taken: Any
     count: Any
     site: Site
+    row: CallRow | None = None
 
     @property
     def loops(self) -> int:
@@ -93,21 +96,48 @@ class _Part:
     """Stands for an array."""
 
 
-def each_seen(records: Records) -> Iterator[Seen]:
-    """Every value of every record, each followed by its gradient if it has one."""
-    for path, record in records.items():
+def each_seen(records: Records, *, stacked: bool = False) -> Iterator[Seen]:
+    """Every value of every record, each followed by its gradient if it has one.
+
+    Args:
+        records: The records.
+        stacked: Whether loops that have a name stay one value, with a `*` in the path.
+    """
+    for path, record in (records.stacked if stacked else records).items():
+        rows = [None] * len(list(record.calls())) if stacked or path in records.stacked else records.rows(path)
         calls = [call for call, _ in record.calls()]
         rest = zip(record.values, record.taken, record.counts)
         grads = record.grads or (None,) * len(calls)
-        for number, (call, gradient) in enumerate(zip(calls, grads)):
+        for number, (call, gradient, row) in enumerate(zip(calls, grads, rows)):
             axes, taken, count = call.value.view.axes, None, None
             if call.value.view.is_value:
                 value, taken, count = next(rest)
-                yield Seen(path, number, False, value, axes, call.types, taken, count, call.site)
+                yield Seen(path, number, False, value, axes, call.types, taken, count, call.site, row)
                 if call.grads and call.grads[0][1] is not None:
                     axes = call.grads[0][1].view.axes
             if gradient is not None:
-                yield Seen(path, number, True, gradient, axes, call.types, taken, count, call.site)
+                yield Seen(path, number, True, gradient, axes, call.types, taken, count, call.site, row)
+
+
+def with_values(records: Records, values: Mapping[str, Sequence[Any]]) -> Records:
+    """Records with other values, of the same shapes, and nothing else in them.
+
+    Args:
+        records: The records.
+        values: By path of `Records.stacked`, a value for each call, like the one in the record.
+    """
+    layout, arrays = [], []
+    for path, record in records.stacked.items():
+        specs = []
+        calls = [call for call, _ in record.calls() if call.value.view.is_value]
+        for call, value in zip(calls, values[path]):
+            leaves = [x for x in jax.tree.leaves(value) if hasattr(x, "dtype")]
+            axes = tuple(dataclasses.replace(axis, leaves=None) for axis in call.value.view.axes)
+            spec = ArraysSpec(call.value.view.replace(axes=axes), tuple(map(jnp.ndim, leaves)), None)
+            specs.append(dataclasses.replace(call, value=spec, extras=(), grads=()))
+            arrays += leaves
+        layout.append((path, tuple(specs)))
+    return Records(Layout(layout), arrays)
 
 
 def chooses(pattern: Pattern, record: Record) -> bool:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from sonde.core.capture import check_callable
-from sonde.core.edit import edit
+from sonde.core.edit import Edit, edit
 from sonde.core.path import Pattern
 from sonde.errors import EditError
 
 
-def steer(f: Callable, directions: Mapping[Pattern, Any], *, scale: Any = 1.0, inside: Any = None) -> Callable:
+def steer(
+    f: Callable,
+    directions: Mapping[Pattern, Any],
+    *,
+    scale: Any = 1.0,
+    positions: int | Sequence[int] | None = None,
+    position_axis: int = -2,
+    iterations: Any = None,
+    calls: int | Sequence[int] | None = None,
+    inside: Any = None,
+) -> Callable:
     """`f` with a direction added to the values at some sites.
 
     Args:
@@ -22,6 +32,10 @@ def steer(f: Callable, directions: Mapping[Pattern, Any], *, scale: Any = 1.0, i
         directions: For each pattern, what to add: an array that broadcasts to the value (a vector of the last axis
             is added at every position), or a pytree of such arrays like the value.
         scale: How far to push. May be traced, to differentiate or map over it.
+        positions: At which positions only. All, if None.
+        position_axis: Where the positions are: the last axis but one, unless given.
+        iterations: In which iterations of the loop around only, as in `sonde.Edit`.
+        calls: At which calls of the site only, as in `sonde.Edit`.
         inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
@@ -61,4 +75,5 @@ def steer(f: Callable, directions: Mapping[Pattern, Any], *, scale: Any = 1.0, i
 
         return lambda value: jax.tree.map(pushed, value, direction)
 
-    return edit(f, {pattern: towards(pattern, d) for pattern, d in directions.items()}, inside=inside)
+    where: dict[str, Any] = {"positions": positions, "axis": position_axis, "iterations": iterations, "calls": calls}
+    return edit(f, {pattern: Edit(towards(pattern, d), **where) for pattern, d in directions.items()}, inside=inside)

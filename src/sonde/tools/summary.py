@@ -15,6 +15,7 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import capture_only, check_callable, like
 from sonde.core.path import Pattern, check_pattern
 from sonde.core.record import Records
+from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.reading import Seen, each_seen, on_host
 from sonde.tools.statistics import EDGES, NAMES, Statistics, described, moments_of_parts
 
@@ -54,7 +55,7 @@ class Row:
         return f"{self.path}{self.part and '.' + self.part}" + (f"[{self.call}]" if self.call else "")
 
 
-class Summary(Sequence[Row]):
+class Summary(Sequence[Row], Drawn):
     """The rows of `summarize`, in the order of the records: by path, value before gradient, then by iteration."""
 
     edges: np.ndarray = EDGES
@@ -62,6 +63,15 @@ class Summary(Sequence[Row]):
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = tuple(rows)
+
+    def _heat(self) -> Heat:
+        columns = ("mean", "std", "min", "max", "norm", "zeros", "dead", "nonfinite")
+        numbers = [[getattr(row.statistics, c) for c in columns] for row in self]
+        values = np.array([[np.nan if x is None else x for x in row] for row in numbers], float).reshape(
+            -1, len(columns)
+        )
+        names = [f"{row.name}{list(row.iteration) or ''}{' (gradient)' * row.gradient}" for row in self]
+        return Heat(values, names, columns, f"{len(self)} values and gradients")
 
     @property
     def values(self) -> Summary:

@@ -36,7 +36,7 @@ class _Recorded:
         self.n = len(self.carried)
         self.state = looking()
         self.calls = handler.mark_calls()
-        self.prefix = handler.here()
+        self.prefix, self.loop_name = handler.here(), handler.entering().loop_name
         self.n_outs: int | None = None
         self.specs: list[ItemSpec] = []
         self.types: list[Any] = []
@@ -56,6 +56,7 @@ class _Recorded:
         self.handler.return_to(self.calls)  # the function and its rules are the same calls, run in different ways
         handler = self.handler.carrying(carried)
         child = handler.child(base=handler.allot(1), prefix=self.prefix)
+        child.loop_name = self.loop_name
         with look(self.state):
             outs = run_under(child, _jax.call_beside if beside else _jax.call_again, wrapped, *args)
         self.handler.met.update(child.met)

@@ -36,13 +36,14 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     if handler.counts_iterations:
         xs = [jnp.flip(jnp.arange(length)) if reverse else jnp.arange(length), *xs]
     steps = [_jax.typeof(jax.eval_shape(lambda x: x[0], x)) for x in xs]
-    new = rewrite(body, handler, steps)
+    new = rewrite(body, handler, steps, length=length)
     inputs = new.inputs(handler)
     wider = _jax.scan_params(params, new.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=new.n_extra)
     operands = [*inputs, *args, *xs]
     outs = new.known(_jax.scan_p.bind(*operands, **wider), operands, wider)
     axis = Axis("scan", length, loop=object(), reverse=reverse)
-    items = new.items(outs, axis)
+    name = handler.loop_path()
+    items = new.items(outs, axis) if name is None else new.items_of_named(outs, axis, name)
     if reverse:
         items = [item.map_arrays(_turned) if item.view.is_value else item for item in items]
     handler.items += items

@@ -24,11 +24,11 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
     handler = trace.handler
     mesh, manual, checked = params["mesh"], params["newly_manual_axes"], params["check_vma"]
     names = [name for name in mesh.axis_names if name in manual]
-    base, prefix = handler.allot(1), handler.here()
+    base, prefix, inner = handler.allot(1), handler.here(), handler.entering()
     seen: list[Any] = []
 
     def new_fun(*shards: Any) -> Any:
-        child = handler.child(base=base, prefix=prefix)
+        child = inner.child(base=base, prefix=prefix)
         answer, specs = run_under(child, fun, *shards).unpack_aux()
         handler.met.update(child.met)
         handler.skip(child.span)

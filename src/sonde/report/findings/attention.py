@@ -27,20 +27,29 @@ def attention(sites: Sequence[Examined]) -> list[Finding]:
     for site in sites:
         if not any(picture.kind == "attention" for picture in site.pictures) or not is_shares(site.values):
             continue
-        step = site.values[-1]
-        if "head_rows" not in step.traits:
-            continue
-        collapsed, keys = _collapsed(step)
-        if collapsed.size:
-            to_first = bool(np.all(keys == 0))
-            text = f"{_heads(collapsed, step)} of {site.name} looks at position {keys[0]} only."
+        steps = [step for step in site.values if "head_rows" in step.traits]
+        collapsed = [step for step in steps if _collapsed(step)[0].size]
+        if collapsed:
+            step = max(collapsed, key=lambda step: len(_collapsed(step)[0]))
+            heads, keys = _collapsed(step)
+            to_first = all(np.all(_collapsed(other)[1] == 0) for other in collapsed)
+            text = f"{_heads(heads, step)} of {site.name}{_when(step, collapsed)} looks at position {keys[0]} only."
             severity = "note" if to_first else "warning"
             found.append(Finding(severity, "attention-collapsed", site.path, text, _COLLAPSED, site.source))
-        uniform = _uniform(step)
-        if uniform.size:
-            text = f"{_heads(uniform, step)} of {site.name} looks at all positions alike."
+        uniform = [step for step in steps if _uniform(step).size]
+        if uniform:
+            step = max(uniform, key=lambda step: len(_uniform(step)))
+            text = f"{_heads(_uniform(step), step)} of {site.name}{_when(step, uniform)} looks at all positions alike."
             found.append(Finding("note", "attention-uniform", site.path, text, _UNIFORM, site.source))
     return found
+
+
+def _when(step: Step, same: Sequence[Step]) -> str:
+    """Which call and iteration, and in how many others it is the same."""
+    if not step.when:
+        return ""
+    more = f" (and {len(same) - 1} more)" if len(same) > 1 else ""
+    return f", {step.when}{more},"
 
 
 def _collapsed(step: Step) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,166 @@
+"""The arrays that an edit puts at a site: from a function, a value, or a record of an earlier run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+from sonde.core.axes import per_example
+from sonde.core.context import Looking, look, scope
+from sonde.core.record import Record
+from sonde.core.rows import Row
+from sonde.core.site import Site, View, naming
+from sonde.errors import EditError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop around a site that is being edited.
+
+    Attributes:
+        index: The number of the iteration that runs.
+        length: How many there are; None for a `while_loop`.
+        rows: If it has a name, the iterations that the edit is for.
+    """
+
+    index: Any
+    length: int | None
+    rows: tuple[int, ...] | None = None
+
+    def slice_of(self, array: Any) -> Any:
+        """This iteration's part of an array whose first axis is the loop, or the rows that the edit is for."""
+        at = self.index
+        if self.rows is not None and jnp.shape(array)[0] != self.length:
+            places = np.zeros(self.length or 0, np.int32)
+            places[list(self.rows)] = np.arange(len(self.rows))
+            at = jnp.asarray(places)[at]
+        return jax.lax.dynamic_index_in_dim(jnp.asarray(array), at, keepdims=False)
+
+    def fits(self, size: int) -> bool:
+        """Whether an axis of this size has a part for each iteration."""
+        return size == self.length or (self.rows is not None and size == len(self.rows))
+
+
+def rows_along(rows: Sequence[Row], axis: int) -> tuple[int, ...]:
+    """The numbers that some rows have for one of the named loops."""
+    return tuple(sorted({row[axis] for row in rows}))
+
+
+def recorded_arrays(
+    record: Record, call: int, arrays: list[Any], site: Site, view: View, loops: Sequence[Loop]
+) -> list[Any]:
+    """The arrays of a call of a record, for a site that is met in these loops."""
+    if call >= len(record.values):
+        raise EditError(
+            f"edit of {site.path!r} ({site.source}): the record has {len(record.values)} calls, and this is call "
+            f"{call}, counted from 0"
+        )
+    if record.counts[call] is not None:
+        raise EditError(
+            f"edit of {site.path!r} ({site.source}): the record is of a while_loop, of which it has only the last "
+            "iteration"
+        )
+    new = given_arrays(record.values[call], arrays, site, view, loops)
+    taken = record.taken[call]
+    if taken is None:
+        return new
+    for loop in loops[: jnp.ndim(taken)]:
+        taken = loop.slice_of(taken)
+    if jnp.ndim(taken):
+        raise EditError(
+            f"edit of {site.path!r} ({site.source}): examples took different branches in the run that was recorded"
+        )
+    return [jnp.where(taken, a, b) for a, b in zip(new, arrays)]
+
+
+def given_arrays(new: Any, arrays: list[Any], site: Site, view: View, loops: Sequence[Loop] = ()) -> list[Any]:
+    """The arrays of a new value for a site.
+
+    The value may have the axes of the loops around the site in front, as a record has; of those that have a name it may
+    lack the axis. Each iteration is then given its part.
+    """
+    return [_fitted(x, a, site, view, i, loops) for i, (x, a) in enumerate(zip(_leaves(new, site), arrays))]
+
+
+def at_positions(
+    new: list[Any], old: list[Any], positions: Collection[int], axis: int, site: Site, view: View
+) -> list[Any]:
+    """The new arrays at some positions along an axis, and the old ones elsewhere."""
+    found = []
+    for i, (a, b) in enumerate(zip(new, old)):
+        mapped = sum(each.on_leaf(i) for each in view.axes)
+        own = jnp.shape(b)[mapped:]
+        if not -len(own) <= axis < len(own):
+            raise EditError(f"edit of {site.path!r} ({site.source}): a value of shape {list(own)} has no axis {axis}")
+        length = own[axis]
+        beyond = [p for p in positions if not -length <= p < length]
+        if beyond:
+            raise EditError(
+                f"edit of {site.path!r} ({site.source}): a value of shape {list(own)} has no position {beyond[0]} "
+                f"along axis {axis}"
+            )
+        chosen = np.isin(np.arange(length), [p % length for p in positions])
+        along = axis % len(own) + mapped
+        shape = [-1 if d == along else 1 for d in range(jnp.ndim(b))]
+        found.append(jnp.where(jnp.asarray(chosen).reshape(shape), a, b))
+    return found
+
+
+def new_arrays(
+    new: Any, arrays: list[Any], site: Site, view: View, outside: Looking | None = None, name: str = ""
+) -> list[Any]:
+    """The arrays of a new value for a site, from a function of the old one.
+
+    What the function marks is seen by the captures around the edit, below the name of the site.
+    """
+
+    def of_example(*xs: Any) -> list[Any]:
+        around = scope(name) if outside is not None else contextlib.nullcontext()
+        with look(outside), around, naming(site, "the function of an edit"):
+            result = new(site.rebuild(xs))
+        return [_checked(x, _jax.typeof(a), site) for x, a in zip(_leaves(result, site), xs)]
+
+    return per_example(of_example, view.axes, len(arrays))(*arrays)
+
+
+def _leaves(new: Any, site: Site) -> list[Any]:
+    """The leaves of a new value that stand where the site has arrays."""
+    leaves, tree = jax.tree.flatten(new)
+    if tree != site.tree:
+        raise EditError(f"edit of {site.path!r} ({site.source}): expected the structure {site.tree}, got {tree}")
+    return [x for x, is_array in zip(leaves, site.arrays) if is_array]
+
+
+def _checked(new: Any, expected: Any, site: Site) -> Any:
+    """A new leaf as an array of exactly the expected type; Python numbers take on its dtype."""
+    array = jnp.asarray(new, expected.dtype) if isinstance(new, (bool, int, float, complex)) else jnp.asarray(new)
+    if array.shape != expected.shape or array.dtype != expected.dtype:
+        raise EditError(
+            f"edit of {site.path!r} ({site.source}): expected {expected.dtype}{list(expected.shape)}, got "
+            f"{array.dtype}{list(array.shape)}"
+        )
+    return array
+
+
+def _fitted(new: Any, old: Any, site: Site, view: View, index: int, loops: Sequence[Loop]) -> Any:
+    """A given leaf for an array that may have mapped axes in front, which the leaf may have or not."""
+    expected = _jax.typeof(old)
+    mapped = sum(axis.on_leaf(index) for axis in view.axes)
+    shapes = (expected.shape, expected.shape[mapped:])
+    for around in (loops, [loop for loop in loops if loop.rows is None]):
+        n = len(around)
+        shape = jnp.shape(new)
+        if n and shape[n:] in shapes and len(shape) >= n and all(map(Loop.fits, around, shape)):
+            for loop in around:
+                new = loop.slice_of(new)
+            break
+    if mapped and jnp.shape(new) == expected.shape[mapped:]:
+        new = jnp.broadcast_to(jnp.asarray(new), expected.shape)
+    return _checked(new, expected, site)

@@ -1,0 +1,203 @@
+"""Records of named loops: stacked as the loop left them, and row by row as a person addresses them.
+
+The arrays of records stay stacked, with the axis of the loop. Which rows there are is static (`row_table`); a row
+is cut out of them when one asks for it (`Cut`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sonde.core.axes import Axis
+from sonde.core.item import Item
+from sonde.core.pairing import Call
+from sonde.core.rows import Row, row_path
+
+# ---------------------------------------------------------------------------------------------------------------------
+# When records are made: only the rows that were asked for are kept, and gradients have the rows of their values
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def with_rows(call: Call) -> Call:
+    """A call of a site in named loops, with the rows that were asked for; any other as it is."""
+    axes = call.item.view.axes
+    if all(axis.rows is None for axis in axes):
+        return call
+    kept = _kept(axes, call.item.view.rows)
+    grads = {order: None if g is None else _cut(g, _aligned(g, call.item), kept) for order, g in call.grads.items()}
+    return Call(_cut(call.item, list(range(len(axes))), kept), grads)
+
+
+def _kept(axes: Sequence[Axis], rows: Sequence[Row] | None) -> dict[int, tuple[int, ...]]:
+    """By position of a named axis, the numbers of the iterations that are kept."""
+    named = [i for i, axis in enumerate(axes) if axis.rows is not None]
+    if rows is None:
+        return {i: tuple(axes[i].rows or ()) for i in named}
+    return {i: tuple(sorted({row[k] for row in rows})) for k, i in enumerate(named)}
+
+
+def _aligned(gradient: Item, value: Item) -> list[int | None]:
+    """For each axis of a value, the axis of its gradient. Loops that run whole backward passes come before others."""
+    loops = [i for i, axis in enumerate(gradient.view.axes) if axis.is_loop]
+    of_value = [i for i, axis in enumerate(value.view.axes) if axis.is_loop]
+    back = dict(zip(reversed(of_value), reversed(loops)))
+    return [back.get(i) for i in range(len(value.view.axes))]
+
+
+def _cut(item: Item, places: Sequence[int | None], kept: dict[int, tuple[int, ...]]) -> Item:
+    """An item with some rows of some axes, which are at these places."""
+    axes, leaves, extras = list(item.view.axes), list(item.leaves), dict(item.extras)
+    reduced = item.tree is not None
+    for i, rows in kept.items():
+        at = places[i]
+        if at is None:
+            continue
+        axis = axes[at]
+        if axis.size != len(rows):
+            chosen = np.asarray(rows)
+            leaves = [_take(x, chosen, axes, at, lambda a, n=n: reduced or a.on_leaf(n)) for n, x in enumerate(leaves)]
+            extras = {
+                name: _take(x, chosen, axes, at, lambda a, name=name: a.on_extra(name)) for name, x in extras.items()
+            }
+        axes[at] = dataclasses.replace(axis, size=len(rows), rows=rows)
+    view = item.view.replace(axes=tuple(axes))
+    return dataclasses.replace(item, leaves=leaves, extras=extras, view=view)
+
+
+def _take(array: Any, rows: np.ndarray, axes: Sequence[Axis], at: int, has: Callable[[Axis], bool]) -> Any:
+    if not has(axes[at]) or array is None or isinstance(array, tuple):
+        return array
+    return jnp.take(jnp.asarray(array), rows, axis=sum(map(has, axes[:at])))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# When records are read
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class CallRow(NamedTuple):
+    """A row of a call of a starred path.
+
+    Attributes:
+        path: The starred path, as the layout of the records has it.
+        call: Which of the calls under it.
+        places: Where the row is along each named axis.
+        numbers: The numbers of the iterations.
+    """
+
+    path: str
+    call: int
+    places: Row
+    numbers: Row
+
+
+def row_table(layout: Sequence[tuple[str, tuple[Any, ...]]]) -> dict[str, list[CallRow]]:
+    """The calls of every path, in the order in which a Python loop would have met them.
+
+    All sites of a loop, and then again: what one scope names stands together, where its first site is.
+    """
+    groups: dict[str, list[tuple[int, list[CallRow]]]] = {}
+    for path, calls in layout:
+        rows: dict[Row, list[CallRow]] = {}
+        for number, call in enumerate(calls):
+            for index, numbers in _rows(call.value.view):
+                rows.setdefault(numbers, []).append(CallRow(path, number, index, numbers))
+        for numbers, found in rows.items():
+            first = path.split("*/")[0] if numbers else path
+            groups.setdefault(first, []).append((numbers[0] if numbers else 0, found))
+    table: dict[str, list[CallRow]] = {}
+    for group in groups.values():
+        for _, found in sorted(group, key=lambda rows: rows[0]):
+            table[row_path(found[0].path, found[0].numbers)] = found
+    return table
+
+
+def _rows(view: Any) -> Iterator[tuple[Row, Row]]:
+    axes = [axis.rows for axis in view.axes if axis.rows is not None]
+    wanted = None if view.rows is None else frozenset(view.rows)
+    for pairs in itertools.product(*map(enumerate, axes)):
+        numbers = tuple(n for _, n in pairs)
+        if wanted is None or numbers in wanted:
+            yield tuple(i for i, _ in pairs), numbers
+
+
+class Cut(Sequence[Any]):
+    """The arrays of one row, cut out of stacked ones when the first is asked for."""
+
+    def __init__(self, cut: Callable[[], list[Any]], n: int) -> None:
+        self._make = cut
+        self._n = n
+        self._made: list[Any] | None = None
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._made is None:
+            self._made = self._make()
+        return tuple(self._made[index]) if isinstance(index, slice) else self._made[index]
+
+
+def cut_call(call: Any, arrays: Sequence[Any], index: Row) -> list[Any]:
+    """The arrays of one row of a call."""
+    found = []
+    value, skip = call.value, 0
+    if value.n:  # a transform that the records crossed has put axes in front of all of them
+        skip = _ndim(arrays[0]) - value.ranks[0]
+    for i, x in enumerate(arrays[: value.n]):
+        found.append(_at(x, value.view.axes, index, skip, lambda a, i=i: value.reduced is not None or a.on_leaf(i)))
+    start = value.n
+    for name in call.extras:
+        found.append(_at(arrays[start], value.view.axes, index, skip, lambda a, name=name: a.on_extra(name)))
+        start += 1
+    for _, spec in call.grads:
+        for i in range(0 if spec is None else spec.n):
+            assert spec is not None
+            reduced = spec.reduced is not None
+            found.append(_at(arrays[start], spec.view.axes, index, skip, lambda a, i=i, r=reduced: r or a.on_leaf(i)))
+            start += 1
+    return found
+
+
+def spec_of_row(call: Any) -> Any:
+    """The static part of one row of a call."""
+
+    def without(spec: Any) -> Any:
+        if spec is None:
+            return None
+        named = [axis for axis in spec.view.axes if axis.rows is not None]
+        axes = tuple(axis for axis in spec.view.axes if axis.rows is None)
+        less = [sum(spec.reduced is not None or axis.on_leaf(i) for axis in named) for i in range(spec.n)]
+        ranks = tuple(rank - n for rank, n in zip(spec.ranks, less))
+        return dataclasses.replace(spec, view=spec.view.replace(axes=axes, rows=None), ranks=ranks)
+
+    grads = tuple((order, without(spec)) for order, spec in call.grads)
+    return dataclasses.replace(call, value=without(call.value), grads=grads)
+
+
+def _at(array: Any, axes: Sequence[Axis], index: Row, skip: int, has: Callable[[Axis], bool]) -> Any:
+    named = [i for i, axis in enumerate(axes) if axis.rows is not None]
+    for at, row in reversed(list(zip(named, index))):
+        if has(axes[at]):
+            array = _row(array, row, skip + sum(map(has, axes[:at])))
+    return array
+
+
+def _row(array: Any, row: int, axis: int) -> Any:
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(array.shape[:axis] + array.shape[axis + 1 :], array.dtype)
+    if isinstance(array, np.ndarray):
+        return array[(slice(None),) * axis + (row,)]
+    return lax.index_in_dim(array, row, axis, keepdims=False)
+
+
+def _ndim(array: Any) -> int:
+    return len(array.shape) if hasattr(array, "shape") else 0

@@ -1,0 +1,141 @@
+"""The points of a patch sweep at one site: which part of which iteration is put in place, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.core.rows import row_path
+from sonde.errors import CaptureError
+from sonde.tools.placing import Place
+from sonde.tools.reading import Seen
+
+Axes = tuple[int, ...]
+
+
+def checked_axes(axis: Any) -> Axes:
+    """The axes that an argument `axis=` names.
+
+    Raises:
+        TypeError: It is no number, no tuple of numbers, and not None.
+    """
+    axes = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    if isinstance(axis, (bool, str)) or not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
+        raise TypeError(f"axis= is a number, several, or None, got {axis!r}")
+    return axes
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The points of a site.
+
+    Attributes:
+        seen: Its clean value, of all rows of a loop that has a name.
+        loops: The lengths of the loops around it.
+        lengths: How many points there are along each of the axes.
+        axes: Along which axes.
+        directions: Directions of the last axis, each a point of its own; None patches all of it.
+    """
+
+    seen: Seen
+    loops: tuple[int, ...]
+    lengths: tuple[int, ...]
+    axes: Axes
+    directions: Any = None
+
+    @classmethod
+    def of(cls, seen: Seen, axes: Axes, directions: Any = None) -> Target:
+        """The points of a value.
+
+        Raises:
+            CaptureError: It is in a `while_loop`.
+            ValueError: It has no such axes, or is no vector of the directions' length.
+        """
+        where = f"{seen.path!r} ({seen.site.source})"
+        if seen.count is not None:
+            raise CaptureError(
+                f"patch_sweep cannot patch {where}: it is in a while_loop, of which only the last iteration is "
+                "recorded; use a scan, or a fori_loop with known bounds"
+            )
+        mapped = len(seen.axes) - seen.loops
+        found = set()
+        arrays = [x for x in jax.tree.leaves(seen.value) if hasattr(x, "dtype")]
+        for x in arrays:
+            own = x.shape[seen.loops + mapped :]
+            beyond = [a for a in axes if not -len(own) <= a < len(own)]
+            if beyond:
+                raise ValueError(
+                    f"patch_sweep: {where} has the shape {list(own)} and no axis {beyond[0]}; axis=None patches whole "
+                    "values"
+                )
+            if len({a % len(own) for a in axes}) < len(axes):
+                raise ValueError(f"patch_sweep: axis={axes} names an axis of {where} twice: its shape is {list(own)}")
+            if directions is not None and (not own or own[-1] != directions.shape[1] or -1 in axes):
+                raise ValueError(
+                    f"patch_sweep: {where} has the shape {list(own)}, and directions= are {directions.shape[1]} long: "
+                    "they are of the last axis, which cannot be an axis of points then"
+                )
+            found.add(tuple(own[a] for a in axes))
+        if len(found) != 1:
+            raise ValueError(
+                f"patch_sweep: the arrays of {where} must have one length along axis {axes}, got {sorted(found)}"
+            )
+        return cls(seen, arrays[0].shape[: seen.loops], found.pop(), axes, directions)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the scores: loops, axes, directions."""
+        return (*self.loops, *self.lengths, *(() if self.directions is None else (len(self.directions),)))
+
+    @property
+    def points(self) -> int:
+        """How many points there are."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def scores(self, scores: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """The scores of all points by name, with the row; those of a loop that has a name have names of their own."""
+        shaped = scores.reshape(self.shape)
+        named = [(i, axis.rows) for i, axis in enumerate(self.seen.axes) if axis.rows is not None]
+        call = f"[{self.seen.call}]" if self.seen.call else ""
+        found = {}
+        for index in np.ndindex(*(len(rows) for _, rows in named)):
+            numbers = tuple(rows[n] for n, (_, rows) in zip(index, named))
+            at: list[Any] = [slice(None)] * shaped.ndim
+            for n, (i, _) in zip(index, named):
+                at[i] = n
+            found[row_path(self.seen.path, numbers) + call] = numbers, shaped[tuple(at)]
+        return found
+
+    def patched(self, values: list[Any], place: Place, point: Any) -> list[Any]:
+        """The values, with the clean one where the point says; nothing is changed if it is a point of another site."""
+        here, place = place.within(self.seen.axes)
+        first: Any = 0
+        for length, step in zip(self.loops, place.iteration):
+            first = first * length + step
+        inner = int(np.prod(self.shape[len(self.loops) :], dtype=np.int64))
+        at = point - first * inner
+        here = here & (at >= 0) & (at < inner)
+        if self.seen.taken is not None:  # what the clean run has not computed cannot be put anywhere
+            taken = self.seen.taken
+            for step in place.iteration[: jnp.ndim(taken)]:
+                taken = jax.lax.dynamic_index_in_dim(taken, step, keepdims=False)
+            here = here & jnp.any(taken)
+        *positions, direction = jnp.unravel_index(at, (*self.lengths, inner // int(np.prod(self.lengths, dtype=int))))
+        arrays = [x for x in jax.tree.leaves(self.seen.value) if hasattr(x, "dtype")]
+        new = []
+        for i, (old, whole) in enumerate(zip(values, arrays)):
+            mask, own = here, jnp.ndim(old) - place.mapped(i)
+            for axis, position, length in zip(self.axes, positions, self.lengths):
+                along = axis % own + place.mapped(i)
+                is_there = jnp.arange(length) == position
+                mask = mask & is_there.reshape([-1 if d == along else 1 for d in range(jnp.ndim(old))])
+            clean = place.slice_of(whole, i)
+            if self.directions is not None:
+                towards = jnp.asarray(self.directions, clean.dtype)[direction]
+                clean = old + ((clean - old) @ towards)[..., None] * towards
+            new.append(jnp.where(mask, clean, old))
+        return new

@@ -1,0 +1,90 @@
+"""What `patch_sweep` found."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from sonde.core.path import glob_matches, no_such_site
+from sonde.tools.drawn import Drawn, Heat, by_last_axis
+
+_SHADES = " ░▒▓█"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Sweep(Drawn):
+    """What `patch_sweep` found.
+
+    Attributes:
+        scores: For every site, the metric with the clean value put there: an array with an axis for each of the axes of
+            the sweep. In loops there is an axis per loop in front, except for loops that have a name, whose rows are
+            sites. Calls of a site after the first have their number in the name, as in `h[1]`.
+        clean: The metric of the run on the clean input.
+        corrupt: The metric of the run on the corrupt input.
+    """
+
+    scores: dict[str, jax.Array]
+    clean: jax.Array
+    corrupt: jax.Array
+
+    @property
+    def restored(self) -> dict[str, np.ndarray]:
+        """The scores, as parts of what was lost: 0 is as bad as the corrupt run, 1 as good as the clean one.
+
+        NaN if the metric is the same for both: nothing was lost.
+        """
+        lost = (float(self.clean) - float(self.corrupt)) or float("nan")
+        return {name: (np.asarray(s, np.float64) - float(self.corrupt)) / lost for name, s in self.scores.items()}
+
+    def _heat(self) -> Heat:
+        title = f"restored of {float(self.corrupt):.4g} (corrupt) to {float(self.clean):.4g} (clean)"
+        return by_last_axis(self.restored, title, "position")
+
+    def best(self, n: int = 5) -> list[tuple[str, tuple[int, ...], float]]:
+        """Where most is restored: name, index and restored part of the `n` best points."""
+        points = [(name, index, float(x)) for name, r in self.restored.items() for index, x in np.ndenumerate(r)]
+        return sorted(points, key=lambda point: -point[2])[:n]
+
+    def __repr__(self) -> str:
+        points = sum(np.size(s) for s in self.scores.values())
+        return (
+            f"Sweep({len(self.scores)} sites, {points} points, metric {float(self.corrupt):.6g} (corrupt) to "
+            f"{float(self.clean):.6g} (clean))"
+        )
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("site", "most", "at", "positions")
+        table.title = f"restored of {float(self.corrupt):.4g} (corrupt) to {float(self.clean):.4g} (clean)"
+        for name, restored in self.restored.items():
+            for index in np.ndindex(restored.shape[:-1]):
+                row = restored[index].reshape(-1)
+                best = int(np.argmax(np.nan_to_num(row, nan=-np.inf)))
+                shades = [_SHADES[round(float(np.clip(np.nan_to_num(x), 0, 1)) * (len(_SHADES) - 1))] for x in row]
+                at = ",".join(map(str, (*index, best))) if restored.ndim else ""
+                table.add_row(Text(name), f"{row[best]:.3f}", at, Text("".join(shades)))
+                name = ""
+        return table
+
+    def stacked(self, pattern: str = "**") -> np.ndarray:
+        """What is restored at several sites of one shape, in one array with an axis for the sites in front.
+
+        Args:
+            pattern: Which sites: a glob over their names, such as `blocks/*/attn/heads`.
+
+        Raises:
+            NoSuchSiteError: It matches none.
+            ValueError: The sites have scores of different shapes.
+        """
+        found = {name: x for name, x in self.restored.items() if glob_matches(pattern, name)}
+        if not found:
+            raise no_such_site(pattern, self.scores)
+        shapes = {x.shape for x in found.values()}
+        if len(shapes) > 1:
+            raise ValueError(f"the scores at {list(found)} have different shapes: {sorted(shapes)}")
+        return np.stack(list(found.values()))
