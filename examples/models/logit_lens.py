@@ -11,11 +11,9 @@ from sonde.tools import logit_lens
 
 model = models.load(models.smollm2(), layers="scan")
 tokens = model.tokenizer.encode("The Eiffel Tower is in the city of")
-lens = logit_lens(model, "blocks/out", readout=model.readout, k=1)(jnp.asarray([tokens]))
-reading = lens["blocks/out"]
-said, sure = np.asarray(reading.tokens)[:, 0, :, 0], np.asarray(reading.probabilities)[:, 0, :, 0]
-
-words = [model.tokenizer.pieces(row) for row in said]
+lens = logit_lens(model, "blocks/*/out", readout=model.readout, k=1)(jnp.asarray([tokens]))
+sure = np.stack([sure for _, _, sure in lens.rows()])
+words = [model.tokenizer.pieces(best) for _, best, _ in lens.rows()]
 print("layer  after the last word, the model would say")
 for layer in range(0, len(words), 3):
     print(f"{layer:5}  {words[layer][-1]!r} ({sure[layer, -1]:.0%})")

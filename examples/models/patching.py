@@ -23,8 +23,8 @@ def metric(logits: jax.Array) -> jax.Array:
     return logits[0, -1, right] - logits[0, -1, wrong]
 
 
-sweep = patch_sweep(model, (clean,), (corrupt,), "blocks/out", metric)
-restored = sweep.restored["blocks/out"]
+sweep = patch_sweep(model, (clean,), (corrupt,), "blocks/*/out", metric)
+restored = sweep.stacked()
 print(f"France over Italy: {float(sweep.clean):.2f} after Paris, {float(sweep.corrupt):.2f} after Rome")
 words = tokenizer.pieces(np.asarray(clean)[0])
 for position, word in enumerate(words):

@@ -105,8 +105,8 @@ def look(progress: Callable[[str, float], None] = lambda what, done: None) -> Pr
     tokenizer = model.tokenizer
     tokens = jnp.asarray([tokenizer.encode(SENTENCE)])
     progress("reading every layer with the output layer", 0.1)
-    reading = logit_lens(model, "blocks/out", readout=model.readout, k=1)(tokens)["blocks/out"]
-    said = [tokenizer.pieces(row) for row in np.asarray(reading.tokens)[:, 0, :, 0]]
+    lens = logit_lens(model, "blocks/*/out", readout=model.readout, k=1)(tokens)
+    said = [tokenizer.pieces(best) for _, best, _ in lens.rows()]
     progress("looking for induction heads", 0.3)
     induction = _induction(model)
     progress("patching every position of every layer", 0.4)
@@ -115,7 +115,7 @@ def look(progress: Callable[[str, float], None] = lambda what, done: None) -> Pr
     answer = models.generate(model, SENTENCE, max_new_tokens=8).texts[0]
     progress("examining the model", 0.8)
     report = examine(model, title="SmolLM2-135M")(tokens)
-    sure = np.asarray(reading.probabilities)[:, 0, :, 0]
+    sure = np.stack([sure for _, _, sure in lens.rows()])
     words = tokenizer.pieces(np.asarray(tokens)[0])
     for panel in _panels(words, said, sure, induction, fact_words, restored):
         report.add(panel)
@@ -132,8 +132,8 @@ def _induction(model: Any) -> np.ndarray:
         at = jnp.arange(HALF, 2 * HALF - 1)
         return weights[:, :, at, at - HALF + 1].mean((0, 2))
 
-    run = sonde.capture(model, "blocks/attn/weights", reduce=score)
-    return np.asarray(run(jnp.concatenate([once, once], axis=1))[1]["blocks/attn/weights"].value)
+    run = sonde.capture(model, "blocks/*/attn/weights", reduce=score)
+    return np.asarray(run(jnp.concatenate([once, once], axis=1))[1]["blocks/*/attn/weights"].value)
 
 
 def _fact(model: Any) -> tuple[list[str], np.ndarray]:
@@ -144,8 +144,8 @@ def _fact(model: Any) -> tuple[list[str], np.ndarray]:
     def metric(logits: jax.Array) -> jax.Array:
         return logits[0, -1, right] - logits[0, -1, wrong]
 
-    sweep = patch_sweep(model, (clean,), (corrupt,), "blocks/out", metric)
-    return tokenizer.pieces(np.asarray(clean)[0]), sweep.restored["blocks/out"]
+    sweep = patch_sweep(model, (clean,), (corrupt,), "blocks/*/out", metric)
+    return tokenizer.pieces(np.asarray(clean)[0]), sweep.stacked()
 
 
 def _panels(

@@ -89,9 +89,7 @@ def ablate(
         return edit(f, edits, inside=inside)
     if resample is not None:
         raise ValueError(_NO_SAMPLES)
-    rule = Edit(
-        _rule(to, chosen, axis), calls=calls, iterations=iterations, positions=positions, axis=position_axis
-    )
+    rule = Edit(_rule(to, chosen, axis), calls=calls, iterations=iterations, positions=positions, axis=position_axis)
     return edit(f, dict.fromkeys(patterns, rule), inside=inside)
 
 
