@@ -55,20 +55,20 @@ def same_everywhere(array: np.ndarray, axis: int) -> bool:
 
 
 def with_fewer_axes(
-    rec: Rec, array: Any, lacking: int, *, inside: int | None = None
+    rec: Rec, array: Any, lacking: int, *, inside: tuple[int, int] = (0, 0)
 ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
     """All ways to leave out some of the mesh and mapped axes that an array has by hand, and what is left of it.
 
     A value that does not vary over such an axis is recorded without it. If the axis was mapped outside of the
-    differentiation, so is a gradient that does not vary. If it was mapped inside (these are the last `inside` axes, and
-    meshes), the gradient of one value that all elements share is the sum over them.
+    differentiation, so is a gradient that does not vary. If it was mapped inside (`inside` says how many of the last
+    mesh axes and of the last mapped axes were), the gradient of one value that all elements share is the sum over them.
     """
     array = np.asarray(array)
     for left_out in itertools.combinations(range(rec.front.loops, rec.n_front), lacking):
         left = array
         for axis in reversed(left_out):
             on_mesh = axis < rec.n_front - rec.mapped
-            if inside is not None and (on_mesh or axis >= rec.n_front - inside):
+            if axis >= (rec.n_front - rec.mapped - inside[0] if on_mesh else rec.n_front - inside[1]):
                 left = left.sum(axis, dtype=left.dtype)
             elif same_everywhere(left, axis):
                 left = left.take(0, axis)
@@ -145,14 +145,15 @@ def check_gradients(record: sonde.Record, recs: Sequence[Rec]) -> None:
                 assert jnp.issubdtype(value.dtype, jnp.floating) or not np.any(array)
         floats = [[x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating)] for arrays in got]
         left = [g for g in floats if not is_zero(g)]
-        right = [(g, inside) for g, inside in zip(rec.grads, rec.mapped_inside) if not is_zero(g)]
+        inside = zip(rec.mesh_inside, rec.mapped_inside)
+        right = [(g, of_each) for g, of_each in zip(rec.grads, inside) if not is_zero(g)]
         assert len(left) == len(right), f"{record.path} call {i}: gradients {floats}, by hand {rec.grads}"
-        for mine, (want, inside) in zip(left, right):
+        for mine, (want, of_each) in zip(left, right):
             for a, b in zip(mine, want):
-                check_gradient(a, b, rec, inside, f"{record.path} call {i} gradient")
+                check_gradient(a, b, rec, of_each, f"{record.path} call {i} gradient")
 
 
-def check_gradient(got: Any, want: Any, rec: Rec, inside: int, what: str) -> None:
+def check_gradient(got: Any, want: Any, rec: Rec, inside: tuple[int, int], what: str) -> None:
     lacking = np.ndim(want) - np.ndim(got)
     if lacking <= 0:
         check(got, want, what)

@@ -163,6 +163,20 @@ FOUND = {
         5,
         B,
     ),
+    "a loop that is computed again twice, in a loop": (
+        Program(
+            (),
+            (
+                Loop(
+                    (Remat((Sides((), (Remat((While(ONE_SITE, "t", stop=True),)),), (True, True), (True, True)),)),),
+                    3,
+                    "scan",
+                ),
+            ),
+        ),
+        6,
+        B,
+    ),
     "a model in a jitted function in a jitted function in a scope": (
         Program(((Model("jitted"),),), (Scope("a", (Call(0),)), Call(0))),
         0,

@@ -27,14 +27,15 @@ NO_AXES = Front(0, 0)
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["value", "taken", "count", "grads"],
-    meta_fields=["path", "kind", "front", "mapped", "mapped_inside", "taken_front", "count_front"],
+    meta_fields=["path", "kind", "front", "mapped", "mapped_inside", "mesh_inside", "taken_front", "count_front"],
 )
 @dataclasses.dataclass(frozen=True)
 class Rec:
     """One value, by hand: arrays and how many axes of each kind stand in front of them.
 
     `grads` holds, innermost differentiation first, what corresponds to the floating-point arrays of `value`.
-    `mapped_inside` says for each of them how many of the mapped axes were inside of the differentiation. Flags and
+    `mapped_inside` says for each of them how many of the mapped axes were inside of the differentiation, `mesh_inside`
+    how many of those of meshes. Flags and
     counts may come from outside of some of the loops that the value is in, so their axes are counted apart.
     """
 
@@ -47,6 +48,7 @@ class Rec:
     front: Front = NO_AXES
     mapped: int = 0
     mapped_inside: tuple[int, ...] = ()
+    mesh_inside: tuple[int, ...] = ()
     taken_front: Front = NO_AXES
     count_front: Front = NO_AXES
 
@@ -62,7 +64,10 @@ class Rec:
     def with_gradient(self, gradient: list[Any]) -> Rec:
         """The same after one more differentiation."""
         return dataclasses.replace(
-            self, grads=(*self.grads, gradient), mapped_inside=(*self.mapped_inside, self.mapped)
+            self,
+            grads=(*self.grads, gradient),
+            mapped_inside=(*self.mapped_inside, self.mapped),
+            mesh_inside=(*self.mesh_inside, self.front.mesh),
         )
 
     def inside(self, *, loops: int = 0, mesh: int = 0, mapped: int = 0) -> Rec:

@@ -84,7 +84,8 @@ class _Anchor(Rebinding):
             return site_p.bind(*args, site=site, view=view)
         given = operands_of(args, site, view)
         state = looking()
-        if state is not None and state.edits:  # the new values may be others in every iteration
+        edits = state is not None and state.edits  # the new values may be others in every iteration
+        if edits or view.role == "look":
             given.anchor = self.operand
             return bind_site(given, site, view.replace(anchored=True))
         outs = bind_site(given, site, view.replace(role="mark"))
@@ -98,7 +99,7 @@ _anchored_bodies = JaxprCache()
 
 def _anchored(body: Any) -> Any:
     """A loop body that takes the number of the iteration as its last input; None if its sites are anchored already."""
-    if not any(f.view.is_value and f.view.role == "site" and not f.view.anchored for f in sites_inside(body)):
+    if not any(f.view.is_value and f.view.role != "mark" and not f.view.anchored for f in sites_inside(body)):
         return None
     known = _anchored_bodies.of(body)
     if looking() not in known:
