@@ -164,7 +164,7 @@ def check_gradient(got: Any, want: Any, rec: Rec, inside: tuple[int, int], what:
 
 
 def is_zero(arrays: Sequence[Any]) -> bool:
-    return all(np.all(np.abs(x) < 1e-6) for x in arrays)
+    return all(np.all(np.abs(x) < (1e-12 if x.dtype == np.float64 else 1e-6)) for x in arrays)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
