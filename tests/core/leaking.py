@@ -169,7 +169,7 @@ class Case(NamedTuple):
     """Something to do, with a new number each time; and the same without Sonde, if JAX keeps something of it."""
 
     do: Callable[[int], Any]
-    plain: Callable[[int], Any] = lambda i: None
+    plain: Callable[[int], Any] | None = None
 
 
 CASES: dict[str, Case] = {

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.leaking import CASES, growth
+from tests.core.leaking import CASES, Held, growth
+
+# One for every place that something is kept in; all of them are done a thousand times in `make test-thorough`.
+QUICK = (
+    "capture of a lambda",
+    "capture with a fresh reduce",
+    "capture of the gradient of a fresh jitted function",
+    "capture of a jitted method",
+    "capture of a cond",
+    "capture inside",
+    "a capture that fails",
+    "an edit",
+    "features",
+    "a report",
+    "nnx.capture",
+    "a captured nnx step",
+    "linen's capture_intermediates",
+)
 
 
 def check(name: str, times: int, before: int) -> None:
     """Does something many times, `before` of them to fill the caches that are bounded."""
     case = CASES[name]
-    grown, plain = growth(case.do, times, before), growth(case.plain, times, before)
+    grown = growth(case.do, times, before)
+    plain = Held(0, 0, 0) if case.plain is None else growth(case.plain, times, before)
     # A cache may still settle; what a call leaves behind shows as more than one object for every call. Where JAX keeps
     # a program for every call, that program has the recorded values too, and is that much larger.
     assert grown.objects < plain.objects * 1.1 + times, (grown, plain)
     assert grown.arrays <= plain.arrays and grown.programs <= plain.programs, (grown, plain)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", QUICK)
 def test_nothing_is_left_behind(name: str) -> None:
-    check(name, 12, before=17 if "reduce" in name else 4)
+    check(name, 8, before=17 if "reduce" in name else 3)
 
 
 @pytest.mark.thorough
