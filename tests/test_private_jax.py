@@ -37,6 +37,7 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.ad_checkpoint", "remat_p", None, "is the primitive of checkpoint"),
     ("_src.pjit", "jit_p", None, "is the primitive of jit"),
     ("_src.pjit", "_infer_params", ("fun",), "is where jit looks for a trace"),
+    ("_src.sharding_impls", "set_mesh", None, "is a class that refuses a mesh under a trace"),
     ("_src.shard_map", "shard_map_p", None, "is the primitive of shard_map"),
     ("_src.custom_batching", "custom_vmap_p", None, "is the primitive of custom_vmap"),
     ("_src.source_info_util", "current_name_stack", (), "has the scopes that are open"),

@@ -542,12 +542,47 @@ def test_what_is_computed_while_a_function_is_traced_is_seen(wrap):
         sonde.edit(wrap(looks_up), {"**/known": jnp.zeros_like}, inside=looks_up)(X)
 
 
-def test_what_is_compiled_apart_is_an_error_if_it_was_asked_for():
-    run = lambda x: jax.jit(dot_product).lower(x, x).compile()(x, x)
+def on_host(v):
+    w = v + 1
+    return w
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_what_runs_on_the_host_is_an_error_if_it_was_asked_for(wrap):
+    run = wrap(lambda x: jax.pure_callback(on_host, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
+    with pytest.raises(Exception, match="runs where the capture cannot see it"):  # JAX wraps it
+        jax.block_until_ready(sonde.capture(run, inside=on_host)(X))
+    result, records = sonde.capture(run, inside=f"{__file__}:on_h*")(X)
+    np.testing.assert_array_equal(result, X + 1)
+    assert not records
+
+
+def test_a_mesh_can_be_set_in_a_captured_function():
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def f(x):
+        with jax.set_mesh(mesh):
+            y = x * 2
+        return y
+
+    plain = jax.set_mesh.__init__
+    for _ in range(2):
+        result, records = sonde.capture(f, inside=f)(X)
+    np.testing.assert_array_equal(result, X * 2)
+    assert any(path.endswith("/y") for path in records)
+    assert jax.set_mesh.__init__ is plain
+    with pytest.raises(ValueError, match="outside of `jax.jit`"):
+        sonde.capture(jax.jit(f), inside=f)(X)
+
+
+def test_what_is_compiled_apart_is_an_error():
+    lower = lambda x: jax.jit(dot_product).lower(x, x)
     with pytest.raises(CaptureError, match="runs where the capture cannot see it"):
-        sonde.capture(run, inside=dot_product)(X)
-    result, _ = sonde.capture(run, inside=f"{__file__}:dot*")(X)  # not asked for by name: left out
-    np.testing.assert_array_equal(result, dot_product(X, X))
+        sonde.capture(lower, inside=dot_product)(X)
+    program, _ = sonde.capture(lower, inside=f"{__file__}:dot*")(X)  # not asked for by name: left out
+    np.testing.assert_array_equal(program.compile()(X, X), dot_product(X, X))
+    with pytest.raises(CaptureError, match="compiled ahead of time"):
+        sonde.capture(lambda x: lower(x).compile()(x, x), inside=f"{__file__}:dot*")(X)
 
 
 def grows(x, steps):

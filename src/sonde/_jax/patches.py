@@ -19,6 +19,7 @@ from jax._src import callback as _callback
 from jax._src import core as _core
 from jax._src import debugging as _debugging
 from jax._src import pjit as _pjit
+from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 
@@ -243,6 +244,24 @@ def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool]) -> InPla
         return plain(p, args_flat, fun, args, kwargs)
 
     return InPlace(Change(_pjit, "_run_python_pjit", run))
+
+
+def meshes_can_be_set(trace_type: Any) -> InPlace:
+    """`jax.set_mesh` works in a captured function that runs outside of other transforms.
+
+    JAX refuses it under every trace but its own. Under that of a capture values are what they are without it.
+    """
+    set_mesh: Any = _sharding_impls.set_mesh
+    plain = set_mesh.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        trace: Any = _core.trace_ctx.trace
+        while type(trace) is trace_type:
+            trace = trace.parent
+        with set_current_trace(trace):
+            plain(self, *args, **kwargs)
+
+    return InPlace(Change(set_mesh, "__init__", init))
 
 
 def tracing_hook(with_arguments: Callable[..., Any], with_tree: Callable[..., Any]) -> InPlace:

@@ -17,6 +17,7 @@ from sonde.core.primitive import kept
 from sonde.core.trace import SiteTrace
 
 _shortcut = _jax.eager_shortcut(SiteTrace, has_sites)
+_meshes = _jax.meshes_can_be_set(SiteTrace)
 
 
 def run_with(
@@ -65,6 +66,7 @@ def run_with(
             trail(f, args, kwargs, request, handler, () if inside is None else inside.known_models()),
             boundaries.hook,
             _shortcut,
+            _meshes,
             kept,
             opaque,
             _jax.set_current_trace(trace),

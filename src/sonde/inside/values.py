@@ -30,6 +30,7 @@ from sonde.core.context import Looking, check_task
 from sonde.core.primitive import site_p
 from sonde.core.site import LEAF, PLAIN, Site
 from sonde.core.trace import SiteTrace
+from sonde.errors import CaptureError
 
 # Types of most values that are not arrays; one test tells them all.
 NEVER: frozenset[type] = frozenset({type(None), bool, int, float, complex, str, bytes, type, slice, type(Ellipsis)})
@@ -87,7 +88,13 @@ def marked(
         references: How many references there are to the value; None if that is not known.
     """
     trace = _jax.current_trace()
-    if trace is _jax.eval_trace:  # a program that outlives its capture
+    if trace is _jax.eval_trace:  # apart from the captured program, as in a function that runs on the host
+        source = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if is_array(value) and state.inside is not None and state.inside.must_see(source):
+            raise CaptureError(
+                f"variable {name!r} ({source}) runs where the capture cannot see it: its function was asked for by "
+                "name and is called on the host, apart from the captured program. Leave it out of inside="
+            )
         return value
     if isinstance(value, (jax.Array, np.ndarray)):
         if not is_array(value):
