@@ -165,7 +165,10 @@ def _is_container(value: Any) -> bool:
 def _holds_arrays(value: Any, around: list[Any]) -> bool:
     """Whether there are arrays in a container; not so of one that contains itself, which is no tree."""
     if type(value) in _array_types:
-        return any(map(is_array, jax.tree.leaves(value)))
+        try:
+            return any(map(is_array, jax.tree.leaves(value)))
+        except Exception:  # an object that is only just being made
+            return False
     found = False
     around.append(value)
     for part in value.values() if type(value) is dict else value:
