@@ -581,8 +581,11 @@ def test_what_is_compiled_apart_is_an_error():
         sonde.capture(lower, inside=dot_product)(X)
     program, _ = sonde.capture(lower, inside=f"{__file__}:dot*")(X)  # not asked for by name: left out
     np.testing.assert_array_equal(program.compile()(X, X), dot_product(X, X))
+    compiled = program.compile()
+    result, _ = sonde.capture(lambda x: compiled(x, x), inside=f"{__file__}:dot*")(X)
+    np.testing.assert_array_equal(result, dot_product(X, X))
     with pytest.raises(CaptureError, match="compiled ahead of time"):
-        sonde.capture(lambda x: lower(x).compile()(x, x), inside=f"{__file__}:dot*")(X)
+        sonde.capture(lambda x: compiled(x, x), inside=dot_product)(X)
 
 
 def grows(x, steps):

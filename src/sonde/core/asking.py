@@ -29,6 +29,10 @@ class Asked(Protocol):
         """Which captures see the calls of a method of modules."""
         ...
 
+    def names_functions(self) -> bool:
+        """Whether functions were asked for by name, and did not all come with packages and models."""
+        ...
+
     def must_see(self, source: str) -> bool:
         """Whether what a line marks was asked for by name, and must not be left out."""
         ...

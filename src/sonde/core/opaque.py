@@ -34,7 +34,9 @@ def _looked_at(function: Any) -> Any:
 
 
 def _refuse() -> None:
-    if looking() is not None:
+    state = looking()
+    # What came with a package that is looked into is left out; what was asked for by name must not be.
+    if state is not None and (state.inside is None or state.inside.names_functions()):
         raise CaptureError(
             "a captured function calls a function that was compiled ahead of time, whose program is fixed: sites in it "
             "would be missing from the records. Call the jitted function, or the compiled one outside of the capture"

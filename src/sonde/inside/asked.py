@@ -134,6 +134,10 @@ class Asked:
         """Which captures see the calls of a method of modules."""
         return frozenset(depth for depth, r in self.requests if method in r.methods)
 
+    def names_functions(self) -> bool:
+        """Whether functions were asked for by name, and did not all come with packages and models."""
+        return any(r.named for _, r in self.requests)
+
     def must_see(self, source: str) -> bool:
         """Whether what a line marks was asked for by name, and must not be left out."""
         filename, _, line = source.rpartition(":")
