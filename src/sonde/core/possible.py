@@ -49,6 +49,8 @@ _MOVES: dict[str, tuple[int, ...] | None] = {
     "tile": (0,),
     "transpose": (0,),
 }
+# Those that stand where a branch that was not taken would have put something.
+_NOTHING = ("empty", "empty2")
 # Those that hand each operand on as the output at its position.
 _HANDS_ON = ("device_put", "opt_barrier", "optimization_barrier", "sonde_mapped_while")
 
@@ -143,6 +145,8 @@ def _of_equation(primitive: Any, params: dict[str, Any], position: int, n_in: in
     name = primitive.name
     if name == "select_n":
         return _either(map(read, range(1, n_in)))
+    if name in _NOTHING:
+        return frozenset({0})
     if name == "add":
         a, b = read(0), read(1)
         return None if a is None or b is None else _bounded(x + y for x in a for y in b)
