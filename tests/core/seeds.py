@@ -33,6 +33,18 @@ RUNS = (
         """50139 50157 50166 50302 50305 50336 50349 50624 51124 51207 51375 51462 51486 51766 51779 51843 52101 52373
         52770 52847 52988 53426""",
     ),
+    (
+        "0.11.2",
+        "80000 to 84321, without gaps up to 82521",
+        {"agreed": 3439, "more than JAX can do": 6},
+        "80358 80413 80527 80628 80707 81273 81468 82016 82415 82471 83579",
+    ),
+    (
+        "0.11.2",
+        "90000 to 91746, without gaps up to 90884",
+        {"agreed": 1258, "more than JAX can do": 2},
+        "90509 90939",
+    ),
 )
 
 # XLA does not come back from the form by hand, which has neither sites nor a mesh.

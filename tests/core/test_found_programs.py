@@ -177,6 +177,11 @@ FOUND = {
         6,
         B,
     ),
+    "branches inside of branches, in three of which a site is": (
+        Program((), (Vmap((Cond(((Cond((ONE_SITE, (), ())),), (Cond((ONE_SITE, ONE_SITE, ())),), ())),), 0, 1),)),
+        0,
+        C,
+    ),
     "a model in a jitted function in a jitted function in a scope": (
         Program(((Model("jitted"),),), (Scope("a", (Call(0),)), Call(0))),
         0,

@@ -16,20 +16,47 @@ from sonde.core.axes import either, extra_has, leaf_has, over_axes, select
 from sonde.core.item import Item
 from sonde.core.site import Gate
 
+# In the place of the gate of a choice that is dealt with, if one of its branches does not have the site.
+_PARTLY = frozenset({Gate("partly", 0, 2)})
+
 
 def merge_choices(items: Sequence[Item]) -> list[Item]:
     """The items, with those of different branches at the same place made one."""
     result, before = list(items), len(items) + 1
-    choices = dict.fromkeys(gate.choice for item in items for gate in item.view.gates)
-    while choices and len(result) < before:  # what one choice leaves may take part in another around it
+    inside = _choices_inside(items)
+    while inside and len(result) < before:  # what one choice leaves may take part in another around it
         before = len(result)
-        for choice in choices:
-            result = _merged_at(choice, result)
+        for choice in sorted(inside, key=lambda choice: len(inside[choice])):
+            result = _merged_at(choice, result, inside[choice])
     return result
 
 
-def _merged_at(choice: object, items: list[Item]) -> list[Item]:
-    """Makes one of items that differ only in the branch that one choice has taken."""
+def _choices_inside(items: Sequence[Item]) -> dict[Any, set[Any]]:
+    """For each choice those that are made in one of its branches: they are met together with that branch alone."""
+    together: dict[Any, dict[Any, set[int]]] = {}
+    for item in items:
+        for gate in item.view.gates:
+            others = together.setdefault(gate.choice, {})
+            for other in item.view.gates - {gate}:
+                others.setdefault(other.choice, set()).add(gate.branch)
+    return {
+        choice: {other for other, branches in others.items() if len(branches) == 1 < len(together[other][choice])}
+        | {
+            other
+            for other, branches in others.items()
+            if len(branches) == len(together[other][choice]) == 1 and _branches(items, choice) > 1
+        }
+        for choice, others in together.items()
+    }
+
+
+def _branches(items: Sequence[Item], choice: object) -> int:
+    """In how many branches of a choice something was met."""
+    return len({gate.branch for item in items for gate in item.view.gates if gate.choice is choice})
+
+
+def _merged_at(choice: object, items: list[Item], inside: set[Any]) -> list[Item]:
+    """Makes one of items that differ only in the branch that one choice has taken, and the choices made in it."""
     places: dict[Any, list[Item]] = {}
     counts: dict[Any, int] = {}
     for item in items:
@@ -37,7 +64,8 @@ def _merged_at(choice: object, items: list[Item]) -> list[Item]:
         gate = _gate_at(choice, item)
         if gate is not None and item.view.is_value:
             site, others = item.site, item.view.gates - {gate}
-            kind = (item.path, site.tag, site.tree, site.arrays, _shape_of(item), others)
+            around = frozenset(g for g in others if g.choice not in inside) - _PARTLY
+            kind = (item.path, site.tag, site.tree, site.arrays, _shape_of(item), around, around == others)
             number = counts[kind, gate.branch] = counts.get((kind, gate.branch), -1) + 1
             key = (kind, number)
         places.setdefault(key, []).append(item)
@@ -69,8 +97,8 @@ def _merged(choice: object, items: list[Item]) -> Item:
         taken_has = either(taken_has, extra_has(other.view.axes, "taken"))
     view = first.view.extra_on("taken", taken_has)
     extras = {name: x for name, x in first.extras.items() if name != "taken"}
-    others = first.view.gates - {gate}
-    if others or len(items) < gate.branches:
+    others = (first.view.gates - {gate}) | (_PARTLY if len(items) < gate.branches else frozenset())
+    if others:
         extras["taken"] = taken
     if "count" in extras:  # of the same loop, or zero where the branch was not taken
         count, count_has = extras["count"], extra_has(axes, "count")
