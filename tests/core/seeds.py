@@ -45,6 +45,8 @@ RUNS = (
         {"agreed": 1258, "more than JAX can do": 2},
         "90509 90939",
     ),
+    ("0.12.0.1", "70000 to 70055, without gaps", {"agreed": 56}, ""),
+    ("0.10.2", "70200 to 70274, without gaps", {"agreed": 75}, ""),
 )
 
 # XLA does not come back from the form by hand, which has neither sites nor a mesh.
