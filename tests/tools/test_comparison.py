@@ -47,7 +47,10 @@ def test_in_a_loop_by_iteration_first(around):
         "b, call 0, iteration 3",
         "end, call 0",
     ]
-    assert str(found.first) == "b, call 0, iteration 2: 3 of 3 elements differ, by up to 1 (0.167 of the largest)"
+    assert (
+        str(found.first)
+        == "b, call 0, iteration 2: 3 of 3 elements differ, by up to 1 (0.167 of the largest; 0.197 of the norm)"
+    )
     assert "test_comparison.py:" in found.first.source
 
 

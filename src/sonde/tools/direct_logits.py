@@ -118,7 +118,7 @@ def logit_attribution(
         >>> x = jnp.arange(4.0).reshape(1, 1, 4)
         >>> found = logit_attribution(f, "a", "b", stream="end", readout=readout, metric=lambda y: y[0, 2])(x)
         >>> print(f"{float(found['a'] + found['b']):.4f} {float(f(x)[0, 0, 2]):.4f}")
-        0.8528 0.8528
+        0.8627 0.8627
     """
     check_callable(f, "logit_attribution")
     check_callable(readout, "logit_attribution")
