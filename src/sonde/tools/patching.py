@@ -173,10 +173,11 @@ def _sweep(
         f, _, corrupt, _ = rest.whole(arrays)
         # The rows of a loop that has a name come one after the other, as those of a Python loop do.
         found, began = {}, {}
+        whole = not axes and directions is None  # one point, which has an axis of its own as several have
         for number, (target, part) in enumerate(zip(targets, parts)):
             first = began.setdefault(target.seen.path.split("*/")[0], number)
             for name, (row, scores) in target.scores(part).items():
-                found[(first, row, number), name] = scores
+                found[(first, row, number), name] = scores[..., None] if whole else scores
         return found, measured(result), measured(f(*corrupt))
 
     return JitByRest(sweep)

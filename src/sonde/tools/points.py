@@ -88,9 +88,8 @@ class Target:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the scores: loops, axes, directions; 1 for a value that is patched as a whole."""
-        inner = (*self.lengths, *(() if self.directions is None else (len(self.directions),)))
-        return (*self.loops, *(inner or (1,)))
+        """The shape of the scores: loops, axes, directions."""
+        return (*self.loops, *self.lengths, *(() if self.directions is None else (len(self.directions),)))
 
     @property
     def points(self) -> int:
