@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -175,3 +178,15 @@ def test_merge(tmp_path):
     with pytest.raises(StoreError, match="hold other arrays: values/a/h"):
         store.merge([tmp_path / "one", tmp_path / "other"], tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_an_iterator_left_open_ends_quietly(tmp_path):
+    program = f"""
+import numpy as np
+from sonde import store
+store.harvest(lambda x: __import__("sonde").sow(x * 2, "h").sum(), [np.ones((4, 3))] * 5, {str(tmp_path / "s")!r})
+left_open = store.open({str(tmp_path / "s")!r}).batches(4, shuffle=0)
+next(left_open)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    assert "Exception" not in done.stderr

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +180,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
 
     def __del__(self) -> None:
         reader = getattr(self, "_reader", None)
-        if reader is not None:
+        if reader is not None and not sys.is_finalizing():  # at the end of Python its modules are already gone
             reader.shutdown(wait=False, cancel_futures=True)
 
     def __repr__(self) -> str:
