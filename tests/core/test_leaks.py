@@ -6,8 +6,8 @@ import pytest
 from tests.core.leaking import CASES, Held, growth
 
 # One for every place that something is kept in; all of them are done a thousand times in `make test-thorough`.
-# Without those that are compared with JAX by hand (eager cond, while, scan): JAX keeps a program of every call there, and
-# what its own bounded caches drop meanwhile depends on the tests before. They run alone in the thorough run.
+# Eager cond, while and scan are left to the thorough run: JAX itself keeps a program of every call there, and what its
+# own bounded caches drop meanwhile depends on the tests before.
 QUICK = (
     "capture of a lambda",
     "capture with a fresh reduce",
