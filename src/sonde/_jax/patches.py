@@ -36,6 +36,19 @@ from sonde._jax.inner import (
     while_p,
 )
 
+__all__ = [
+    "at_first_capture",
+    "eager_shortcut",
+    "kept_when_partially_evaluated",
+    "make_changes",
+    "meshes_can_be_set",
+    "opaque_calls",
+    "prepare_scans_for_differentiation",
+    "prepare_while_loops_for_remat",
+    "tracing_hook",
+    "when_loaded",
+]
+
 _pending: list[Callable[[], None]] = []
 _waiting: dict[str, Callable[[Any], None]] = {}
 _lock = threading.Lock()
