@@ -1,6 +1,6 @@
 """`while_loop`, of unknown length: the values of the last iteration, and how many there were.
 
-On request the last few iterations are kept, in a ring that is put in order after the loop (`keeping`).
+On request the last few iterations are kept, in a ring that is put in order after the loop (`loop_carry`).
 
 Under `vmap` with a mapped predicate the loop runs until the last element is done. The predicate is then an array, and
 what the loop carries, ours included, has its axes in front: JAX leaves an element that has finished as it is.
@@ -28,7 +28,7 @@ from sonde.core.operands import TOKEN, WRITTEN_DOWN, operands_of
 from sonde.core.primitive import bind_site, site_p
 from sonde.core.rewrite import Rewritten, rewrite
 from sonde.core.rules.gates import gate_from_outside
-from sonde.core.rules.keeping import Keep
+from sonde.core.rules.loop_carry import Keep
 from sonde.core.site import Site, View
 from sonde.core.trace import RULES, SiteTrace, run_under
 
