@@ -59,3 +59,18 @@ def test_the_state_is_the_same_while_nothing_changes():
     assert hash(before) == hash(state_of(f))
     model["names"].append("z")
     assert before != state_of(f)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(0.0, -0.0), (np.float32(0.0), np.float32(-0.0)), (0j, complex(0, -0.0))]
+)
+def test_the_sign_of_zero_counts(before, after):
+    bound = {"x": before}
+    f = lambda y: y / bound["x"]
+    first = state_of(f)
+    bound["x"] = after
+    assert state_of(f) != first
+
+
+def test_one_nan_is_as_good_as_another():
+    assert state_of(lambda y, x=float("nan"): y + x) == state_of(lambda y, x=float("nan"): y + x)
