@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -137,7 +136,6 @@ class Editing(Handler):
         self.indices: tuple[Any, ...] = ()
         self.lengths: tuple[int | None, ...] = ()
         self._length: int | None = None  # of the loop that is about to be entered
-        self._calls: dict[str, int] = {}  # shared with all children
         self._hit: dict[Pattern, set[int]] = {}  # which calls were replaced; shared with all children
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
@@ -174,30 +172,14 @@ class Editing(Handler):
                 )
 
     def _hit_counts(self, pattern: Pattern) -> list[int]:
-        return [n for path, n in self._calls.items() if not isinstance(pattern, str) or glob_matches(pattern, path)]
-
-    def mark_calls(self) -> dict[str, int]:
-        """How often each site was met so far."""
-        return copy.copy(self._calls)
-
-    def return_to(self, mark: dict[str, int]) -> None:
-        """Counts on from there."""
-        self._calls.clear()
-        self._calls.update(mark)
-
-    def join_calls(self, marks: Sequence[dict[str, int]]) -> None:
-        """After a `cond`, a site has been met as often as in the branch that met it most."""
-        for mark in marks:
-            for path, count in mark.items():
-                self._calls[path] = max(count, self._calls.get(path, 0))
+        return [n for path, n in self.counts.items() if not isinstance(pattern, str) or glob_matches(pattern, path)]
 
     def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:
         """The new arrays, if an edit is for this site."""
         if not view.is_value:
             return arrays
         name, site = site.path, site.at(path)  # the whole path, for the messages
-        call = self._calls.get(path, 0)
-        self._calls[path] = call + 1
+        call = self.counts.next(path)
         for pattern in self.chosen(site, path):
             wanted = self.edits[pattern]
             if wanted.calls is not None and call not in _several(wanted.calls):

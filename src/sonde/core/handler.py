@@ -14,6 +14,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
 from sonde import _jax
+from sonde.core.call_counts import CallCounts
 from sonde.core.context import Looking, LoopName, path_under
 from sonde.core.item import Bundle, Extra, Item
 from sonde.core.known import new_token
@@ -34,6 +35,7 @@ class Handler:
         prefix: The path at which the handler, a child of the one that the run began with, runs.
         items: What was recorded, in program order.
         met: What is known about the sites met so far; what a child has met is added when it is done.
+        counts: How often each site was met, for handlers that go by it.
         named_loops: The loops around the handler that have a name, outermost first.
         loop_name: The path of a scope around the handler that names the next loop inside.
     """
@@ -44,17 +46,12 @@ class Handler:
     counts_iterations = False
     # Whether every run of a loop is to be an object of its own in `ItemSpec.loops`, also if it was compiled once.
     tells_loops_apart = False
-    # Whether `goes_on` is to be asked if a while loop with sites goes on; the handler then records nothing.
-    stops_loops = False
     # Whether gradients are wanted.
     grads = False
     # What the captures around look for; None if there are none.
     outside: Looking | None = None
     # Whether jitted functions with sites may donate their arguments. Do not donate if the results are discarded.
     donates = True
-    # If the sites of a function with its own derivatives must not be inside its call: the handler for the call. The
-    # function is then run once more, beside the call, for its sites.
-    in_custom_calls: Handler | None = None
     # How many of the last iterations of a while loop are kept.
     last = 1
     # How what was kept of earlier iterations of a while loop and what a new one recorded become one: a function of the
@@ -68,6 +65,7 @@ class Handler:
         self.prefix = ""
         self.items: list[Item | Bundle] = []
         self.met = Met()
+        self.counts = CallCounts()
         self.named_loops: tuple[NamedLoop, ...] = ()
         self.loop_name: str | None = None
         self._names_before = len(_jax.name_stack())
@@ -143,15 +141,6 @@ class Handler:
         """Arrays to be scanned along with a loop, one slice of which every iteration's child is given."""
         del body, length, reverse
         return []
-
-    def mark_calls(self) -> Any:
-        """Where the counting of calls stands, for going back to before the next branch of a `cond`."""
-
-    def return_to(self, mark: Any) -> None:
-        """Goes back to where the counting of calls stood."""
-
-    def join_calls(self, marks: Sequence[Any]) -> None:
-        """Goes on counting after branches that ended at these marks."""
 
     def skip(self, span: int) -> int:
         """Sets `span` tokens aside; returns how far from the base they start."""
@@ -246,13 +235,18 @@ class Handler:
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Remembers the arrays and what goes with them, if wanted."""
 
-    def goes_on(self, answer: Any) -> Any:
-        """Whether a while loop goes on whose test has given this answer."""
-        return answer
-
 
 class Rebinding(Handler):
-    """Binds every site again in another form, for the handlers around, with an operand that is the same for all."""
+    """Binds every site again in another form, for the handlers around, with an operand that is the same for all.
+
+    It records nothing.
+    """
+
+    # Whether a while loop goes on only where the operand is true.
+    stops_loops = False
+    # If the sites of a function with its own derivatives must not be inside its call: the handler for the call. The
+    # function is then run once more, beside the call, for its sites.
+    in_custom_calls: Rebinding | None = None
 
     def __init__(self, operand: Any = None) -> None:
         super().__init__(None, ())

@@ -90,8 +90,7 @@ class Placing(Editing):
         """The new arrays."""
         if not view.is_value:
             return arrays
-        call = self._calls.get(path, 0)
-        self._calls[path] = call + 1
+        call = self.counts.next(path)
         return self.rule(arrays, Place(path, call, self.indices, site, view))
 
 

@@ -31,13 +31,13 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     """A cond or switch; the first argument is the index of the branch."""
     handler, branches = trace.handler, params["branches"]
     index, operands = args[0], args[1:]
-    before = handler.mark_calls()
+    before = handler.counts.mark()
     new, marks = [], []
     for branch in branches:
-        handler.return_to(before)
+        handler.counts.return_to(before)
         new.append(rewrite(branch, handler))
-        marks.append(handler.mark_calls())
-    handler.join_calls(marks)
+        marks.append(handler.counts.mark())
+    handler.counts.join(marks)
     places, wider_branches = _places_of(new, branches, _jax.varying_axes(index))
     base = handler.allot(max(b.span for b in new))
     consts = [x for b in new for x in b.consts]
@@ -165,12 +165,9 @@ RULES[_jax.cond_p] = cond_rule
 
 
 class _Gate(Rebinding):
-    """Gives every site of a branch one more operand: whether the branch is taken.
+    """Gives every site of a branch one more operand: whether the branch is taken."""
 
-    A loop whose length depends on the data does not run for elements that took another branch: it counts iterations.
-    """
-
-    stops_loops = True
+    stops_loops = True  # a loop that counts its iterations must not run for elements that took another branch
 
     def __init__(self, operand: Any, gate: Gate) -> None:
         super().__init__(operand)
@@ -185,10 +182,6 @@ class _Gate(Rebinding):
             # JAX selects among the tokens of the branches; on a mesh with explicit axes they must be mapped for that.
             outs[-1] = outs[-1] + jnp.zeros_like(self.operand, outs[-1].dtype)
         return outs
-
-    def goes_on(self, answer: Any) -> Any:
-        """Whether the loop would go on if the branch were taken, and it is."""
-        return jnp.logical_and(answer, self.operand)
 
 
 def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:

@@ -20,7 +20,7 @@ import jax
 
 from sonde import _jax
 from sonde.core.context import look, looking
-from sonde.core.handler import Handler
+from sonde.core.handler import Handler, Rebinding
 from sonde.core.item import Item, ItemSpec, build_items, expand, flat_arrays
 from sonde.core.trace import CUSTOM_RULES, SiteTrace, run_under
 from sonde.errors import CaptureError
@@ -35,7 +35,7 @@ class _Recorded:
         self.carried = handler.carried()
         self.n = len(self.carried)
         self.state = looking()
-        self.calls = handler.mark_calls()
+        self.calls = handler.counts.mark()
         self.prefix, self.loop_name = handler.here(), handler.entering().loop_name
         self.n_outs: int | None = None
         self.specs: list[ItemSpec] = []
@@ -53,7 +53,9 @@ class _Recorded:
         self, wrapped: Any, args: Sequence[Any], carried: Sequence[Any], *, beside: bool = False
     ) -> tuple[list[Any], list[Item]]:
         """Runs a function, or one of its rules, under a child of the handler; `beside` only for what it records."""
-        self.handler.return_to(self.calls)  # the function and its rules are the same calls, run in different ways
+        self.handler.counts.return_to(
+            self.calls
+        )  # the function and its rules are the same calls, run in different ways
         handler = self.handler.carrying(carried)
         child = handler.child(base=handler.allot(1), prefix=self.prefix)
         child.loop_name = self.loop_name
@@ -193,12 +195,12 @@ def custom_vjp_rule(
 
 def _with_sites_beside(trace: SiteTrace, fun: Any, args: Sequence[Any]) -> SiteTrace:
     """The trace for the call itself, after the function has run for its sites, if they cannot be in the call."""
-    inside = trace.handler.in_custom_calls
-    if inside is None:
+    handler = trace.handler
+    if not isinstance(handler, Rebinding) or handler.in_custom_calls is None:
         return trace
     with _jax.set_current_trace(trace):
         _jax.call_beside(fun, *args)
-    return SiteTrace(trace.parent, inside)
+    return SiteTrace(trace.parent, handler.in_custom_calls)
 
 
 def _plain(recorded: _Recorded, fun: Any) -> Callable[..., list[Any]]:

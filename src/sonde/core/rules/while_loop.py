@@ -148,13 +148,13 @@ class _Part:
 
 
 def _also_asked(handler: Handler, test: _Part) -> tuple[Any, list[Any]]:
-    """The test of a loop that goes on only if the handler agrees, and the constants that it takes."""
-    if not handler.stops_loops:
+    """The test of a loop that goes on only where the handler lets it, and the constants that it takes."""
+    if not isinstance(handler, Rebinding) or not handler.stops_loops:
         return test.new.jaxpr, test.front
 
     def ask(*flat: Any) -> list[Any]:
         (answer,) = _jax.eval_jaxpr(test.new.jaxpr, *flat)
-        return [handler.goes_on(answer)]
+        return [jnp.logical_and(answer, handler.operand)]
 
     jaxpr, consts = _jax.trace_to_jaxpr(ask, [v.aval for v in _jax.open_jaxpr(test.new.jaxpr).invars])
     return jaxpr, [*consts, *test.front]

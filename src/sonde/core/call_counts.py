@@ -1,0 +1,37 @@
+"""How often each site was met: an edit may be for the third call alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class CallCounts:
+    """The number of calls so far, by path. A handler and all its children share one."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, int] = {}
+
+    def next(self, path: str) -> int:
+        """The number of the call that is met now, from 0."""
+        number = self._calls.get(path, 0)
+        self._calls[path] = number + 1
+        return number
+
+    def items(self) -> Iterable[tuple[str, int]]:
+        """Every path, and how often it was met."""
+        return self._calls.items()
+
+    def mark(self) -> dict[str, int]:
+        """Where the counting stands, to go back to: before the next branch of a `cond`, or another run of a rule."""
+        return dict(self._calls)
+
+    def return_to(self, mark: dict[str, int]) -> None:
+        """Goes on from a mark."""
+        self._calls.clear()
+        self._calls.update(mark)
+
+    def join(self, marks: Iterable[dict[str, int]]) -> None:
+        """After branches that ended at these marks: a site was met as often as in the branch that met it most."""
+        for mark in marks:
+            for path, count in mark.items():
+                self._calls[path] = max(count, self._calls.get(path, 0))
