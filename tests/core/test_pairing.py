@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from tests.core.comparing import equal
 
 import sonde
+from sonde import capture, sow
 from sonde.errors import CaptureError
 
 W, V = jnp.float32(0.3), jnp.array([0.5, 0.6, 0.7], jnp.float32)
@@ -186,3 +188,67 @@ def test_an_outer_branch_that_was_not_taken_is_known_where_the_branches_inside_s
         _, records = sonde.capture(f)(go, xs)
         assert np.all(np.asarray(records["t"].taken[0]) == go)
         np.testing.assert_allclose(records["t"].value, [2, -3, 4] if go else [0, 0, 0])
+
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def sine_of_double(x):
+    return jnp.sin(sow(x * 2, "h"))
+
+
+def test_a_gradient_that_is_zero_is_zeros():
+    def loss(x):
+        sow(x * 2, "unused")
+        return jnp.sum(sow(x, "used"))
+
+    records = capture(jax.grad(loss), grads=True)(X)[1]
+    equal((records["unused"].grads, records["used"].grads), ((jnp.zeros(3),), (jnp.ones(3),)))
+
+
+def test_pullbacks_called_in_the_order_of_their_creation():
+    f = jax.jit(lambda x: sow(x * 2, "h") ** 2)
+
+    def program(x):
+        _, pull_a = jax.vjp(f, x)
+        _, pull_b = jax.vjp(f, x * 10)
+        return pull_a(jnp.ones(3)), pull_b(jnp.ones(3))
+
+    for wrap in (lambda f: f, jax.jit):
+        record = capture(wrap(program), grads=True)(X)[1]["h"]
+        equal(record.values, (X * 2, X * 20))
+        equal(record.grads, (X * 4, X * 40))
+
+
+def test_a_pullback_called_twice_adds_up():
+    def program(x):
+        _, pull = jax.vjp(sine_of_double, x)
+        return pull(jnp.ones(3)), pull(2 * jnp.ones(3))
+
+    equal(capture(program, grads=True)(X)[1]["h"].grads, (3 * jnp.cos(2 * X),))
+
+
+def test_a_pullback_mapped_over_cotangents_has_one_row_for_each():
+    cotangents = jnp.arange(6.0).reshape(2, 3)
+    want = cotangents * jnp.cos(2 * X)
+    through_map = lambda x: (lambda pull: lax.map(pull, cotangents))(jax.vjp(sine_of_double, x)[1])
+    through_vmap = lambda x: (lambda pull: jax.vmap(pull)(cotangents))(jax.vjp(sine_of_double, x)[1])
+    equal(capture(through_map, grads=True)(X)[1]["h"].grads, (want,))
+    equal(capture(through_vmap, grads=True)(X)[1]["h"].grads, (want,))
+
+
+def test_second_order_gradients_are_told_apart():
+    cube = lambda x: sow(x * 2, "h") ** 3
+    second = jax.grad(lambda x: jax.grad(cube)(x))  # (2x)^3: 24 x^2, 48 x
+    result, records = capture(second, grads=True)(1.5)
+    equal(result, 48 * 1.5)
+    equal(records["h"].gradients(1), (3 * 9.0,))
+    equal(records["h"].gradients(2), (2 * 6 * 3.0,))  # d/dh of 2 * 3 h^2
+
+
+def test_linear_transpose_has_a_cotangent_and_no_value():
+    f = lambda x: jax.linear_transpose(lambda y: 3 * sow(y * 2, "h"), x)(x)
+    (result,), records = capture(f, grads=True)(X)
+    equal(result, X * 6)
+    assert records["h"].values == ()
+    equal(records["h"].grads, (X * 3,))

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from tests.core.comparing import equal
 
 import sonde
+from sonde import capture, sow
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
@@ -43,3 +45,52 @@ def test_an_edit_that_changes_nothing_under_two_maps_around_a_cond(axes: Any, va
     program = jax.vmap(jax.vmap(f, axes[0]), axes[1])
     p, x = jnp.array([True, False]), jnp.arange(1.0, values + 1)
     np.testing.assert_array_equal(sonde.edit(program, {"**": lambda v: v})(p, x), program(p, x))
+
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def sine_of_double(x):
+    return jnp.sin(sow(x * 2, "h"))
+
+
+def test_grad_and_value_and_grad():
+    gradient, records = capture(jax.grad(lambda x: sine_of_double(x).sum()), grads=True)(X)
+    equal(gradient, 2 * jnp.cos(2 * X))
+    equal((records["h"].value, records["h"].grad), (2 * X, jnp.cos(2 * X)))
+    (_, gradient), records = capture(jax.value_and_grad(lambda x: sine_of_double(x).sum()), grads=True)(X)
+    equal(gradient, 2 * jnp.cos(2 * X))
+    equal(records["h"].grads, (jnp.cos(2 * X),))
+
+
+def test_without_a_backward_pass_there_is_no_gradient():
+    assert capture(sine_of_double, grads=True)(X)[1]["h"].grads == ()
+    assert capture(jax.grad(lambda x: sine_of_double(x).sum()))(X)[1]["h"].grads == ()  # not asked for
+
+
+def test_jvp_and_linearize_see_the_value():
+    _, records = capture(lambda x: jax.jvp(sine_of_double, (x,), (x,)))(X)
+    equal(records["h"].values, (X * 2,))
+    _, records = capture(lambda x: jax.linearize(sine_of_double, x)[1](x))(X)
+    equal(records["h"].values, (X * 2,))
+
+
+def test_gradient_of_a_program_with_a_jvp_inside():
+    def loss(x):
+        return jax.jvp(sine_of_double, (x,), (jnp.ones(3),))[1].sum()  # 2 cos(h)
+
+    record = capture(jax.grad(loss), grads=True)(X)[1]["h"]
+    equal((record.value, record.grads), (X * 2, (-2 * jnp.sin(2 * X),)))
+
+
+def test_jacrev_jacfwd_and_hessian():
+    jacobian, records = capture(jax.jacrev(sine_of_double), grads=True)(X)
+    equal(jacobian, jnp.diag(2 * jnp.cos(2 * X)))
+    equal((records["h"].values, records["h"].grads), ((X * 2,), (jnp.diag(jnp.cos(2 * X)),)))
+    jacobian, records = capture(jax.jacfwd(sine_of_double), grads=True)(X)
+    equal(jacobian, jnp.diag(2 * jnp.cos(2 * X)))
+    assert records["h"].grads == ()
+    hessian, records = capture(jax.hessian(lambda x: sine_of_double(x).sum()), grads=True)(X)
+    equal(hessian, jnp.diag(-4 * jnp.sin(2 * X)))
+    equal(records["h"].values, (X * 2,))
+    equal(records["h"].grads, (jnp.cos(2 * X)[None],))  # one row per output, as in jacrev

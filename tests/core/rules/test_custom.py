@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from tests.core.comparing import equal
 
 import sonde
+from sonde import capture, sow
 
 
 def function(x: Any, y: Any) -> Any:
@@ -62,3 +64,142 @@ def test_values_inside_a_function_that_is_differentiated_outside_of_the_capture(
         gradient, records = program(x, y)
         np.testing.assert_allclose(gradient, jax.grad(f)(x, y), rtol=1e-6)
         np.testing.assert_allclose(records["h"].value, expected, rtol=1e-6)
+
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def test_custom_jvp():
+    @jax.custom_jvp
+    def f(x):
+        return sow(x * 2, "h") + 1
+
+    f.defjvp(lambda primals, tangents: (f(*primals), tangents[0] * 10))
+    result, records = capture(f)(X)
+    equal(result, X * 2 + 1)
+    equal(records["h"].value, X * 2)
+    gradient, records = capture(jax.grad(lambda x: f(x).sum()))(X)
+    equal(gradient, jnp.full(3, 10.0))
+    equal(records["h"].values, (X * 2,))
+
+
+def test_custom_vjp():
+    @jax.custom_vjp
+    def f(x):
+        return sow(x * 2, "h") + 1
+
+    f.defvjp(lambda x: (f(x), x), lambda x, ct: (sow(ct * 10, "back"),))
+    result, records = capture(f)(X)
+    equal(result, X * 2 + 1)
+    assert list(records) == ["h"]
+    gradient, records = capture(jax.grad(lambda x: f(x).sum()))(X)
+    equal(gradient, jnp.full(3, 10.0))
+    equal(records["h"].values, (X * 2,))
+    equal(records["back"].values, (jnp.full(3, 10.0),))
+
+
+def make_custom_vjp():
+    @jax.custom_vjp
+    def f(x):
+        return sow(x * 2, "h")
+
+    f.defvjp(lambda x: (f(x), None), lambda _, ct: (ct * 100,))
+    return f
+
+
+def make_custom_jvp():
+    @jax.custom_jvp
+    def f(x):
+        return sow(x * 2, "h")
+
+    f.defjvp(lambda primals, tangents: (f(*primals), tangents[0] * 100))
+    return f
+
+
+@pytest.mark.parametrize("make", [make_custom_vjp, make_custom_jvp])
+def test_the_users_rule_survives_differentiation_from_outside(make):
+    def loss(x):
+        return make()(x).sum()
+
+    outside = [
+        jax.grad(capture(loss), has_aux=True),
+        jax.grad(jax.jit(capture(loss)), has_aux=True),
+        jax.jit(jax.grad(capture(loss), has_aux=True)),
+        jax.grad(capture(jax.jit(loss)), has_aux=True),
+        jax.grad(capture(lambda x: jax.jit(loss)(x)), has_aux=True),
+        jax.grad(capture(jax.checkpoint(loss)), has_aux=True),
+    ]
+    for differentiated in outside:
+        gradient, records = differentiated(X)
+        equal(gradient, jnp.full(3, 100.0))
+        equal(records["h"].values, (X * 2,))
+
+
+def test_the_users_rule_survives_in_loops_and_branches():
+    for make in (make_custom_vjp, make_custom_jvp):
+        f = make()
+        scanned = lambda x: lax.scan(lambda c, row: (c + f(row), None), 0.0, x)[0]
+        gradient, records = jax.grad(jax.jit(capture(scanned)), has_aux=True)(X)
+        equal((gradient, records["h"].value), (jnp.full(3, 100.0), X * 2))
+        branched = lambda x: lax.cond(x > 0, f, lambda x: x, x)
+        gradient, records = jax.grad(jax.jit(capture(branched)), has_aux=True)(1.5)
+        equal((gradient, records["h"].value), (100.0, 3.0))
+        mapped = lambda x: jax.vmap(f)(x).sum()
+        gradient, records = jax.grad(jax.jit(capture(mapped)), has_aux=True)(X)
+        equal((gradient, records["h"].value), (jnp.full(3, 100.0), X * 2))
+
+
+def test_a_residual_that_is_an_input():
+    """JAX passes such a residual by the position of the input: a rewritten call must not move it."""
+
+    @jax.custom_vjp
+    def f(x):
+        return sow(x * 2, "h")
+
+    f.defvjp(lambda x: (f(x), x), lambda x, ct: (jnp.cos(x) * ct,))
+    losses = [
+        lambda x: f(x),
+        lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0],
+        lambda x: lax.cond(x.sum() > 0, f, lambda x: x, x),
+        lambda x: jax.checkpoint(f)(x),
+        lambda x: jax.vmap(f)(x),
+    ]
+    for loss in losses:
+        for grads in (False, True):
+            gradient, records = capture(jax.grad(lambda x: loss(x).sum()), grads=grads)(X)
+            equal(gradient, jnp.cos(X))
+            equal(jnp.squeeze(records["h"].value), X * 2)
+
+
+def test_sites_in_the_rules_themselves():
+    @jax.custom_vjp
+    def f(x):
+        return sow(x * 2, "plain")
+
+    f.defvjp(lambda x: (sow(x * 2, "forward"), x), lambda x, ct: (sow(ct * x, "backward"),))
+    for wrap in (lambda f: f, jax.jit):
+        _, records = capture(wrap(jax.grad(lambda x: f(x).sum())))(X)
+        assert list(records) == ["forward", "backward"]
+        equal((records["forward"].value, records["backward"].value), (X * 2, X))
+
+    @jax.custom_jvp
+    def g(x):
+        return x * 2
+
+    @g.defjvp
+    def rule(primals, tangents):
+        return g(*primals), sow(primals[0] * 3, "rule") * tangents[0]
+
+    for wrap in (lambda f: f, jax.jit):
+        _, records = capture(wrap(jax.grad(lambda x: g(x).sum())))(X)
+        equal(records["rule"].values, (X * 3,))
+
+
+def test_a_site_only_in_a_rule_that_runs_outside_the_capture_is_an_error():
+    @jax.custom_vjp
+    def f(x):
+        return x * 2
+
+    f.defvjp(lambda x: (sow(x * 2, "forward"), x), lambda x, ct: (ct,))
+    with pytest.raises(sonde.errors.CaptureError, match=r"'forward' \(.*test_custom.py:\d+\).*custom_vjp"):
+        jax.grad(jax.jit(capture(lambda x: f(x).sum())), has_aux=True)(X)

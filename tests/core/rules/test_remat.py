@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from tests.core.comparing import equal
 
 import sonde
+from sonde import capture, sow
 
 
 def looked_at(v: Any) -> Any:
@@ -63,3 +65,23 @@ def test_the_first_nan_is_found_there() -> None:
     found = sonde.first_nonfinite(jax.grad(loss))(-1.0)
     assert found is not None
     assert found.path == "log"
+
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def test_remat_records_once_though_computed_twice():
+    f = jax.checkpoint(lambda x: jnp.sin(sow(jnp.sin(x), "h")).sum())
+    gradient, records = capture(jax.grad(f), grads=True)(X)
+    equal(gradient, jnp.cos(jnp.sin(X)) * jnp.cos(X))
+    equal(records["h"].values, (jnp.sin(X),))
+    equal(records["h"].grads, (jnp.cos(jnp.sin(X)),))
+
+
+def test_second_order_gradients_through_remat():
+    plain = lambda x: jnp.sin(sow(x * 2, "h"))
+    for f in (plain, jax.checkpoint(plain)):
+        record = capture(jax.grad(lambda x: jax.grad(f)(x) + f(x)), grads=True)(0.3)[1]["h"]
+        first, second = (record.gradients(order) for order in (1, 2))
+        equal((record.values, first), ((0.6, 0.6), (jnp.cos(0.6), jnp.cos(0.6))))
+        equal(second[0], -2 * jnp.sin(0.6))

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from tests.core.comparing import equal, kinds
 
 import sonde
+from sonde import capture, sow
 
 N, X = jnp.array([1, 3]), jnp.array([1.0, 10.0])
 
@@ -97,3 +99,69 @@ def test_sites_in_the_test_of_a_loop_keep_their_last_runs_too() -> None:
     assert records["seen"].counts == (5,)  # iterations, as for every site of the loop
     _, records = sonde.capture(jax.vmap(f), last=3)(jnp.array([1, 5]))
     np.testing.assert_array_equal(records["seen"].value.T, [[0, 1, 0], [3, 4, 5]])
+
+
+def collatz(n):
+    step = lambda n: sow(jnp.where(n % 2 == 0, n // 2, 3 * n + 1), "n")
+    return lax.while_loop(lambda n: n > 1, step, n)
+
+
+def test_while_loop_keeps_the_last_iteration_and_counts():
+    result, records = capture(collatz)(6)
+    assert int(result) == 1
+    equal(records["n"].values, (1,))
+    equal(records["n"].counts, (8,))
+    result, records = capture(collatz)(1)  # no iteration at all
+    equal(records["n"].values, (0,))
+    equal(records["n"].counts, (0,))
+
+
+def test_while_loop_keeps_more_iterations_on_request():
+    equal(capture(collatz, last=3)(6)[1]["n"].value, [4, 2, 1])
+    record = capture(collatz, last=3)(2)[1]["n"]
+    equal(record.value[:1], [1])
+    equal(record.counts, (1,))
+
+
+def test_sites_in_the_test_of_a_while_loop():
+    f = lambda x: lax.while_loop(lambda c: sow(c, "test") < 3, lambda c: sow(c + 1, "body"), x)
+    scanned = lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=1)[0]
+    for looked in (capture(f), capture(jax.jit(f)), capture(jax.checkpoint(f))):
+        result, records = looked(0.0)
+        assert list(records) == ["test", "body"]  # program order
+        equal((result, records["test"].values, records["body"].values), (3.0, (3.0,), (3.0,)))
+        equal((records["test"].counts, records["body"].counts), ((3,), (3,)))
+    equal(capture(scanned)(0.0)[1]["test"].values, (jnp.array([3.0]),))
+    nested = capture(lambda x: capture(f)(x)[0])
+    equal(nested(0.0)[1]["test"].values, (3.0,))
+
+
+def test_fori_loop_with_bounds_known_when_it_runs_is_a_while_loop():
+    f = jax.jit(lambda n, x: lax.fori_loop(0, n, lambda i, c: sow(c * 2, "c"), x))
+    record = capture(f)(3, 1.0)[1]["c"]
+    equal((record.value, record.counts), (8.0, (3,)))
+
+
+def test_vmap_of_while_with_a_leaf_of_the_predicates_shape():
+    def f(n):
+        body = lambda s: (s[0] + 1, sow({"a": s[1] * 1, "k": jnp.arange(3)}, "tree")["a"])
+        return lax.while_loop(lambda s: s[0] < s[1], body, (0, n))[1]
+
+    value = capture(jax.vmap(f))(jnp.array([1, 0, 3]))[1]["tree"].value
+    ran = jnp.array([[1], [0], [1]])
+    equal(value, {"a": jnp.array([1, 0, 3]), "k": jnp.arange(3) * ran})
+
+
+def test_vmap_of_while_with_a_mapped_predicate():
+    starts = jnp.array([6, 1, 2, 3])
+    for last in (1, 2):
+        record = capture(jax.vmap(collatz), last=last)(starts)[1]["n"]
+        equal(record.counts, (jnp.array([8, 0, 1, 7]),))
+        if last == 1:
+            equal(record.value, [1, 0, 1, 1])
+            assert kinds(record) == [["vmap"]]
+        else:
+            equal(record.value[:, 0], [2, 1])
+            equal(record.value[:, 3], [2, 1])
+            equal(record.value[0, 2], 1)
+            assert kinds(record) == [["while", "vmap"]]

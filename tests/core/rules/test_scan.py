@@ -1,0 +1,85 @@
+"""Scans and what is made of them: a row per iteration, in the order in which they ran, gradients too."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from tests.core.comparing import equal, kinds
+
+from sonde import capture, sow
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def test_scan_has_one_row_per_iteration():
+    def f(x):
+        return lax.scan(lambda c, row: (sow(c + row, "c"), row), 0.0, x)[0]
+
+    result, records = capture(f)(X)
+    equal(result, X.sum())
+    equal(records["c"].value, jnp.cumsum(X))
+    assert kinds(records["c"]) == [["scan"]]
+    assert records["c"].axes[0][0].size == 3
+
+
+def test_scan_in_reverse_is_in_the_order_in_which_it_ran():
+    def f(x):
+        return lax.scan(lambda c, row: (sow(c + row, "c"), row), 0.0, x, reverse=True)[0]
+
+    equal(capture(f)(X)[1]["c"].value, jnp.cumsum(X[::-1]))
+
+
+def test_map_and_fori_loop():
+    records = capture(lambda x: lax.map(lambda row: sow(row * 2, "m"), x))(X)[1]
+    equal(records["m"].value, X * 2)
+    records = capture(lambda x: lax.fori_loop(2, 5, lambda i, c: sow(c * i, "f"), x))(1.0)[1]
+    equal(records["f"].value, [2.0, 6.0, 24.0])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradient_of_a_scan_is_aligned_with_its_iterations(reverse):
+    def loss(x):
+        return lax.scan(lambda c, row: (jnp.sin(sow(c + row, "c")), None), jnp.zeros(()), x, reverse=reverse)[0]
+
+    def by_hand(perturbations, x):
+        carry = 0.0
+        for i, row in enumerate(x[::-1] if reverse else x):
+            carry = jnp.sin(carry + row + perturbations[i])
+        return carry
+
+    want = jax.grad(by_hand)(jnp.zeros(3), X)
+    for wrap in (lambda f: f, jax.jit):
+        equal(capture(wrap(jax.grad(loss)), grads=True)(X)[1]["c"].grad, want)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradient_taken_inside_a_scan_body_is_not_turned_round(reverse):
+    def f(x):
+        step = lambda c, row: (c, jax.grad(lambda y: jnp.sin(sow(y * 2, "h")))(row))
+        return lax.scan(step, 0.0, x, reverse=reverse)[1]
+
+    record = capture(f, grads=True)(X)[1]["h"]
+    order = X[::-1] if reverse else X
+    equal((record.value, record.grad), (order * 2, jnp.cos(order * 2)))
+
+
+def test_a_value_that_is_the_same_in_every_iteration_has_a_row_for_each():
+    def loss(w, x):
+        return lax.scan(lambda c, row: (c + row * sow(w * 2, "w"), None), 0.0, x)[0]
+
+    for f in (loss, jax.jit(loss), jax.grad(loss), jax.jit(jax.grad(loss)), jax.grad(jax.checkpoint(loss))):
+        record = capture(f, grads=True)(1.5, X)[1]["w"]
+        equal(record.value, jnp.full(3, 3.0))
+        assert kinds(record) == [["scan"]]
+    equal(capture(jax.grad(loss), grads=True)(1.5, X)[1]["w"].grad, X)
+
+
+def test_gradient_of_a_scan_inside_a_scan_body():
+    def inner(y):
+        return lax.scan(lambda c, row: (jnp.sin(sow(c + row, "c")), None), jnp.zeros(()), y + jnp.arange(3.0))[0]
+
+    f = lambda x: lax.map(jax.grad(inner), x)
+    rows = [capture(jax.grad(inner), grads=True)(x)[1]["c"].grad for x in X]
+    equal(capture(f, grads=True)(X)[1]["c"].grad, jnp.stack(rows))

@@ -1,0 +1,60 @@
+"""What is seen per shard becomes a global array with an axis per mesh axis that it varies over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+from tests.core.comparing import equal, kinds
+
+from sonde import capture, sow
+
+
+def mesh_of_two() -> Any:
+    return jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+
+
+def test_shard_map_gives_a_sharded_global_array_for_what_varies():
+    mesh, spec = mesh_of_two(), PartitionSpec("d")
+
+    def per_shard(x, w):
+        w = sow(w * 2, "same")
+        return sow(x * w, "varies")
+
+    f = jax.jit(jax.shard_map(per_shard, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=spec))
+    xs = jnp.arange(4.0)
+    for looked in (capture(f), jax.jit(capture(f)), capture(lambda *args: f(*args))):
+        result, records = looked(xs, 3.0)
+        equal(result, xs * 6)
+        equal(records["varies"].value, (xs * 6).reshape(2, 2))
+        assert kinds(records["varies"]) == [["mesh"]]
+        assert records["varies"].axes[0][0].name == "d"
+        assert len(records["varies"].value.sharding.device_set) == 2
+        assert not records["varies"].value.is_fully_replicated
+        equal(records["same"].value, 6.0)
+        assert kinds(records["same"]) == [[]]
+
+
+def test_shard_map_gradients():
+    mesh, spec = mesh_of_two(), PartitionSpec("d")
+
+    def per_shard(x, w):
+        return lax.psum(jnp.sum(sow(x * sow(w * 2, "w"), "h") ** 2), "d")
+
+    f = jax.shard_map(per_shard, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=PartitionSpec())
+    xs = jnp.arange(4.0)
+    gradient, records = capture(jax.jit(jax.grad(f, argnums=1)), grads=True)(xs, 3.0)
+    equal(gradient, 2 * 2 * 6 * jnp.sum(xs**2))
+    equal(records["h"].grad, (2 * 6 * xs).reshape(2, 2))
+    equal(records["w"].grad, 2 * 6 * jnp.sum(xs**2))
+
+
+def test_pmap():
+    xs = jnp.arange(4.0).reshape(2, 2)
+    result, records = capture(jax.pmap(lambda x: sow(x * 2, "h") + 1))(xs)
+    equal(result, xs * 2 + 1)
+    equal(records["h"].value, xs * 2)
+    assert kinds(records["h"]) == [["mesh"]]

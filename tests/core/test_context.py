@@ -1,0 +1,121 @@
+"""What a thread looks for and which scopes are open in it: threads, generators and tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import jax.numpy as jnp
+import pytest
+from tests.core.comparing import check_nothing_is_left, equal
+
+from sonde import capture, scope, sow
+from sonde.core.context import looking
+from sonde.errors import ScopeError
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def test_a_thread_started_by_the_function_is_not_looked_at():
+    found = []
+
+    def f(x):
+        thread = threading.Thread(target=lambda: found.append((looking(), sow(x * 3, "thread"))))
+        thread.start()
+        thread.join()
+        return sow(x * 2, "h")
+
+    _, records = capture(f)(X)
+    assert list(records) == ["h"]
+    assert found[0][0] is None
+    equal(found[0][1], X * 3)
+
+
+def scoped_generator(x):
+    with scope("held"):
+        yield sow(x * 2, "first")
+        yield sow(x * 3, "second")
+
+
+def test_a_generator_that_is_run_to_its_end():
+    _, records = capture(lambda x: (list(scoped_generator(x)), sow(x, "after"))[1])(X)
+    assert list(records) == ["held/first", "held/second", "after"]
+
+
+def test_a_generator_that_outlives_the_capture():
+    kept = []
+
+    def f(x):
+        generator = scoped_generator(x)
+        kept.append(generator)
+        return next(generator)
+
+    _, records = capture(f)(X)
+    equal(records["held/first"].value, X * 2)
+    check_nothing_is_left()
+    equal(next(kept[0]), X * 3)  # nobody looks any more
+    kept[0].close()
+    check_nothing_is_left()
+
+
+def test_generators_that_are_interleaved():
+    def f(x):
+        a, b = scoped_generator(x), scoped_generator(x)
+        next(a), next(b)
+        a.close()  # leaves "held" while "held/held" is open
+
+    with pytest.raises(ScopeError, match="reverse order"):
+        capture(f)(X)
+    check_nothing_is_left()
+
+
+def test_tasks_that_capture_at_once():
+    async def work(number):
+        found = []
+        for i in range(3):
+            await asyncio.sleep(0)
+            _, records = capture(lambda x: sow(x * number, f"t{number}"))(X + i)
+            found.append(records)
+            await asyncio.sleep(0)
+            assert looking() is None
+        return found
+
+    async def main():
+        return await asyncio.gather(*map(work, range(3)))
+
+    for number, found in enumerate(asyncio.run(main())):
+        for i, records in enumerate(found):
+            assert list(records) == [f"t{number}"]
+            equal(records[f"t{number}"].value, (X + i) * number)
+    check_nothing_is_left()
+
+
+def test_a_loop_run_inside_a_capture():
+    async def step(number, x):
+        await asyncio.sleep(0)
+        with scope(f"t{number}"):
+            x = sow(x * number, "h")
+        await asyncio.sleep(0)
+        return x
+
+    async def main(x):
+        return await asyncio.gather(*(step(i, x) for i in range(3)))
+
+    _, records = capture(lambda x: asyncio.run(main(x)))(X)
+    assert list(records) == ["t0/h", "t1/h", "t2/h"]
+    equal([r.value for r in records.values()], [X * 0, X, X * 2])
+    check_nothing_is_left()
+
+
+def test_tasks_that_hold_scopes_open_across_an_await_are_an_error():
+    async def step(number, x):
+        with scope(f"t{number}"):
+            await asyncio.sleep(0)
+            return sow(x * number, "h")
+
+    async def main(x):
+        return await asyncio.gather(*(step(i, x) for i in range(3)))
+
+    with pytest.raises(ScopeError):
+        capture(lambda x: asyncio.run(main(x)))(X)
+    check_nothing_is_left()

@@ -1,0 +1,57 @@
+"""The trace of a capture beside JAX's own: modes that evaluate at once, and other interpreters."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.experimental.jet import jet
+from tests.core.comparing import check_nothing_is_left, double, equal, seen_or_refused
+
+from sonde import capture, sow
+from sonde.errors import CaptureError
+
+X = jnp.array([0.5, -1.0, 2.0])
+
+
+def test_disable_jit():
+    def f(x):
+        x = jax.jit(double)(x)
+        x = lax.scan(lambda c, row: (sow(c + row, "c"), row), 0.0, x)[0]
+        x = lax.cond(x > 0, lambda x: sow(x, "yes"), lambda x: sow(-x, "no"), x)
+        return lax.while_loop(lambda x: x < 10, lambda x: sow(x * 2, "w"), x)
+
+    with jax.disable_jit():
+        result, records = capture(f)(X)
+        want = f(X)
+    equal(result, want)
+    equal(records["h"].value, X * 2)
+    assert len(records["w"].values) == 1 or records["w"].counts != (None,)
+    check_nothing_is_left()
+
+
+def test_a_site_in_compile_time_evaluation_is_seen_or_refused():
+    def f(x):
+        with jax.ensure_compile_time_eval():
+            return x + sow(jnp.ones(3) * 2, "inside")
+
+    for g in (
+        f,
+        jax.jit(f),
+        lambda x: jax.jit(f)(x),
+        lambda x: lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
+    ):
+        seen_or_refused(g, __file__)
+    with pytest.raises(CaptureError, match=r"'inside' \(.*test_trace.py:\d+\).*ensure_compile_time_eval"):
+        capture(lambda x: jax.jit(f)(x))(X)
+
+
+def test_taylor_series():
+    f = lambda x: jnp.sin(sow(x * x, "inside"))
+    series = lambda x: jet(f, (x,), ((jnp.ones_like(x), jnp.zeros_like(x)),))
+    for g in (series, jax.jit(series)):
+        for grads in (False, True):
+            result, records = capture(g, grads=grads)(X)
+            jax.tree.map(equal, result, series(X))
+            equal(records["inside"].value, X * X)
