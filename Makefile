@@ -33,7 +33,7 @@ test: setup check  ## Lint, types, layers, then every test that is not marked th
 	$(BIN)/python -m pytest -n $(JOBS) -m 'not thorough and not browser and not transformers' -q --durations=20
 
 test-fast: setup  ## The inner loop: what finds most mistakes in under a minute
-	$(BIN)/python -m pytest -n $(JOBS) -q tests/core/test_edit.py tests/core/test_records.py tests/core/test_sites.py \
+	$(BIN)/python -m pytest -n $(JOBS) -q tests/core/test_edit.py tests/core/test_record.py tests/core/test_inventory.py \
 	  tests/core/test_perturbing.py tests/nnx/test_module.py tests/nnx/test_graph.py tests/ops/test_dense.py \
 	  tests/test_layers.py tests/test_public_names.py
 
