@@ -9,17 +9,36 @@ import importlib
 import inspect
 import re
 import textwrap
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from mkdocs.structure.files import File, Files
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
 
-MODULES = ("sonde", "sonde.tools", "sonde.store", "sonde.dictionaries", "sonde.models", "sonde.nnx", "sonde.linen")
+MODULES = (
+    "sonde",
+    "sonde.tools",
+    "sonde.nnx",
+    "sonde.linen",
+    "sonde.models",
+    "sonde.store",
+    "sonde.dictionaries",
+    "sonde.report",
+    "sonde.bridge",
+    "sonde.struct",
+    "sonde.serialization",
+    "sonde.traverse_util",
+    "sonde.training",
+    "sonde.errors",
+)
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields|Examples?):\s*$", re.MULTILINE)
 _ENTRY = re.compile(r"^(\*{0,2}[\w.]+(?: \([^)]*\))?): +(.*)", re.DOTALL)
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages; called by MkDocs."""
+    from mkdocs.structure.files import File  # the test of this file runs without MkDocs
+
     for name in MODULES:
         files.append(File.generated(config, f"api/{name}.md", content=page(name)))
     return files
@@ -28,17 +47,23 @@ def on_files(files: Files, config: Any) -> Files:
 def page(module_name: str) -> str:
     """The page of a module, as Markdown."""
     module = importlib.import_module(module_name)
-    names = getattr(module, "__all__", None) or [n for n in dir(module) if not n.startswith("_")]
     parts = [f"# {module_name}", _prose(inspect.getdoc(module) or "")]
-    for name in sorted(names, key=lambda n: (n.lower(), n)):
-        thing = getattr(module, name)
-        if name.startswith("_") or inspect.ismodule(thing) or not (callable(thing) or inspect.isclass(thing)):
-            continue
-        parts.append(_entry(name, thing))
+    parts += [_entry(name, getattr(module, name)) for name in public_names(module)]
     return "\n\n".join(parts) + "\n"
 
 
+def public_names(module: ModuleType) -> list[str]:
+    """What a module offers: `__all__`, or the classes and functions that it defines itself."""
+    own = [name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__]
+    return sorted(getattr(module, "__all__", own), key=lambda name: (name.lower(), name))
+
+
 def _entry(name: str, thing: Any) -> str:
+    if inspect.ismodule(thing):
+        inside = ", ".join(f"`{n}`" for n in public_names(thing))
+        return f"## {name}\n\nThe module `{thing.__name__}`. {_prose(inspect.getdoc(thing) or '')}\n\n{inside}"
+    if not callable(thing):
+        return f"## {name}\n\n{_constant(thing)}"
     lines = [f"## {name}", f"```python\n{_signature(name, thing)}\n```", _docstring(thing)]
     if inspect.isclass(thing):
         for key, member in vars(thing).items():
@@ -48,6 +73,14 @@ def _entry(name: str, thing: Any) -> str:
             shown = key if isinstance(member, property) else _signature(key, member)
             lines.append(f"**`{shown}`**\n\n{_docstring(member)}")
     return "\n\n".join(line for line in lines if line)
+
+
+def _constant(thing: Any) -> str:
+    """The value of a plain constant; what its class says of any other object."""
+    if isinstance(thing, str):
+        return f"The string `{thing}`."
+    own = inspect.getdoc(type(thing)) if type(thing).__module__.startswith("sonde") else ""
+    return f"A `{type(thing).__name__.lstrip('_')}`. {own}".strip()
 
 
 def _signature(name: str, thing: Any) -> str:

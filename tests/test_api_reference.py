@@ -1,0 +1,45 @@
+"""The API reference that the site's build makes from docstrings has every public name, with a text."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import sonde
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load_hook() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("api_reference", ROOT / "docs" / "hooks" / "api_reference.py")
+    assert spec and spec.loader
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    return hook
+
+
+hook = load_hook()
+
+
+@pytest.mark.parametrize("name", hook.MODULES)
+def test_every_public_name_has_an_entry(name: str) -> None:
+    page = hook.page(name)
+    module = importlib.import_module(name)
+    entries = re.findall(r"^## (.*)\n\n(.*)", page, re.MULTILINE)
+    assert [title for title, _ in entries] == hook.public_names(module)
+    assert {title for title, _ in entries} >= set(getattr(module, "__all__", ()))
+    assert all(text.strip() for _, text in entries)
+    assert not re.search(r" at 0x[0-9a-f]+", page)  # an address in memory would differ in every build
+
+
+def test_the_modules_that_users_import_have_a_page() -> None:
+    faces = re.findall(r"^    from sonde import (\w+) as", Path(sonde.__file__).read_text(), re.MULTILINE)
+    named = {f"sonde.{face}" for face in faces}
+    assert len(named) > 5
+    assert {"sonde", "sonde.tools", "sonde.nnx", "sonde.linen"} <= set(hook.MODULES)
+    assert named <= set(hook.MODULES)
