@@ -35,7 +35,12 @@ class SondeError(Exception):
 
     def __init__(self, *args: object):
         super().__init__(*args)
-        self.add_note(f"What to do: {self.page}")
+        self.add_note(self.advice)
+
+    @property
+    def advice(self) -> str:
+        """The last line of the traceback: where the page about this error is."""
+        return f"What to do: {self.page}"
 
 
 class CaptureError(SondeError):

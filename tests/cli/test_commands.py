@@ -181,6 +181,7 @@ def test_a_pattern_that_matches_nothing(write, sonde, command: str) -> None:
     write()
     error = sonde.error(command, "model:make", "--sites", "layer9/out")
     assert "model:make: pattern 'layer9/out' matches none of the program's 3 sites; nearest: " in error
+    assert error.endswith("What to do: docs/errors/NoSuchSiteError.md")
 
 
 def test_places_that_cannot_be_written_to(write, sonde, folder) -> None:

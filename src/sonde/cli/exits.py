@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from sonde.errors import SondeError
+
 FINE, FOUND, UNUSABLE, FAILED = 0, 1, 2, 3
 
 TEXT = """\b
@@ -15,13 +17,21 @@ Exit codes:
 """
 
 
-class Unusable(click.ClickException):
+class _Shown(click.ClickException):
+    """Shown without a traceback, with the page about the error of Sonde that it was raised from."""
+
+    def format_message(self) -> str:
+        """The text that click prints after "Error: "."""
+        return f"{self.message}\n{self.__cause__.advice}" if isinstance(self.__cause__, SondeError) else self.message
+
+
+class Unusable(_Shown):
     """What was asked for cannot be done: a target, an input file, a pattern, a path to write to."""
 
     exit_code = UNUSABLE
 
 
-class Failed(click.ClickException):
+class Failed(_Shown):
     """The program that was looked at failed."""
 
     exit_code = FAILED
