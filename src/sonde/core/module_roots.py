@@ -21,8 +21,10 @@ def find_roots(f: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
         if in_containers := _in_containers(named):
             return in_containers
         found = [(name, x) for name, x in _referred_to(f) if _is_root(x)]
-    unique = list({id(x): (name, x) for name, x in reversed(found)}.values())[::-1]
-    return [("" if i == 0 else name, x) for i, (name, x) in enumerate(unique)]
+    unique: dict[int, tuple[str, Any]] = {}
+    for name, x in found:
+        unique.setdefault(id(x), (name, x))  # one that is given twice has the name and the place of the first
+    return [("" if i == 0 else name, x) for i, (name, x) in enumerate(unique.values())]
 
 
 def _is_root(value: Any) -> bool:

@@ -1,0 +1,97 @@
+"""What a while loop carries for what was seen in it, iteration by iteration, against a list."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.core.making import item_of, site_of
+
+from sonde.core.axes import Axis
+from sonde.core.rules.loop_carry import Keep
+from sonde.core.site import View
+
+SITE = site_of(np.zeros(2))
+SCALAR = jax.typeof(np.False_)
+
+
+def keep_of(item, *, active=SCALAR, last=1, fold=None, loop=None):
+    return Keep([item.spec], active, last, fold, loop)
+
+
+def run(keep, values, like):
+    """Carries what `values` has, one after another; returns what the records will have."""
+    kept = keep.empty([jax.typeof(np.asarray(like))])
+    for i, value in enumerate(values):
+        kept = keep.update(jnp.int32(i), [value], kept)
+    n = jnp.int32(len(values))
+    (item,) = keep.items(kept, n, object(), runs=n)
+    return item
+
+
+VALUES = [np.array([i, -i], np.float32) for i in range(1, 6)]
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_the_last_iteration_or_zeros(n):
+    item = run(keep_of(item_of(SITE, VALUES[0])), VALUES[:n], VALUES[0])
+    np.testing.assert_array_equal(item.leaves[0], VALUES[n - 1] if n else np.zeros(2))
+    assert item.extras["count"] == n
+    assert item.view.axes == ()
+    assert len(item.loops) == 1
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 5])
+def test_the_last_iterations_in_order_and_the_rest_empty(n):
+    item = run(keep_of(item_of(SITE, VALUES[0]), last=3), VALUES[:n], VALUES[0])
+    expected = [*VALUES[:n][-3:], *[np.zeros(2)] * (3 - min(n, 3))]
+    np.testing.assert_array_equal(item.leaves[0], expected)
+    assert [(axis.kind, axis.size) for axis in item.view.axes] == [("while", 3)]
+    assert not item.view.axes[0].on_extra("count")
+
+
+def test_iterations_may_become_one():
+    added = keep_of(item_of(SITE, VALUES[0]), fold=lambda old, new, i: [a + b for a, b in zip(old, new)])
+    np.testing.assert_array_equal(run(added, VALUES, VALUES[0]).leaves[0], sum(VALUES))
+
+
+def test_a_run_before_the_first_iteration():
+    keep = keep_of(item_of(SITE, VALUES[0]), last=2)
+    kept = keep.update(jnp.int32(0), [VALUES[1]], keep.begin([VALUES[0]]), slot=jnp.int32(1))
+    (item,) = keep.items(kept, jnp.int32(1), object(), runs=jnp.int32(2))
+    np.testing.assert_array_equal(item.leaves[0], VALUES[:2])
+    assert item.extras["count"] == 1
+
+
+def test_every_element_stops_by_itself():
+    """The axis of the predicate is the second of the value; an array that lacks it gets it."""
+    loop = object()
+    axes = (Axis("vmap", 2), Axis("vmap", 3, leaves=(True, False), stopping=frozenset({loop})))
+    site = site_of((np.float32(0), np.float32(0)))
+    x, w = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([7.0, 8.0], np.float32)
+    item = item_of(site, x, w, view=View(axes=axes))
+    keep = keep_of(item, active=jax.typeof(np.zeros(3, bool)), loop=loop)
+    np.testing.assert_array_equal(keep.no_iterations(), [0, 0, 0])
+    kept = keep.empty([jax.typeof(a) for a in (x, w)])
+    new = keep.update(jnp.zeros(3, jnp.int32), [x, w], kept)
+    assert [a.shape for a in new] == [(3, 2), (3, 2)]  # the axis of the predicate in front, to select along
+    active = np.array([True, False, True])
+    kept = [jnp.where(active[:, None], a, b) for a, b in zip(new, kept)]
+    count = jnp.asarray(active, jnp.int32)
+    (found,) = keep.items(kept, count, object(), runs=count)
+    np.testing.assert_array_equal(found.leaves[0], x * active)
+    np.testing.assert_array_equal(found.leaves[1], w[:, None] * active)
+    assert [axis.on_extra("count") for axis in found.view.axes] == [False, True]
+
+
+def test_what_is_known_before_the_loop_is_there_if_it_never_runs():
+    item = dataclasses.replace(item_of(SITE, VALUES[0]), extras={"taken": np.True_})
+    keep = keep_of(item)
+    types = [jax.typeof(x) for x in item.arrays]
+    kept = keep.empty(types, [None, np.True_])
+    (found,) = keep.items(kept, jnp.int32(0), object(), runs=jnp.int32(0))
+    np.testing.assert_array_equal(found.leaves[0], [0, 0])
+    assert bool(found.extras["taken"])
+    (unknown,) = keep.items(keep.empty(types), jnp.int32(0), object(), runs=jnp.int32(0))
+    assert not bool(unknown.extras["taken"])

@@ -1,0 +1,63 @@
+"""Which numbers a token may be, found in the program that is being traced."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from sonde.core.possible import possible_numbers
+
+A, B = np.array(3, np.int32), np.array(8, np.int32)
+
+
+def numbers_in(f, *args):
+    """What may be in what `f` returns, asked while it is traced with tokens that are known."""
+    found = []
+
+    def run(x):
+        found.append(possible_numbers(f(x)))
+        return x
+
+    jax.make_jaxpr(run)(*args or (1.5,))
+    return found[0]
+
+
+PROGRAMS = {
+    "a branch": (lambda x: lax.cond(x > 0, lambda: A, lambda: B), {3, 8}),
+    "a branch of branches": (
+        lambda x: lax.cond(x > 0, lambda: lax.cond(x > 1, lambda: A, lambda: np.int32(5)), lambda: B),
+        {3, 5, 8},
+    ),
+    "a select": (lambda x: jnp.where(x > 0, A, B), {3, 8}),
+    "a sum": (lambda x: lax.cond(x > 0, lambda: A, lambda: B) + 10, {13, 18}),
+    "a jitted function": (lambda x: jax.jit(lambda t: jnp.where(x > 0, t, B))(A), {3, 8}),
+    "repeated": (lambda x: jnp.broadcast_to(jnp.where(x > 0, A, B), (4, 2))[1:], {3, 8}),
+    "carried by a loop": (
+        lambda x: lax.scan(lambda t, i: (jnp.where(x > i, t, B), None), A, jnp.arange(3))[0],
+        {3, 8},
+    ),
+    "rows of a loop": (lambda x: lax.scan(lambda c, i: (c, jnp.where(x > i, A, B)), 0, jnp.arange(3))[1], {3, 8}),
+    "carried by a while": (
+        lambda x: lax.while_loop(lambda s: s[0] < x, lambda s: (s[0] + 1, jnp.where(s[0] > 1, s[1], B)), (0.0, A))[1],
+        {3, 8},
+    ),
+    "a product": (lambda x: jnp.where(x > 0, A, B) * 2, None),
+    "counted up in a loop": (lambda x: lax.scan(lambda t, _: (t + 1, None), A, length=1000)[0], None),
+    "of the program's own": (lambda x: x.astype(jnp.int32), None),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_a_program_makes_of_tokens(name):
+    f, expected = PROGRAMS[name]
+    found = numbers_in(f)
+    assert found == (None if expected is None else frozenset(expected))
+
+
+def test_arrays_that_are_there():
+    assert possible_numbers(np.array([4, 2, 4], np.int32)) == {2, 4}
+    assert possible_numbers(jnp.int32(6)) == {6}
+    assert possible_numbers(np.zeros((0,), np.int32)) == frozenset()
+    assert possible_numbers(np.arange(64)) == frozenset(range(64))
+    assert possible_numbers(np.arange(65)) is None  # too many to be told apart
