@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from tests.core.comparing import equal, kinds
 
 from sonde import capture, sow
+from sonde.core.axes import (
+    Axis,
+    common_axes,
+    either,
+    leaf_has,
+    over_axes,
+    per_example,
+    repeated_along,
+    room_for_axes,
+    select,
+    spread,
+    with_leaves,
+)
 
 X = jnp.array([0.5, -1.0, 2.0])
 
@@ -57,3 +73,80 @@ def test_a_value_that_does_not_depend_on_the_mapped_axis_is_recorded_once():
     record = capture(jax.vmap(lambda x, w: x + sow(w * 2, "w"), (0, None)))(X, 5.0)[1]["w"]
     equal(record.values, (10.0,))
     assert kinds(record) == [[]]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# By hand, against NumPy's broadcasting
+# ---------------------------------------------------------------------------------------------------------------------
+
+A, B = np.arange(6.0).reshape(2, 3), np.arange(3.0) * 10
+TWO, THREE = Axis("vmap", 2), Axis("vmap", 3)
+
+
+def test_a_function_of_elements_over_axes_that_arguments_have_or_lack():
+    add = lambda x, y: x + y
+    np.testing.assert_array_equal(over_axes(add, [[True, True], [False, True]])(A, B), A + B)
+    np.testing.assert_array_equal(over_axes(add, [[True, False], [False, True]])(A[:, 0], B), A[:, :1] + B)
+    assert over_axes(add, [[False, False]] * 2)(1.0, 2.0) == 3.0
+    # Shapes are not compared: an array of length 3 that has no axis is one element.
+    pair = over_axes(lambda x, y: jnp.stack([x.sum(), y.sum()]), [[True], [False]])(A.T, B)
+    np.testing.assert_array_equal(pair, [[row.sum(), B.sum()] for row in A.T])
+    assert either([True, False, False], [False, False, True]) == [True, False, True]
+
+
+def test_selecting_gives_every_array_the_axes_of_the_choice():
+    chosen = np.array([True, False])
+    (a, b), has = select(chosen, [True, False], [A, B], [[True, True], [False, True]])
+    np.testing.assert_array_equal(a, A * [[1], [0]])
+    np.testing.assert_array_equal(b, [B, B * 0])
+    assert has == [[True, True], [True, True]]
+    (c,), _ = select(chosen, [True, False], [A], [[True, True]], [-A])
+    np.testing.assert_array_equal(c, A * [[1], [-1]])
+
+
+def test_which_leaf_has_which_axis():
+    axes = with_leaves((TWO, THREE), [[True, True], [False, True]])
+    assert [leaf_has(axes, i) for i in range(2)] == [[True, True], [False, True]]
+    assert axes[1].leaves is None  # all have it
+    assert leaf_has(axes, 1, reduced=True) == [True, True]
+    assert with_leaves((TWO,), []) == (TWO,)
+    np.testing.assert_array_equal(spread(B, axes, 1), np.broadcast_to(B, (2, 3)))
+    np.testing.assert_array_equal(spread(A, axes, 0), A)
+    crossed = np.stack([B, B + 1])  # an axis in front that a transform put there
+    np.testing.assert_array_equal(spread(crossed, axes, 1, skip=1), np.stack([[B, B], [B + 1, B + 1]]))
+
+
+def test_room_is_made_for_axes_that_are_lacking():
+    assert room_for_axes(jnp.ones((2, 4)), [True, False, True], rank=1).shape == (2, 1, 4, 1)
+    assert repeated_along(jnp.ones((2, 3)), 5, 1).shape == (2, 5, 3)
+
+
+def test_a_function_of_one_example_where_some_or_all_arrays_are_shared():
+    total = lambda x, y: {"sum": x + y}
+    found = per_example(total, (dataclasses.replace(TWO, leaves=(True, False)),), 2)(A, B)["sum"]
+    np.testing.assert_array_equal(found, A + B)
+    shared = dataclasses.replace(THREE, leaves=(False, False))
+    np.testing.assert_array_equal(per_example(total, (shared,), 2)(1.0, 2.0)["sum"], [3.0, 3.0, 3.0])
+
+
+def test_axes_of_two_rows_are_found_in_each_other_if_there_is_one_way():
+    scan = Axis("scan", 2)
+    assert common_axes([TWO, THREE], [THREE]) == ([TWO, THREE], [True, True], [False, True])
+    assert common_axes([THREE], [TWO, THREE]) == ([TWO, THREE], [False, True], [True, True])
+    assert common_axes([TWO, THREE], []) == ([TWO, THREE], [True, True], [False, False])
+    assert common_axes([TWO, TWO], [TWO]) is None  # two ways
+    assert common_axes([TWO, THREE], [THREE, TWO]) is None  # none
+    assert common_axes([scan, TWO], [TWO]) == ([scan, TWO], [True, True], [False, True])
+
+
+def test_which_loop_an_axis_is_of_is_no_part_of_equality():
+    assert Axis("scan", 2, loop=object()) == Axis("scan", 2, loop=object(), reverse=True)
+    assert Axis("scan", 2) != Axis("vmap", 2)
+    assert Axis("mesh", 2, "d") != Axis("mesh", 2, "e")
+    assert [axis.is_loop for axis in (Axis("scan"), Axis("while"), Axis("vmap"), Axis("mesh"))] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert repr((Axis("scan", 4), Axis("mesh", 2, "d"))) == "(scan:4, mesh:d)"

@@ -17,3 +17,30 @@ def test_one_jitted_function_and_many_modules_is_traced_once_per_place():
     for _ in range(2):
         check(sonde.capture(make(run))(X)[1])
     assert len(traces) == 3
+
+
+def test_a_function_is_traced_again_only_where_something_differs():
+    """Layers that stand in the same places of two models share their traces."""
+    traces = []
+
+    @jax.jit
+    def run(layer, x):
+        traces.append(1)
+        return layer(x)
+
+    model, other = make(run), make(run)
+    for _ in range(3):
+        check(sonde.capture(model)(X)[1])
+        check(sonde.capture(other)(X)[1])
+    seen = len(traces)
+    assert seen == 3
+    run(model.parts["layers"][0], X)  # no capture runs: the trace of a plain call
+    run(other.parts["layers"][1], X)
+    assert len(traces) == seen + 1
+
+
+def test_a_jitted_function_that_closes_over_a_module():
+    """What is inside is found through the module around, though no argument says where it is."""
+    model = make(lambda layer, x: jax.jit(lambda x: layer(x))(x))
+    for _ in range(2):
+        check(sonde.capture(model)(X)[1])

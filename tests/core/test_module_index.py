@@ -1,6 +1,24 @@
 """Modules of any library, found by identity among the attributes of others."""
 
-from sonde.core.module_index import ModuleKind, path_between, register_modules
+import dataclasses
+import gc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.core.module_index import (
+    ByIdentity,
+    ModuleKind,
+    Origin,
+    alike,
+    module_kind,
+    outermost_in,
+    outermost_modules,
+    path_between,
+    register_modules,
+)
 
 
 def test_path_between_follows_changes():
@@ -19,3 +37,79 @@ def test_path_between_follows_changes():
     assert path_between(root, a) is None
     root.self = root
     assert path_between(root, root) == ()
+
+
+class Plain:
+    """A module whose attributes are its parts."""
+
+    def __init__(self, **parts):
+        vars(self).update(parts)
+
+
+register_modules(Plain, ModuleKind(lambda m: list(vars(m).items()), arrays=lambda m: [m.w] if "w" in vars(m) else []))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Tree:
+    """No module, and JAX knows what is inside."""
+
+    left: Any
+    right: Any
+
+
+def test_modules_are_found_through_containers_but_not_inside_modules():
+    a, b, c = Plain(), Plain(inside=Plain()), Plain()
+    found = list(outermost_in({"x": [a, 1], "y": Tree(b, (None, c)), "n": np.ones(2)}, ()))
+    assert found == [(("x", 0), a), (("y", "left"), b), (("y", "right", 1), c)]
+    assert list(outermost_modules([1, "text", np.ones(2), jnp.ones(2), None])) == []
+    assert list(outermost_modules([a, (b, a)])) == [a, b, a]
+
+
+def test_a_shared_module_has_its_first_path():
+    shared = Plain()
+    root = Plain(a=Plain(x=shared), b=[shared], c=shared)
+    assert path_between(root, shared) == ("a", "x")
+    root.a = None
+    assert path_between(root, shared) == ("b", 0)
+
+
+def test_a_kind_is_that_of_the_nearest_class():
+    class Special(Plain):
+        pass
+
+    class More(Special):
+        pass
+
+    assert module_kind(More()) is module_kind(Plain())
+    register_modules(Special, ModuleKind(lambda m: []))
+    assert module_kind(More()) is module_kind(Special())
+    assert module_kind(More()) is not module_kind(Plain())
+    assert module_kind(3) is None
+
+
+def test_copies_are_alike_if_they_have_the_same_arrays():
+    w, v = jnp.ones(2), jnp.ones(2)
+    root = Plain(a=Plain(w=w), b=Plain(w=v), c=Plain())
+    found = {path: same for same, path in alike(root, Plain(w=v))}
+    assert found == {(): False, ("a",): False, ("b",): True, ("c",): False}
+    assert not any(same for same, _ in alike(root, Plain()))  # without arrays nothing says which one it is
+
+
+def test_origins_make_no_difference_to_a_structure():
+    one, other = Origin(Plain(), None), Origin(Plain(), None)
+    assert one == other == None  # noqa: E711
+    assert hash(one) == hash(other) == hash(None)
+    assert repr(one) == "None"
+
+
+def test_what_is_kept_by_identity_goes_with_its_object():
+    made = []
+    kept = ByIdentity(lambda key: made.append(key.w) or [key.w])
+    one, equal = Plain(w=1), Plain(w=1)
+    assert kept.of(one) is kept.of(one)
+    assert kept.of(one) is not kept.of(equal)
+    assert made == [1, 1]
+    del one
+    gc.collect()
+    assert len(kept._entries) == 1

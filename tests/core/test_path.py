@@ -7,6 +7,7 @@ from tests.core.comparing import check_nothing_is_left, double
 
 import sonde
 from sonde import capture, sow
+from sonde.core.path import check_pattern, glob_matches, no_such_site
 from sonde.errors import NoSuchSiteError, SiteNameError
 
 X = jnp.arange(3.0)
@@ -53,3 +54,53 @@ def test_a_name_that_cannot_name_a_site(name):
     with pytest.raises(SiteNameError):
         capture(lambda x: sow(x, name))(X)
     check_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("glob", "paths", "others"),
+    [
+        ("a", ["a"], ["b", "a/b", "ab", ""]),
+        ("*", ["a", "a.b"], ["a/b"]),
+        ("a/*", ["a/b", "a/"], ["a", "a/b/c", "b/a/b"]),
+        ("**", ["a", "a/b", "a/b/c"], []),
+        ("**/a", ["a", "b/a", "b/c/a"], ["ba", "b/ca", "a/b"]),
+        ("a/**", ["a/b", "a/b/c"], ["a", "b/a/c"]),
+        ("a/**/b", ["a/b", "a/c/b", "a/c/d/b"], ["a/cb"]),
+        ("?", ["a"], ["", "ab", "/"]),
+        ("b{9..11}", ["b9", "b10", "b11"], ["b8", "b12", "b011", "b1"]),
+        ("b{3..2}", [], ["b2", "b3", "b"]),
+        ("{q,k}", ["q", "k"], ["v", "q,k", ""]),
+        ("a.b[0]+(c)$", ["a.b[0]+(c)$"], ["axb0c"]),  # nothing else is special
+        ("{x}", ["{x}"], ["x"]),
+        ("{a..b}", ["{a..b}"], ["a"]),
+    ],
+)
+def test_globs(glob, paths, others):
+    assert [path for path in [*paths, *others] if glob_matches(glob, path)] == paths
+
+
+def test_a_predicate_without_a_hash_is_compared_by_identity():
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self, site):
+            return site.path == "a"
+
+    predicate = Unhashable()
+    one, same, other = check_pattern(predicate), check_pattern(predicate), check_pattern(Unhashable())
+    assert one == same
+    assert one != other
+    assert len({one, same, other}) == 2
+    assert callable(one)
+
+
+def test_the_error_for_a_pattern_shows_what_is_near_or_the_first_names():
+    many = [f"blocks/{i}/mlp" for i in range(30)]
+    assert "nearest: 'blocks/7/mlp'" in str(no_such_site("blocks/7/mlpp", many))
+    assert str(no_such_site("zzz", many)).endswith(", ".join(map(repr, many[:10])))
+    assert "matches none of the program's 1 sites" in str(no_such_site("x", ["y", "y"]))
+
+    def is_small(site):
+        return False
+
+    assert "'is_small'" in str(no_such_site(is_small, ["y"]))
