@@ -32,6 +32,6 @@ class Unusable(_Shown):
 
 
 class Failed(_Shown):
-    """The program that was looked at failed."""
+    """The user's program failed."""
 
     exit_code = FAILED

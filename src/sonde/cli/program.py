@@ -19,7 +19,7 @@ HELP = """See inside a JAX program.
 \b
 A TARGET is module:name or path/to/file.py:name. The name may stand for
   - a function that needs no arguments and returns (f, args) or (f, args, kwargs)
-  - such a tuple itself
+  - such a tuple
   - a function or model; its arguments come from
       --input FILE      an .npz file: arrays named like the parameters, or arg0, arg1, ...
       example_inputs    an attribute of the function, or a name in its module:

@@ -2,7 +2,7 @@
 
 Whether a capture is running is kept in a JAX user context, and so is part of every jit cache key: without a capture,
 `sow` adds nothing to the program; while one runs, jitted functions are traced again with their sites in. User contexts
-are thread-local: a thread that the captured function starts is not looked at.
+are thread-local: a capture does not see threads that the captured function starts.
 
 Scopes live in JAX's name stack, which every equation remembers, counted from its own jaxpr. A function that is jitted
 once and called under two scopes is therefore traced once, and its sites are found under the scope of each call; and

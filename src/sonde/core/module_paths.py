@@ -1,7 +1,7 @@
-"""Where a module stands, found when it is called.
+"""The place of a module, found when it is called.
 
-While a capture runs, every call of a module is a scope. Its path is the way of attributes that leads to the module from
-the modules whose calls are open, the outermost first; so a module that is shared has its first path. A module that none
+While a capture runs, every call of a module is a scope. Its path is the chain of attributes that leads to it from the
+modules whose calls are open, the outermost first; so a module that is shared has its first path. A module that none
 of them has is the root if it is the outermost call, and is otherwise named after its class. Nothing is stored in
 modules, and no structure of a pytree is another one because a capture runs.
 

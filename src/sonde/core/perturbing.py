@@ -37,11 +37,11 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
     Returns:
         A function with the arguments of `f` that returns a dict from paths to zeros, for `sonde.perturbed`: shaped like
         the value of the site's record, so one slice per iteration of a loop. Parts that cannot be differentiated are
-        None. Sites that are only looked at are left out.
+        None. Sites that can only be read are left out.
 
     Raises:
         NoSuchSiteError: When called: a pattern matches no site.
-        EditError: When called: all sites that a pattern matches are only looked at.
+        EditError: When called: all sites that a pattern matches can only be read.
     """
     check_callable(f, "perturbations")
     patterns = patterns or (_is_perturbed,)

@@ -85,8 +85,8 @@ def mark(
         value: Any pytree.
         name: The name of the site below the scopes that are open.
         tag: Kept as `Site.tag`; hashable.
-        depth: How many frames up the line is that the site is said to be on.
-        code: The function whose first line the site is said to be on, in place of a frame.
+        depth: How many frames up the source line of the site is.
+        code: The function whose first line is the source line of the site, in place of a frame.
         depths: Which of the nested captures see the site; see `Site.depths`.
 
     Returns:
@@ -109,7 +109,7 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
         value: Any pytree.
         name: The name of the site below the scopes that are open.
         tag: Kept as `Site.tag`; hashable.
-        depth: How many frames up the line is that the site is said to be on.
+        depth: How many frames up the source line of the site is.
 
     Example:
         >>> import jax, jax.numpy as jnp, sonde

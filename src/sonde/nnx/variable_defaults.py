@@ -1,4 +1,4 @@
-"""`var_defaults`: what new Variables have as `ref` and `hijax` when nothing is said.
+"""`var_defaults`: what new Variables have as `ref` and `hijax` by default.
 
 Both are names of Flax for Variables that are backed by something else than an array. Sonde's Variables always hold
 plain arrays: the entries are kept, as metadata, and change nothing else. Code that relies on them (a Variable written

@@ -1,4 +1,4 @@
-"""Initial values: what each kind of parameter starts with when nothing is said, and how it is drawn.
+"""Initial values: what each kind of parameter starts with by default, and how it is drawn.
 
 Where the two Flax faces differ:
 

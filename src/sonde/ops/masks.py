@@ -1,6 +1,6 @@
 """Masks of attention: which query may look at which key.
 
-A mask has the shape `(batch..., heads or 1, queries, keys)`; what is zero or False may not be looked at.
+A mask has the shape `(batch..., heads or 1, queries, keys)`; keys whose entry is zero or False are ignored.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def attribute(
         *patterns: Which sites, as in `sonde.capture`. All, if none are given.
         metric: A function of the result of `f` that returns a number. None if the result is one.
         method: `"gradient"`: gradient times the value's distance from the baseline. `"integrated"`: the mean gradient
-            on the way there, times that distance; all calls and iterations of a site go the way together.
+            on the way there, times that distance; all calls and iterations of a site are interpolated together.
         baseline: What values are compared with: a number that stands for a value that is not there; or the arguments of
             another run, a tuple or the only one, such as a corrupted input. With `"gradient"` the latter is attribution
             patching: for all sites, what putting the other run's value there would change, in one backward pass.

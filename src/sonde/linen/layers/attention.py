@@ -55,7 +55,7 @@ def dot_product_attention_weights(
         query: `(batch..., queries, heads, depth)`.
         key: `(batch..., keys, heads, depth)`.
         bias: Added to the scores, of shape `(batch..., heads, queries, keys)`.
-        mask: What may be looked at, of the same shape.
+        mask: Which keys each query may attend to, of the same shape.
         broadcast_dropout: Whether dropout is the same for all batch elements and heads.
         dropout_rng: The random key for dropout.
         dropout_rate: The probability of being dropped.
@@ -112,7 +112,7 @@ def dot_product_attention(
         key: `(batch..., keys, heads, depth)`.
         value: `(batch..., keys, heads, value depth)`.
         bias: Added to the scores, of shape `(batch..., heads, queries, keys)`.
-        mask: What may be looked at, of the same shape.
+        mask: Which keys each query may attend to, of the same shape.
         broadcast_dropout: Whether dropout is the same for all batch elements and heads.
         dropout_rng: The random key for dropout.
         dropout_rate: The probability of being dropped.
@@ -235,7 +235,7 @@ class MultiHeadDotProductAttention(Module):
             inputs_k: What keys are made of; `inputs_q` if None.
             inputs_v: What values are made of; `inputs_k` if None.
             inputs_kv: Both of these, as older code gives them.
-            mask: What may be looked at, `(batch..., heads, queries, keys)`.
+            mask: Which keys each query may attend to, `(batch..., heads, queries, keys)`.
             deterministic: As the field of that name.
             dropout_rng: The random key for dropout; one of stream `dropout` if None.
             sow_weights: Whether to sow the weights as `attention_weights` into `intermediates`.
