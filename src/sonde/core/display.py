@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from sonde._array_text import describe
+
 if TYPE_CHECKING:
     from sonde.core.record import Record, Records
 
 
 def _kind(tree: Any) -> str:
     leaves = jax.tree.leaves(tree)
-    shown = [f"{x.dtype}[{','.join(map(str, x.shape))}]" if hasattr(x, "dtype") else repr(x) for x in leaves[:3]]
+    shown = [describe(x) if hasattr(x, "dtype") else repr(x) for x in leaves[:3]]
     return " ".join(shown) + (f" (+{len(leaves) - 3})" if len(leaves) > 3 else "")
 
 

@@ -11,6 +11,7 @@ from typing import Any, overload
 import jax
 import numpy as np
 
+from sonde._array_text import describe
 from sonde.core.axes import Axis
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
@@ -112,7 +113,7 @@ def _tree(infos: Iterable[SiteInfo]) -> Iterator[str]:
 
 
 def _types(info: SiteInfo) -> str:
-    return " ".join(f"{a.dtype}[{','.join(map(str, a.shape))}]" for a in info.arrays)
+    return " ".join(map(describe, info.arrays))
 
 
 def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = None) -> Callable[..., Sites]:

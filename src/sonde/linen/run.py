@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from sonde._array_text import describe
 from sonde.errors import (
     ApplyModuleInvalidMethodError,
     ApplyScopeInvalidVariablesStructureError,
@@ -283,7 +284,7 @@ def lazy_init(
         except ValueError as error:
             if "out_axes" not in str(error):
                 raise
-            shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in unknown)
+            shapes = ", ".join(describe(x) for x in unknown)
             raise LazyInitError(
                 f"{where} makes a variable whose initial value depends on the values of its inputs, and these "
                 "were given as "

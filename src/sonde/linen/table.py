@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from sonde._array_text import human_size, indexed, size_and_bytes
 from sonde.linen import meta
 from sonde.linen.filters import Filter
 from sonde.linen.frozen_dict import FrozenDict
@@ -202,36 +203,20 @@ def _without(tree: Any, path: tuple[str, ...], paths: set[tuple[str, ...]]) -> A
     return kept
 
 
-def _size(tree: Any) -> tuple[int, int]:
-    leaves = [x for x in jax.tree.leaves(tree) if hasattr(x, "shape")]
-    count = sum(int(np.prod(x.shape)) for x in leaves)
-    return count, sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize if _is_plain(x) else 0 for x in leaves)
-
-
-def _is_plain(x: Any) -> bool:
-    return not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
-
-
 def _size_text(tree: Any) -> Text:
     from rich.text import Text
 
-    count, n_bytes = _size(tree)
+    count, n_bytes = size_and_bytes(tree)
     if not count:
         return Text("")
-    amount = float(n_bytes)
-    for unit in ("B", "KB", "MB", "GB", "TB"):
-        if amount < 1000 or unit == "TB":
-            break
-        amount /= 1000
-    text = f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
-    return Text.assemble((f"{count:,} ", "bold"), (f"({text})", "bold dim"))
+    return Text.assemble((f"{count:,} ", "bold"), (f"({human_size(n_bytes)})", "bold dim"))
 
 
 def _leaf(x: Any) -> Text:
     from rich.text import Text
 
     if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return Text.assemble((str(x.dtype), "dim"), f"[{','.join(map(str, x.shape))}]")
+        return Text.assemble((str(x.dtype), "dim"), indexed("", x.shape))
     return Text(str(x))
 
 

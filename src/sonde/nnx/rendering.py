@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from sonde._array_text import human_size, size_and_bytes
 from sonde.nnx.containers import List
 from sonde.nnx.graph import GraphDef
 from sonde.nnx.metadata import REQUIRED
@@ -20,37 +21,10 @@ from sonde.nnx.pytree import Pytree, attributes
 from sonde.nnx.states import FlatState, State
 from sonde.nnx.variable import Variable
 
-_UNITS = ("B", "KB", "MB", "GB", "TB")
-
 
 def text(value: Any) -> str:
     """The text of an object of this package."""
     return _Writer(numbers=not isinstance(value, Pytree)).write(value, 0)
-
-
-def human_size(n_bytes: float) -> str:
-    """A size in bytes with a unit: `1.5 KB`."""
-    for unit in _UNITS[:-1]:
-        if n_bytes < 1024:
-            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1024
-    return f"{n_bytes:.1f} {_UNITS[-1]}"
-
-
-def size_and_bytes(value: Any) -> tuple[int, int]:
-    """How many elements the arrays in a pytree have, and how many bytes."""
-    size = n_bytes = 0
-    for leaf in jax.tree.leaves(value):
-        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-        if shape is None or dtype is None:
-            continue
-        elements = int(np.prod(shape))
-        size += elements
-        if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-            n_bytes += elements * np.dtype(dtype).itemsize
-        else:
-            n_bytes += elements * getattr(dtype, "itemsize", 8)
-    return size, n_bytes
 
 
 def _totals(node: Pytree) -> str:

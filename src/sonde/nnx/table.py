@@ -17,12 +17,13 @@ from typing import Any
 
 import jax
 
+from sonde._array_text import describe, human_size, size_and_bytes
+from sonde.core.arrays import arrays_in
 from sonde.nnx import iteration
 from sonde.nnx.building import build
 from sonde.nnx.metadata import HOOKS
 from sonde.nnx.module import Module
 from sonde.nnx.pytree import Pytree, attributes
-from sonde.nnx.rendering import human_size, size_and_bytes
 from sonde.nnx.rngs import RngState, RngStream
 from sonde.nnx.variable import Variable, copied
 from sonde.nnx.walking import walk
@@ -208,7 +209,7 @@ def _with_flops(row: CallInfo, node: Any, flops: bool, vjp_flops: bool) -> CallI
         args, kwargs = structure.unflatten([next(given) if known else a for a, known in zip(arrays, is_array)])
         model = build(found.definition, _with_values(found.leaves, values))
         out = getattr(model, row.method)(*args, **kwargs)
-        return [x for x in jax.tree.leaves(out) if hasattr(x, "dtype")]
+        return arrays_in(out)
 
     inputs = [a for a, known in zip(arrays, is_array) if known]
 
@@ -321,7 +322,7 @@ def _shapes(tree: Any) -> str:
 def _lines(tree: Any) -> list[str]:
     """Arrays as `float32[2,3]`, containers line by line with what is inside them indented, the rest as it is."""
     if isinstance(tree, jax.ShapeDtypeStruct):
-        return [f"{tree.dtype}[{','.join(map(str, tree.shape))}]"]
+        return [describe(tree)]
     if isinstance(tree, Mapping) and not isinstance(tree, Pytree):
         return _entries(tree) or ["{}"]
     if isinstance(tree, (list, tuple)):

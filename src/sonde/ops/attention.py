@@ -26,10 +26,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sonde._array_text import describe
 from sonde.core.context import looking
 from sonde.core.sow import sow
 from sonde.errors import LayerInputError
-from sonde.ops.checks import describe, expect_broadcastable, expect_shape
+from sonde.ops.checks import expect_broadcastable, expect_shape
 from sonde.ops.dense import given
 from sonde.ops.dropout import keep_mask
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype, widest

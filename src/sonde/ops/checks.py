@@ -12,15 +12,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from sonde._array_text import describe
 from sonde.errors import LayerInputError
-
-
-def describe(x: Any) -> str:
-    """Shape and dtype in a few letters: `float32[2,3]`."""
-    shape = getattr(x, "shape", None)
-    if shape is None:
-        return f"{type(x).__name__} {x!r}"
-    return f"{x.dtype}[{','.join(str(n) for n in shape)}]"
 
 
 def expect_size(x: Any, *, axis: int, size: int, argument: str, meaning: str = "features") -> None:

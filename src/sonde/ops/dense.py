@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sonde._array_text import describe
 from sonde.errors import LayerInputError
-from sonde.ops.checks import describe, expect_rank, expect_size
+from sonde.ops.checks import expect_rank, expect_size
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
 
 DotGeneral = Callable[..., jax.Array]

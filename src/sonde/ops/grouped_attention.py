@@ -17,10 +17,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from sonde._array_text import describe
 from sonde.core.context import looking
 from sonde.core.sow import sow
 from sonde.errors import LayerInputError
-from sonde.ops.checks import describe
 from sonde.ops.soft_cap import soft_cap
 
 Implementation = Literal["xla", "cudnn"]

@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sonde._array_text import describe
 from sonde.core.sow import sow
 from sonde.errors import LayerInputError
-from sonde.ops.checks import describe
 from sonde.ops.dense import dense
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
 

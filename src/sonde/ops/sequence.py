@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sonde._array_text import describe
 from sonde.errors import LayerInputError
-from sonde.ops.checks import describe
 
 Carry = Any
 Loop = Callable[[Carry, Any], tuple[Carry, Any]]

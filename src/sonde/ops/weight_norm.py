@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sonde._array_text import describe
 from sonde.errors import LayerInputError
-from sonde.ops.checks import describe
 from sonde.ops.dtypes import Dtype, canonicalize_dtype, widest
 from sonde.ops.norm import Axes, canonicalize_axes
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sonde._array_text import indexed
 from sonde.report.examined import Examined
 from sonde.report.findings.depth import family, natural
 from sonde.report.plain import counted
@@ -65,7 +66,7 @@ def _table(report: Report, Table: Any, Text: Any) -> Any:
         cells += [_short(gradient.get("rms"))] if with_gradients else []
         bad = (value.get("nonfinite") or 0) + (gradient.get("nonfinite") or 0)
         style = _MARKS[flagged[site.path]][0] if site.path in flagged else ""
-        kind = f"{site.dtype}[{','.join(map(str, site.shape))}]"
+        kind = indexed(site.dtype, site.shape)
         table.add_row(Text(site.name, style=style), Text(kind), *cells, str(bad) if bad else "")
     return table
 
@@ -86,7 +87,7 @@ def _folded(report: Report, table: Any, Text: Any, with_gradients: bool) -> Any:
         cells = [_range(values), _short(values[0]), _short(values[-1])]
         cells += [_range([(d["gradient"] or {}).get("rms") for d in data])] if with_gradients else []
         worst = next((flagged[site.path] for site in members if site.path in flagged), None)
-        kinds = dict.fromkeys(f"{site.dtype}[{','.join(map(str, site.shape))}]" for site in members)
+        kinds = dict.fromkeys(indexed(site.dtype, site.shape) for site in members)
         kind = next(iter(kinds)) + (f" (+{len(kinds) - 1})" if len(kinds) > 1 else "")
         style = _MARKS[worst][0] if worst else ""
         table.add_row(Text(_name(members), style=style), Text(kind), *cells, str(bad) if bad else "")

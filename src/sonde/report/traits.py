@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.core.arrays import arrays_in
+
 NEARLY_ONE = 0.99
 """From which magnitude on a value that a squashing function made counts as saturated."""
 NEARLY_ZERO = 0.01
@@ -113,7 +115,7 @@ def _of_attention(x: Any) -> dict[str, Any]:
 
 def traits_of_parts(value: Any) -> list[dict[str, Any]]:
     """The traits of every array in a pytree."""
-    return [traits(x) for x in jax.tree.leaves(value) if hasattr(x, "dtype")]
+    return [traits(x) for x in arrays_in(value)]
 
 
 def added_up(found: dict[str, np.ndarray], taken: np.ndarray | None) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
+from sonde.core.arrays import arrays_in
 from sonde.core.axes import spread
 from sonde.core.capture import run_with
 from sonde.core.context import look
@@ -54,14 +55,9 @@ def _numbers(traits: list[dict[str, Any]], size: int) -> list[Any]:
     return [nans, infs, low, high, jnp.asarray(size, jnp.int32), jnp.zeros((0,), jnp.int32)]
 
 
-def _arrays_only(value: Any) -> Any:
-    # Strings and other leaves that are no arrays may be sown; `jax.jit` does not take them.
-    return [x for x in jax.tree.leaves(value) if hasattr(x, "dtype")]
-
-
 def _reduce(value: Any) -> tuple[Any, Any, Any]:
     with _own_settings():
-        return _seen(_arrays_only(value))
+        return _seen(arrays_in(value))
 
 
 @contextlib.contextmanager
@@ -79,7 +75,7 @@ def _own_settings() -> Iterator[None]:
 
 def _whole(value: Any) -> tuple[Any, Any]:
     """The arrays themselves, with nothing yet where `_reduce` has numbers."""
-    arrays = _arrays_only(value)
+    arrays = arrays_in(value)
     # Inside a shard_map a number must vary over what the arrays vary over: there, it is made of them.
     over_mesh = [x for x in arrays if _jax.varying_axes(x) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)]
     zero = sum((0 * jnp.sum(x != x, dtype=jnp.int32) for x in over_mesh), jnp.zeros((), jnp.int32))

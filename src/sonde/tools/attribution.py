@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._array_text import describe
 from sonde.core.asking import asked_for
 from sonde.core.axes import Axis
 from sonde.core.capture import capture, check_callable, like
@@ -133,7 +134,7 @@ def number_of(metric: Callable | None, result: Any) -> Any:
     """The number that is explained: the metric of a result. Raises ValueError if it is none."""
     number = result if metric is None else metric(result)
     if not hasattr(number, "dtype") or jnp.shape(number) != () or not jnp.issubdtype(number.dtype, jnp.floating):
-        found = f"{number.dtype}{list(number.shape)}" if hasattr(number, "dtype") else repr(type(number).__name__)
+        found = describe(number) if hasattr(number, "dtype") else repr(type(number).__name__)
         raise ValueError(f"attribute explains a number, got {found}; give a metric= that makes one of the result")
     return number
 

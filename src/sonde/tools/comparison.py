@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.core.arrays import arrays_in
 from sonde.core.asking import asked_for
 from sonde.core.calls import ProgramOrder, numbered_calls
 from sonde.core.capture import check_callable, like, run_with
@@ -314,7 +315,7 @@ def _noted(seen: Seen, note: str, part: str = "") -> Drift:
 
 
 def _arrays(seen: Seen) -> list[Any]:
-    leaves = [x for x in jax.tree.leaves(seen.value) if hasattr(x, "dtype")]
+    leaves = arrays_in(seen.value)
     is_key = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
     return [jax.random.key_data(x) if key else jnp.asarray(x) for x, key in zip(leaves, is_key)]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from sonde._array_text import indexed
 from sonde.tools.words import words
 
 _MOST_CELLS = 20_000
@@ -103,7 +104,7 @@ def by_last_axis(found: dict[str, np.ndarray], title: str, column_title: str) ->
         x = np.asarray(x, np.float64)
         x = x.reshape(*x.shape[:-1], -1) if x.ndim else x.reshape(1)
         for index in np.ndindex(x.shape[:-1]):
-            rows.append(f"{name}[{','.join(map(str, index))}]" if index else name)
+            rows.append(indexed(name, index) if index else name)
             values.append(np.pad(x[index], (0, width - x.shape[-1]), constant_values=np.nan))
     return Heat(
         np.stack(values) if values else np.zeros((0, 0)), rows, list(map(str, range(width))), title, column_title

@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._array_text import indexed
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture_only, check_callable, like
 from sonde.core.path import Pattern, check_pattern
@@ -125,7 +126,7 @@ def attention_heads(
         for seen in each_seen(records):
             for index in np.ndindex(np.shape(seen.value)[: seen.loops]):
                 name = f"{seen.path}[{seen.call}]" if seen.call else seen.path
-                names.append(f"{name}[{','.join(map(str, index))}]" if index else name)
+                names.append(indexed(name, index) if index else name)
                 rows.append(np.asarray(seen.value)[index])
         return HeadScores(tuple(names), *np.stack(rows, 1))
 

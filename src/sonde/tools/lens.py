@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._array_text import indexed
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture_only, check_callable, like
 from sonde.core.path import Pattern, check_pattern
@@ -100,7 +101,7 @@ class Lens(Mapping[str, Reading], Drawn):
             loops = tokens.shape[: reading.loops]
             tokens, sure = tokens.reshape(*loops, -1, last), sure.reshape(*loops, -1, last)
             for index in np.ndindex(loops):
-                row = f"{name}[{','.join(map(str, index))}]" if index else name
+                row = indexed(name, index) if index else name
                 yield row, tokens[index][example], sure[index][example]
 
     def __repr__(self) -> str:

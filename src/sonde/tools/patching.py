@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._array_text import describe
+from sonde.core.arrays import arrays_in
 from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable
 from sonde.core.keeping import by_identity, kept_with
@@ -105,7 +107,7 @@ def patch_sweep(
     if chunk is not None and chunk < 1:
         raise ValueError(f"patch_sweep: chunk must be at least 1, got {chunk}")
     inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]
-    shapes = [[f"{x.dtype}{list(x.shape)}" for x in _arrays_in(given)] for given in inputs]
+    shapes = [[describe(x) for x in arrays_in(given)] for given in inputs]
     if shapes[0] != shapes[1]:
         raise ValueError(
             "patch_sweep puts values of the clean run into the corrupt one, so both inputs must have the same arrays; "
@@ -131,10 +133,6 @@ def _checked_directions(directions: Any) -> Any:
     if found.ndim != 2 or not (np.isfinite(sizes) & (sizes > 0)).all():
         raise ValueError(f"patch_sweep: directions= are vectors that are not zero, got shape {np.shape(directions)}")
     return found / sizes
-
-
-def _arrays_in(inputs: Any) -> list[Any]:
-    return [x for x in jax.tree.leaves(inputs) if hasattr(x, "shape") and hasattr(x, "dtype")]
 
 
 def _sweep(

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.core.arrays import arrays_in
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable
 from sonde.core.path import Pattern, check_pattern
@@ -173,7 +174,7 @@ class _Run:
             key = place.path, place.call
             if key in still:
                 here, at = place.within(still[key].seen.axes)
-                kept = [x for x in jax.tree.leaves(still[key].seen.value) if hasattr(x, "dtype")]
+                kept = arrays_in(still[key].seen.value)
                 values = [jnp.where(here, at.slice_of(new, i), old) for i, (new, old) in enumerate(zip(kept, values))]
             if key in places:
                 target, start = places[key]

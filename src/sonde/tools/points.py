@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.core.arrays import arrays_in
 from sonde.core.rows import row_path
 from sonde.errors import CaptureError
 from sonde.tools.placing import Place
@@ -63,7 +64,7 @@ class Target:
             )
         mapped = len(seen.axes) - seen.loops
         found = set()
-        arrays = [x for x in jax.tree.leaves(seen.value) if hasattr(x, "dtype")]
+        arrays = arrays_in(seen.value)
         for x in arrays:
             own = x.shape[seen.loops + mapped :]
             beyond = [a for a in axes if not -len(own) <= a < len(own)]
@@ -125,7 +126,7 @@ class Target:
                 taken = jax.lax.dynamic_index_in_dim(taken, step, keepdims=False)
             here = here & jnp.any(taken)
         *positions, direction = jnp.unravel_index(at, (*self.lengths, inner // int(np.prod(self.lengths, dtype=int))))
-        arrays = [x for x in jax.tree.leaves(self.seen.value) if hasattr(x, "dtype")]
+        arrays = arrays_in(self.seen.value)
         new = []
         for i, (old, whole) in enumerate(zip(values, arrays)):
             mask, own = here, jnp.ndim(old) - place.mapped(i)

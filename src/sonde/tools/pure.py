@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from sonde.core.arrays import is_array_like
 from sonde.core.keeping import Bounded
 
 
@@ -48,7 +49,7 @@ _ARRAY = _Array()
 def rest_and_arrays(tree: Any) -> tuple[Rest, list[Any]]:
     """What is left of a pytree without its arrays, and the arrays, from which `Rest.whole` makes it again."""
     leaves, structure = jax.tree.flatten(tree)
-    is_array = [hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves]
+    is_array = [is_array_like(x) for x in leaves]
     arrays = [x for x, a in zip(leaves, is_array) if a]
     return Rest(structure, tuple(_ARRAY if a else x for x, a in zip(leaves, is_array))), arrays
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.core.arrays import arrays_in
 from sonde.core.axes import Axis
 from sonde.core.path import Pattern, glob_matches, matches
 from sonde.core.record import ArraysSpec, Layout, Record, Records
@@ -131,7 +132,7 @@ def with_values(records: Records, values: Mapping[str, Sequence[Any]]) -> Record
         specs = []
         calls = [call for call, _ in record.calls() if call.value.view.is_value]
         for call, value in zip(calls, values[path]):
-            leaves = [x for x in jax.tree.leaves(value) if hasattr(x, "dtype")]
+            leaves = arrays_in(value)
             axes = tuple(dataclasses.replace(axis, leaves=None) for axis in call.value.view.axes)
             spec = ArraysSpec(call.value.view.replace(axes=axes), tuple(map(jnp.ndim, leaves)), None)
             specs.append(dataclasses.replace(call, value=spec, extras=(), grads=()))

@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
+from sonde.core.arrays import arrays_in
+
 _MOST = 20
 _POWERS = 2.0 ** np.arange(-_MOST, _MOST + 1)
 EDGES: np.ndarray = np.concatenate([[-np.inf], -_POWERS[::-1], _POWERS, [np.inf]])
@@ -165,7 +167,7 @@ def _scattered(x: Any, ok: Any) -> Any:
 
 def moments_of_parts(value: Any, names: Collection[str] = NAMES, *, often: bool = False) -> list[dict[str, Any]]:
     """The moments of every array in a pytree."""
-    return [moments(x, names, often=often) for x in jax.tree.leaves(value) if hasattr(x, "dtype")]
+    return [moments(x, names, often=often) for x in arrays_in(value)]
 
 
 def described(

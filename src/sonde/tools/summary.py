@@ -11,6 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from sonde._array_text import indexed
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture_only, check_callable, like
 from sonde.core.path import Pattern, check_pattern
@@ -216,7 +217,7 @@ def _cells(row: Row | None) -> list[str]:
         row.name,
         ",".join(map(str, row.iteration)),
         "gradient" if row.gradient else "value",
-        f"{row.dtype}[{','.join(map(str, row.shape))}]",
+        indexed(row.dtype, row.shape),
         *("-" if x is None else f"{x:.3g}" for x in (s.mean, s.std, s.min, s.max, s.norm)),
         *("-" if x is None else str(x) for x in (s.zeros, s.dead, s.nonfinite)),
     ]

@@ -117,13 +117,7 @@ class BatchNorm(Module):
             use_running_average=by_running_average,
             axis=self.axis,
             momentum=self.momentum,
-            epsilon=self.epsilon,
-            mask=mask,
-            axis_name=self.axis_name,
-            axis_index_groups=self.axis_index_groups,
-            use_fast_variance=self.use_fast_variance,
-            dtype=self.dtype,
-            promote_dtype=self.promote_dtype,
+            **_common(self, mask),
         )
         if not by_running_average:
             self.mean.set_value(jnp.asarray(mean, self.mean.dtype))

@@ -29,6 +29,7 @@ from sonde.ops.initializers import (
 )
 
 Pair = tuple[jax.Array, jax.Array]
+MakeMap = Callable[[int], Linear]
 
 
 class RNNCellBase(Module):
@@ -128,7 +129,71 @@ class _VectorCell(RNNCellBase):
         return 1
 
 
-class LSTMCell(_VectorCell):
+class _GatedCell(_VectorCell):
+    """What cells with gates share: their arguments, and how linear maps are made from these."""
+
+    # Whether the bias of a gate stands in its map of the inputs, or in that of the memory.
+    _bias_is_of_inputs = False
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        gate_fn: Callable[..., Any] = jax.nn.sigmoid,
+        activation_fn: Callable[..., Any] = jnp.tanh,
+        kernel_init: Init = default_kernel_init,
+        recurrent_kernel_init: Init = orthogonal_any_dtype,
+        bias_init: Init = default_bias_init,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        carry_init: Init | None = None,
+        promote_dtype: PromoteDtype = promote_dtype,
+        keep_rngs: bool = False,
+        rngs: Any,
+        kernel_metadata: Metadata = NO_METADATA,
+        recurrent_kernel_metadata: Metadata = NO_METADATA,
+        bias_metadata: Metadata = NO_METADATA,
+    ):
+        self.in_features = in_features
+        self.hidden_features = hidden_features
+        self.gate_fn = gate_fn
+        self.activation_fn = activation_fn
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.promote_dtype = promote_dtype
+
+        def linear(n_gates: int, n_in: int, init: Init, metadata: Metadata, use_bias: bool) -> Linear:
+            return Linear(
+                n_in,
+                n_gates * hidden_features,
+                use_bias=use_bias,
+                kernel_init=init,
+                bias_init=bias_init,
+                dtype=dtype,
+                param_dtype=param_dtype,
+                promote_dtype=promote_dtype,
+                rngs=rngs,
+                kernel_metadata=metadata,
+                bias_metadata=bias_metadata,
+            )
+
+        def of_inputs(n_gates: int) -> Linear:
+            return linear(n_gates, in_features, kernel_init, kernel_metadata, self._bias_is_of_inputs)
+
+        def of_memory(n_gates: int) -> Linear:
+            use_bias = not self._bias_is_of_inputs
+            return linear(n_gates, hidden_features, recurrent_kernel_init, recurrent_kernel_metadata, use_bias)
+
+        self._make_maps(of_inputs, of_memory)
+        self._keep(rngs, keep_rngs, carry_init)
+
+    def _make_maps(self, of_inputs: MakeMap, of_memory: MakeMap) -> None:
+        """Makes the maps in the order in which their initial values are drawn; each for as many gates as it is told."""
+        raise NotImplementedError
+
+
+class LSTMCell(_GatedCell):
     """A long short-term memory, with a matrix of its own for every gate.
 
     Args:
@@ -161,64 +226,9 @@ class LSTMCell(_VectorCell):
 
     _parts = 2
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        *,
-        gate_fn: Callable[..., Any] = jax.nn.sigmoid,
-        activation_fn: Callable[..., Any] = jnp.tanh,
-        kernel_init: Init = default_kernel_init,
-        recurrent_kernel_init: Init = orthogonal_any_dtype,
-        bias_init: Init = default_bias_init,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        carry_init: Init | None = None,
-        promote_dtype: PromoteDtype = promote_dtype,
-        keep_rngs: bool = False,
-        rngs: Any,
-        kernel_metadata: Metadata = NO_METADATA,
-        recurrent_kernel_metadata: Metadata = NO_METADATA,
-        bias_metadata: Metadata = NO_METADATA,
-    ):
-        self.in_features = in_features
-        self.hidden_features = hidden_features
-        self.gate_fn = gate_fn
-        self.activation_fn = activation_fn
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.promote_dtype = promote_dtype
-
-        def of_inputs() -> Linear:
-            return Linear(
-                in_features,
-                hidden_features,
-                use_bias=False,
-                kernel_init=kernel_init,
-                dtype=dtype,
-                param_dtype=param_dtype,
-                promote_dtype=promote_dtype,
-                rngs=rngs,
-                kernel_metadata=kernel_metadata,
-            )
-
-        def of_memory() -> Linear:
-            return Linear(
-                hidden_features,
-                hidden_features,
-                kernel_init=recurrent_kernel_init,
-                bias_init=bias_init,
-                dtype=dtype,
-                param_dtype=param_dtype,
-                promote_dtype=promote_dtype,
-                rngs=rngs,
-                kernel_metadata=recurrent_kernel_metadata,
-                bias_metadata=bias_metadata,
-            )
-
-        self.ii, self.if_, self.ig, self.io = (of_inputs() for _ in range(4))
-        self.hi, self.hf, self.hg, self.ho = (of_memory() for _ in range(4))
-        self._keep(rngs, keep_rngs, carry_init)
+    def _make_maps(self, of_inputs: MakeMap, of_memory: MakeMap) -> None:
+        self.ii, self.if_, self.ig, self.io = (of_inputs(1) for _ in range(4))
+        self.hi, self.hf, self.hg, self.ho = (of_memory(1) for _ in range(4))
 
     @names_its_place
     def __call__(self, carry: Pair, inputs: jax.Array) -> tuple[Pair, jax.Array]:  # type: ignore[override]
@@ -244,7 +254,7 @@ class LSTMCell(_VectorCell):
         )
 
 
-class OptimizedLSTMCell(_VectorCell):
+class OptimizedLSTMCell(_GatedCell):
     """A long short-term memory with one matrix for all gates: fewer, larger products than `LSTMCell`.
 
     Arguments and calls are those of `LSTMCell`; parameters are laid out differently.
@@ -258,57 +268,8 @@ class OptimizedLSTMCell(_VectorCell):
 
     _parts = 2
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        *,
-        gate_fn: Callable[..., Any] = jax.nn.sigmoid,
-        activation_fn: Callable[..., Any] = jnp.tanh,
-        kernel_init: Init = default_kernel_init,
-        recurrent_kernel_init: Init = orthogonal_any_dtype,
-        bias_init: Init = default_bias_init,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        carry_init: Init | None = None,
-        promote_dtype: PromoteDtype = promote_dtype,
-        keep_rngs: bool = False,
-        rngs: Any,
-        kernel_metadata: Metadata = NO_METADATA,
-        recurrent_kernel_metadata: Metadata = NO_METADATA,
-        bias_metadata: Metadata = NO_METADATA,
-    ):
-        self.in_features = in_features
-        self.hidden_features = hidden_features
-        self.gate_fn = gate_fn
-        self.activation_fn = activation_fn
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.promote_dtype = promote_dtype
-        self.dense_i = Linear(
-            in_features,
-            hidden_features * 4,
-            use_bias=False,
-            kernel_init=kernel_init,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            promote_dtype=promote_dtype,
-            rngs=rngs,
-            kernel_metadata=kernel_metadata,
-        )
-        self.dense_h = Linear(
-            hidden_features,
-            hidden_features * 4,
-            kernel_init=recurrent_kernel_init,
-            bias_init=bias_init,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            promote_dtype=promote_dtype,
-            rngs=rngs,
-            kernel_metadata=recurrent_kernel_metadata,
-            bias_metadata=bias_metadata,
-        )
-        self._keep(rngs, keep_rngs, carry_init)
+    def _make_maps(self, of_inputs: MakeMap, of_memory: MakeMap) -> None:
+        self.dense_i, self.dense_h = of_inputs(4), of_memory(4)
 
     @names_its_place
     def __call__(self, carry: Pair, inputs: jax.Array) -> tuple[Pair, jax.Array]:  # type: ignore[override]
@@ -319,7 +280,7 @@ class OptimizedLSTMCell(_VectorCell):
         return ops.lstm(c, *gates, gate_fn=self.gate_fn, activation_fn=self.activation_fn)
 
 
-class GRUCell(_VectorCell):
+class GRUCell(_GatedCell):
     """A gated recurrent unit.
 
     Args:
@@ -349,57 +310,10 @@ class GRUCell(_VectorCell):
         (2, 4)
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        *,
-        gate_fn: Callable[..., Any] = jax.nn.sigmoid,
-        activation_fn: Callable[..., Any] = jnp.tanh,
-        kernel_init: Init = default_kernel_init,
-        recurrent_kernel_init: Init = orthogonal_any_dtype,
-        bias_init: Init = default_bias_init,
-        dtype: Dtype | None = None,
-        param_dtype: Dtype = jnp.float32,
-        carry_init: Init | None = None,
-        promote_dtype: PromoteDtype = promote_dtype,
-        keep_rngs: bool = False,
-        rngs: Any,
-        kernel_metadata: Metadata = NO_METADATA,
-        recurrent_kernel_metadata: Metadata = NO_METADATA,
-        bias_metadata: Metadata = NO_METADATA,
-    ):
-        self.in_features = in_features
-        self.hidden_features = hidden_features
-        self.gate_fn = gate_fn
-        self.activation_fn = activation_fn
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.promote_dtype = promote_dtype
-        self.dense_i = Linear(
-            in_features,
-            hidden_features * 3,
-            kernel_init=kernel_init,
-            bias_init=bias_init,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            promote_dtype=promote_dtype,
-            rngs=rngs,
-            kernel_metadata=kernel_metadata,
-            bias_metadata=bias_metadata,
-        )
-        self.dense_h = Linear(
-            hidden_features,
-            hidden_features * 3,
-            use_bias=False,
-            kernel_init=recurrent_kernel_init,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            promote_dtype=promote_dtype,
-            rngs=rngs,
-            kernel_metadata=recurrent_kernel_metadata,
-        )
-        self._keep(rngs, keep_rngs, carry_init)
+    _bias_is_of_inputs = True
+
+    def _make_maps(self, of_inputs: MakeMap, of_memory: MakeMap) -> None:
+        self.dense_i, self.dense_h = of_inputs(3), of_memory(3)
 
     @names_its_place
     def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from sonde._array_text import describe
 from sonde.nnx import graph
 from sonde.nnx.filters import Filter
 from sonde.nnx.pytree import Pytree
 from sonde.nnx.variable import Variable
-from sonde.ops.checks import describe
 
 
 class MetricState(Variable[Any]):

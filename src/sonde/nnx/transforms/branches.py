@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from sonde._array_text import describe
 from sonde.nnx.transforms.lifting import Taken, take
 from sonde.nnx.transforms.options import mode
 from sonde.nnx.transforms.outcome import Left, Outcome
@@ -128,4 +129,4 @@ def _returning(branch: Callable[[list[Any]], Left], agreed: Outcome) -> Callable
 def _shown(taken: Taken, left: Left) -> str:
     """The output of a branch, for messages: its containers, with types in the place of arrays."""
     out = taken.output(left)
-    return repr(jax.tree.map(lambda x: f"{x.dtype}[{','.join(map(str, x.shape))}]" if hasattr(x, "dtype") else x, out))
+    return repr(jax.tree.map(lambda x: describe(x) if hasattr(x, "dtype") else x, out))
