@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from sonde.core.arrays import arrays_in, is_array_like
 
 
