@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import hypothesis
-import jax
 import pytest
 from hypothesis import strategies as st
 from tests.core import seeds
@@ -37,16 +36,6 @@ from tests.core.programs import (
     Vmap,
     While,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compilation() -> Iterator[None]:
-    """Programs run once: compiling them is what takes the time."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The tests
