@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import sonde
-from sonde.core.context import LOOKERS, looking
+from sonde.core.context import RUNNING_CAPTURES, looking
 from sonde.errors import EditError
 
 
@@ -20,7 +20,7 @@ def test_interrupts_at_any_moment_leave_the_thread_as_it_was() -> None:
     """In a process of its own: interrupts come by a timer, wherever the program is."""
     program = """
         import signal, jax, jax.numpy as jnp, sonde
-        from sonde.core.context import LOOKERS, looking
+        from sonde.core.context import RUNNING_CAPTURES, looking
         f = jax.jit(lambda x: sonde.sow(x * 2, "h") + 1)
         def eager(x):
             with sonde.scope("a"):
@@ -40,7 +40,7 @@ def test_interrupts_at_any_moment_leave_the_thread_as_it_was() -> None:
             except BaseException:  # inside of jaxlib an interrupt may become another exception
                 hits += 1
             assert looking() is None, i
-            assert LOOKERS.count == 0, i
+            assert RUNNING_CAPTURES.count == 0, i
             assert f(x)[0] == 3.0
             assert list(captured(x)[1]) == ["a/h"], i
         print("interrupted", hits)
@@ -63,12 +63,12 @@ def test_captures_of_threads_are_counted_apart() -> None:
     thread = threading.Thread(target=lambda: sonde.capture(f)(1.0))
     thread.start()
     assert inside.wait(60)
-    assert (LOOKERS.count, looking()) == (1, None)
+    assert (RUNNING_CAPTURES.count, looking()) == (1, None)
     sonde.capture(lambda x: x)(1.0)
-    assert LOOKERS.count == 1
+    assert RUNNING_CAPTURES.count == 1
     go_on.set()
     thread.join()
-    assert LOOKERS.count == 0
+    assert RUNNING_CAPTURES.count == 0
 
 
 def fails(*_: Any) -> Any:

@@ -366,6 +366,6 @@ def test_fields_that_say_static_as_jax_does(same):
 
 def test_what_methods_refer_to_can_be_pickled():
     """Classes that cannot be imported are pickled by value, with the globals that their methods refer to."""
-    from sonde.core.context import LOOKERS
+    from sonde.core.context import RUNNING_CAPTURES
 
-    assert pickle.loads(pickle.dumps(LOOKERS)) is LOOKERS
+    assert pickle.loads(pickle.dumps(RUNNING_CAPTURES)) is RUNNING_CAPTURES

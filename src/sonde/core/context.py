@@ -52,7 +52,7 @@ def looking() -> Looking | None:
     return _context.value
 
 
-class _Lookers:
+class _RunningCaptures:
     """How many captures run in all threads together, to be read where asking JAX for the context costs too much."""
 
     __slots__ = ("_lock", "_of_thread", "count")
@@ -63,7 +63,7 @@ class _Lookers:
         self._of_thread: dict[int, int] = {}
 
     def __reduce__(self) -> str:
-        return "LOOKERS"  # methods of modules refer to it, and are pickled with classes of `__main__`
+        return "RUNNING_CAPTURES"  # methods of modules refer to it, and are pickled with classes of `__main__`
 
     def mine(self) -> int:
         """How many of them run in this thread."""
@@ -79,7 +79,7 @@ class _Lookers:
             self.count = sum(self._of_thread.values())
 
 
-LOOKERS = _Lookers()
+RUNNING_CAPTURES = _RunningCaptures()
 
 
 class unchanged_after:
@@ -92,7 +92,7 @@ class unchanged_after:
     __slots__ = ("_jax_state", "_n", "_value")
 
     def __enter__(self) -> None:
-        self._value, self._n, self._jax_state = _context.value, LOOKERS.mine(), _jax.thread_state()
+        self._value, self._n, self._jax_state = _context.value, RUNNING_CAPTURES.mine(), _jax.thread_state()
 
     def __exit__(self, *error: object) -> None:
         interrupt = None
@@ -100,7 +100,7 @@ class unchanged_after:
             try:
                 if _context.value is not self._value:
                     _context(self._value).__enter__()
-                LOOKERS.set(self._n)
+                RUNNING_CAPTURES.set(self._n)
                 _jax.restore_thread_state(self._jax_state)
                 break
             except KeyboardInterrupt as found:
@@ -123,7 +123,7 @@ class look:
         if self._value is not None:
             if self._value.inside is not None:
                 self._value.inside.install()
-            LOOKERS.set(LOOKERS.mine() + 1)
+            RUNNING_CAPTURES.set(RUNNING_CAPTURES.mine() + 1)
         self._context.__enter__()
         self._names.__enter__()
 
@@ -131,7 +131,7 @@ class look:
         self._names.__exit__(*error)
         self._context.__exit__(*error)
         if self._value is not None:
-            LOOKERS.set(LOOKERS.mine() - 1)
+            RUNNING_CAPTURES.set(RUNNING_CAPTURES.mine() - 1)
             if self._value.inside is not None:
                 self._value.inside.remove()
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from sonde.core.context import LOOKERS
+from sonde.core.context import RUNNING_CAPTURES
 from sonde.nnx import iteration, module_sites, variable_names
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.pytree import Pytree, PytreeMeta
@@ -137,7 +137,7 @@ class Module(Pytree, metaclass=ModuleMeta):
         """
         from sonde.nnx.capture import captures_of
 
-        found = captures_of(self) if LOOKERS.count else None
+        found = captures_of(self) if RUNNING_CAPTURES.count else None
         if found is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute '__captures__': no nnx.capture runs")
         return found

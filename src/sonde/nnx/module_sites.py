@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.context import LOOKERS, looking
+from sonde.core.context import RUNNING_CAPTURES, looking
 from sonde.core.module_calls import code_of, mark_arrays, run_method
 from sonde.core.module_index import ModuleKind, Origin, register_modules, register_no_modules
 from sonde.core.module_paths import Trail, scope_at, thread
@@ -113,7 +113,7 @@ def sow(
     init_fn: Callable[[], Any],
 ) -> bool | None:
     """Records a value if a capture runs and wants it; None if none runs."""
-    if not LOOKERS.count or looking() is None:
+    if not RUNNING_CAPTURES.count or looking() is None:
         return None
     if not _is_wanted(variable_type):
         return False
@@ -143,7 +143,7 @@ def noted(trail: Trail, module: Any) -> Iterator[tuple[Sown, Any]]:
 
 def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | None:
     """The value to go on with if a capture runs; None if none does."""
-    if not LOOKERS.count or looking() is None:
+    if not RUNNING_CAPTURES.count or looking() is None:
         return None
     if not _is_wanted(variable_type):
         return value
@@ -161,7 +161,7 @@ def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not LOOKERS.count or looking() is None:
+        if not RUNNING_CAPTURES.count or looking() is None:
             return fn(self, *args, **kwargs)
         return run_method(self, name, fn, args, kwargs, keep=_is_object, after=lambda y: _outputs(self, name, fn, y))
 

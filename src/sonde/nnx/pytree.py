@@ -27,7 +27,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar, cast, dataclass_tran
 import jax
 
 from sonde._jax import trace_level
-from sonde.core.context import LOOKERS
+from sonde.core.context import RUNNING_CAPTURES
 from sonde.core.module_index import Origin
 from sonde.core.module_paths import origin_for_copies
 from sonde.errors import TraceContextError
@@ -474,12 +474,16 @@ Structure = tuple[Layout, tuple[Any, ...], Origin | None]
 
 def _flatten(node: Pytree) -> tuple[tuple[Any, ...], Structure]:
     layout, data, static = node._structure()
-    return data, (layout, static, _origin_for_copies(node) if LOOKERS.count else None)
+    return data, (layout, static, _origin_for_copies(node) if RUNNING_CAPTURES.count else None)
 
 
 def _flatten_with_keys(node: Pytree) -> tuple[list[tuple[Any, Any]], Structure]:
     layout, data, static = node._structure()
-    return list(zip(layout.data_keys, data)), (layout, static, _origin_for_copies(node) if LOOKERS.count else None)
+    return list(zip(layout.data_keys, data)), (
+        layout,
+        static,
+        _origin_for_copies(node) if RUNNING_CAPTURES.count else None,
+    )
 
 
 def _origin_for_copies(node: Pytree) -> Origin | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sonde.core import boundaries
-from sonde.core.context import LOOKERS, looking
+from sonde.core.context import RUNNING_CAPTURES, looking
 from sonde.nnx._epoch import EPOCH
 from sonde.nnx._kinds import ARRAY, KIND
 from sonde.nnx.transforms.jit.arguments import PLAIN, ROOT, Arguments, holds_objects, named_places
@@ -106,7 +106,7 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
     It recognises the call that was made before with the same objects, and leaves all others to the compiler. Every line
     of it is paid for by every call.
     """
-    kinds, epoch, lookers, memory, general = KIND, EPOCH, LOOKERS, compiler.memory, compiler.call
+    kinds, epoch, lookers, memory, general = KIND, EPOCH, RUNNING_CAPTURES, compiler.memory, compiler.call
 
     @named_like(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
