@@ -479,11 +479,8 @@ def _flatten(node: Pytree) -> tuple[tuple[Any, ...], Structure]:
 
 def _flatten_with_keys(node: Pytree) -> tuple[list[tuple[Any, Any]], Structure]:
     layout, data, static = node._structure()
-    return list(zip(layout.data_keys, data)), (
-        layout,
-        static,
-        _origin_for_copies(node) if RUNNING_CAPTURES.count else None,
-    )
+    origin = _origin_for_copies(node) if RUNNING_CAPTURES.count else None
+    return list(zip(layout.data_keys, data)), (layout, static, origin)
 
 
 def _origin_for_copies(node: Pytree) -> Origin | None:
