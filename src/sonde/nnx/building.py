@@ -16,7 +16,6 @@ from sonde.nnx.definitions import REFERENCE, Path, count_leaves, unflatten_once
 from sonde.nnx.pytree import _set_dict, _set_layout, _set_level, _set_stamp
 from sonde.nnx.states import FlatState, State
 from sonde.nnx.variable import Variable
-from sonde.nnx.walking import released
 
 _INNER = (NODE, CONTAINER)
 
@@ -55,109 +54,132 @@ def build(
         ValueError: the state lacks leaves, or has others than the definition.
     """
     known = {} if known is None else known
-    level = trace_level()
-    from_state = leaves is None
-    next_leaf = iter(leaves or ()).__next__
-    new_object = object.__new__
+    builder = _Builder(leaves, known, recreate, prototypes, remember)
+    if finish is not None:
+        return builder.make_and_finish(definition, (), finish)
+    if leaves is not None:
+        return builder.make(definition, None)
+    if isinstance(state, FlatState):
+        state = traversals.unflatten_mapping(state)
+    before = dict(known)
+    try:
+        return builder.make(definition, state)
+    except (KeyError, _Misfit):
+        known.clear()
+        known.update(before)
+        return build(definition, collect(definition, state), known=known, recreate=recreate)
 
-    def make(d: Any, source: Any) -> Any:
+
+class _Builder:
+    """What `build` was given. A `source` is the part of the state for what is made; None if leaves were given."""
+
+    __slots__ = ("from_state", "known", "level", "next_leaf", "prototypes", "recreate", "remember")
+
+    def __init__(
+        self,
+        leaves: Iterable[Any] | None,
+        known: dict[Any, Any],
+        recreate: bool,
+        prototypes: dict[int, dict[Any, Any]] | None,
+        remember: bool,
+    ) -> None:
+        self.from_state = leaves is None
+        self.next_leaf = iter(leaves or ()).__next__
+        self.known, self.recreate, self.prototypes, self.remember = known, recreate, prototypes, remember
+        self.level = trace_level()
+
+    def make(self, d: Any, source: Any) -> Any:
+        """What a definition describes."""
         tag = d[0]
         if tag == NODE:
-            _, cls, index, layout, static, children, entries, n = d
-            # `_blank` and `_fill` in place, because a model has many nodes: attributes are copied from a prototype
-            direct = prototypes is not None and cls._only_attributes
-            if prototypes is not None and direct:
-                node = new_object(cls)
-                _set_layout(node, layout)
-                _set_level(node, level)
-                _set_stamp(node, 0)
-                values = prototypes.get(id(d))
-                if values is None:
-                    values = prototypes[id(d)] = dict.fromkeys(layout.data)
-                    values.update(zip(layout.static, static))
-                values = values.copy()
-            else:
-                node = cls._blank(layout, level)
-                values = {}
-            if remember:
-                known[index] = node
-            if from_state and n and (type(source) is not dict or len(source) != entries):
-                source = _plain_mapping(source, entries)
-            for name, child in zip(layout.data, children):
-                tag = child[0]
-                if tag == VARIABLE:  # what `make` does, without the call
-                    value = source[name] if from_state else next_leaf()
-                    if recreate and not isinstance(value, Variable):
-                        value = child[1]._make(value, child[3])
-                    values[name] = value
-                    if remember:
-                        known[child[2]] = value
-                elif from_state and (tag == ARRAY or (tag in _INNER and child[-1])):
-                    values[name] = make(child, source[name])
-                else:
-                    values[name] = make(child, None)
-            if direct:
-                _set_dict(node, values)
-            else:
-                node._fill(layout, values.values(), static)
-            return node
+            return self.make_node(d, source)
         if tag == VARIABLE:
-            value = source if from_state else next_leaf()
-            if recreate and not isinstance(value, Variable):
-                value = d[1]._make(value, d[3])
-            known[d[2]] = value
-            return value
+            return self.make_variable(d, source)
         if tag == ARRAY:
-            return source if from_state else next_leaf()
+            return source if self.from_state else self.next_leaf()
         if tag == OTHER:
             return d[1]
         if tag == REFERENCE:
-            return known[d[1]]
+            return self.known[d[1]]
         _, cls, keys, rebuild, children, entries, n = d
-        if not (from_state and n):
-            return unflatten_once(cls, keys, rebuild, [make(child, None) for child in children])
+        if not (self.from_state and n):
+            return unflatten_once(cls, keys, rebuild, [self.make(child, None) for child in children])
         source = _plain_mapping(source, entries)
-        made = [make(child, source[key] if count_leaves(child) else None) for key, child in zip(keys, children)]
+        made = [self.make(child, source[key] if count_leaves(child) else None) for key, child in zip(keys, children)]
         return unflatten_once(cls, keys, rebuild, made)
 
-    def make_and_finish(d: Any, path: Path, finish: Callable[[Path, Any], Any]) -> Any:
-        tag = d[0]
+    def make_variable(self, d: Any, source: Any) -> Any:
+        """A Variable; bare values stay bare if asked."""
+        value = source if self.from_state else self.next_leaf()
+        if self.recreate and not isinstance(value, Variable):
+            value = d[1]._make(value, d[3])
+        if self.remember:
+            self.known[d[2]] = value
+        return value
+
+    def make_node(self, d: Any, source: Any) -> Any:
+        """A Pytree or Module."""
+        _, cls, index, layout, static, children, entries, n = d
+        node, values = self.blank(d)
+        if self.remember:
+            self.known[index] = node
+        from_state, make_variable = self.from_state, self.make_variable
+        if from_state and n and (type(source) is not dict or len(source) != entries):
+            source = _plain_mapping(source, entries)
+        for name, child in zip(layout.data, children):
+            tag = child[0]
+            if tag == VARIABLE:  # most children are
+                values[name] = make_variable(child, source[name] if from_state else None)
+            elif from_state and (tag == ARRAY or (tag in _INNER and child[-1])):
+                values[name] = self.make(child, source[name])
+            else:
+                values[name] = self.make(child, None)
+        if self.prototypes is not None and cls._only_attributes:
+            _set_dict(node, values)
+        else:
+            node._fill(layout, values.values(), static)
+        return node
+
+    def blank(self, d: Any) -> tuple[Any, dict[Any, Any]]:
+        """A node without attributes, and a dict for them: a copy of a prototype, which is cheaper than filling one."""
+        _, cls, _, layout, static, *_ = d
+        if self.prototypes is None or not cls._only_attributes:
+            return cls._blank(layout, self.level), {}
+        node = object.__new__(cls)  # `_blank` in place, because a model has many nodes
+        _set_layout(node, layout)
+        _set_level(node, self.level)
+        _set_stamp(node, 0)
+        values = self.prototypes.get(id(d))
+        if values is None:
+            values = self.prototypes[id(d)] = dict.fromkeys(layout.data)
+            values.update(zip(layout.static, static))
+        return node, values.copy()
+
+    def make_and_finish(self, d: Any, path: Path, finish: Callable[[Path, Any], Any]) -> Any:
+        """The same, with `finish` called on everything that is made."""
+        tag, known = d[0], self.known
         if tag == REFERENCE:
             return known[d[1]]
         if tag == NODE:
             _, cls, index, layout, static, children, _, _ = d
-            known[index] = node = cls._blank(layout, level)
+            known[index] = node = cls._blank(layout, self.level)
             data, others = [], []
             for name, is_data, i in layout.turns:
                 if is_data:
-                    data.append(make_and_finish(children[i], path + (name,), finish))
+                    data.append(self.make_and_finish(children[i], (*path, name), finish))
                 else:  # a tree has no static parts to go through
-                    others.append(static[i] if index is None else finish(path + (name,), static[i]))
+                    others.append(static[i] if index is None else finish((*path, name), static[i]))
             node._fill(layout, data, others)
             known[index] = node = finish(path, node)
             return node
         if tag == CONTAINER:
             _, cls, keys, rebuild, children, _, _ = d
-            made = [make_and_finish(child, path + (key,), finish) for key, child in zip(keys, children)]
+            made = [self.make_and_finish(child, (*path, key), finish) for key, child in zip(keys, children)]
             return finish(path, unflatten_once(cls, keys, rebuild, made))
-        value = finish(path, make(d, None))
+        value = finish(path, self.make(d, None))
         if tag == VARIABLE:
             known[d[2]] = value
         return value
-
-    if isinstance(state, FlatState):
-        state = traversals.unflatten_mapping(state)
-    before = dict(known) if from_state else {}
-    try:
-        return make(definition, state) if finish is None else make_and_finish(definition, (), finish)
-    except (KeyError, _Misfit):
-        if not from_state:
-            raise
-        known.clear()
-        known.update(before)
-        return build(definition, collect(definition, state), known=known, recreate=recreate)
-    finally:
-        make = make_and_finish = released
 
 
 def _plain_mapping(state: Any, entries: int) -> Any:

@@ -11,7 +11,7 @@ sees it: everything among the data is a leaf, and meeting a Variable twice is an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sonde.nnx._epoch import EPOCH
@@ -74,129 +74,163 @@ def walk(
     Raises:
         ValueError: with `graph=False`, a Variable is met twice, or an object contains itself.
     """
-    found = Walk()
-    seen = {} if seen is None else seen
-    leaves, paths, nodes = found.leaves, found.paths, found.nodes
-    entered: set[int] = set()
-    announced: set[int] = set()  # dicts inside of States, whose changes move the epoch
+    walker = _Walker(root, graph, verb, numbers, {} if seen is None else seen, everything)
+    walker.found.definition = walker.visit_node(root, (), again=True) if again else walker.visit_data(root, ())
+    return walker.found
 
-    def visit(value: Any, path: Path) -> Any:
+
+class _Walker:
+    """A walk that is under way: what `walk` was given, and what was met so far."""
+
+    __slots__ = (
+        "announced",
+        "entered",
+        "everything",
+        "found",
+        "graph",
+        "leaves",
+        "numbers",
+        "paths",
+        "root",
+        "seen",
+        "verb",
+    )
+
+    def __init__(
+        self,
+        root: Any,
+        graph: bool,
+        verb: str,
+        numbers: bool,
+        seen: dict[int, int],
+        everything: list[tuple[Path, Any]] | None,
+    ) -> None:
+        self.root, self.graph, self.verb, self.numbers = root, graph, verb, numbers
+        self.seen, self.everything = seen, everything
+        self.found = found = Walk()
+        self.leaves, self.paths = found.leaves, found.paths
+        self.entered: set[int] = set()
+        self.announced: set[int] = set()  # dicts inside of States, whose changes move the epoch
+
+    def visit(self, value: Any, path: Path) -> Any:
+        """The definition of anything."""
         kind = KIND.get(type(value))
         if kind is None:
             kind = kind_of(value)
         if kind == VARIABLE:
-            index = seen.get(id(value))
-            if index is not None:
-                if not graph:
-                    raise alias_error(root, value, verb)
-                return (REFERENCE, index)
-            seen[id(value)] = index = len(seen)
-            leaves.append(value)
-            paths.append(path)
-            result = (VARIABLE, type(value), index if graph else None, value._metadata)
+            result = self.visit_variable(value, path)
         elif kind == NODE:
-            if not (graph or value._is_pytree):
-                raise not_a_tree(value, path, verb)
-            result = visit_node(value, path)
-            if result[0] == REFERENCE:
-                return result
-        elif kind == ARRAY or ((numbers or not graph) and kind != CONTAINER):
-            leaves.append(value)
-            paths.append(path)
-            result = (ARRAY,)
+            if not (self.graph or value._is_pytree):
+                raise not_a_tree(value, path, self.verb)
+            result = self.visit_node(value, path)
+        elif kind == ARRAY or ((self.numbers or not self.graph) and kind != CONTAINER):
+            result = self.leaf(value, path)
         elif kind == CONTAINER and value is not None:
-            result = visit_container(value, path)
+            result = self.visit_container(value, path)
         else:
             result = (OTHER, value)
-        if everything is not None:
-            everything.append((path, value))
+        if self.everything is not None and result[0] != REFERENCE:
+            self.everything.append((path, value))
         return result
 
-    def visit_node(value: Any, path: Path, again: bool = False) -> Any:
-        key = id(value)
-        if graph:
-            index = seen.get(key)
+    def leaf(self, value: Any, path: Path) -> Any:
+        """Notes an array, or what is treated as one."""
+        self.leaves.append(value)
+        self.paths.append(path)
+        return (ARRAY,)
+
+    def visit_variable(self, value: Any, path: Path) -> Any:
+        """A Variable: a leaf when it is met first."""
+        seen, graph = self.seen, self.graph
+        index = seen.get(id(value))
+        if index is not None:
+            if not graph:
+                raise alias_error(self.root, value, self.verb)
+            return (REFERENCE, index)
+        seen[id(value)] = index = len(seen)
+        self.leaves.append(value)
+        self.paths.append(path)
+        return (VARIABLE, type(value), index if graph else None, value._metadata)
+
+    def visit_data(self, value: Any, path: Path) -> Any:
+        """A data attribute: whatever it holds is a leaf, while a number in a container among the data is none."""
+        result = self.visit(value, path)
+        return self.leaf(value, path) if result[0] == OTHER and value is not None else result
+
+    def visit_node(self, value: Any, path: Path, again: bool = False) -> Any:
+        """A Pytree or Module, with all that is below it; `again`: also if it was met before."""
+        key, index = id(value), None
+        if self.graph:
+            index = self.seen.get(key)
             if index is None:
-                seen[key] = index = len(seen)
+                self.seen[key] = index = len(self.seen)
             elif not again:
                 return (REFERENCE, index)
         else:
-            index = None
-            if key in entered:
-                raise alias_error(root, value, verb)
-            entered.add(key)
-        start = len(leaves)
+            self.enter(value)
+        start = len(self.leaves)
         layout, data, static = value._structure()
-        visit_child = visit if graph and not value._is_pytree else visit_data
-        children = []
-        if everything is not None and graph:
-            # static attributes take their turn in the order of names; what is found there is no leaf of the state
-            for name, is_data, i in layout.turns:
-                if is_data:
-                    children.append(visit_child(data[i], path + (name,)))
-                elif type(static[i]) in _OPENED:
-                    visit_static(static[i], path + (name,))
-                else:
-                    everything.append((path + (name,), static[i]))
+        visit = self.visit if self.graph and not value._is_pytree else self.visit_data
+        if self.everything is not None and self.graph:
+            children = self.children_and_statics(layout, data, static, path, visit)
         else:
+            children = []
             for name, child in zip(layout.data, data):
-                if KIND.get(type(child)) == VARIABLE and id(child) not in seen and everything is None:
-                    # what `visit` does, without the call: most children are Variables met for the first time
-                    seen[id(child)] = child_index = len(seen)
-                    leaves.append(child)
-                    paths.append(path + (name,))
-                    children.append((VARIABLE, type(child), child_index if graph else None, child._metadata))
-                else:
-                    children.append(visit_child(child, path + (name,)))
-        if not graph:
-            entered.discard(key)
-        nodes.append((path, value))
-        n = len(leaves) - start
+                # Most children are Variables: for them the way through `visit` is spared.
+                known = KIND.get(type(child)) == VARIABLE and self.everything is None
+                children.append((self.visit_variable if known else visit)(child, (*path, name)))
+        if not self.graph:
+            self.entered.discard(key)
+        self.found.nodes.append((path, value))
+        n = len(self.leaves) - start
         return (NODE, type(value), index, layout, static, tuple(children), _entries(children), n)
 
-    def visit_data(value: Any, path: Path) -> Any:
-        """A data attribute: whatever it holds is a leaf, while a number in a container among the data is none."""
-        result = visit(value, path)
-        if result[0] == OTHER and value is not None:
-            leaves.append(value)
-            paths.append(path)
-            return (ARRAY,)
-        return result
+    def children_and_statics(
+        self, layout: Any, data: Any, static: Any, path: Path, visit: Callable[[Any, Path], Any]
+    ) -> list[Any]:
+        """The definitions of the data attributes. Static ones take their turn by name; in them there are no leaves."""
+        children = []
+        for name, is_data, i in layout.turns:
+            if is_data:
+                children.append(visit(data[i], (*path, name)))
+            else:
+                self.visit_static(static[i], (*path, name))
+        return children
 
-    def visit_static(value: Any, path: Path) -> None:
-        assert everything is not None
+    def visit_static(self, value: Any, path: Path) -> None:
+        """A static attribute, and what is in it."""
+        assert self.everything is not None
         if type(value) in _OPENED:
             for name, child in zip(*flatten_once(value)[:2]):
-                visit_static(child, path + (name,))
-        everything.append((path, value))
+                self.visit_static(child, (*path, name))
+        self.everything.append((path, value))
 
-    def announce(mapping: dict[Any, Any]) -> None:
-        announced.add(id(mapping))
-        for inner in mapping.values():
-            if type(inner) is dict:
-                announce(inner)
-
-    def visit_container(value: Any, path: Path) -> Any:
-        start = len(leaves)
-        key = id(value)
-        if key in entered:
-            raise alias_error(root, value, verb)
-        entered.add(key)
+    def visit_container(self, value: Any, path: Path) -> Any:
+        """A list, tuple, dict, State or another pytree of JAX."""
+        start = len(self.leaves)
+        self.enter(value)
         keys, children, rebuild = flatten_once(value)
         if type(value) is State:
-            announce(value.raw_mapping)
-        elif isinstance(value, list) or (isinstance(value, dict) and id(value) not in announced):
-            found.loose.append(value)
-        definitions = tuple([visit(child, path + (name,)) for name, child in zip(keys, children)])
-        entered.discard(key)
-        n = len(leaves) - start
+            self.announce(value.raw_mapping)
+        elif isinstance(value, list) or (isinstance(value, dict) and id(value) not in self.announced):
+            self.found.loose.append(value)
+        definitions = tuple([self.visit(child, (*path, name)) for name, child in zip(keys, children)])
+        self.entered.discard(id(value))
+        n = len(self.leaves) - start
         return (CONTAINER, type(value), keys, rebuild, definitions, _entries(definitions), n)
 
-    try:
-        found.definition = visit_node(root, (), again=True) if again else visit_data(root, ())
-        return found
-    finally:
-        visit = visit_node = visit_data = visit_static = announce = visit_container = released
+    def enter(self, value: Any) -> None:
+        """Notes that the walk is inside something, which must not contain itself."""
+        if id(value) in self.entered:
+            raise alias_error(self.root, value, self.verb)
+        self.entered.add(id(value))
+
+    def announce(self, mapping: dict[Any, Any]) -> None:
+        """Notes the dicts of a State."""
+        self.announced.add(id(mapping))
+        for inner in mapping.values():
+            if type(inner) is dict:
+                self.announce(inner)
 
 
 def _entries(definitions: Iterable[Any]) -> int:
@@ -207,15 +241,6 @@ def _entries(definitions: Iterable[Any]) -> int:
         if tag == VARIABLE or tag == ARRAY or ((tag == NODE or tag == CONTAINER) and d[-1]):  # noqa: SIM109
             n += 1
     return n
-
-
-def released(*args: Any, **kwargs: Any) -> Any:
-    """Takes the place of the functions that `walk` consists of, when it is done.
-
-    Functions that refer to each other keep each other alive, and with them the model, until the garbage collector
-    comes by. They are functions inside a function because that is the quickest way to share what they work on.
-    """
-    raise AssertionError("a walk goes on although it is over")
 
 
 def paths_of(root: Any, target: Any) -> list[Path]:
