@@ -1,39 +1,14 @@
 import gc
-import os
-import subprocess
-import sys
 import weakref
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from tests.nnx.graphs import shared, tree
 
 from sonde import errors, nnx
 from sonde.nnx.graph_contexts import RefMap
-
-
-def shared(nnx):
-    class M(nnx.Module):
-        def __init__(self):
-            self.a = nnx.Param(jnp.ones(2))
-            self.b = nnx.BatchStat(jnp.zeros(2))
-            self.c = self.a
-            self.arr = jnp.ones(3)
-            self.sub = nnx.Dict(w=nnx.Param(3.0), n=1)
-            self.same = self.sub
-
-    return M()
-
-
-def tree(nnx):
-    return nnx.Dict(
-        w=nnx.Param(jnp.ones(2), role="x"),
-        layers=nnx.List([nnx.Dict(w=nnx.Param(float(i)), mean=nnx.BatchStat(0.0), n=i) for i in range(3)]),
-        arr=jnp.ones(1),
-        name="tree",
-    )
-
 
 MODELS = {
     "shared": shared,
@@ -209,64 +184,10 @@ def test_an_object_that_contains_itself():
         nnx.split(endless)
 
 
-def test_iteration(same):
-    def paths(nnx, **options):
-        mine = [(p, type(v).__name__) for p, v in nnx.iter_graph(tree(nnx), **options)]
-        return [x for x in mine if not any(str(k).startswith("_") for k in x[0])]
-
-    same(paths)
-    same(lambda nnx: paths(nnx, graph=False))
-    same(lambda nnx: [(p, type(m)) for p, m in nnx.iter_modules(tree(nnx))])
-    same(lambda nnx: [(p, type(m)) for p, m in nnx.iter_modules(shared(nnx))])
-    same(lambda nnx: [(p, type(m)) for p, m in nnx.iter_modules(tree(nnx), graph=False)])
-    same(lambda nnx: [(p, type(m)) for p, m in nnx.iter_children(tree(nnx))])
-    same(lambda nnx: [(p, type(m)) for p, m in nnx.iter_module_children(tree(nnx))])
-    same(lambda nnx: [(p, type(m)) for p, m in tree(nnx).iter_children()])
-    same(lambda nnx: [p for p, m in tree(nnx).iter_modules()])
-
-
-def test_duplicates(same):
-    same(lambda nnx: nnx.find_duplicates(shared(nnx)))
-    same(lambda nnx: nnx.find_duplicates(shared(nnx), only=nnx.Module))
-    same(lambda nnx: nnx.find_duplicates(tree(nnx)))
-
-
-def test_mapping(same):
-    same(lambda nnx: nnx.map(lambda path, x: x * 2, shared(nnx)))
-    same(lambda nnx: nnx.map(lambda path, x: x * 2, tree(nnx), graph=False))
-    same(lambda nnx: nnx.map(lambda path, x: path, tree(nnx), recreate_variables=False).w)
-
-    def recursive(nnx, **options):
-        seen = []
-
-        def f(path, value):
-            if not any(str(k).startswith("_") for k in path):
-                seen.append((path, type(value).__name__))
-            return value
-
-        m = tree(nnx)
-        out = nnx.recursive_map(f, m, **options)
-        return seen, out is m, out.w is m.w
-
-    same(recursive)
-    same(lambda nnx: recursive(nnx, graph=False))
-
-
 def test_pure(same):
     same(lambda nnx: nnx.as_pure(nnx.state(tree(nnx))))
     same(lambda nnx: nnx.as_pure(shared(nnx)).a)
     same(lambda nnx: nnx.pure({"x": nnx.Param(1)}))
-
-
-def test_set_metadata_and_with_vars(same):
-    def use(nnx):
-        m = tree(nnx)
-        nnx.set_metadata(m, frozen=True, only=nnx.BatchStat)
-        nnx.set_metadata(m, seen=1)
-        other = nnx.with_vars(m)
-        return m, other, other.w is m.w
-
-    same(use)
 
 
 def test_flatten_with_common_references():
@@ -277,22 +198,6 @@ def test_flatten_with_common_references():
     one, two = nnx.unflatten(*first, index_ref=known), nnx.unflatten(*second, index_ref=known)
     assert one.x is two.z
     assert nnx.flatten(nnx.Dict(x=a), with_paths=False)[1][0] is a
-
-
-def test_trees_with_shared_references():
-    m = shared(nnx)
-    one, two, n = nnx.from_tree(nnx.to_tree((m, m, 3)))
-    assert one is two and one is not m and one.a is m.a and n == 3
-    doubled = nnx.from_tree(jax.tree.map(lambda x: x * 2, nnx.to_tree((m, m.sub))))
-    assert doubled[0].sub is doubled[1] and doubled[0].a.sum() == 4
-
-
-def test_prefix(same):
-    same(lambda nnx: nnx.prefix({"a": nnx.Param(1), "b": nnx.BatchStat(2)}, {nnx.Param: 0, ...: None}, graph=False))
-    axes = nnx.prefix(tree(nnx), {nnx.Param: 0, ...: 1})
-    assert jax.tree.leaves(axes) == [1, 1, 0, 1, 0, 1, 0, 0]
-    with pytest.raises(ValueError, match=r"arr \(ArrayImpl\) is matched by no filter"):
-        nnx.prefix(tree(nnx), {nnx.Variable: 0}, graph=False)
 
 
 def test_unpack(same):
@@ -320,68 +225,6 @@ def test_call(same):
         return out, nnx.merge(*pure).n, nnx.call(nested).a(5)[0], nnx.call(nnx.split(nnx.Dict(a=Counter())))["a"](1)[0]
 
     same(use)
-
-
-def test_graph_mode():
-    m = shared(nnx)
-    with nnx.set_graph_mode(False):
-        with pytest.raises(ValueError, match="Duplicate Param"):
-            nnx.split(m)
-        with nnx.set_graph_mode(True):
-            nnx.split(m)
-        nnx.split(m, graph=True)
-    nnx.split(m)
-    assert nnx.set_graph_mode.current_value() is True
-    nnx.set_graph_mode(False)
-    try:
-        assert nnx.set_graph_mode.current_value() is False
-    finally:
-        nnx.set_graph_mode(True)
-
-
-@pytest.mark.parametrize("name", ["set_graph_mode", "set_graph_updates"])
-def test_settings_hold_for_a_block_a_function_or_for_good(same, name):
-    def use(n):
-        setting = getattr(n, name)
-
-        @setting(False)
-        def nested(depth):
-            return (setting.current_value(), *(nested(depth - 1) if depth else ()))
-
-        with setting(True):  # the state that the test runs in does not count
-            inside = nested(2)
-            after = setting.current_value()
-            with setting(False):
-                block = setting.current_value()
-        before = setting.current_value()
-        setting(not before)
-        changed = setting.current_value()
-        setting(before)
-        return inside, after, block, changed is not before
-
-    same(use)
-    with pytest.raises(TypeError, match="takes True or False, got 3"):
-        getattr(nnx, name)(3)
-
-
-def test_graph_mode_from_the_environment():
-    program = "from sonde import nnx; print(nnx.set_graph_mode.current_value())"
-    for text, expected in (("false", "False"), ("true", "True")):
-        env = {**os.environ, "NNX_GRAPH_MODE": text, "JAX_PLATFORMS": "cpu"}
-        assert subprocess.check_output([sys.executable, "-c", program], env=env, text=True).strip() == expected
-
-
-def test_paths_and_keys_move_to_flax_and_back(same):
-    """A state of one implementation, as a pure dict, fits the other."""
-    from flax import nnx as flax
-
-    ours, theirs = tree(nnx), tree(flax)
-    state = flax.state(theirs)
-    flax.replace_by_pure_dict(state, jax.tree.map(lambda x: x + 1, nnx.to_pure_dict(nnx.state(ours))))
-    back = nnx.state(ours)
-    nnx.replace_by_pure_dict(back, flax.to_pure_dict(state))
-    nnx.update(ours, back)
-    assert ours.w.tolist() == [2, 2] and ours.layers[2].w.get_value() == 3.0
 
 
 @pytest.mark.parametrize(

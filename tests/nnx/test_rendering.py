@@ -2,34 +2,10 @@ import subprocess
 import sys
 import warnings
 
-import jax
 import jax.numpy as jnp
-import pytest
+from tests.nnx.dense import Model
 
 from sonde import nnx
-
-
-class Dense(nnx.Module):
-    def __init__(self, n_in, n_out, rngs):
-        self.kernel = nnx.Param(rngs.normal((n_in, n_out)))
-        self.bias = nnx.Param(jnp.zeros(n_out))
-        self.size = n_out
-
-    def __call__(self, x):
-        return x @ self.kernel + self.bias
-
-
-class Model(nnx.Module):
-    def __init__(self, rngs):
-        self.layers = nnx.List([Dense(2, 3, rngs), Dense(3, 3, rngs)])
-        self.seen = nnx.BatchStat(jnp.zeros(2))
-        self.rngs = rngs
-
-    def __call__(self, x, *, scale=1):
-        for layer in self.layers:
-            x = jax.jit(lambda layer, x: layer(x))(layer, x)
-        self.seen[...] += 1
-        return {"y": x * scale + self.rngs.normal(x.shape)}
 
 
 def test_variables_and_states(same):
@@ -65,38 +41,6 @@ def test_sizes():
 def test_display(capsys):
     nnx.display(nnx.Param(1), nnx.State({}))
     assert capsys.readouterr().out == "Param(\n  value=1\n)\nState({})\n"
-
-
-def test_table():
-    m = Model(nnx.Rngs(0))
-    before = nnx.clone(m)
-    for _ in range(2):  # the second time, jit has traced the layers before
-        text = nnx.tabulate(m, jnp.ones((4, 2)), scale=2, console_kwargs={"force_terminal": False})
-        for part in (
-            "Model Summary",
-            "layers/0",
-            "layers/1",
-            "float32[4,2]",
-            "y: float32[4,3]",
-            "kernel: float32[2,3]",
-        ):
-            assert part in text
-        assert "scale: 2" in text and "Total Parameters: 25 (104 B)" in text and "21 (84 B)" in text
-    assert text.index("layers/0") < text.index("layers/1") and text.index("Model ") < text.index("layers/0")
-    assert type(m.layers[0]) is Dense and m.seen.sum() == 0
-    assert nnx.graphdef(m) == nnx.graphdef(before)
-
-
-def test_table_options():
-    m = Model(nnx.Rngs(0))
-    plain = {"force_terminal": False}
-    assert "layers/0" not in nnx.tabulate(m, jnp.ones((4, 2)), depth=0, console_kwargs=plain)
-    only = nnx.tabulate(m, jnp.ones((4, 2)), row_filter=lambda row: row.type is Dense, console_kwargs=plain)
-    assert "layers/1" in only and "y: float32" not in only
-    flops = nnx.tabulate(m, jnp.ones((4, 2)), compute_flops=True, compute_vjp_flops=True, console_kwargs=plain)
-    assert "vjp_flops" in flops and " 60 " in flops  # 4 x 3 x (2 + 2 - 1) multiplications and additions, and the bias
-    with pytest.raises(TypeError):
-        nnx.tabulate(m, console_kwargs=plain)
 
 
 def test_treescope_is_not_imported():

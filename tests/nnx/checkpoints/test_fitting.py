@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import jax
 import jax.numpy as jnp
 import pytest
 from tests.nnx.checkpoints.models import numbers
@@ -92,17 +91,6 @@ def test_dtypes(tmp_path, name):
         checkpoints.restore(tmp_path / name, model)
     checkpoints.restore(tmp_path / name, model, cast=True)
     assert model.a.dtype == jnp.bfloat16 and model.a[...].tolist() == [1.5, 1.5]
-
-
-def test_keys_of_another_generator(tmp_path):
-    def make(impl):
-        return nnx.Dict(a=nnx.RngKey(jax.random.key(0, impl=impl)))
-
-    checkpoints.save(tmp_path / "directory", make("rbg"))
-    with pytest.raises(ValueError, match=r"a: the checkpoint has \(4,\), the model \(2,\)"):
-        checkpoints.restore(tmp_path / "directory", make("threefry2x32"))
-    with pytest.raises(ValueError, match=r"a/value holds keys of the random generator rbg .* of unsafe_rbg in the mod"):
-        checkpoints.restore(tmp_path / "directory", make("unsafe_rbg"))
 
 
 def test_wrong_arguments(tmp_path):

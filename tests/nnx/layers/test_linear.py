@@ -122,34 +122,6 @@ def test_attend(same, draw, options):
     same(lambda n, rngs: n.Embed(7, 4, rngs=rngs, **options), lambda n, m: m.attend(query))
 
 
-class Model(nnx.Module):
-    def __init__(self, rngs):
-        self.blocks = nnx.List([nnx.Linear(3, 3, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)])
-
-    def __call__(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-def test_an_error_says_where_in_the_model(draw):
-    words = (
-        "Linear at blocks/1: `inputs` has the wrong number of input features: expected 4 along axis -1, got 3 in "
-        "float32[2,3]."
-    )
-    model = Model(nnx.Rngs(0))
-    with pytest.raises(LayerInputError) as caught:
-        model(draw(2, 3))
-    assert str(caught.value) == words
-
-    def inside(model, x):
-        return jax.jit(lambda x: model(x))(x)
-
-    with pytest.raises(LayerInputError) as caught:
-        inside(Model(nnx.Rngs(0)), draw(2, 3))
-    assert str(caught.value) == words
-
-
 @pytest.mark.parametrize(
     "call, words",
     [
@@ -198,10 +170,3 @@ def test_what_does_not_fit_is_said(draw, call, words):
     with pytest.raises(LayerInputError) as caught:
         call(draw)
     assert str(caught.value) == words
-
-
-def test_missing_rngs_is_said():
-    with pytest.raises(TypeError, match=r"Linear.__init__\(\) missing 1 required keyword-only argument: 'rngs'"):
-        nnx.Linear(3, 4)  # type: ignore[call-arg]
-    with pytest.raises(AttributeError, match="Rngs has no stream 'params'"):
-        nnx.Linear(3, 4, rngs=nnx.Rngs(dropout=0))

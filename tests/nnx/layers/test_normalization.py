@@ -81,32 +81,6 @@ def test_instance_norm(same, draw, options):
     same(lambda n, rngs: n.InstanceNorm(6, rngs=rngs, **random_init(n), **options), lambda n, m: m(x))
 
 
-@pytest.mark.parametrize("kind", ["Linear", "Conv"])
-@pytest.mark.parametrize("options", [{}, {"n_steps": 3}, {"dtype": jnp.bfloat16}, {"update_stats": False}], ids=str)
-def test_spectral_norm(same, draw, kind, options):
-    x = draw(4, 5, 3)
-
-    def make(n, rngs):
-        inner = n.Linear(3, 4, rngs=rngs) if kind == "Linear" else n.Conv(3, 4, 3, rngs=rngs)
-        return n.SpectralNorm(inner, rngs=rngs, **options)
-
-    same(make, lambda n, m: (m(x), m(x), m(x, update_stats=False)))
-
-
-@pytest.mark.parametrize("options", [{}, {"use_scale": False}, {"feature_axes": None}, {"feature_axes": 0}], ids=str)
-def test_weight_norm(same, draw, options):
-    x = draw(4, 5, 3)
-
-    def make(n, rngs):
-        return n.WeightNorm(n.Linear(3, 4, rngs=rngs), rngs=rngs, **options)
-
-    # Flax 0.12.8 keeps scales as bare arrays that no gradient reaches; newer ones, as we do, as parameters.
-    same(make, lambda n, m: m(x), gradients=False)
-    if options.get("use_scale", True):
-        layer = make(nnx, nnx.Rngs(0))
-        assert all(isinstance(scale, nnx.Param) for scale in layer.scales.values())
-
-
 def test_train_and_eval_switch_batch_norm(draw):
     layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     layer.eval()

@@ -6,21 +6,14 @@ import flax.nnx as fnnx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from tests.nnx.training.comparing import same
 
 from sonde import nnx
 
 RNG = np.random.default_rng(0)
 VALUES = [jnp.asarray(RNG.normal(size=shape) + 5, jnp.float32) for shape in [(4,), (3, 2), (1,)]]
 MASKS = [jnp.asarray(RNG.normal(size=v.shape) > -0.5) for v in VALUES]
-
-
-def same(ours, theirs, *, rtol=1e-6):
-    ours, theirs = jax.tree.leaves(ours), jax.tree.leaves(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_allclose(a, b, rtol=rtol)
 
 
 def state(where, metric):
@@ -142,51 +135,6 @@ def test_what_does_not_fit_is_said(call, error, words):
         call()
 
 
-def test_moving_averages_equal_flax():
-    seen = []
-    for where in (nnx, fnnx):
-        model = where.Linear(3, 4, rngs=where.Rngs(0))
-        ema = where.EMA(model, decay=0.9, only=where.Param)
-        averaged = ema.apply_to(model)
-        for _ in range(3):
-            model.kernel[...] += 1
-            ema.update(model)
-        assert averaged is not model
-        seen.append((state(where, ema), state(where, averaged), averaged(jnp.ones((2, 3)))))
-    same(*seen)
-    assert list(seen[0][0]) == list(seen[1][0])
-
-
-def test_an_average_of_something_else_is_said():
-    ema = nnx.EMA(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), decay=0.9)
-    with pytest.raises(ValueError, match=r"EMA\.update was given no Variable at bias, which it averages"):
-        ema.update(nnx.Linear(3, 4, use_bias=False, rngs=nnx.Rngs(0)))
-
-
-def test_train_state_equals_flax():
-    seen = []
-    x = jnp.ones((2, 3))
-    for where in (nnx, fnnx):
-        graph, params = where.split(where.Linear(3, 4, rngs=where.Rngs(0)))
-
-        class State(where.TrainState):
-            extra: jax.Array
-
-        train = State.create(graph, params=params, tx=optax.adam(0.1), extra=jnp.float32(2.0))
-
-        @jax.jit
-        def step(train):
-            loss = lambda params: (train.apply(params)(x)[0] ** 2).sum() * train.extra
-            return train.apply_gradients(jax.grad(loss)(train.params))
-
-        for _ in range(3):
-            train = step(train)
-        assert train.step == 3
-        seen.append((train.apply("params")(x)[0], jax.tree.leaves(train.opt_state), train.replace(step=7).step))
-    same([seen[0][0], seen[0][1]], [seen[1][0], seen[1][1]], rtol=3e-6)
-    assert seen[0][2] == 7
-
-
 def test_masks_by_the_names_of_metrics(same):
     def use(nnx):
         class Plain(nnx.metrics.Accuracy):  # an update that knows no masks
@@ -202,10 +150,3 @@ def test_masks_by_the_names_of_metrics(same):
         return partly, metrics.compute()
 
     same(use)
-
-
-def test_train_states_and_optimizers_can_be_subscripted():
-    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-    assert nnx.Optimizer[nnx.Linear](model, optax.sgd(0.1), wrt=nnx.Param).step == 0
-    graphdef, params = nnx.split(model)
-    assert nnx.TrainState[nnx.Linear].create(graphdef, params=params, tx=optax.sgd(0.1)).step == 0

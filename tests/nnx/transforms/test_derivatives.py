@@ -116,31 +116,3 @@ def test_second_derivatives():
     model = nnx.Dict(w=nnx.Param(jnp.array(2.0)))
     second = nnx.grad(lambda m: nnx.grad(lambda m: m.w**3)(m).w[...])(model)
     np.testing.assert_allclose(second.w, 12.0)
-
-
-def test_custom_vjp_errors():
-    with pytest.raises(AttributeError, match="No VJP defined for custom_vjp function f using defvjp"):
-
-        @nnx.custom_vjp
-        def f(x):
-            return x
-
-        f(1.0)
-    f.defvjp(lambda x: (f(x), None), lambda r, g: (g, g))
-    with pytest.raises(TypeError, match="a tuple of 1 cotangents, one for each differentiable argument, got 2 values"):
-        nnx.grad(f)(1.0)
-    with pytest.raises(ValueError, match="`nondiff_argnums` cannot contain `DiffState` objects"):
-        nnx.custom_vjp(f, nondiff_argnums=(nnx.DiffState(0, nnx.Param),), graph_updates=False)
-
-
-def test_custom_vjp_with_a_function_among_the_arguments():
-    f = nnx.custom_vjp(lambda act, x: act(x), nondiff_argnums=(0,))
-    f.defvjp(lambda act, x: (act(x), x), lambda act, x, g: (g[1] * 7 * act(x),))
-    assert float(nnx.jit(lambda x: nnx.grad(f, argnums=1)(jnp.square, x))(2.0)) == 28.0
-
-
-def test_remat_recomputes():
-    model = nnx.Dict(w=nnx.Param(jnp.array(0.5)))
-    plain = nnx.make_jaxpr(lambda m: nnx.grad(lambda m: jnp.sin(jnp.sin(m.w[...])))(m).w[...])(model)
-    again = nnx.make_jaxpr(lambda m: nnx.grad(nnx.remat(lambda m: jnp.sin(jnp.sin(m.w[...]))))(m).w[...])(model)
-    assert str(again).count("sin ") > str(plain).count("sin ")

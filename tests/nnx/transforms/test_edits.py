@@ -142,17 +142,6 @@ def test_arrays_among_the_attributes():
     np.testing.assert_array_equal(m.new, [4, 4])
 
 
-def test_shard_map():
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    m = nnx.Dict(w=nnx.Param(jnp.arange(4.0)))
-    f = nnx.shard_map(
-        lambda m: setattr(m, "twice", nnx.Param(m.w * 2)), mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P()
-    )
-    f(m)
-    np.testing.assert_array_equal(m.twice[...], [0, 2, 4, 6])
-    assert m.twice[...].sharding.spec == jax.P("d")
-
-
 def test_the_output_may_hold_the_arguments():
     m, x = Count(3.0), nnx.Dict(w=nnx.Param(jnp.ones(2)))
 
@@ -207,57 +196,6 @@ def test_nothing_is_paid_where_nothing_changes():
     with_updates = nnx.jit(lambda m, x: m.w * x).lower(m, 2.0).as_text()
     without = nnx.jit(lambda m, x: m.w * x, graph_updates=False).lower(m, 2.0).as_text()
     assert with_updates == without
-
-
-def test_new_variables_are_mapped_like_their_argument():
-    m = nnx.Dict(w=nnx.Param(jnp.arange(6.0).reshape(2, 3)), c=nnx.BatchStat(jnp.array(1.0)))
-
-    def f(m):
-        m.twice = nnx.Param(m.w * 2)
-        m.mean = nnx.BatchStat(m.c * 3)
-
-    nnx.vmap(f, in_axes=(nnx.StateAxes({nnx.Param: 1, ...: None}),))(m)
-    np.testing.assert_array_equal(m.twice[...], m.w[...] * 2)
-    assert float(m.mean) == 3.0
-
-
-def test_vmap_of_a_cache_that_is_made_inside():
-    class Block(nnx.Module):
-        def __init__(self, rngs):
-            self.attn = nnx.MultiHeadAttention(2, 4, decode=True, rngs=rngs)
-
-    blocks = nnx.vmap(Block)(nnx.Rngs(0).fork(split=3))
-    nnx.vmap(lambda b: b.attn.init_cache((1, 5, 4)))(blocks)
-    assert blocks.attn.cached_key.shape == (3, 1, 5, 2, 2)
-
-
-def test_a_constructor_under_vmap():
-    class W(nnx.Module):
-        @nnx.vmap
-        def __init__(self, seed):
-            self.k = nnx.Param(jax.random.uniform(jax.random.key(seed), (2,)))
-
-    expected = jax.vmap(lambda s: jax.random.uniform(jax.random.key(s), (2,)))(jnp.arange(3))
-    np.testing.assert_array_equal(W(jnp.arange(3)).k[...], expected)
-
-
-def test_an_output_that_is_mapped_in_another_way_than_the_argument():
-    m = nnx.Dict(w=nnx.Param(jnp.ones((2, 2))))
-    with pytest.raises(ValueError, match="Inconsistent aliasing detected: nnx.vmap"):
-        nnx.vmap(lambda m: m, out_axes=1)(m)
-
-
-def test_scan_stacks_what_is_made_in_a_scanned_argument():
-    layers = nnx.Dict(w=nnx.Param(jnp.arange(3.0)))
-
-    def f(c, layer):
-        layer.out = nnx.Intermediate(c * layer.w)
-        return c + 1, c
-
-    nnx.scan(f)(1.0, layers)
-    np.testing.assert_array_equal(layers.out[...], [0, 2, 6])
-    with pytest.raises(ValueError, match="in an argument that is broadcast"):
-        nnx.scan(lambda m, x: setattr(m, "new", nnx.Param(x)), in_axes=(None, 0), out_axes=0)(Count(), jnp.ones(3))
 
 
 def test_branches_must_change_the_same():

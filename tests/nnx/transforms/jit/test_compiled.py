@@ -8,36 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.nnx.transforms.traces import Model, traced
 
 from sonde import nnx
 from sonde.nnx.transforms.jit import compiled
-
-
-class Model(nnx.Module):
-    def __init__(self, n=2, start=0.0):
-        self.w = nnx.Param(jnp.asarray(start) + 1.0)
-        self.count = nnx.Variable(jnp.array(0))
-        self.layers = nnx.List([nnx.Dict(w=nnx.Param(jnp.asarray(float(i + 1)))) for i in range(n)])
-        self.scale = 2.0
-
-    def __call__(self, x):
-        self.count[...] += 1
-        x = x * self.w * self.scale
-        for layer in self.layers:
-            x = x * layer.w
-        return x
-
-
-def traced(**options):
-    """A jitted call of a Model, and the list of its traces."""
-    traces = []
-
-    @nnx.jit(**options)
-    def f(model, x):
-        traces.append(1)
-        return model(x)
-
-    return f, traces
 
 
 def test_one_trace_for_many_calls_and_for_models_of_one_structure():
@@ -301,19 +275,6 @@ def test_methods():
     assert [int(a.step(1)), int(a.step(1)), int(b.step(5))] == [10, 20, 50]
 
 
-def test_lower_trace_and_compile():
-    f, _ = traced()
-    model = Model()
-    lowered = f.lower(model, 1.0)
-    assert "func" in lowered.as_text()
-    compiled_f = lowered.compile()
-    assert float(compiled_f(model, 1.0)) == 4
-    assert int(model.count) == 1
-    assert "mul" in str(f.trace(model, 1.0).jaxpr)
-    assert f.eval_shape(model, 1.0).shape == ()
-    assert int(model.count) == 1
-
-
 def test_partial_names():
     model = Model()
     for f in (nnx.jit_partial(lambda m, x: m(x), model), nnx.cached_partial(nnx.jit(lambda m, x: m(x)), model)):
@@ -458,15 +419,3 @@ def test_random_state_goes_on():
     again = nnx.Rngs(0)
     np.testing.assert_array_equal(first, jax.random.uniform(again(), (2,)))
     np.testing.assert_array_equal(second, jax.random.uniform(again(), (2,)))
-
-
-def test_stages_of_a_partial():
-    model = nnx.Dict(w=nnx.Param(jnp.ones(2)), n=nnx.Variable(jnp.array(0)))
-
-    def f(m, x):
-        m.n[...] += 1
-        return m.w * x
-
-    g = nnx.jit_partial(f, model)
-    assert g.eval_shape(2.0).shape == (2,) and g.trace(2.0).lower() is not None
-    assert float(g.lower(2.0).compile()(3.0)[0]) == 3.0 and int(model.n) == 1

@@ -1,0 +1,39 @@
+"""What new Variables have as `ref` and `hijax`."""
+
+import jax
+import jax.numpy as jnp
+
+from sonde import nnx
+
+
+def test_entries_that_name_another_backing_are_kept_and_change_nothing(same):
+    def use(nnx):
+        seen = []
+        for option in ({"ref": True}, {"hijax": True}):
+            v = nnx.Param(jnp.ones(2), **option)
+            v[...] = v[...] * 3
+            seen.append((v.ref, v.hijax, v.get_metadata("ref"), v[...], jax.jit(lambda x: x * 2)(v[...])))
+        return seen
+
+    same(use)
+    v = nnx.Param(jnp.ones(2), ref=True)
+    assert isinstance(v.get_raw_value(), jax.Array) and jax.tree.leaves(v)[0] is v.get_raw_value()
+
+
+def test_defaults_of_new_variables(same):
+    def use(nnx):
+        seen = [(nnx.var_defaults().ref, nnx.var_defaults()["hijax"])]
+        with nnx.var_defaults(ref=True):
+            seen.append((nnx.Param(1.0).ref, nnx.Param(1.0, ref=False).ref, nnx.Param(1.0).hijax))
+            with nnx.var_defaults(hijax=True, ref=False):
+                seen.append(dict(nnx.var_defaults()))
+        seen.append(nnx.var_defaults(ref=True)(lambda: dict(nnx.var_defaults()))())
+        nnx.var_defaults(ref=True)
+        seen.append(nnx.Param(1.0).ref)
+        nnx.var_defaults(ref=False)
+        seen.append(dict(nnx.var_defaults()))
+        model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        other = nnx.vars_as(model, ref=True, only="nothing")
+        return seen, other.kernel.ref, nnx.vars_as(model, ref=True).kernel.ref, model.kernel.ref
+
+    same(use)

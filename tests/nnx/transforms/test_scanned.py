@@ -1,0 +1,69 @@
+"""`scan`: axes of Variables, order, names."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.nnx.transforms.cells import Cell
+from tests.nnx.transforms.test_lifting import Count
+
+from sonde import nnx
+
+
+def test_scan_axes_of_variables():
+    model = nnx.Dict(w=nnx.Param(jnp.arange(6.0).reshape(2, 3)))
+
+    def f(m):
+        m.w[...] *= 10
+        return m.w.sum()
+
+    out = nnx.scan(f, in_axes=(1,), out_axes=0)(model)
+    np.testing.assert_array_equal(out, [30, 50, 70])
+    np.testing.assert_array_equal(model.w[...], 10 * jnp.arange(6.0).reshape(2, 3))
+
+
+def test_scan_with_random_keys():
+    @nnx.split_rngs(splits=3)
+    def draw(rngs):
+        return nnx.scan(lambda r: jax.random.uniform(r()), in_axes=0, out_axes=0)(rngs)
+
+    values = draw(nnx.Rngs(0))
+    assert values.shape == (3,) and len(set(map(float, values))) == 3
+
+
+def test_scan_reverse_and_stacked_updates_in_true_order():
+    cells = Cell(3)
+
+    def f(x, m):
+        m.count[...] = x.astype(int)
+        return x + 1
+
+    nnx.scan(f, in_axes=(nnx.Carry, 0), out_axes=nnx.Carry, reverse=True)(jnp.array(0.0), cells)
+    np.testing.assert_array_equal(cells.count[...], [2, 1, 0])
+
+
+def test_scan_wants_as_many_outputs_as_axes():
+    with pytest.raises(ValueError, match=r"wants a tuple of 2 outputs, got 3 values"):
+        nnx.scan(lambda c, x: (c, x, x))(0.0, jnp.ones(3))
+
+
+def test_scan_names_axes():
+    def f(c, v):
+        return c, nnx.Param(v[...], out_sharding=v.out_sharding, eager_sharding=False)
+
+    v = nnx.Param(jnp.ones((3, 2)), out_sharding=("layers", "x"), eager_sharding=False)
+    _, out = nnx.scan(f, transform_metadata={nnx.PARTITION_NAME: "layers"}, in_axes=(None, 0), out_axes=(0, 0))(0.0, v)
+    assert out.out_sharding == ("layers", "x") and v.out_sharding == ("layers", "x")
+
+
+def test_scan_stacks_what_is_made_in_a_scanned_argument():
+    layers = nnx.Dict(w=nnx.Param(jnp.arange(3.0)))
+
+    def f(c, layer):
+        layer.out = nnx.Intermediate(c * layer.w)
+        return c + 1, c
+
+    nnx.scan(f)(1.0, layers)
+    np.testing.assert_array_equal(layers.out[...], [0, 2, 6])
+    with pytest.raises(ValueError, match="in an argument that is broadcast"):
+        nnx.scan(lambda m, x: setattr(m, "new", nnx.Param(x)), in_axes=(None, 0), out_axes=0)(Count(), jnp.ones(3))
