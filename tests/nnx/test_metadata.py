@@ -1,5 +1,12 @@
 """What a Variable knows beside its value, and the hooks among it."""
 
+import pickle
+
+import pytest
+
+from sonde import nnx
+from sonde.nnx.metadata import Metadata, shared, structural_hash
+
 
 def test_metadata(same):
     def use(nnx):
@@ -61,3 +68,38 @@ def test_hooks_with_metadata_wrapper(same):
         return v.role, v.get_value()
 
     same(use)
+
+
+def test_entries_are_compared_and_hashed_by_content():
+    one, same_one = Metadata({"a": 1, "b": [1, 2]}), Metadata({"b": [1, 2], "a": 1})
+    assert one == same_one
+    assert hash(one) == hash(same_one)  # a list counts for comparison only
+    assert one != Metadata({"a": 1, "b": [1, 3]})
+    assert one != {"a": 1, "b": [1, 2]}
+    assert structural_hash([1]) == structural_hash([2])
+    assert structural_hash((1, 2)) == hash((1, 2))
+
+
+def test_variables_without_entries_of_their_own_share_one():
+    assert nnx.Param(1)._metadata is nnx.BatchStat(2)._metadata
+    assert shared({}) is shared({"ref": False})
+    assert shared({"ref": True}) is not shared({})
+    assert nnx.Param(1, a=2)._metadata == nnx.Param(3, a=2)._metadata
+
+
+def test_changes_make_a_copy():
+    one = shared({"a": 1})
+    assert (dict(one.replaced(b=2))["b"], "b" in one) == (2, False)
+    assert "a" not in one.without("a")
+    with pytest.raises(KeyError):
+        one.without("c")
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert repr(one) == "{'a': 1}"  # not the entries that every Variable has
+
+
+def test_hooks_run_one_after_the_other():
+    add, double = (lambda v, x: x + 1), (lambda v, x: x * 2)
+    assert Metadata({"on_get_value": (add, double)}).run_hooks("on_get_value", None, 3) == 8
+    assert Metadata({"on_get_value": add}).run_hooks("on_get_value", None, 3) == 4
+    assert Metadata({}).run_hooks("on_get_value", None, 3) == 3
+    assert [Metadata({n: add}).hooked for n in ("on_get_value", "on_add_axis", "other")] == [True, True, False]

@@ -21,3 +21,30 @@ def test_prefix(same):
     assert jax.tree.leaves(axes) == [1, 1, 0, 1, 0, 1, 0, 0]
     with pytest.raises(ValueError, match=r"arr \(ArrayImpl\) is matched by no filter"):
         nnx.prefix(tree(nnx), {nnx.Variable: 0}, graph=False)
+
+
+def test_an_object_is_a_tree_of_its_leaves_and_a_second_one_has_none():
+    model = tree(nnx)
+    first, second, plain = nnx.to_tree((model, [model], 2.5))
+    assert first.leaves == [leaf for _, leaf in nnx.to_flat_state(nnx.state(model))]
+    assert second[0].leaves == []
+    assert plain == 2.5
+
+
+def test_paths_of_leaves_are_keys():
+    (found, *_) = jax.tree_util.tree_leaves_with_path(nnx.to_tree({"m": nnx.Dict(a=nnx.Dict(w=nnx.Param(1.0)))}))
+    assert jax.tree_util.keystr(found[0]).startswith("['m'].a/w")
+
+
+def test_a_variable_that_is_alone():
+    w = nnx.Param(2.0)
+    one, two = nnx.from_tree(nnx.to_tree((w, w)))
+    assert one is two
+    assert one.get_value() == 2.0
+
+
+def test_prefixes_by_a_function_and_of_shared_variables():
+    model = shared(nnx)
+    found = nnx.prefix(model, lambda path, leaf: "/".join(map(str, path)))
+    assert sorted(jax.tree.leaves(found)) == ["a", "arr", "b", "c", "same/w", "sub/w"]  # every place of what is shared
+    assert nnx.prefix((1.0, "x"), lambda path, leaf: path, graph=False) == ((0,), (1,))

@@ -1,6 +1,7 @@
 """Names of axes in the metadata of Variables, kept right across transforms that map."""
 
 import jax.numpy as jnp
+import pytest
 
 from sonde import nnx
 
@@ -14,3 +15,40 @@ def test_named_axes():
 
     out = nnx.vmap(f, transform_metadata={nnx.PARTITION_NAME: "layers"})(v)
     assert out.out_sharding == ("layers", "y") and v.out_sharding == ("layers", "x")
+
+
+def param(shape, names):
+    return nnx.Param(jnp.ones(shape), out_sharding=names, eager_sharding=False)
+
+
+def test_names_are_put_back_also_if_the_function_fails():
+    v = param((2, 3), ("layers", "x"))
+
+    @nnx.transform_metadata(partition="layers")
+    def fails(v):
+        assert v.out_sharding == ("x",)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fails(v)
+    assert v.out_sharding == ("layers", "x")
+
+
+@pytest.mark.parametrize(
+    ("axis", "outside"), [(0, ("layers", "x", "y")), (1, ("x", "layers", "y")), (-1, ("x", "y", "layers"))]
+)
+def test_the_axis_is_named_where_it_is(axis, outside):
+    make = nnx.transform_metadata(lambda: param((3, 4), ("x", "y")), in_axes=(), out_axes=axis, partition="layers")
+    assert make().out_sharding == outside
+
+
+def test_what_is_not_mapped_keeps_its_names():
+    f = nnx.transform_metadata(lambda v, w: (v.out_sharding, w.out_sharding), in_axes=(0, None), partition="layers")
+    assert f(param((2, 3), ("layers", "x")), param((3,), ("x",))) == (("x",), ("x",))
+
+
+def test_an_axis_of_another_name_is_an_error():
+    v = param((2, 3), ("rows", "x"))
+    with pytest.raises(ValueError, match="is named 'rows', and the transform calls it 'layers'"):
+        nnx.transform_metadata(lambda v: v, partition="layers")(v)
+    assert v.out_sharding == ("rows", "x")
