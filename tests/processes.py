@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -39,9 +40,14 @@ def _port() -> int:
         return free.getsockname()[1]
 
 
+def xla_flags(devices: int) -> str:
+    """The flags of the tests (`tests/conftest.py`), for a process with another number of CPU devices."""
+    count = "--xla_force_host_platform_device_count="
+    return re.sub(rf"{count}\d+", f"{count}{devices}", os.environ["XLA_FLAGS"])
+
+
 def start(program: Path, count: int, *arguments: str) -> list[subprocess.Popen]:
-    flags = "--xla_force_host_platform_device_count=2"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "XLA_FLAGS": xla_flags(2), "JAX_PLATFORMS": "cpu"}
     port = _port()
     return [
         subprocess.Popen([sys.executable, str(program), str(i), str(count), str(port), *arguments], env=environment)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.models.cases import CASES, apart, inputs, oracle, outputs, weights, write_checkpoint
+from tests.processes import xla_flags
 
 from sonde import models, nnx
 from sonde.errors import ModelFileError
@@ -287,9 +288,8 @@ print("same numbers")
 
 def in_process(code: str, *arguments: str, devices: int = 1) -> str:
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": xla_flags(devices),
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
     }
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

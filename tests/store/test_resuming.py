@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import zarr
+from tests.processes import xla_flags
 
 import sonde
 from sonde import store
@@ -49,7 +50,7 @@ store.harvest(f, batches(), sys.argv[1], dtype="float16", keys=lambda x: {"x": x
 
 def _start(program: Path, folder: Path) -> subprocess.Popen:
     """Starts a harvest, and returns when it begins."""
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "XLA_FLAGS": xla_flags(1), "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen([sys.executable, str(program), str(folder)], stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None
     with process.stdout as out:
