@@ -3,6 +3,8 @@
 import importlib
 import inspect
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from sonde import linen as nn
@@ -35,7 +37,34 @@ NOT_OURS = {
     *("decorator_lift_transform_cached", "get_module_scopes", "lift_direct_transform", "lift_transform"),
     *("lift_transform_cached", "module_class_lift_transform", "module_class_lift_transform_cached"),
     *("set_module_scopes", "ModuleT", "Target"),
+    # The rules of derivatives of functions that are there, and of the dtype.
+    *(f"{name}_{way}" for name in ("in_q", "in_qdq", "out_dq", "out_qdq", "quantized_dot") for way in ("fwd", "bwd")),
+    *("dot_general_transpose_lhs", "dot_general_transpose_rhs", "dot_general_with_precision_jvp"),
+    *("Fp8MetaTyRules", "fp8_meta_dtype", "fp8_meta_dtype_wrapper"),
 }
+
+
+def test_layers_with_named_axes():
+    theirs = importlib.import_module("flax.linen.experimental.layers_with_named_axes")
+    ours = importlib.import_module("sonde.linen.experimental.layers_with_named_axes")
+    key, tokens = jax.random.key(0), jnp.array([3, 1])
+    for name, fields, x in (
+        ("Dense", {"features": 4, "kernel_axes": ("embed", "mlp")}, jnp.ones((2, 3), jnp.bfloat16)),
+        ("Embed", {"num_embeddings": 5, "features": 3}, tokens),
+        ("Embed", {"num_embeddings": 5, "features": 3, "one_hot": True, "dtype": jnp.bfloat16}, tokens),
+    ):
+        (y, variables), (y2, variables2) = (
+            getattr(package, name)(**fields).init_with_output(key, x) for package in (ours, theirs)
+        )
+        assert (y.dtype, y.tolist()) == (y2.dtype, y2.tolist())
+        assert {k: tuple(v.names) for k, v in variables["params_axes"].items()} == {
+            k: tuple(v.names) for k, v in variables2["params_axes"].items()
+        }
+    variables = ours.LayerNorm().init(key, jnp.ones((2, 3)))  # that of Flax cannot be called
+    assert {k: tuple(v.names) for k, v in variables["params_axes"].items()} == {
+        "bias_axes": ("embed",),
+        "scale_axes": ("embed",),
+    }
 
 
 def test_the_module_that_is_running_is_found():

@@ -208,6 +208,15 @@ def test_unpack(same):
     same(use)
 
 
+def test_entries_of_what_unpack_returns_have_the_paths_of_a_state(same):
+    def use(nnx):
+        state = nnx.unpack(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+        doubled = jax.tree.map(lambda x: 2 * x, state)
+        return [str(path) for path, _ in jax.tree.leaves_with_path(state)], nnx.merge(doubled)
+
+    same(use)
+
+
 def test_call(same):
     def use(nnx):
         class Counter(nnx.Module):

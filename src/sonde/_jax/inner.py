@@ -41,6 +41,7 @@ except ImportError:
 __all__ = [
     "UNSPECIFIED",
     "Effect",
+    "ExtendedDType",
     "Literal",
     "Origin",
     "PjitFunction",
@@ -104,6 +105,7 @@ __all__ = [
     "repeated_like",
     "replace_jaxpr",
     "restore_thread_state",
+    "result_of_extended_dtype",
     "same_names_after",
     "scan_p",
     "scan_params",
@@ -134,6 +136,7 @@ Var = _core.Var
 Trace = _core.Trace
 Tracer = _core.Tracer
 Effect = _effects.Effect
+ExtendedDType = _dtypes.ExtendedDType
 SymbolicZero = _custom_derivatives.SymbolicZero
 eval_trace = _core.eval_trace
 no_effects = _core.no_effects
@@ -593,6 +596,15 @@ def trace_level() -> Any:
 def thread_state() -> tuple[Any, Any]:
     """What a run changes in JAX's state of the thread: the current trace and the scopes that are open."""
     return _core.trace_ctx.trace, _source_info._source_info_context.context
+
+
+def result_of_extended_dtype(aval: Any, sharding: Any, committed: Any) -> Any:
+    """How a compiled program's result becomes an array of an extended dtype that is stored as another one."""
+    from jax._src import earray
+    from jax._src.interpreters import pxla
+
+    stored = pxla.global_result_handlers[_core.ShapedArray](_core.physical_aval(aval), sharding, committed)
+    return stored.wrap(lambda array: earray.EArray(aval, array))
 
 
 def restore_thread_state(state: tuple[Any, Any]) -> None:

@@ -21,6 +21,13 @@ from sonde.linen.layers.attention import (
 )
 from sonde.linen.layers.combinators import BatchApply, PReLU, Sequential
 from sonde.linen.layers.conv import Conv, ConvLocal, ConvTranspose
+from sonde.linen.layers.fp8 import (
+    Fp8DirectDotGeneralOp,
+    Fp8DotGeneral,
+    Fp8DotGeneralOp,
+    Fp8Einsum,
+    NANOOFp8DotGeneralOp,
+)
 from sonde.linen.layers.linear import Dense, DenseGeneral, Einsum, Embed
 from sonde.linen.layers.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
 from sonde.linen.layers.recurrent import (
@@ -120,6 +127,10 @@ __all__ = [
     "Dropout",
     "Einsum",
     "Embed",
+    "Fp8DirectDotGeneralOp",
+    "Fp8DotGeneral",
+    "Fp8DotGeneralOp",
+    "Fp8Einsum",
     "FrozenDict",
     "GRUCell",
     "GroupNorm",
@@ -133,6 +144,7 @@ __all__ = [
     "Module",
     "MultiHeadAttention",
     "MultiHeadDotProductAttention",
+    "NANOOFp8DotGeneralOp",
     "OptimizedLSTMCell",
     "Out",
     "PReLU",

@@ -153,9 +153,13 @@ def param_with_axes(
     """
     module = _running(module, "param_with_axes")
     value = module.param(name, init_fn, *init_args, **init_kwargs)
-    if axes is not None:
-        value = _constrained(value, axes)
-        _note(module, "params", name, axes)
+    return value if axes is None else name_axes(module, name, value, axes)
+
+
+def name_axes(module: Module, name: str, value: Any, axes: Any) -> Any:
+    """The value of a parameter, constrained to where the mesh has these axes; keeps their names."""
+    value = _constrained(value, axes)
+    _note(module, "params", name, axes)
     return value
 
 

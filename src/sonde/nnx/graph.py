@@ -138,13 +138,20 @@ class GraphState(MutableMapping[Any, Any], Generic[A]):
         return f"GraphState({self._graphdef!r}, {self._state!r})"
 
     def tree_flatten_with_keys(self) -> Any:
-        """The state is the child, the GraphDef the structure."""
-        return ((jax.tree_util.GetAttrKey("_state"), self._state),), self._graphdef
+        """The entries of the state are the children: they have the paths that they have in the state."""
+        values, keys = self.tree_flatten()
+        return tuple(zip(map(jax.tree_util.DictKey, keys[1]), values)), keys
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[GraphDef[A], tuple[Any, ...]]]:
+        """The entries of the state, and the rest."""
+        keys = tuple(traversals.sorted_keys(self._state))
+        return tuple(self._state[key] for key in keys), (self._graphdef, keys)
 
     @classmethod
-    def tree_unflatten(cls, graphdef: GraphDef[Any], children: Any) -> GraphState[Any]:
+    def tree_unflatten(cls, structure: tuple[GraphDef[Any], tuple[Any, ...]], children: Any) -> GraphState[Any]:
         """The inverse."""
-        return cls(graphdef, children[0])
+        graphdef, keys = structure
+        return cls(graphdef, State(dict(zip(keys, children))))
 
 
 # ------------------------------------------------------------------------------------------------ taking apart

@@ -54,7 +54,7 @@ def canonicalize_padding(padding: Padding, rank: int) -> LaxPadding:
             sides = [padding] * rank
         case _:
             sides = padding if isinstance(padding, Sequence) else ()
-    pairs = [(side, side) if isinstance(side, int) else tuple(side) for side in sides]
+    pairs = [(side, side) if isinstance(side, int) else tuple(side or ()) for side in sides]
     if len(pairs) != rank or any(len(pair) != 2 for pair in pairs):
         raise LayerInputError(
             f"padding={padding!r} is none of the ways to say it: a name, a number, or for each of the {rank} spatial "

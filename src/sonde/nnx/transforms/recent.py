@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
 V = TypeVar("V")
@@ -20,6 +20,10 @@ class Recent(Generic[V]):
         self._size = size
         self._entries: OrderedDict[Any, V] = OrderedDict()
         self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[V]:
+        with self._lock:
+            return iter(tuple(self._entries.values()))
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
         """The entry, made if need be."""

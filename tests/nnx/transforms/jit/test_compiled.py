@@ -419,3 +419,31 @@ def test_random_state_goes_on():
     again = nnx.Rngs(0)
     np.testing.assert_array_equal(first, jax.random.uniform(again(), (2,)))
     np.testing.assert_array_equal(second, jax.random.uniform(again(), (2,)))
+
+
+def test_stages_of_a_partial():
+    model = nnx.Dict(w=nnx.Param(jnp.ones(2)), n=nnx.Variable(jnp.array(0)))
+
+    def f(m, x):
+        m.n[...] += 1
+        return m.w * x
+
+    g = nnx.jit_partial(f, model)
+    assert g.eval_shape(2.0).shape == (2,) and g.trace(2.0).lower() is not None
+    assert float(g.lower(2.0).compile()(3.0)[0]) == 3.0 and int(model.n) == 1
+
+
+def test_what_was_compiled_is_counted_and_forgotten():
+    step = nnx.jit(lambda model, x: model(x))
+    model = Model()
+    step(model, jnp.float32(1))
+    step(model, jnp.float32(2))
+    assert step.jitted_fn._cache_size() == 1
+    step(model, jnp.ones(3))
+    step(Model(3), jnp.ones(3))
+    assert step.jitted_fn._cache_size() == 3
+    assert nnx.cached_partial(step, model).func.jitted_fn._cache_size() == 3
+    step.jitted_fn.clear_cache()
+    assert step.jitted_fn._cache_size() == 0
+    step(model, jnp.ones(3))
+    assert step.jitted_fn._cache_size() == 1

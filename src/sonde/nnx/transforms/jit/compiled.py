@@ -141,6 +141,7 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
     call.lower = compiler.lower  # type: ignore[attr-defined]
     call.trace = compiler.trace  # type: ignore[attr-defined]
     call.eval_shape = compiler.eval_shape  # type: ignore[attr-defined]
+    call.jitted_fn = compiler  # type: ignore[attr-defined]
     return call
 
 
@@ -207,6 +208,17 @@ class _Compiler:
         self.memory.last = LastCall(plan, keywords, at, plain, static)
 
     # ------------------------------------------------------------------------------------------- other uses
+
+    def _cache_size(self) -> int:
+        """How many compiled programs there are, as jitted functions of JAX answer it."""
+        runs: list[Any] = [program.run for program in self._programs]
+        return sum(run._cache_size() for run in runs)
+
+    def clear_cache(self) -> None:
+        """Forgets what was compiled."""
+        for program in self._programs:
+            run: Any = program.run
+            run.clear_cache()
 
     def _arrays(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, list[Any]]:
         plan, arguments, _, _ = self._plan((*args, *kwargs.values()), len(args), tuple(kwargs))

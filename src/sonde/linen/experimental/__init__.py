@@ -1,0 +1,1 @@
+"""What Flax keeps under `flax.linen.experimental`."""

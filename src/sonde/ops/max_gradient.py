@@ -1,0 +1,104 @@
+"""`fp32_max_grad`: a dtype of 32 bit floats whose gradients are put together by their maximum.
+
+The scales and histories of 8 bit products travel as gradients (`ops/fp8.py`). Where one of them is used twice, JAX adds
+what the two uses hand back; for these the larger one is wanted. Convert to this dtype before the uses, inside
+`jax.jit`, and JAX does so.
+
+Arrays of it can be made from floats, converted back, and passed through transforms; they have no arithmetic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+
+from sonde import _jax
+
+
+class _Scalar(jax.dtypes.extended):
+    """The scalar type of such a dtype."""
+
+
+class _Rules:
+    """What JAX asks about the dtype."""
+
+    allow_conversion = True
+
+    @staticmethod
+    def physical_element_aval(dtype: MaxGradient) -> jax.core.ShapedArray:
+        return jax.core.ShapedArray((), dtype.floats)
+
+    @staticmethod
+    def tangent_dtype(dtype: MaxGradient) -> MaxGradient:
+        return dtype
+
+    @staticmethod
+    def add(dtype: MaxGradient, x: Any, y: Any) -> Any:
+        x, y = (jax.lax.convert_element_type(each, dtype.floats) for each in (x, y))
+        return jax.lax.convert_element_type(jnp.maximum(x, y), dtype)
+
+    @staticmethod
+    def zero(dtype: MaxGradient) -> Any:
+        return jax.lax.convert_element_type(jnp.zeros((), dtype.floats), dtype)
+
+    @staticmethod
+    def full(shape: Any, value: Any, dtype: MaxGradient) -> Any:
+        return jax.lax.convert_element_type(jnp.full(shape, value, dtype.floats), dtype)
+
+    @staticmethod
+    def global_sharded_result_handler(aval: Any, sharding: Any, committed: Any) -> Any:
+        return _jax.result_of_extended_dtype(aval, sharding, committed)
+
+    @staticmethod
+    def physical_sharding(aval: Any, sharding: Any) -> Any:
+        return sharding
+
+    @staticmethod
+    def logical_sharding(*arguments: Any) -> Any:
+        return arguments[-1]
+
+    @staticmethod
+    def check_replicated_trailing_dims(*arguments: Any) -> None:
+        """An element has no axes of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxGradient(_jax.ExtendedDType):
+    """The dtype: floats, added by their maximum where JAX puts gradients together."""
+
+    floats: Any
+    _rules: Any = _Rules
+    type: Any = _Scalar
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self.floats.itemsize
+
+    @property
+    def name(self) -> str:
+        """`fp8_meta32`, as in Flax."""
+        return f"fp8_meta{8 * self.itemsize}"
+
+    def __repr__(self) -> str:
+        return self.name
+
+    __str__ = __repr__
+
+
+fp32_max_grad = MaxGradient(jnp.dtype("float32"))
+fm32 = fp32_max_grad
+
+
+def as_floats(x: Any) -> Any:
+    """An array as plain floats, whichever of the two it has."""
+    return jax.lax.convert_element_type(x, x.dtype.floats) if isinstance(x.dtype, MaxGradient) else x
+
+
+def as_dtype_of(x: Any, like: Any) -> Any:
+    """Floats in the dtype that another array has."""
+    return jax.lax.convert_element_type(x, like.dtype) if isinstance(like.dtype, MaxGradient) else x
