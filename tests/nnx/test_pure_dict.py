@@ -45,3 +45,19 @@ def test_paths_and_keys_move_to_flax_and_back(same):
     nnx.replace_by_pure_dict(back, flax.to_pure_dict(state))
     nnx.update(ours, back)
     assert ours.w.tolist() == [2, 2] and ours.layers[2].w.get_value() == 3.0
+
+
+def test_values_are_what_the_variables_hold_past_which_one_may_go():
+    state = nnx.State({"w": nnx.Param(2.0, on_get_value=lambda v, x: x * 10), "bare": 3})
+    assert nnx.to_pure_dict(state) == {"w": 20.0, "bare": 3}
+    assert nnx.to_pure_dict(state, lambda leaf: type(leaf).__name__) == {"w": "Param", "bare": "int"}
+
+
+def test_replacing_keeps_variables_of_their_type_and_makes_new_ones():
+    state = nnx.State({"w": nnx.Param(2.0, mine=1), "bare": 3})
+    before = state["w"]
+    nnx.replace_by_pure_dict(state, {"w": 5.0, "bare": 4})
+    assert (type(state["w"]), state["w"].mine, state["w"].get_value(), state["bare"]) == (nnx.Param, 1, 5.0, 4)
+    assert before.get_value() == 2.0
+    nnx.replace_by_pure_dict(state, {"w": 5.0}, lambda leaf, value: (leaf.get_value(), value))
+    assert state["w"] == (5.0, 5.0)

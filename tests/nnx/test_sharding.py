@@ -10,6 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sonde import nnx
+from sonde.nnx.sharding import add_axis, remove_axis, spec_of
 
 BOTH = pytest.mark.parametrize("where", [nnx, fnnx], ids=["sonde", "flax"])
 
@@ -48,3 +49,52 @@ def test_explicit_sharding_of_results(where):
         logits = embed.attend(x, out_sharding=wanted)
         assert jax.typeof(logits).sharding.spec == wanted
         assert jax.typeof(where.LayerNorm(4, rngs=rngs)(x)).sharding.spec == wanted
+
+
+def named(*names, **metadata):
+    return nnx.Param(jnp.zeros([2] * len(names)), out_sharding=names, eager_sharding=False, **metadata)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, -1])
+def test_an_axis_that_is_added_is_taken_out_again(index):
+    v = named("x", "y")
+    add_axis(v, index, {nnx.PARTITION_NAME: "new"})
+    expected = ["x", "y"]
+    expected.insert(index if index >= 0 else 2, "new")
+    assert v.out_sharding == tuple(expected)
+    remove_axis(v, index, {nnx.PARTITION_NAME: "new"})
+    assert v.out_sharding == ("x", "y")
+
+
+def test_hooks_run_and_specs_stay_specs():
+    seen = []
+    v = named("x", on_add_axis=lambda variable, index, name: seen.append((index, name)))
+    add_axis(v, 0, {nnx.PARTITION_NAME: "new"})
+    assert seen == [(0, "new")]
+    spec = nnx.Param(jnp.zeros(2), out_sharding=P("x"), eager_sharding=False)
+    add_axis({"deep": [spec]}, 1, {nnx.PARTITION_NAME: "new"})
+    assert spec.out_sharding == P("x", "new")
+    bare = nnx.Param(jnp.zeros(2))
+    add_axis(bare, 0, {nnx.PARTITION_NAME: "new"})  # nothing is named, and nothing becomes named
+    assert not bare.has_metadata("out_sharding")
+
+
+def test_specs_of_variables():
+    assert spec_of(nnx.Param(1.0)) == P()
+    assert spec_of(named("rows", None, sharding_rules=[("rows", "x")])) == P("x", None)
+    tree = nnx.get_partition_spec({"v": named("x", "y"), "bare": jnp.ones(2), "n": 3})
+    assert (tree["v"].get_raw_value(), tree["bare"], tree["n"]) == (P("x", "y"), P(), 3)
+
+
+def test_a_model_that_is_only_described():
+    devices = mesh(AxisType.Auto)
+
+    def make():
+        return nnx.Dict(w=nnx.Param(jnp.zeros((4, 2)), out_sharding=("model", None)), b=nnx.Param(jnp.zeros(2)))
+
+    graphdef, state = nnx.get_abstract_model(make, devices)
+    assert state["w"].get_value() == jax.ShapeDtypeStruct(
+        (4, 2), jnp.float32, sharding=NamedSharding(devices, P("model", None))
+    )
+    assert state["b"].get_value().sharding == NamedSharding(devices, P())
+    assert type(nnx.merge(graphdef, state)) is nnx.Dict

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from sonde import nnx
 from sonde.nnx import checkpoints
+from sonde.nnx.checkpoints.placing import like, sharding_of
 
 FORMATS = pytest.mark.parametrize("name", ["directory", "file.safetensors"])
 
@@ -73,3 +74,42 @@ def test_keys_of_another_generator(tmp_path):
         checkpoints.restore(tmp_path / "directory", make("threefry2x32"))
     with pytest.raises(ValueError, match=r"a/value holds keys of the random generator rbg .* of unsafe_rbg in the mod"):
         checkpoints.restore(tmp_path / "directory", make("unsafe_rbg"))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [np.zeros(2, np.int16), jnp.zeros(2, jnp.bfloat16), jnp.zeros(2)],
+    ids=["numpy", "bfloat16", "float32"],
+)
+def test_an_array_takes_kind_and_dtype_of_the_model_s_own(wanted):
+    found = like(np.array([1.0, 2.0]), wanted, path="w")
+    assert isinstance(found, type(wanted))
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, [1, 2])
+
+
+def test_numbers_stay_numbers():
+    assert like(np.array(3.0), 5, path="n") == 3
+    assert type(like(np.array(3.0), 5, path="n")) is int
+    assert type(like(np.array(1), True, path="n")) is bool
+
+
+def test_keys_are_made_of_the_numbers_inside():
+    key = jax.random.key(7)
+    for stored in (np.asarray(jax.random.key_data(key)), key):
+        found = like(stored, jax.random.key(0), path="key")
+        assert found.dtype == key.dtype
+        assert found == key
+    numbers = like(key, np.zeros(2, np.uint32), path="key")  # a model that holds the numbers
+    np.testing.assert_array_equal(numbers, jax.random.key_data(key))
+
+
+def test_where_an_array_must_be():
+    device = jax.devices()[1]
+    bound = jax.device_put(jnp.ones(2), device)
+    assert sharding_of(bound) == bound.sharding
+    assert sharding_of(jnp.ones(2)) is None  # wherever JAX puts new arrays
+    assert sharding_of(np.ones(2)) is None
+    assert like(np.ones(2), bound, path="w").devices() == {device}
+    wanted = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=SingleDeviceSharding(device))
+    assert like(np.ones(2), wanted, path="w").devices() == {device}

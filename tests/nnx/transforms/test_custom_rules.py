@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import pytest
+from tests.nnx.transforms.against_flax import check, models
 
 from sonde import nnx
 
@@ -25,3 +26,71 @@ def test_custom_vjp_with_a_function_among_the_arguments():
     f = nnx.custom_vjp(lambda act, x: act(x), nondiff_argnums=(0,))
     f.defvjp(lambda act, x: (act(x), x), lambda act, x, g: (g[1] * 7 * act(x),))
     assert float(nnx.jit(lambda x: nnx.grad(f, argnums=1)(jnp.square, x))(2.0)) == 28.0
+
+
+def _custom(n, k, *, changes=False, nondiff=()):
+    counter, _ = models(n)
+
+    @n.custom_vjp(nondiff_argnums=nondiff, **k)
+    def f(m, x):
+        if changes:
+            m.count[...] += 1
+        return m.w * x
+
+    seen = []
+
+    def bwd(*args):
+        *_, (w, x), g = args
+        seen.append(len(args))
+        gm = counter(0.0)
+        gm.w[...] = 10 * g * x
+        gm.count[...] = 0.0 * x
+        return (100 * g * w,) if nondiff else (gm, 100 * g * w)
+
+    f.defvjp(lambda m, x: (f(m, x), (m.w[...], x)), bwd)
+    m = counter(1.0)
+    value = f(m, 2.0)
+    if nondiff:
+        grads = n.grad(lambda x, m: f(m, x), **k)(2.0, m)
+    else:
+        grads = n.grad(f, argnums=(0, 1), **k)(m, 2.0)
+    return value, grads, m, seen
+
+
+CUSTOM = {
+    "plain": lambda n, k: _custom(n, k),
+    "changes": lambda n, k: _custom(n, k, changes=True),
+    "nondiff": lambda n, k: _custom(n, k, nondiff=(0,)),
+    "nondiff changes": lambda n, k: _custom(n, k, changes=True, nondiff=(0,)),
+}
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_custom_vjp_same_as_flax(name):
+    check(CUSTOM[name])
+
+
+def test_cotangents_of_updates_same_as_flax():
+    def case(n, k):
+        counter, _ = models(n)
+
+        @n.custom_vjp(**k)
+        def f(m):
+            m.count[...] = m.w[...] * 3
+            return m.w[...] * 2
+
+        seen = []
+
+        def bwd(m, g, *, updates_g):
+            seen.append((updates_g[0].count[...], updates_g[0].w))
+            gm = counter(0.0)
+            gm.w[...] = g
+            gm.count[...] = 0.0 * g
+            return (gm,)
+
+        f.defvjp(lambda m: (f(m), n.clone(m, graph=k["graph"])), bwd)
+        m = counter(1.0)
+        out = n.grad(lambda m: f(m) + 5 * m.count[...], **k)(m)
+        return out, m, seen
+
+    check(case)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import PartitionSpec as P
 
 from sonde import nnx
@@ -35,3 +36,27 @@ def test_shard_map():
     f(m)
     np.testing.assert_array_equal(m.twice[...], [0, 2, 4, 6])
     assert m.twice[...].sharding.spec == jax.P("d")
+
+
+def test_shards_are_what_jax_gives():
+    """Each device has its part, and what is not sharded whole."""
+    seen = []
+
+    def f(m, x):
+        seen.append((m.w.shape, m.b.shape, x.shape))
+        return m.w * x + m.b.sum()
+
+    m = nnx.Dict(w=nnx.Param(jnp.arange(4.0)), b=nnx.BatchStat(jnp.ones(3)))
+    specs = (nnx.StateSharding({nnx.Param: P("d"), ...: None}), P("d"))
+    x = jnp.arange(4.0) + 1
+    out = nnx.shard_map(f, mesh=mesh(), in_specs=specs, out_specs=P("d"))(m, x)
+    plain = jax.shard_map(
+        lambda w, b, x: w * x + b.sum(), mesh=mesh(), in_specs=(P("d"), P(), P("d")), out_specs=P("d")
+    )
+    np.testing.assert_array_equal(out, plain(m.w[...], jnp.ones(3), x))
+    assert set(seen) == {((2,), (3,), (2,))}
+
+
+def test_specs_that_do_not_fit():
+    with pytest.raises(ValueError, match="The in_specs of nnx.shard_map"):
+        nnx.shard_map(lambda x: x, mesh=mesh(), in_specs=(P(), P()), out_specs=P())(jnp.ones(2))
