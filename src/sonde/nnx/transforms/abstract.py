@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from sonde.nnx.transforms.lifting import Fixed, Taken, take
-from sonde.nnx.transforms.options import MISSING, Mode, as_indices, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.options import (
+    MISSING,
+    Mode,
+    also_decorator,
+    as_indices,
+    mode,
+    named_like,
+    refuse_bound_method,
+)
 from sonde.nnx.transforms.outcome import Left
 
 
@@ -51,6 +58,7 @@ def eval_shape(
     return taken.output(jax.eval_shape(_pure(f, taken), taken.values))
 
 
+@also_decorator
 def make_jaxpr(
     f: Callable[..., Any] = MISSING,
     *,
@@ -72,8 +80,6 @@ def make_jaxpr(
         { lambda ; a:f32[] b:f32[]. let c:f32[] = mul a b in (c,) }
     """
     how = mode(graph, graph_updates)
-    if f is MISSING:
-        return functools.partial(make_jaxpr, graph=how.graph, graph_updates=how.updates, static_argnums=static_argnums)
 
     @named_like(f)
     def make(*args: Any, **kwargs: Any) -> Any:

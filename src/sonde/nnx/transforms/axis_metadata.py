@@ -6,7 +6,6 @@ This transform takes the name of the mapped axis out on the way in, and puts it 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,11 @@ from sonde.nnx.graph_mode import resolve
 from sonde.nnx.sharding import PARTITION_NAME, add_axis, remove_axis
 from sonde.nnx.transforms.leaf_values import leaf_values
 from sonde.nnx.transforms.lifting import walk_call
-from sonde.nnx.transforms.options import MISSING, named_like, positional
+from sonde.nnx.transforms.options import MISSING, also_decorator, named_like, positional
 from sonde.nnx.variable import Variable
 
 
+@also_decorator
 def transform_metadata(
     f: Callable[..., Any] = MISSING,
     *,
@@ -48,10 +48,6 @@ def transform_metadata(
         ('layers', 'features')
     """
     graph = resolve(graph)
-    if f is MISSING:
-        return functools.partial(
-            transform_metadata, in_axes=in_axes, out_axes=out_axes, partition=partition, graph=graph
-        )
     verb, name = "transform_metadata", {PARTITION_NAME: partition}
 
     def axes_of(values: Any, prefix: Any, what: str) -> dict[int, tuple[Variable[Any], int]]:

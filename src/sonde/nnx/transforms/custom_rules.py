@@ -29,6 +29,7 @@ from sonde.nnx.transforms.lifting import Fixed, NamedValues, Taken, is_object, r
 from sonde.nnx.transforms.options import (
     MISSING,
     Mode,
+    also_decorator,
     as_indices,
     mode,
     named_like,
@@ -40,6 +41,7 @@ from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
 from sonde.nnx.walking import walk
 
 
+@also_decorator
 def custom_vjp(
     fun: Callable[..., Any] = MISSING,
     *,
@@ -81,10 +83,6 @@ def custom_vjp(
     """
     how = mode(graph, graph_updates)
     refuse_prefixes("custom_vjp", "nondiff_argnums", nondiff_argnums, how)
-    if fun is MISSING:
-        return functools.partial(
-            custom_vjp, nondiff_argnums=nondiff_argnums, graph=how.graph, graph_updates=how.updates
-        )
     refuse_bound_method("custom_vjp", fun)
     return CustomVjp(fun, tuple(nondiff_argnums), how)
 

@@ -21,13 +21,14 @@ from sonde.nnx.filters import Filter, Predicate, to_predicate
 from sonde.nnx.states import State
 from sonde.nnx.transforms.leaf_values import children_of, places
 from sonde.nnx.transforms.lifting import NamedValues, Taken, is_object, raw, take
-from sonde.nnx.transforms.options import MISSING, Mode, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.options import MISSING, Mode, also_decorator, mode, named_like, refuse_bound_method
 from sonde.nnx.transforms.outcome import Left
 from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
 from sonde.nnx.variable import Param, Variable
 from sonde.nnx.walking import walk
 
 
+@also_decorator
 def grad(
     f: Callable[..., Any] = MISSING,
     *,
@@ -80,6 +81,7 @@ def grad(
     return _differentiated("grad", f, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt, graph, graph_updates)
 
 
+@also_decorator
 def value_and_grad(
     f: Callable[..., Any] = MISSING,
     *,
@@ -126,10 +128,6 @@ def _differentiated(
     if reduce_axes:
         raise ValueError(f"nnx.{verb}(reduce_axes={reduce_axes!r}): JAX has no such option any more; leave it out.")
     refuse_prefixes(verb, "argnums", argnums, how)
-    if f is MISSING:
-        return lambda f: _differentiated(
-            verb, f, argnums, has_aux, holomorphic, allow_int, reduce_axes, wrt, how.graph, how.updates
-        )
     refuse_bound_method(verb, f)
     several = not isinstance(argnums, (int, DiffState))
     asked = [_Wanted.of(x, wrt, how) for x in (argnums if several else (argnums,))]

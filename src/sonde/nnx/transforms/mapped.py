@@ -6,7 +6,6 @@ only to a value that is the same for all elements.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,13 +14,23 @@ import jax
 from sonde.nnx.sharding import PARTITION_NAME
 from sonde.nnx.transforms.axis_metadata import transform_metadata as named_axes
 from sonde.nnx.transforms.lifting import Fixed, Taken, enter, take
-from sonde.nnx.transforms.options import MISSING, Mode, as_indices, mode, named_like, refuse_bound_method, with_axes
+from sonde.nnx.transforms.options import (
+    MISSING,
+    Mode,
+    also_decorator,
+    as_indices,
+    mode,
+    named_like,
+    refuse_bound_method,
+    with_axes,
+)
 from sonde.nnx.transforms.outcome import Left
 from sonde.nnx.transforms.prefixes import refuse_prefixes
 from sonde.nnx.transforms.recent import PROGRAMS, Recent
 from sonde.nnx.transforms.result_lists import Lists, with_keywords
 
 
+@also_decorator
 def vmap(
     f: Callable[..., Any] = MISSING,
     *,
@@ -68,18 +77,6 @@ def vmap(
     how = mode(graph, graph_updates)
     refuse_prefixes("vmap", "in_axes", in_axes, how)
     refuse_prefixes("vmap", "out_axes", out_axes, how)
-    if f is MISSING:
-        return functools.partial(
-            vmap,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            axis_name=axis_name,
-            axis_size=axis_size,
-            spmd_axis_name=spmd_axis_name,
-            transform_metadata=transform_metadata,
-            graph=how.graph,
-            graph_updates=how.updates,
-        )
     refuse_bound_method("vmap", f)
     fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, how)
 
@@ -125,6 +122,7 @@ def _with_axis_names(f: Any, in_axes: Any, out_axes: Any, metadata: Mapping[str,
     return named_axes(f, in_axes=in_axes, out_axes=out_axes, partition=metadata[PARTITION_NAME], graph=how.graph)
 
 
+@also_decorator
 def pmap(
     f: Callable[..., Any] = MISSING,
     *,
@@ -159,21 +157,6 @@ def pmap(
     how = mode(graph, graph_updates)
     refuse_prefixes("pmap", "in_axes", in_axes, how)
     refuse_prefixes("pmap", "out_axes", out_axes, how)
-    if f is MISSING:
-        return functools.partial(
-            pmap,
-            axis_name=axis_name,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            static_broadcasted_argnums=static_broadcasted_argnums,
-            devices=devices,
-            backend=backend,
-            axis_size=axis_size,
-            donate_argnums=donate_argnums,
-            transform_metadata=transform_metadata,
-            graph=how.graph,
-            graph_updates=how.updates,
-        )
     refuse_bound_method("pmap", f)
     fn = _with_axis_names(f, in_axes, out_axes, transform_metadata, how)
     static = static_broadcasted_argnums

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sonde.nnx.graph_mode import resolve, resolve_updates
+
+T = TypeVar("T", bound=Callable[..., Any])
 
 #: Stands for a function that was not given, when a transform is used as a decorator with options.
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
@@ -29,6 +31,24 @@ def mode(graph: bool | None, graph_updates: bool | None) -> Mode:
     """The mode that options ask for; what is None follows the current settings. Trees have no updates."""
     graph = resolve(graph)
     return Mode(graph, graph and resolve_updates(graph_updates))
+
+
+def also_decorator(transform: T) -> T:
+    """A transform that may be called with options alone: it then waits for the function, as decorators do.
+
+    What is said about graphs is settled at once: a later change of the current mode does not count.
+    """
+    first, *others = inspect.signature(transform).parameters
+
+    @functools.wraps(transform)
+    def transformed(*args: Any, **options: Any) -> Any:
+        if args or first in options:
+            return transform(*args, **options)
+        how = mode(options.get("graph"), options.get("graph_updates"))
+        settled = {"graph": how.graph, "graph_updates": how.updates}
+        return functools.partial(transform, **options | {name: settled[name] for name in settled if name in others})
+
+    return transformed  # pyright: ignore[reportReturnType]
 
 
 def refuse_bound_method(verb: str, fn: Callable[..., Any]) -> None:

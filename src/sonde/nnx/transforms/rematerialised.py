@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from sonde.nnx.transforms.lifting import Fixed, take
-from sonde.nnx.transforms.options import MISSING, as_indices, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.options import MISSING, also_decorator, as_indices, mode, named_like, refuse_bound_method
 from sonde.nnx.transforms.outcome import Left
 
 
+@also_decorator
 def remat(
     f: Callable[..., Any] = MISSING,
     *,
@@ -43,15 +43,6 @@ def remat(
         3.0
     """
     how = mode(graph, graph_updates)
-    if f is MISSING:
-        return functools.partial(
-            remat,
-            prevent_cse=prevent_cse,
-            static_argnums=static_argnums,
-            policy=policy,
-            graph=how.graph,
-            graph_updates=how.updates,
-        )
     refuse_bound_method("remat", f)
 
     @named_like(f)

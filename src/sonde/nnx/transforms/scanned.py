@@ -22,7 +22,7 @@ from sonde.nnx.transforms.axis_metadata import transform_metadata as named_axes
 from sonde.nnx.transforms.leaf_values import numbering
 from sonde.nnx.transforms.lifting import Entered, Taken, enter, raw, take
 from sonde.nnx.transforms.loops import returned
-from sonde.nnx.transforms.options import MISSING, mode, named_like, positional, refuse_bound_method
+from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_like, positional, refuse_bound_method
 from sonde.nnx.transforms.outcome import Outcome
 from sonde.nnx.transforms.prefixes import Carry, StateAxes, refuse_prefixes
 from sonde.nnx.transforms.recent import PROGRAMS, Recent
@@ -30,6 +30,7 @@ from sonde.nnx.transforms.result_lists import Lists
 from sonde.nnx.variable import Variable
 
 
+@also_decorator
 def scan(
     f: Callable[..., Any] = MISSING,
     *,
@@ -71,19 +72,6 @@ def scan(
     how = mode(graph, graph_updates)
     refuse_prefixes("scan", "in_axes", in_axes, how)
     refuse_prefixes("scan", "out_axes", out_axes, how)
-    if f is MISSING:
-        return functools.partial(
-            scan,
-            length=length,
-            reverse=reverse,
-            unroll=unroll,
-            _split_transpose=_split_transpose,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            transform_metadata=transform_metadata,
-            graph=how.graph,
-            graph_updates=how.updates,
-        )
     refuse_bound_method("scan", f)
     carry_in, carry_out = _carry_place(in_axes, "in_axes"), _carry_place(out_axes, "out_axes")
     if (carry_in is None) != (carry_out is None):

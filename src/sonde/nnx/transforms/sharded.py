@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Set
 from typing import Any
 
@@ -11,12 +10,13 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from sonde.nnx.transforms.lifting import take
-from sonde.nnx.transforms.options import MISSING, mode, named_like, positional, refuse_bound_method
+from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_like, positional, refuse_bound_method
 from sonde.nnx.transforms.outcome import Left
 from sonde.nnx.transforms.prefixes import refuse_prefixes
 from sonde.nnx.transforms.result_lists import Lists
 
 
+@also_decorator
 def shard_map(
     f: Callable[..., Any] = MISSING,
     *,
@@ -56,17 +56,6 @@ def shard_map(
     how = mode(graph, graph_updates)
     refuse_prefixes("shard_map", "in_specs", in_specs, how)
     refuse_prefixes("shard_map", "out_specs", out_specs, how)
-    if f is MISSING:
-        return functools.partial(
-            shard_map,
-            mesh=mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            axis_names=axis_names,
-            check_vma=check_vma,
-            graph=how.graph,
-            graph_updates=how.updates,
-        )
     refuse_bound_method("shard_map", f)
 
     @named_like(f)

@@ -14,12 +14,13 @@ from sonde.nnx.transforms.jit.arguments import PLAIN, ROOT, Arguments, holds_obj
 from sonde.nnx.transforms.jit.memory import LastCall, Memory, Plan
 from sonde.nnx.transforms.jit.program import Options, Program, tracing
 from sonde.nnx.transforms.lifting import Fixed, Structure, take, walk_call
-from sonde.nnx.transforms.options import MISSING, mode, named_like, refuse_bound_method
+from sonde.nnx.transforms.options import MISSING, also_decorator, mode, named_like, refuse_bound_method
 from sonde.nnx.transforms.prefixes import refuse_prefixes
 from sonde.nnx.transforms.recent import PROGRAMS, Recent
 from sonde.nnx.transforms.stages import Lowered, Traced
 
 
+@also_decorator
 def jit(
     fun: Callable[..., Any] = MISSING,
     *,
@@ -81,19 +82,6 @@ def jit(
         more["backend"] = backend
     refuse_prefixes("jit", "in_shardings", in_shardings, how)
     refuse_prefixes("jit", "out_shardings", out_shardings, how)
-    if fun is MISSING:
-        return functools.partial(
-            jit,
-            in_shardings=in_shardings,
-            out_shardings=out_shardings,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-            graph=how.graph,
-            graph_updates=how.updates,
-            **more,
-        )
     refuse_bound_method("jit", fun)
     static = named_places(fun, static_argnums, static_argnames)
     donated = named_places(fun, donate_argnums, donate_argnames)
