@@ -30,7 +30,8 @@ examples-models: setup  ## The examples on SmolLM2, a pretrained model, with pic
 	  echo "== $$file"; $(BIN)/python examples/models/$$file.py || exit 1; done
 
 test: setup check  ## Lint, types, layers, then every test that is not marked thorough or browser
-	COMPILE=$(COMPILE) $(BIN)/python -m pytest -n $(JOBS) -m 'not thorough and not browser and not transformers' -q --durations=20
+	COMPILE=$(COMPILE) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not thorough and not browser and not transformers' -q \
+	  --durations=20
 
 test-fast: setup  ## The inner loop: what finds most mistakes in under a minute
 	$(BIN)/python -m pytest -n $(JOBS) -q tests/core/test_edit.py tests/core/test_record.py tests/core/test_inventory.py \

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
+
+import pytest
 
 _FLAGS = ["--xla_force_host_platform_device_count=2"]
 if os.environ.get("COMPILE") != "full":
@@ -22,3 +25,18 @@ os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *(flag for flag in _FLAGS if flag.pa
 
 # Test files import what they share (`from tests.core.programs import ...`) however pytest was started.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`@pytest.mark.every(n)`: of all cases of a test, every n-th in each run, the others in the thorough one.
+
+    If n has no factor in common with the numbers of values, those that run have every value of each parameter.
+    """
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("every")) is not None:
+            name = item.nodeid.partition("[")[0]
+            if seen[name] % mark.args[0]:
+                item.add_marker(pytest.mark.thorough)
+            seen[name] += 1

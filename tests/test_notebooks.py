@@ -1,6 +1,7 @@
 """The notebooks of the documentation run from top to bottom, and are stored without what they print.
 
-The site's build runs them in Jupyter (`make docs`). Here their cells run in this process, which needs no Jupyter.
+The site's build runs them in Jupyter, and fails if a cell does (`make docs`). In the thorough run their cells run in
+this process, which needs no Jupyter.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def run_cell(source: str, name: str, namespace: dict[str, object]) -> None:
         assert repr(shown)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType(f"notebook_{notebook.stem.replace('-', '_')}")

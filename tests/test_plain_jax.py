@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-WAYS = ["without", "imported", "used"]
 
 
 def python(*arguments: str) -> str:
@@ -20,50 +20,45 @@ def python(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def answers() -> dict[str, Any]:
-    """What JAX does in a process without Sonde, in one that imports it, and in one that has used it."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "tests/plain_jax_probe.py", way], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for way in WAYS
-    ]
-    outputs = [process.communicate() for process in started]
-    for process, (_, errors) in zip(started, outputs):
-        assert process.returncode == 0, errors.decode()[-2000:]
-    return {way: json.loads(out) for way, (out, _) in zip(WAYS, outputs)}
+@functools.cache
+def answers(way: str) -> dict[str, Any]:
+    """What JAX does in a process without Sonde, in one that imports it, or in one that has used it."""
+    return json.loads(python("tests/plain_jax_probe.py", way))
 
 
-@pytest.mark.parametrize("way", ["imported", "used"])
+# What using Sonde does not change, importing it does not change either: that alone is left to the thorough run.
+WITH_SONDE = pytest.mark.parametrize("way", [pytest.param("imported", marks=pytest.mark.thorough), "used"])
+
+
+@WITH_SONDE
 @pytest.mark.parametrize("probe", ["programs", "compiled", "counts", "errors", "leaks"])
-def test_jax_does_the_same(answers: dict[str, Any], way: str, probe: str) -> None:
-    plain, with_sonde = answers["without"][probe], answers[way][probe]
+def test_jax_does_the_same(way: str, probe: str) -> None:
+    plain, with_sonde = answers("without")[probe], answers(way)[probe]
     assert list(with_sonde) == list(plain)
     for what, expected in plain.items():
         assert with_sonde[what] == expected, what
 
 
-@pytest.mark.parametrize("way", ["imported", "used"])
-def test_only_our_effect_is_allowed_in_addition(answers: dict[str, Any], way: str) -> None:
-    plain, with_sonde = answers["without"]["tables"][0], answers[way]["tables"][0]
+@WITH_SONDE
+def test_only_our_effect_is_allowed_in_addition(way: str) -> None:
+    plain, with_sonde = answers("without")["tables"][0], answers(way)["tables"][0]
     ours = ["SiteEffect"] if way == "used" else []  # nothing is changed before the first capture
     for name, types in plain.items():
         assert sorted([*types, *ours]) == with_sonde[name], name
 
 
-@pytest.mark.parametrize("way", ["imported", "used"])
-def test_rules_are_added_for_our_primitives_alone(answers: dict[str, Any], way: str) -> None:
-    plain, with_sonde = answers["without"]["tables"][1], answers[way]["tables"][1]
+@WITH_SONDE
+def test_rules_are_added_for_our_primitives_alone(way: str) -> None:
+    plain, with_sonde = answers("without")["tables"][1], answers(way)["tables"][1]
     for name, primitives in plain.items():
         assert set(primitives) <= set(with_sonde[name])
         added = set(with_sonde[name]) - set(primitives)
         assert all(primitive.startswith("sonde_") for primitive in added), (name, added)
 
 
-@pytest.mark.parametrize("way", ["imported", "used"])
-def test_no_function_of_jax_is_ours_when_no_capture_runs(answers: dict[str, Any], way: str) -> None:
-    assert answers[way]["replaced"] == []
+@WITH_SONDE
+def test_no_function_of_jax_is_ours_when_no_capture_runs(way: str) -> None:
+    assert answers(way)["replaced"] == []
 
 
 COMPILED_BEFORE = """

@@ -20,6 +20,7 @@ COMBINATIONS = pytest.mark.parametrize(
 PADDINGS = ["SAME", "VALID", "SAME_LOWER", "CIRCULAR", "CAUSAL", "REFLECT", 2, [(1, 2)], [1]]
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("padding", PADDINGS, ids=str)
 @pytest.mark.parametrize("kernel_size", [1, 2, 3, 4])
 def test_conv_equals_flax_in_one_dimension(draw, close, padding, kernel_size):
