@@ -191,7 +191,7 @@ def test_init_with_output_and_lazy_init():
         def __call__(self, x):
             return self.param("first", lambda key: x[0])
 
-    with pytest.raises(errors.LazyInitError, match=r"lazy_init of Data .* given as\s+shapes only \(float32\[2, 5\]\)"):
+    with pytest.raises(errors.LazyInitError, match=r"lazy_init of Data .* given as\s+shapes only \(float32\[2,5\]\)"):
         Data().lazy_init(KEY, jax.ShapeDtypeStruct(X.shape, X.dtype))
 
 
