@@ -120,6 +120,32 @@ def large():
     return examine(jax.value_and_grad(loss), grads=True, title="Large")(normal(64, 64))
 
 
+TOKENS = "The quick brown fox saw the quick brown dog and the quick fox".split()
+
+
+@functools.cache
+def deep():
+    """A language model of 30 layers in one scan with a name, nine sites each, with tokens."""
+    n, heads, width = len(TOKENS), 12, 48
+
+    def block(x, w):
+        sow = sonde.sow
+        h = sow(x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-6), "norm")
+        q, k, v = (sow((h @ w[i]).reshape(n, heads, -1), f"attn/{name}") for i, name in enumerate("qkv"))
+        scores = jnp.einsum("qhd,khd->hqk", q, k) / 2
+        weights = sow(jax.nn.softmax(jnp.where(jnp.tri(n, dtype=bool), scores, -jnp.inf)), "attn/weights")
+        x = sow(x + 0.2 * sow(jnp.einsum("hqk,khd->qhd", weights, v).reshape(n, -1), "attn/out"), "mid")
+        return sow(x + 0.2 * sow(jnp.tanh(h @ w[3]), "mlp"), "out"), None
+
+    def loss(x):
+        with sonde.scope("blocks/*"):
+            x, _ = jax.lax.scan(block, x, normal(30, 4, width, width, seed=5) * width**-0.5)
+        return jnp.sum(x**2)
+
+    look = examine(jax.jit(jax.value_and_grad(loss)), grads=True, title="A deep model", tokens=TOKENS)
+    return look(normal(n, width, seed=7))
+
+
 def extreme():
     """Numbers at both ends of what a float can hold."""
     most, least = np.finfo(np.float64).max, np.finfo(np.float64).tiny

@@ -39,7 +39,7 @@ def driver():
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    names = ("troubled", "hostile", "extreme", "large", "many_findings", "empty", "healthy")
+    names = ("troubled", "hostile", "extreme", "large", "deep", "many_findings", "empty", "healthy")
     return {name: getattr(pages, name)().write(folder / f"{name}.html") for name in names}
 
 

@@ -187,7 +187,7 @@ def test_panels_check_what_they_are_given():
         Lines(title="t", lines={"a": [1, 2], "b": [1, 2, 3]})
     with pytest.raises(ValueError, match="and 1 places"):
         Lines(title="t", lines={"a": [1, 2]}, x=[0])
-    with pytest.raises(TypeError, match="Report.add takes a HeatMap, Lines or Text, got 'x' of type str"):
+    with pytest.raises(TypeError, match="Report.add takes a HeatMap, Lines, Text or what a tool returned, got 'x' of type str"):
         pages.empty().add("x")
 
 
@@ -195,7 +195,7 @@ def test_panels_are_on_the_page():
     report = pages.empty().add(Text(title="Hello", text="there"))
     assert report.add(Lines(title="L", lines={"a": np.arange(5000.0)})) is report
     text, lines = report.to_json()["panels"]
-    assert text == {"kind": "text", "title": "Hello", "caption": "", "text": "there"}
+    assert text == {"kind": "text", "title": "Hello", "caption": "", "code": "", "text": "there"}
     assert len(lines["x"]) == 2000 and lines["x"][-1] == 4999
     assert [p["kind"] for p in data_of(page(report.to_json()))["panels"]] == ["text", "lines"]
 

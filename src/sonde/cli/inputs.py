@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -39,6 +40,21 @@ def read_arrays(path: str | Path) -> dict[str, Any]:
         raise Unusable(
             f"{str(path)!r} cannot be read as an .npz or .npy file: {error}. numpy.savez(path, x=...) writes one."
         ) from error
+
+
+def read_tokens(path: str | Path) -> list[str]:
+    """The strings of a file: a JSON list, or the lines of a text."""
+    path = Path(path)
+    if not path.is_file():
+        raise Unusable(f"There is no file {str(path)!r} to read tokens from.")
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else text.splitlines()
+    except (OSError, ValueError) as error:
+        raise Unusable(f"{str(path)!r} cannot be read as a list of tokens: {error}") from error
+    if not isinstance(found, list) or not all(isinstance(token, str) for token in found):
+        raise Unusable(f"{str(path)!r} must hold a JSON list of strings, one for each position.")
+    return found
 
 
 def _of(loaded: Any, name: str, path: Path) -> np.ndarray:

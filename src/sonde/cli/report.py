@@ -8,7 +8,7 @@ import click
 
 from sonde.cli import options
 from sonde.cli.exits import FAILED, FINE, FOUND, TEXT, Unusable
-from sonde.cli.inputs import read_arrays
+from sonde.cli.inputs import read_arrays, read_tokens
 from sonde.cli.output import busy, hint, quiet_stdout, show, show_json, show_page
 from sonde.cli.running import NO_SITES, running
 from sonde.cli.target import program_at
@@ -22,6 +22,12 @@ LEVELS = ("problem", "warning", "note")
 @click.command("report", epilog=TEXT)
 @options.together(options.target, options.input_file, options.grads, options.sites, options.inside)
 @click.option("--out", metavar="FILE", help=f"Where the page goes; {PAGE} by default, and no page with --json.")
+@click.option(
+    "--tokens",
+    "token_file",
+    metavar="FILE",
+    help="What stands at each position, for the pictures: a JSON list of strings, or a text with one on each line.",
+)
 @click.option("--title", help="What the report is called; the target by default.")
 @click.option(
     "--fail-on",
@@ -40,6 +46,7 @@ def report(
     patterns: tuple[str, ...],
     inside: tuple[str, ...],
     out: str | None,
+    token_file: str | None,
     title: str | None,
     fail_on: str,
     as_json: bool,
@@ -54,10 +61,12 @@ def report(
     """
     page = None if as_json and out is None else check_writable(out or PAGE)
     asked = inside or None
+    tokens = read_tokens(token_file) if token_file else None
     with quiet_stdout(as_json):
         program = program_at(target, read_arrays(input_file) if input_file else None)
         with running(program, show_traceback=show_traceback, reports=True), busy("running the program") as say:
-            look = examine(program.f, *patterns, grads=grads, inside=asked, title=title or target, progress=say)
+            options = {"grads": grads, "inside": asked, "title": title or target, "tokens": tokens}
+            look = examine(program.f, *patterns, progress=say, **options)
             found = look(*program.args, **program.kwargs)
     if not found.sites and found.failure is None:
         raise Unusable(NO_SITES.format(target=target))

@@ -13,6 +13,23 @@ if TYPE_CHECKING:
     from sonde.core.record import Record, Records
 
 
+def in_notebook(shown: Any, width: int = 120) -> str:
+    """What rich prints, as HTML for a notebook: no script, no network, on light and dark pages.
+
+    Args:
+        shown: What rich can print: a table, or an object with `__rich__`.
+        width: How many characters a line has.
+    """
+    import io
+
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), record=True, width=width, force_jupyter=False, color_system="truecolor")
+    console.print(shown)
+    style = "overflow-x:auto;white-space:pre;line-height:1.25;font-family:monospace;color:inherit;background:none"
+    return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
+
+
 def _kind(tree: Any) -> str:
     leaves = jax.tree.leaves(tree)
     shown = [describe(x) if hasattr(x, "dtype") else repr(x) for x in leaves[:3]]
@@ -33,6 +50,18 @@ def record_line(record: Record) -> str:
     if grads:
         parts.append(f"grads={_kinds(grads)}")
     return f"Record({', '.join(parts)})"
+
+
+def record_table(record: Record) -> Any:
+    """A rich table of the calls of a record."""
+    from rich.table import Table
+
+    table = Table("call", "value", "gradient", "axes", title=f"{record.path}  {record.source.rpartition('/')[2]}")
+    grads = record.grads or ((),) * len(record.values)
+    for i, (value, gradient) in enumerate(zip(record.values, grads)):
+        axes = " ".join(map(repr, record.axes[i])) if i < len(record.axes) else ""
+        table.add_row(str(i), _kind(value), _kind(gradient) if record.grads else "-", axes)
+    return table
 
 
 def records_text(records: Records) -> str:

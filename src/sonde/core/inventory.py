@@ -88,6 +88,11 @@ class Sites(Sequence[SiteInfo]):
     def __repr__(self) -> str:
         return "\n".join([f"{len(self)} values, {self.bytes} bytes", *_tree(self), ""])
 
+    def _repr_html_(self) -> str:
+        from sonde.core.display import in_notebook
+
+        return in_notebook(self)
+
     def __rich__(self) -> Any:
         from rich.table import Table
 

@@ -262,6 +262,11 @@ class Record:
 
         return record_line(self)
 
+    def _repr_html_(self) -> str:
+        from sonde.core.display import in_notebook, record_table
+
+        return in_notebook(record_table(self))
+
 
 @jax.tree_util.register_pytree_node_class
 class Records(Mapping[str, Record]):
@@ -340,6 +345,11 @@ class Records(Mapping[str, Record]):
         from sonde.core.display import records_table
 
         return records_table(self)
+
+    def _repr_html_(self) -> str:
+        from sonde.core.display import in_notebook
+
+        return in_notebook(self)
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
         from sonde.core.display import records_treescope

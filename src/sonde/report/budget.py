@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from sonde.report.pictures import Picture
 
+_FEW_POSITIONS, _LEAST_POSITIONS, _FEW_HEADS = 32, 16, 8
+
 
 def fitting(pictures: Sequence[Picture], budget: int) -> list[Picture]:
     """The pictures that fit into some bytes, in the order given.
@@ -36,15 +38,18 @@ def _size(pictures: Sequence[Picture]) -> int:
 
 
 def _smaller(picture: Picture) -> Picture:
-    """First fewer examples, then fewer heads or channels, then fewer positions."""
+    """First fewer examples; then fewer positions, so that all heads stay; then fewer heads or channels."""
     levels = picture.levels
     if picture.kind == "matrix":
         return picture
-    several = 1 if picture.kind == "attention" else 3
     if levels.shape[0] > 1:
         levels = levels[:1]
-    elif levels.shape[several] > 2:
-        levels = levels[:, : levels.shape[1] // 2] if several == 1 else levels[..., : levels.shape[3] // 2]
-    elif picture.kind == "attention":
-        levels = levels[..., :16, :16]
+    elif picture.kind == "features":
+        levels = levels[..., : max(2, levels.shape[3] // 2)]
+    elif max(levels.shape[2:]) > _FEW_POSITIONS:
+        levels = levels[..., :_FEW_POSITIONS, :_FEW_POSITIONS]
+    elif levels.shape[1] > _FEW_HEADS:
+        levels = levels[:, : max(_FEW_HEADS, levels.shape[1] // 2)]
+    else:
+        levels = levels[:, : max(2, levels.shape[1] // 2), :_LEAST_POSITIONS, :_LEAST_POSITIONS]
     return dataclasses.replace(picture, levels=levels)

@@ -19,6 +19,7 @@ from sonde.report.watching import Watched, watch
 from sonde.tools.events import events_of
 from sonde.tools.reading import on_host
 from sonde.tools.summary import Summary
+from sonde.tools.words import words
 
 Progress = Callable[[str, float], None]
 
@@ -29,6 +30,8 @@ def examine(
     grads: bool = False,
     inside: Any = None,
     title: str | None = None,
+    tokens: Any = None,
+    names: Any = None,
     progress: Progress | None = None,
 ) -> Callable[..., Report]:
     """A function that runs `f` once, looks at everything that passes its sites, and reports.
@@ -41,6 +44,9 @@ def examine(
         grads: Whether to look at gradients too, of what is differentiated inside `f`.
         inside: Code without sites to look into, as in `sonde.capture`.
         title: What the report is called; the name of `f` by default.
+        tokens: What stands at each position, for pictures of attention and of values by position: strings, or numbers
+            of tokens; of a batch, those of the first example.
+        names: What shows a token that is a number: a function, a list of strings, or a tokenizer (with `decode`).
         progress: Called with what is being done and how much of all is done, from 0 to 1.
 
     Returns:
@@ -65,6 +71,7 @@ def examine(
     wanted = tuple(map(check_pattern, patterns))
     asked = asked_for(inside)
     name = title if title is not None else getattr(f, "__name__", None) or type(f).__name__
+    read = () if tokens is None else tuple(words(tokens, names))
     say = progress or (lambda what, done: None)
 
     def run(*args: Any, **kwargs: Any) -> Report:
@@ -82,7 +89,7 @@ def examine(
         if failed is not None:
             findings = (failed.finding, *findings)
         say("done", 1.0)
-        return Report(name, findings, tuple(sites), Summary(rows), failed, seen.result)
+        return Report(name, findings, tuple(sites), Summary(rows), failed, seen.result, tokens=read)
 
     return like(run, f)
 

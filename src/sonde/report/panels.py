@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sonde.report.plain import plain
+from sonde.tools.drawn import Drawn
 
 _MOST_CELLS = 40_000
 _MOST_POINTS = 2_000
@@ -21,15 +22,22 @@ class Panel:
     Attributes:
         title: Its heading.
         caption: A sentence that says what one is looking at.
+        code: The Python that makes it, shown on request.
     """
 
     title: str
     caption: str = ""
+    code: str = ""
 
     @property
     def data(self) -> dict[str, Any]:
         """Plain data."""
-        return {"kind": type(self).__name__.lower(), "title": self.title, "caption": self.caption}
+        return {
+            "kind": type(self).__name__.lower(),
+            "title": self.title,
+            "caption": self.caption,
+            "code": self.code,
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +53,7 @@ class HeatMap(Panel):
         signed: Whether zero is the middle: blue below, red above. By default if there are negative numbers.
         low: What the darkest colour stands for; the smallest value by default.
         high: What the brightest colour stands for; the largest value by default.
+        texts: What is written into the cells, row by row; the numbers, if empty.
 
     Example:
         >>> panel = HeatMap(title="Patching", values=[[0.1, 0.9], [0.0, 0.2]], rows=["layer 0", "layer 1"])
@@ -60,6 +69,27 @@ class HeatMap(Panel):
     signed: bool | None = None
     low: float | None = None
     high: float | None = None
+    texts: Sequence[Sequence[str]] = ()
+
+    @classmethod
+    def of(cls, result: Drawn, tokens: Sequence[str] = (), names: Any = None) -> HeatMap:
+        """What a tool returned, such as a `Sweep` or a `Lens`.
+
+        Args:
+            result: What can draw itself.
+            tokens: What stands at each position; used if there is one for each column.
+            names: What shows a token that is a number, as in `Lens.table`.
+        """
+        heat = result.heat(None, names)
+        columns = list(tokens) if tokens and len(tokens) == len(heat.columns) else list(heat.columns)
+        return cls(
+            title=heat.title,
+            values=heat.values,
+            rows=list(heat.rows),
+            columns=columns,
+            column_title=heat.column_title,
+            texts=heat.texts,
+        )
 
     def __post_init__(self) -> None:
         values = np.asarray(self.values)
@@ -89,6 +119,7 @@ class HeatMap(Panel):
             "signed": signed,
             "low": plain(self.low),
             "high": plain(self.high),
+            "texts": [list(map(str, row)) for row in self.texts],
         }
 
 

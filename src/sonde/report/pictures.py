@@ -51,13 +51,15 @@ class Picture:
 
 
 def pictures_of(cuts: Mapping[str, Any], seen: Seen, index: int) -> list[Picture]:
-    """The pictures of one array of a value: of a loop, those of the first and the last iteration."""
+    """The pictures of one array of a value: of a loop, those of the first and the last iteration; of attention all."""
     if not cuts:
         return []
     found = []
     for kind, cut in cuts.items():
         steps = list(seen.steps(np.shape(cut["low"])[: seen.loops]))
-        for at, iteration, _ in steps[:1] + steps[1:][-1:]:
+        if kind != "attention":
+            steps = _ends(steps)
+        for at, iteration, _ in steps:
             at = at + (0,) * (np.ndim(cut["low"]) - len(at))  # of several devices, the first
             found.append(
                 Picture(
@@ -75,8 +77,12 @@ def pictures_of(cuts: Mapping[str, Any], seen: Seen, index: int) -> list[Picture
     return found
 
 
+def _ends(found: list[Any]) -> list[Any]:
+    return [*found[:1], *found[1:][-1:]]
+
+
 def decided(found: Sequence[Picture], *, shares: bool) -> list[Picture]:
-    """The pictures of an array to show: of what it was guessed to be, the first and the last.
+    """The pictures of an array to show: of attention all, of anything else the first and the last.
 
     Args:
         found: All that were taken.
@@ -89,7 +95,7 @@ def decided(found: Sequence[Picture], *, shares: bool) -> list[Picture]:
         found = [picture for picture in found if picture.kind != "attention"]
     if not shares:
         found = [_as_matrix(picture) if picture.kind == "attention" else picture for picture in found]
-    return [*found[:1], *found[1:][-1:]]
+    return list(found) if shares and all(picture.kind == "attention" for picture in found) else _ends(list(found))
 
 
 def _as_matrix(picture: Picture) -> Picture:

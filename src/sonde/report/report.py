@@ -16,10 +16,11 @@ from sonde.report.examined import Examined
 from sonde.report.failing import Failure
 from sonde.report.findings.depth import families
 from sonde.report.findings.finding import Finding
-from sonde.report.panels import Panel
+from sonde.report.panels import HeatMap, Panel
 from sonde.report.pictures import Picture
 from sonde.report.plain import counted, plain
 from sonde.report.tables import picture_data, sites_data
+from sonde.tools.drawn import Drawn
 from sonde.tools.statistics import EDGES
 from sonde.tools.summary import Summary
 
@@ -39,6 +40,7 @@ class Report:
         failure: What the program failed with; None if it did not.
         result: What the program returned; None if it failed.
         panels: What was added with `add`.
+        tokens: What stands at each position, for pictures in which positions are rows or columns.
     """
 
     title: str
@@ -48,6 +50,7 @@ class Report:
     failure: Failure | None
     result: Any = None
     panels: list[Panel] = dataclasses.field(default_factory=list)
+    tokens: tuple[str, ...] = ()
     made: str = dataclasses.field(default_factory=lambda: f"{datetime.datetime.now():%Y-%m-%d %H:%M}")
 
     @property
@@ -65,10 +68,21 @@ class Report:
         """The paths of all sites, in program order."""
         return tuple(dict.fromkeys(site.path for site in self.sites))
 
-    def add(self, panel: Panel) -> Report:
-        """Adds a panel to the page; returns the report itself."""
+    def add(self, panel: Panel | Drawn, *, names: Any = None) -> Report:
+        """Adds a panel to the page; returns the report itself.
+
+        Args:
+            panel: A `HeatMap`, `Lines` or `Text`; or what a tool returned, such as a sweep or a lens, whose positions
+                are named by the tokens of the report.
+            names: What shows a token that is a number: a function, a list of strings, or a tokenizer (with `decode`).
+        """
+        if isinstance(panel, Drawn):
+            panel = HeatMap.of(panel, self.tokens, names)
         if not isinstance(panel, Panel):
-            raise TypeError(f"Report.add takes a HeatMap, Lines or Text, got {panel!r} of type {type(panel).__name__}")
+            raise TypeError(
+                f"Report.add takes a HeatMap, Lines, Text or what a tool returned, got {panel!r} of type "
+                f"{type(panel).__name__}"
+            )
         self.panels.append(panel)
         return self
 
@@ -100,6 +114,7 @@ class Report:
                 "last_site": failed.last_site,
             },
             "edges": plain(EDGES),
+            "tokens": list(self.tokens),
             "sites": sites_data(self.sites),
             "families": [
                 {"name": name, "members": [index for _, index in members]}
@@ -119,6 +134,11 @@ class Report:
         with replaced_file(target) as file:
             file.write_text(text, encoding="utf-8")
         return target
+
+    def _repr_html_(self) -> str:
+        from sonde.core.display import in_notebook
+
+        return in_notebook(self)
 
     def __rich__(self) -> Any:
         from sonde.report.terminal import shown

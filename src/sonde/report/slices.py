@@ -10,12 +10,14 @@ whether the rows are attention weights, drops one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Kind = Literal["attention", "features", "matrix"]
 MISSING = 255
@@ -46,8 +48,8 @@ class Limits:
     columns: int
 
 
-LIMITS = Limits(examples=2, heads=8, positions=64, channels=16, pixels=32, rows=32, columns=64)
-LIMITS_IN_LOOPS = Limits(examples=1, heads=4, positions=32, channels=4, pixels=16, rows=8, columns=32)
+LIMITS = Limits(examples=2, heads=64, positions=64, channels=16, pixels=32, rows=32, columns=64)
+LIMITS_IN_LOOPS = Limits(examples=1, heads=16, positions=32, channels=4, pixels=16, rows=8, columns=32)
 
 
 def may_be_attention(shape: Sequence[int], path: str) -> bool:
@@ -67,7 +69,7 @@ def may_be_features(shape: Sequence[int], mapped: int) -> bool:
     return known and min(height, width) >= 4 and max(height, width) <= 4 * min(height, width)
 
 
-def pictures(array: Any, mapped: int, path: str, limits: Limits) -> dict[str, dict[str, Any]]:
+def pictures(array: Any, mapped: int, path: str, limits: Limits, xp: Any = jnp) -> dict[str, dict[str, Any]]:
     """The pictures of an array, by kind.
 
     Args:
@@ -75,38 +77,57 @@ def pictures(array: Any, mapped: int, path: str, limits: Limits) -> dict[str, di
         mapped: How many mapped axes there are.
         path: The path of the site: a name such as `attn` helps.
         limits: How large they may be.
+        xp: `jax.numpy` on the device, `numpy` on the host.
     """
     if not _has_numbers(array) or not array.size or not array.ndim:
         return {}
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        array = jnp.abs(array)
+        array = xp.abs(array)
     shape = array.shape
+    levels: Any = _compiled_levels if xp is jnp else functools.partial(_levels, xp=xp)
     found: dict[str, dict[str, Any]] = {}
     if may_be_attention(shape, path):
         x = array.reshape(-1, *((1,) * (3 - len(shape))), *shape[max(0, len(shape) - 3) :])
         n = limits.positions
-        found["attention"] = _levels(x[: limits.examples, : limits.heads, :n, :n])
+        found["attention"] = levels(x[: limits.examples, : limits.heads, :n, :n])
     if may_be_features(shape, mapped):
         x = array.reshape(-1, *shape[-3:])
         strides = [-(-size // limits.pixels) for size in x.shape[1:3]]
-        found["features"] = _levels(x[: limits.examples, :: strides[0], :: strides[1], : limits.channels])
+        found["features"] = levels(x[: limits.examples, :: strides[0], :: strides[1], : limits.channels])
     if not found and array.size > 1:
         x = array.reshape(-1, *((1,) * (2 - len(shape))), *shape[max(0, len(shape) - 2) :])
-        found["matrix"] = _levels(x[:1, : limits.rows, : limits.columns])
+        found["matrix"] = levels(x[:1, : limits.rows, : limits.columns])
     return found
+
+
+def pictures_of_rows(
+    array: np.ndarray, loops: int, mapped: int, path: str, limits: Limits
+) -> dict[str, dict[str, Any]]:
+    """The pictures of every iteration of an array on the host, by kind; with `loops` axes of loops in front."""
+    lengths = array.shape[:loops]
+    with np.errstate(all="ignore"):
+        rows = [pictures(array[at], mapped, path, limits, np) for at in np.ndindex(lengths)]
+    if not rows:
+        return {}
+    return {
+        kind: {name: np.reshape([row[kind][name] for row in rows], (*lengths, *np.shape(x))) for name, x in one.items()}
+        for kind, one in rows[0].items()
+    }
 
 
 def _has_numbers(array: Any) -> bool:
     return not jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) and array.dtype != jnp.bool_
 
 
-@jax.jit
-def _levels(x: Any) -> dict[str, Any]:
-    x = x.astype(jnp.float32)
-    ok = jnp.isfinite(x)
-    low = jnp.min(jnp.where(ok, x, jnp.inf))
-    high = jnp.max(jnp.where(ok, x, -jnp.inf))
+def _levels(x: Any, xp: Any = jnp) -> dict[str, Any]:
+    x = x.astype(np.float32)
+    ok = xp.isfinite(x)
+    low = xp.min(xp.where(ok, x, np.inf))
+    high = xp.max(xp.where(ok, x, -np.inf))
     # Halves, so that the width of a range up to the largest float does not overflow.
-    width = jnp.maximum(high / 2 - low / 2, jnp.finfo(jnp.float32).tiny)
-    level = jnp.clip(jnp.round((x / 2 - low / 2) / width * (MISSING - 1)), 0, MISSING - 1)
-    return {"levels": jnp.where(ok, level, MISSING).astype(jnp.uint8), "low": low, "high": high}
+    width = xp.maximum(high / 2 - low / 2, np.finfo(np.float32).tiny)
+    level = xp.clip(xp.round((x / 2 - low / 2) / width * (MISSING - 1)), 0, MISSING - 1)
+    return {"levels": xp.where(ok, level, MISSING).astype(np.uint8), "low": low, "high": high}
+
+
+_compiled_levels = jax.jit(_levels)

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from sonde.report.examined import Examined, Step
+from sonde.report.examined import Examined, Step, is_shares
 from sonde.report.pictures import Picture
 from sonde.report.plain import number, plain
 from sonde.tools.statistics import Statistics
 
+HEAD_SCORES: tuple[str, ...] = ("previous", "first", "same")
+"""What a head may look at: the token before, the first token, the token itself."""
 _MOST_POINTS = 128  # of a series over calls and iterations
 _LEAST_POINTS = 24
 _ALL_POINTS = 40_000  # of all series of a page together
@@ -37,6 +39,18 @@ def site_data(site: Examined, points: int = _MOST_POINTS) -> dict[str, Any]:
         "unreached": site.unreached,
         "value": _side(site.values, points),
         "gradient": _side(site.gradients, points),
+        "heads": _heads(site),
+    }
+
+
+def _heads(site: Examined) -> dict[str, Any] | None:
+    """Of attention, the share of it that each head gives to some keys: the mean of all queries but the first."""
+    if not is_shares(site.values) or "head_first" not in site.values[0].traits:
+        return None
+    rows = sum(np.asarray(step.traits["head_rows"], float) for step in site.values)
+    return {
+        name: plain(sum(np.asarray(step.traits[f"head_{name}"], float) for step in site.values) / np.maximum(rows, 1))
+        for name in HEAD_SCORES
     }
 
 

@@ -9,6 +9,7 @@ it *is* attention is known only from the numbers, so the host decides.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -29,46 +30,67 @@ _KEYS = 4096  # longer rows are not looked at as attention
 
 def traits(array: Any) -> dict[str, Any]:
     """The traits of one array of one example; empty for arrays that are not of floating point."""
+    return _traits(array, 0, jnp)
+
+
+def traits_of_whole(array: np.ndarray, lead: int = 0) -> dict[str, Any]:
+    """What `traits` makes of an array, on the host; the first few axes are loops and mapped ones, and stay."""
+    with np.errstate(all="ignore"):
+        return _traits(array, lead, np)
+
+
+def _traits(array: Any, lead: int, xp: Any) -> dict[str, Any]:
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return {}
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        array = jnp.abs(array)
+        array = xp.abs(array)
     tiny = float(jnp.finfo(array.dtype).tiny)
-    x = array.astype(jnp.float64 if array.dtype == jnp.float64 else jnp.float32)
-    size = jnp.abs(x)
-    finite = jnp.isfinite(x)
+    x = array.astype(np.float64 if array.dtype == np.float64 else np.float32)
+    size = xp.abs(x)
+    finite = xp.isfinite(x)
     counted = {
-        "nan": jnp.isnan(x),
-        "plus_inf": x == jnp.inf,
-        "minus_inf": x == -jnp.inf,
+        "nan": xp.isnan(x),
+        "plus_inf": x == np.inf,
+        "minus_inf": x == -np.inf,
         "near_one": size > NEARLY_ONE,
         "near_zero": size < NEARLY_ZERO,
         "whole": (size == 0) | (size == 1),
         "subnormal": (size > 0) & (size < tiny),
     }
-    # All in one reduction: a compiler takes ten times as long for seven.
-    *counts, low, high = jax.lax.reduce(
-        (
-            *(c.astype(jnp.int32) for c in counted.values()),
-            jnp.where(finite, x, jnp.inf),
-            jnp.where(finite, x, -jnp.inf),
-        ),
-        (*([np.int32(0)] * len(counted)), x.dtype.type(np.inf), x.dtype.type(-np.inf)),
-        lambda a, b: (*(p + q for p, q in zip(a[:-2], b)), jnp.minimum(a[-2], b[-2]), jnp.maximum(a[-1], b[-1])),
-        tuple(range(x.ndim)),
+    least, most = xp.where(finite, x, np.inf), xp.where(finite, x, -np.inf)
+    *counts, low, high = _reduced(
+        [*((c, "sum") for c in counted.values()), (least, "min"), (most, "max")], tuple(range(lead, x.ndim)), xp
     )
     found = {**dict(zip(counted, counts)), "low": low, "high": high}
-    if x.ndim and x.shape[-1] > 1 and x.size:
-        total, least = jax.lax.reduce(
-            (x, x),
-            (x.dtype.type(0), x.dtype.type(np.inf)),
-            lambda a, b: (a[0] + b[0], jnp.minimum(a[1], b[1])),
-            (x.ndim - 1,),
+    shape = x.shape[lead:]
+    if shape and shape[-1] > 1 and x.size:
+        total, least = _reduced([(x, "sum"), (x, "min")], (x.ndim - 1,), xp)
+        sums_to_one = (least >= 0) & (xp.abs(total - 1) < _SUM)
+        found["rows"] = xp.full(x.shape[:lead], math.prod(shape[:-1]), np.int32)
+        found["rows_of_shares"] = xp.sum(sums_to_one, tuple(range(lead, x.ndim - 1)), dtype=np.int32)
+    return found | (_of_attention(x, lead, xp) if _has_queries_and_keys(shape) else {})
+
+
+def _reduced(wanted: list[tuple[Any, str]], axes: tuple[int, ...], xp: Any) -> list[Any]:
+    """Sums, smallest and largest numbers of arrays of one shape; truths are counted.
+
+    All in one reduction where it is compiled: a compiler takes ten times as long for seven.
+    """
+    arrays = [x.astype(np.int32) if x.dtype == bool else x for x, _ in wanted]
+    if xp is np:
+        plain: dict[str, Any] = {"sum": np.sum, "min": np.min, "max": np.max}
+        starts = {"sum": 0, "min": np.inf, "max": -np.inf}
+        return [plain[how](x, axes, initial=x.dtype.type(starts[how])) for x, (_, how) in zip(arrays, wanted)]
+    combine: dict[str, Any] = {"sum": jnp.add, "min": jnp.minimum, "max": jnp.maximum}
+    first = {"sum": 0, "min": np.inf, "max": -np.inf}
+    return list(
+        jax.lax.reduce(
+            tuple(arrays),
+            tuple(x.dtype.type(first[how]) for x, (_, how) in zip(arrays, wanted)),
+            lambda a, b: tuple(combine[how](p, q) for (_, how), p, q in zip(wanted, a, b)),
+            axes,
         )
-        sums_to_one = (least >= 0) & (jnp.abs(total - 1) < _SUM)
-        found["rows"] = jnp.asarray(x.size // x.shape[-1], jnp.int32)
-        found["rows_of_shares"] = jnp.sum(sums_to_one, dtype=jnp.int32)
-    return found | (_of_attention(x) if _has_queries_and_keys(x.shape) else {})
+    )
 
 
 def _has_queries_and_keys(shape: tuple[int, ...]) -> bool:
@@ -77,39 +99,42 @@ def _has_queries_and_keys(shape: tuple[int, ...]) -> bool:
     return len(shape) > 3 or shape[-1] == shape[-2]
 
 
-def _of_attention(x: Any) -> dict[str, Any]:
-    x = x.reshape(-1, *((1,) * (3 - x.ndim)), *x.shape[max(0, x.ndim - 3) :])
-    examples, heads, queries, _ = x.shape
-    number = x.dtype.type
-    n, least, most, top = jax.lax.reduce(
-        ((x > 0).astype(jnp.int32), jnp.where(x > 0, x, jnp.inf), x, jax.lax.broadcasted_iota(jnp.int32, x.shape, 3)),
-        (np.int32(0), number(np.inf), number(-np.inf), np.int32(0)),
-        lambda a, b: (
-            a[0] + b[0],
-            jnp.minimum(a[1], b[1]),
-            jnp.maximum(a[2], b[2]),
-            jnp.where((a[2] > b[2]) | ((a[2] == b[2]) & (a[3] < b[3])), a[3], b[3]),
-        ),
-        (3,),
-    )
+def _of_attention(x: Any, lead: int, xp: Any) -> dict[str, Any]:
+    front, shape = x.shape[:lead], x.shape[lead:]
+    x = x.reshape((*front, math.prod(shape[:-3]), *((1,) * (3 - len(shape))), *shape[-3:]))
+    examples, heads, queries, _ = x.shape[lead:]
+    n, least, most = _reduced([(x > 0, "sum"), (xp.where(x > 0, x, np.inf), "min"), (x, "max")], (lead + 3,), xp)
+    top = xp.argmax(x, -1)
     # The key that a head looks at most, over all queries.
-    favourite = jnp.argmax(jnp.sum(x, (0, 2)), -1).astype(jnp.int32)
+    favourite = xp.argmax(xp.sum(x, (lead, lead + 2)), -1).astype(np.int32)
     several = n > 1
-    flat = several & (jnp.maximum(most * n - 1, 1 - least * n) < FLAT)
+    flat = several & (xp.maximum(most * n - 1, 1 - least * n) < FLAT)
     # A causal mask leaves the first query one key to look at: that says nothing.
-    sharp = (most > NEARLY_ONE) & (jnp.arange(queries) > 0) & (top == favourite[:, None])
-    opened, flattened, sharpened = jax.lax.reduce(
-        tuple(c.astype(jnp.int32) for c in (several, flat, sharp)),
-        (np.int32(0),) * 3,
-        lambda a, b: tuple(p + q for p, q in zip(a, b)),
-        (0, 2),
-    )
+    sharp = (most > NEARLY_ONE) & (xp.arange(queries) > 0) & (top == xp.expand_dims(favourite, (lead, lead + 2)))
+    opened, flattened, sharpened = _reduced([(c, "sum") for c in (several, flat, sharp)], (lead, lead + 2), xp)
     return {
-        "head_rows": jnp.full((heads,), examples * (queries - 1), jnp.int32),
+        "head_rows": xp.full((*front, heads), examples * (queries - 1), np.int32),
         "head_open": opened,
         "head_flat": flattened,
         "head_key": sharpened,
         "head_which": favourite,
+        **_looked_at(x, lead, xp),
+    }
+
+
+def _looked_at(x: Any, lead: int, xp: Any) -> dict[str, Any]:
+    """By head, how much of the attention of all queries but the first goes to some keys."""
+    queries, keys = x.shape[-2:]
+    if queries != keys:
+        return {}
+
+    def on_diagonal(offset: int) -> Any:
+        return xp.sum(xp.diagonal(x, offset, -2, -1)[..., 1 + offset :], (lead, lead + 2))
+
+    return {
+        "head_first": xp.sum(x[..., 1:, 0], (lead, lead + 2)),
+        "head_previous": on_diagonal(-1),
+        "head_same": on_diagonal(0),
     }
 
 

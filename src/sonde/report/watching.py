@@ -1,8 +1,8 @@
 """The one pass over a program: at every site, statistics, traits, pictures and what the search for a NaN needs.
 
-All of it is made on the device. Large arrays, and all in loops, are reduced where they are, inside compiled steps. For
-small ones that would not pay: the compiler takes a fifth of a second for the statistics of every site. They stay as
-they are until the step is over, and are then reduced by one compiled function for all of the same shape.
+Large arrays are reduced where they are, on the device and inside compiled steps. Small ones stay as they are until the
+program is over, and are then reduced on the host (`tools.keeping_small`), except in a `while_loop`: there it must be
+known in every iteration whether it is the first bad one.
 
 If the program fails, what was seen before is kept.
 """
@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sonde import _jax
 from sonde.core.arrays import arrays_in
-from sonde.core.axes import spread
+from sonde.core.axes import Axis
 from sonde.core.capture import run_with
 from sonde.core.context import look
 from sonde.core.item import Extra, Item, expand
@@ -28,14 +30,13 @@ from sonde.core.path import Pattern
 from sonde.core.record import Records, make_records
 from sonde.core.site import Site, View
 from sonde.errors import CaptureError, NoSuchSiteError
-from sonde.report.slices import LIMITS, LIMITS_IN_LOOPS, Limits, pictures
-from sonde.report.traits import traits_of_parts
-from sonde.tools.events import Watching, first_bad
-from sonde.tools.statistics import moments_of_parts
+from sonde.report.slices import LIMITS, LIMITS_IN_LOOPS, Limits, pictures, pictures_of_rows
+from sonde.report.traits import traits_of_parts, traits_of_whole
+from sonde.tools.events import WHEN, Watching, first_bad, when_it_was
+from sonde.tools.fetching import to_host
+from sonde.tools.keeping_small import KeepingSmall
+from sonde.tools.statistics import moments_of_parts, moments_of_whole
 
-SMALL = 2**20
-"""Up to how many bytes the arrays of a site are kept whole until the step is over."""
-_JOIN = (jnp.add, jnp.add, jnp.minimum, jnp.maximum, jnp.add)  # how those of several arrays become one
 _NUMBERS = 6  # how many leaves `numbers_of` has; they come first, as `Watching` wants them
 
 
@@ -45,14 +46,14 @@ def _seen(value: Any) -> tuple[Any, Any, Any]:
     return _numbers(traits, sum(x.size for x, t in zip(value, traits) if t)), moments_of_parts(value), traits
 
 
-def _numbers(traits: list[dict[str, Any]], size: int) -> list[Any]:
+def _numbers(traits: list[dict[str, Any]], size: int, lead: tuple[int, ...] = (), xp: Any = jnp) -> list[Any]:
     """What `tools.events.numbers_of` returns, except that -Inf is no accident: it is what masks are made of."""
     found = [t for t in traits if t]
-    nans, infs = (sum((t[name] for t in found), jnp.zeros((), jnp.int32)) for name in ("nan", "plus_inf"))
-    low, high = jnp.full((), jnp.inf, jnp.float32), jnp.full((), -jnp.inf, jnp.float32)
+    nans, infs = (sum((t[name] for t in found), xp.zeros(lead, np.int32)) for name in ("nan", "plus_inf"))
+    low, high = xp.full(lead, np.inf, np.float32), xp.full(lead, -np.inf, np.float32)
     for t in found:
-        low, high = jnp.minimum(low, t["low"].astype(low.dtype)), jnp.maximum(high, t["high"].astype(high.dtype))
-    return [nans, infs, low, high, jnp.asarray(size, jnp.int32), jnp.zeros((0,), jnp.int32)]
+        low, high = xp.minimum(low, t["low"].astype(low.dtype)), xp.maximum(high, t["high"].astype(high.dtype))
+    return [nans, infs, low, high, xp.full(lead, size, np.int32), xp.zeros((0,), np.int32)]
 
 
 def _reduce(value: Any) -> tuple[Any, Any, Any]:
@@ -74,12 +75,17 @@ def _own_settings() -> Iterator[None]:
 
 
 def _whole(value: Any) -> tuple[Any, Any]:
-    """The arrays themselves, with nothing yet where `_reduce` has numbers."""
+    """The arrays themselves, with one number in the place of those that `_reduce` makes: when it was."""
     arrays = arrays_in(value)
     # Inside a shard_map a number must vary over what the arrays vary over: there, it is made of them.
     over_mesh = [x for x in arrays if _jax.varying_axes(x) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)]
     zero = sum((0 * jnp.sum(x != x, dtype=jnp.int32) for x in over_mesh), jnp.zeros((), jnp.int32))
-    return [zero, zero, zero, zero, zero, jnp.zeros((0,), jnp.int32)], arrays
+    return [zero], arrays
+
+
+def _alone(value: Any) -> tuple[Any, Any]:
+    """The arrays themselves."""
+    return [], arrays_in(value)
 
 
 def _fold(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
@@ -87,21 +93,50 @@ def _fold(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
     return [*first_bad(old[:_NUMBERS], new[:_NUMBERS], index), *new[_NUMBERS:]]
 
 
-class Watch(Watching):
+class Watch(KeepingSmall, Watching):
     """Records what `_reduce` makes of values and gradients, when that was, and of values pictures."""
 
     def __init__(self, patterns: tuple[Pattern, ...], *, grads: bool, depth: int) -> None:
-        super().__init__(patterns, grads=grads, reduce=_reduce, fold=_fold, depth=depth)
+        super().__init__(patterns, grads=grads, large=_reduce, small=_whole, fold=_fold, depth=depth)
         self.key = ("watch", self.key)
+        self._length: int | None = None
+        self._in_branch = False
+
+    @property
+    def when(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The leaf that says when it was."""
+        return None if self.reduce is _alone else 0 if self.reduce is _whole else WHEN
 
     @property
     def limits(self) -> Limits:
         """How large pictures may be."""
         return LIMITS_IN_LOOPS if self.indices else LIMITS
 
+    def entering(self, length: int | None = None) -> Self:
+        """The handler of which a child is about to run, which will ask how long its loop is."""
+        new = super().entering(length)
+        new._length = length
+        if self._in_branch:
+            new.key = None if new.key is None else (new.key, "in a branch")
+        return new
+
+    def return_to(self, mark: Any) -> None:
+        """Goes back to where the counting of calls stood: a branch is about to run."""
+        super().return_to(mark)
+        self._in_branch = True
+
+    def join_calls(self, marks: Sequence[Any]) -> None:
+        """Goes on after branches."""
+        super().join_calls(marks)
+        self._in_branch = False
+
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
         """The handler inside. What is compiled for a loop has smaller pictures and must not be used outside of it."""
         new = super().child(base, steps, prefix)
+        if steps and self._length is None:  # a while loop
+            new.iterations = None
+            new.key = None if new.key is None else (new.key, "while")
+        new._length = None
         if new.indices and not self.indices:
             new.key = None if new.key is None else (new.key, "in a loop")
         return new
@@ -109,9 +144,11 @@ class Watch(Watching):
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Adds pictures to what is recorded."""
         before = len(self.items)
-        self.reduce = _whole if not self.indices and _bytes(arrays) <= SMALL else _reduce
+        # Branches may share a place in the results; then only the program knows which of them ran.
+        varies = self._in_branch or view.gates or "taken" in extras or any(map(_jax.varying_axes, arrays))
+        self.small = _whole if varies else _alone
         super().record(arrays, site, path, view, extras)
-        if len(self.items) == before or not view.is_value or self.reduce is _whole:
+        if len(self.items) == before or not view.is_value or self.reduce is not self.large:
             return
         item = self.items[-1]
         assert isinstance(item, Item)
@@ -124,34 +161,55 @@ class Watch(Watching):
         item.leaves, item.tree = jax.tree.flatten((jax.tree.unflatten(item.tree, item.leaves), cut))
 
 
-def _bytes(arrays: Sequence[Any]) -> int:
-    return sum(x.size * getattr(x.dtype, "itemsize", 8) for x in arrays)
+def _keeps(item: Item) -> bool:
+    """Whether an item has whole arrays, and not `(statistics, pictures)` or the statistics of a gradient."""
+    whole = jax.tree.unflatten(item.tree, item.leaves)
+    return len(whole) == 2 and isinstance(whole[0], list)
+
+
+def _is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
 
 
 def _reduced(item: Item) -> Item:
-    """An item whose arrays were kept whole, with what `Watch.record` makes of others."""
-    whole = jax.tree.unflatten(item.tree, item.leaves)
-    if len(whole) != 2 or not isinstance(whole[0], list):  # `(statistics, pictures)`, or the statistics of a gradient
+    """An item whose arrays were kept whole, and are on the host, with what `Watch.record` makes of others."""
+    if not _keeps(item):
         return item
-    numbers, arrays = whole
-    # Of several devices an array has an axis only if it varies over them; of examples all arrays have theirs.
+    when, arrays = jax.tree.unflatten(item.tree, item.leaves)
+    first = len(when)
+    # Of several devices an array has an axis only if it varies over them; of examples and loops all arrays have theirs.
     axes = [axis if axis.kind == "mesh" else dataclasses.replace(axis, leaves=None) for axis in item.view.axes]
-    found, moments, traits = numbers, [], []
+    loops = sum(axis.is_loop for axis in axes)
+    lead = tuple(axis.size or 1 for axis in axes)
+    when = when[0] if when else when_it_was(item, lead)
+    found, moments, traits, cut = _numbers([], 0, np.shape(when)[:-1], np), [], [], []
     for i, array in enumerate(arrays):
-        seen: Callable = _seen
-        for _ in range(sum(axis.on_leaf(_NUMBERS + i) for axis in axes)):
-            seen = jax.vmap(seen)
-        mine, (its_moments,), (its_traits,) = seen([array])
-        mine = [spread(x, axes, _NUMBERS + i) for x in mine[:-1]]
+        front = sum(axis.on_leaf(first + i) for axis in axes)
+        if _is_key(array):
+            its_moments, its_traits = {}, {}
+        else:
+            its_moments, its_traits = moments_of_whole(array, front), traits_of_whole(array, front)
+        size = math.prod(array.shape[front:]) if its_traits else 0
+        mine = [_spread(x, axes, first + i) for x in _numbers([its_traits], size, array.shape[:front], np)[:-1]]
         found = mine if i == 0 else [join(a, b) for join, a, b in zip(_JOIN, found, mine)]
         moments.append(its_moments)
         traits.append(its_traits)
-    statistics = [*found[: _NUMBERS - 1], numbers[-1]], moments, traits
-    if not item.view.is_value:
-        return _with(item, statistics)
-    # Where examples take different branches they are put together later, per example: see `Watch.record`.
-    cut = [{} if item.view.gates else pictures(x, len(axes), item.path, LIMITS) for x in arrays]
-    return _with(item, (statistics, cut))
+        # Where examples take different branches they are put together later, per example: see `Watch.record`.
+        apart = item.view.gates or _is_key(array)
+        cut.append({} if apart else pictures_of_rows(array, loops, len(axes) - loops, item.path, LIMITS))
+    statistics = [*found[:WHEN], when], moments, traits
+    return _with(item, (statistics, cut) if item.view.is_value else statistics)
+
+
+_JOIN = (np.add, np.add, np.minimum, np.maximum, np.add)  # how those of several arrays become one
+
+
+def _spread(array: np.ndarray, axes: Sequence[Axis], index: int) -> np.ndarray:
+    """Numbers with the axes that an array does not vary over and was stored without."""
+    for position, axis in enumerate(axes):
+        if not axis.on_leaf(index):
+            array = np.repeat(np.expand_dims(array, position), axis.size or 1, position)
+    return array
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -196,14 +254,29 @@ def watch(
             raise
         error = failure
     handler = made[0]
-    with _own_settings():
-        items = [_reduced(item) for item in expand(handler.items)]
+    items = [_reduced(item) for item in _on_host(expand(handler.items))]
     records = make_records(items, handler.met, reduce=_reduce)
     numbers = []
     for item in items:
         whole = jax.tree.unflatten(item.tree, item.leaves)
         numbers.append(_with(item, whole[0][0] if item.view.is_value else whole[0]))
     return Watched(result, error, tuple(numbers), records)
+
+
+def _on_host(items: list[Item]) -> list[Item]:
+    """The items, with the arrays of all that are small on the host: they set out together."""
+    for item in items:
+        if any(isinstance(x, _jax.Tracer) for x in item.arrays):
+            raise CaptureError(
+                f"examine must run on numbers, but {item.path!r} is being traced: call it outside of jit, vmap and grad"
+            )
+    kept = [_keeps(item) for item in items]
+    arrived = iter(to_host([[x for x in item.arrays if not _is_key(x)] for item, mine in zip(items, kept) if mine]))
+    found = []
+    for item, mine in zip(items, kept):
+        rest = iter(next(arrived)) if mine else iter(())
+        found.append(item.map_arrays(lambda x, rest=rest: x if _is_key(x) else next(rest)) if mine else item)
+    return found
 
 
 def _is_ours(error: Exception) -> bool:
@@ -215,7 +288,8 @@ def _is_ours(error: Exception) -> bool:
         return False
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(
-        frame.f_code in (_reduce.__code__, _whole.__code__, _reduced.__code__, pictures.__code__) for frame in frames
+        frame.f_code in (_reduce.__code__, _whole.__code__, _alone.__code__, _reduced.__code__, pictures.__code__)
+        for frame in frames
     )
 
 

@@ -238,6 +238,11 @@ class Store(_Arrays):
         head = f"store {self.folder!r}: {self.n_batches} batches, {state}"
         return "\n".join([head, *(f"  {array!r}" for array in self.arrays)])
 
+    def _repr_html_(self) -> str:
+        from sonde.core.display import in_notebook
+
+        return in_notebook(self)
+
     def __rich__(self) -> Any:
         from sonde.store.contents import table
 

@@ -59,7 +59,16 @@ class Drawn:
             tokens: Strings for the columns, or numbers of tokens.
             names: What shows a token, as in `Lens.table`.
         """
-        return as_html(_with_tokens(self._heat(), tokens, names))
+        return as_html(self.heat(tokens, names))
+
+    def heat(self, tokens: Any = None, names: Any = None) -> Heat:
+        """What is drawn, with tokens in the place of positions.
+
+        Args:
+            tokens: Strings for the columns, or numbers of tokens.
+            names: What shows a token, as in `Lens.table`.
+        """
+        return _with_tokens(self._heat(), tokens, names)
 
     def plot(self, ax: Any = None, *, tokens: Any = None, names: Any = None) -> Any:
         """A matplotlib figure (needs matplotlib).
@@ -72,7 +81,7 @@ class Drawn:
         Returns:
             The figure.
         """
-        heat = _with_tokens(self._heat(), tokens, names)
+        heat = self.heat(tokens, names)
         if ax is None:
             pyplot = _optional("matplotlib.pyplot", "plot()", "matplotlib")
             rows, columns = heat.values.shape

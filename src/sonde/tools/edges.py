@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from sonde.core.record import Records
 from sonde.tools.attribution import number_of, touched
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.placing import Place, placed
+from sonde.tools.pruning import Pruned, fewest
 from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import chooses
 
@@ -49,13 +50,21 @@ class Edges(Sequence[Edge], Drawn):
         edges: All of them.
         output: The metric of the run that is explained.
         baseline: The metric of the other run.
+        program: What runs the program with a part of the edges; None for edges that were made by hand.
     """
 
     edges: tuple[Edge, ...]
     output: float
     baseline: float
+    program: Pruned | None = dataclasses.field(default=None, compare=False)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Edge: ...
+    @overload
+    def __getitem__(self, index: slice) -> Edges: ...
+    def __getitem__(self, index: int | slice) -> Edge | Edges:
+        if isinstance(index, slice):
+            return dataclasses.replace(self, edges=self.edges[index])
         return self.edges[index]
 
     def __len__(self) -> int:
@@ -78,20 +87,48 @@ class Edges(Sequence[Edge], Drawn):
         senders, receivers, scores = self.matrix
         return Heat(scores, senders, receivers, f"{len(self)} edges", "receiver")
 
-    def prune(self, share: float = 0.9) -> Edges:
-        """The strongest edges that together have a share of all scores, by magnitude.
-
-        The scores are first-order estimates: the program with these edges alone may do worse than the share says.
+    def prune(self, share: float = 0.9, *, faithfulness: float | None = None) -> Edges:
+        """The strongest edges: those that together have a share of all scores, or those that are enough.
 
         Args:
-            share: From 0 to 1.
+            share: From 0 to 1: how much of the sum of all scores, by magnitude. The scores are first-order estimates:
+                the program with these edges alone may do worse than the share says.
+            faithfulness: How near the metric stays to that of the whole program when all other edges are cut: with 0.9
+                what `measured` returns is between 0.9 and 1.1. It is measured, by running the program that way. How
+                many edges are needed is searched for by halving, as if more edges were never worse.
+
+        Returns:
+            The edges. `measured()` says how faithful they are.
+
+        Raises:
+            ValueError: A number is not from 0 to 1, or these edges do not come from `attribute_edges`.
         """
-        if not 0 <= share <= 1:
-            raise ValueError(f"prune: a share is a number from 0 to 1, got {share}")
-        sizes = np.abs([e.score for e in self.edges])
-        total = sizes.sum()
-        kept = int(np.searchsorted(np.cumsum(sizes), share * total * (1 - 1e-12))) + 1 if share and total else 0
-        return dataclasses.replace(self, edges=self.edges[:kept])
+        for name, x in (("a share", share), ("faithfulness=", faithfulness)):
+            if x is not None and not 0 <= x <= 1:
+                raise ValueError(f"prune: {name} is a number from 0 to 1, got {x}")
+        if faithfulness is not None:
+            away = 1 - faithfulness + 1e-5  # rounding: what is not cut is not the same to the last digit
+            kept = fewest(len(self), lambda n: abs(1 - self[:n].measured()) <= away)
+        else:
+            sizes = np.abs([e.score for e in self.edges])
+            total = sizes.sum()
+            kept = int(np.searchsorted(np.cumsum(sizes), share * total * (1 - 1e-12))) + 1 if share and total else 0
+        return self[:kept]
+
+    def measured(self) -> float:
+        """How faithful the program is with these edges alone: 1 is the run that is explained, 0 the baseline.
+
+        Along every edge between the senders and receivers that is not among these, the receiver is given what the
+        sender writes in the baseline run.
+
+        Raises:
+            ValueError: The edges do not come from `attribute_edges`.
+        """
+        if self.program is None:
+            raise ValueError("Edges that were made by hand have no program to run: use what attribute_edges returns")
+        number = self.program.metric_with([edge[:2] for edge in self.edges])
+        lost = (self.output - self.baseline) or float("nan")
+        return (number - self.baseline) / lost
 
     def dot(self) -> str:
         """The graph in the language of Graphviz; wide lines are strong edges, red ones are negative."""
@@ -173,9 +210,11 @@ def attribute_edges(
     compiled = JitByRest(functools.partial(_edges, sending, receiving, metric, asked))
 
     def scored(*args: Any, **kwargs: Any) -> Edges:
-        found, output, before = compiled(*rest_and_arrays((f, args, kwargs, other)))
+        given = (f, args, kwargs, other)
+        found, output, before = compiled(*rest_and_arrays(given))
         edges = [Edge(s, r, float(score)) for (s, r), score in found.items()]
-        return Edges(tuple(sorted(edges, key=lambda e: -abs(e.score))), float(output), float(before))
+        program = Pruned(list(found), sending, receiving, metric, asked, given)
+        return Edges(tuple(sorted(edges, key=lambda e: -abs(e.score))), float(output), float(before), program)
 
     return like(scored, f)
 

@@ -65,6 +65,8 @@ class Watching(Collect):
 
     counts_iterations = True
     tells_loops_apart = True
+    # The leaf that says when it was; None if `when_it_was` is to say so.
+    when: int | None = WHEN
 
     def __init__(
         self,
@@ -104,15 +106,40 @@ class Watching(Collect):
         if len(self.items) == before:
             return
         item: Any = self.items[-1]
-        nans = item.leaves[NANS]
+        if self.when is not None:
+            item.leaves[self.when] = self._when(item.leaves[NANS], site, view, extras)
+
+    def _when(self, like: Any, site: Site, view: View, extras: dict[Extra, Any]) -> Any:
+        """When it was, with the axes over examples and over a mesh that the numbers of the item have."""
         with look(None):
             ran, token = (
                 room_for_axes(jnp.asarray(extras[name]), extra_has(view.axes, name)) if name in extras else default
                 for name, default in (("taken", 1), ("token", 0))
             )
             row = [ran, _line(site), token, *self.indices]
-            # The sum gives each number the axes that the others have, over examples and over a mesh.
-            item.leaves[WHEN] = jnp.stack([jnp.zeros_like(nans) + jnp.asarray(x, jnp.int32) for x in row], -1)
+            # The sum gives each number the axes that the others have.
+            return jnp.stack([jnp.zeros_like(like) + jnp.asarray(x, jnp.int32) for x in row], -1)
+
+
+def when_it_was(item: Item, lead: tuple[int, ...]) -> np.ndarray:
+    """When an item was recorded, as `Watching` has it, from what is known when the program is over.
+
+    Args:
+        item: An item that is in no branch, and in no loop but scans; on the host.
+        lead: The lengths of all its axes.
+    """
+    axes = item.view.axes
+    row: list[Any] = [1, _line(item.site)]
+    token = np.asarray(item.extras.get("token", 0))
+    has = extra_has(axes, "token") if token.ndim else [False] * len(axes)
+    row.append(np.expand_dims(token, [i for i, mine in enumerate(has) if not mine]))
+    for i, axis in enumerate(axes):
+        if axis.is_loop:
+            # The rows of a value are in the order in which they were computed; those of a gradient where the loop that
+            # computed them has put them.
+            numbers = np.arange(lead[i])[:: -1 if axis.reverse and not item.view.is_value else 1]
+            row.append(numbers.reshape([-1 if i == j else 1 for j in range(len(axes))]))
+    return np.stack([np.broadcast_to(np.asarray(x, np.int32), lead) for x in row], -1)
 
 
 def _line(site: Site) -> int:

@@ -89,6 +89,14 @@ class Lens(Mapping[str, Reading], Drawn):
         title = "the best token at every position, and how sure"
         return Heat(values, [name for name, _, _ in rows], list(map(str, range(width))), title, "position", texts)
 
+    def heat(self, tokens: Any = None, names: Any = None) -> Heat:
+        """What is drawn; `names` shows the best tokens too."""
+        found = super().heat(tokens, names)
+        if names is None:
+            return found
+        show = shown_by(names)
+        return dataclasses.replace(found, texts=[[show(int(t)) if t else "" for t in row] for row in found.texts])
+
     def rows(self, example: int = 0) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         """Of every site, and of every iteration of loops around it, the best token at each position, and how sure.
 

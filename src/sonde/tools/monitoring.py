@@ -126,6 +126,25 @@ class Monitored:
         name = getattr(self, "__qualname__", repr(self._train_step))
         return f"Monitored({name}, every={self._every}, step={self.step})"
 
+    def _repr_html_(self) -> str:
+        from sonde.core.display import in_notebook
+
+        return in_notebook(self)
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        sites: dict[str, dict[str, float]] = {}
+        for name, number in self.latest.items():
+            path, _, statistic = name.rpartition("/")
+            sites.setdefault(path, {})[statistic] = number
+        columns = list(dict.fromkeys(statistic for found in sites.values() for statistic in found))
+        table = Table("site", *columns, title=repr(self))
+        for path, found in sites.items():
+            table.add_row(Text(path), *(f"{found[c]:.4g}" if c in found else "-" for c in columns))
+        return table
+
     def __enter__(self) -> Monitored:
         return self
 

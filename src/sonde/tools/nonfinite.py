@@ -59,6 +59,13 @@ class NonFinite:
             lines.append(f"  {place}: {r.low:.6g} to {r.high:.6g}")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        from rich.text import Text
+
+        from sonde.core.display import in_notebook
+
+        return in_notebook(Text(str(self)))
+
 
 def first_nonfinite(f: Callable, *, context: int = 5, inside: Any = None) -> Callable[..., NonFinite | None]:
     """A function that runs `f` and reports the first NaN or Inf at a site, forward or backward; None if all is finite.

@@ -1,8 +1,9 @@
 """Numbers that describe an array, computed where the array is.
 
-`moments` runs on the device, at a site; `described` puts the moments of several examples (what `vmap` makes of one
-site) together on the host. Mean, deviation, range and norm are of the finite elements, so that one NaN does not hide
-everything else; how many are not finite is a number of its own. Complex numbers count by their magnitude.
+`moments` runs on the device, at a site; `moments_of_whole` on the host, for small arrays, where nothing is compiled.
+`described` puts the moments of several examples (what `vmap` makes of one site) together on the host. Mean, deviation,
+range and norm are of the finite elements, so that one NaN does not hide everything else; how many are not finite is a
+number of its own. Complex numbers count by their magnitude.
 
 The bins of the histogram are fixed: powers of two from 2^-20 to 2^20 on both sides of zero. Counts of different
 examples, iterations and steps can therefore be added.
@@ -103,45 +104,74 @@ def moments(array: Any, names: Collection[str] = NAMES, *, often: bool = False) 
     return jax.lax.platform_dependent(x, cpu=quickly, default=lambda x: _carefully(x, names))
 
 
-def _carefully(x: Any, names: Collection[str]) -> dict[str, Any]:
+def moments_of_whole(array: np.ndarray, lead: int = 0, names: Collection[str] = NAMES) -> dict[str, Any]:
+    """What `moments` makes of an array, on the host: no program has to be compiled for it.
+
+    Args:
+        array: The array, with loops and mapped axes in front.
+        lead: How many axes are in front: they stay.
+        names: Which statistics.
+    """
+    if np.issubdtype(array.dtype, np.complexfloating):
+        array = np.abs(array)
+    with np.errstate(all="ignore"):
+        return _carefully(array.astype(np.float64 if array.dtype == np.float64 else np.float32), names, lead, np)
+
+
+def _carefully(x: Any, names: Collection[str], lead: int = 0, xp: Any = jnp) -> dict[str, Any]:
     """The moments of an array with NaNs, infinities, very large or very small numbers."""
-    ok = jnp.isfinite(x)
+    ok = xp.isfinite(x)
     # Squares of large and of small numbers leave the range of the dtype: then everything is scaled by a power of two,
     # which is exact. The host divides by it, in double precision.
-    peak = jnp.max(jnp.abs(jnp.where(ok, x, 0)), initial=0)
-    scale = jnp.where(peak > 2.0**40, 2.0**-80, jnp.where(peak < 2.0**-40, 2.0**80, 1.0)).astype(x.dtype)
-    return _made(x, names, ok, scale)
+    axes = tuple(range(lead, x.ndim))
+    peak = xp.max(xp.abs(xp.where(ok, x, 0)), axes, initial=0)
+    scale = xp.where(peak > 2.0**40, 2.0**-80, xp.where(peak < 2.0**-40, 2.0**80, 1.0)).astype(x.dtype)
+    return _made(x, names, ok, scale, lead, xp)
 
 
-def _made(x: Any, names: Collection[str], ok: Any = None, scale: Any = None) -> dict[str, Any]:
+def _made(
+    x: Any, names: Collection[str], ok: Any = None, scale: Any = None, lead: int = 0, xp: Any = jnp
+) -> dict[str, Any]:
     """The moments: of all elements if `ok` is None, and unscaled if `scale` is."""
+    axes = tuple(range(lead, x.ndim))
 
     def where_ok(x: Any, other: Any) -> Any:
-        return x if ok is None else jnp.where(ok, x, other)
+        return x if ok is None else xp.where(ok, x, other)
 
+    def of_all(x: Any) -> Any:
+        return x.reshape((*x.shape, *(1 for _ in axes))) if lead else x
+
+    size = xp.full(x.shape[:lead], math.prod(x.shape[lead:]), np.int32)
     kept = where_ok(x, 0)
-    scaled = kept if scale is None else kept * scale
-    finite = jnp.asarray(x.size, jnp.int32) if ok is None else jnp.sum(ok, dtype=jnp.int32)
-    mean = jnp.sum(scaled) / jnp.maximum(finite, 1).astype(x.dtype)
+    scaled = kept if scale is None else kept * of_all(scale)
+    finite = size if ok is None else xp.sum(ok, axes, dtype=np.int32)
+    mean = xp.sum(scaled, axes) / xp.maximum(finite, 1).astype(x.dtype)
     made = {
         "finite": lambda: finite,
-        "size": lambda: jnp.asarray(x.size, jnp.int32),
-        "scale": lambda: jnp.ones((), x.dtype) if scale is None else scale,
+        "size": lambda: size,
+        "scale": lambda: xp.ones(size.shape, x.dtype) if scale is None else scale,
         "mean": lambda: mean,
-        "deviation": lambda: jnp.sqrt(jnp.sum(where_ok(scaled - mean, 0) ** 2)),
-        "norm": lambda: jnp.sqrt(jnp.sum(scaled**2)),
-        "low": lambda: jnp.min(where_ok(x, jnp.inf), initial=jnp.inf),
-        "high": lambda: jnp.max(where_ok(x, -jnp.inf), initial=-jnp.inf),
-        "zeros": lambda: jnp.sum(x == 0, dtype=jnp.int32),
-        "alive": lambda: jnp.any(x != 0, tuple(range(x.ndim - 1))) if x.ndim else jnp.zeros((0,), bool),
-        "histogram": lambda: _counts(kept, jnp.ones(x.shape, bool) if ok is None else ok),
+        "deviation": lambda: xp.sqrt(xp.sum(where_ok(scaled - of_all(mean), 0) ** 2, axes)),
+        "norm": lambda: xp.sqrt(xp.sum(scaled**2, axes)),
+        "low": lambda: xp.min(where_ok(x, np.inf), axes, initial=np.inf),
+        "high": lambda: xp.max(where_ok(x, -np.inf), axes, initial=-np.inf),
+        "zeros": lambda: xp.sum(x == 0, axes, dtype=np.int32),
+        "alive": lambda: _alive(x, lead, xp),
+        "histogram": lambda: _counts(kept, xp.ones(x.shape, bool) if ok is None else ok, lead, xp),
     }
     needed = {moment for name in names for moment in _NEEDED[name]}
     counts, floats = _packed(names)
-    packed = {"counts": jnp.stack([made[m]() for m in counts])}
+    packed = {"counts": xp.stack([made[m]() for m in counts], -1)}
     if floats:
-        packed["floats"] = jnp.stack([made[m]() for m in floats])
+        packed["floats"] = xp.stack([made[m]() for m in floats], -1)
     return packed | {moment: made[moment]() for moment in _TAILED if moment in needed}
+
+
+def _alive(x: Any, lead: int, xp: Any) -> Any:
+    """Which units are not zero somewhere."""
+    if x.ndim == lead:
+        return xp.zeros((*x.shape, 0), bool)
+    return xp.any(x != 0, tuple(range(lead, x.ndim - 1)))
 
 
 def _packed(names: Collection[str]) -> tuple[list[str], list[str]]:
@@ -150,19 +180,27 @@ def _packed(names: Collection[str]) -> tuple[list[str], list[str]]:
     return [m for m in _COUNTS if m in needed or m == "size"], [m for m in _FLOATS if m in needed]
 
 
-def _counts(x: Any, ok: Any) -> Any:
+def _counts(x: Any, ok: Any, lead: int, xp: Any) -> Any:
     """How many of the elements that are `ok` fall into each bin."""
+    if xp is np:
+        bins, shape = len(EDGES) - 1, x.shape[:lead]
+        rows = np.arange(math.prod(shape)).reshape((*shape, *(1 for _ in x.shape[lead:])))
+        found = np.bincount((rows * bins + _bin(x, np))[ok], minlength=rows.size * bins)
+        return found.reshape((*shape, bins)).astype(np.int32)
     if AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types:  # how a count over shards is sharded, no type says
         anyhow: Any = jax.sharding.auto_axes(_scattered, out_sharding=PartitionSpec(None))
         return anyhow(x, ok)
     return _scattered(x, ok)
 
 
+def _bin(x: Any, xp: Any) -> Any:
+    power = xp.frexp(xp.abs(x))[1] - 1
+    step = xp.where(x == 0, 0, xp.clip(power, -_MOST - 1, _MOST) + _MOST + 1)
+    return len(EDGES) // 2 - 1 + xp.sign(x).astype(np.int32) * step
+
+
 def _scattered(x: Any, ok: Any) -> Any:
-    power = jnp.frexp(jnp.abs(x))[1] - 1
-    step = jnp.where(x == 0, 0, jnp.clip(power, -_MOST - 1, _MOST) + _MOST + 1)
-    index = len(EDGES) // 2 - 1 + jnp.sign(x).astype(jnp.int32) * step
-    return jnp.zeros(len(EDGES) - 1, jnp.int32).at[index].add(ok.astype(jnp.int32))
+    return jnp.zeros(len(EDGES) - 1, jnp.int32).at[_bin(x, jnp)].add(ok.astype(jnp.int32))
 
 
 def moments_of_parts(value: Any, names: Collection[str] = NAMES, *, often: bool = False) -> list[dict[str, Any]]:

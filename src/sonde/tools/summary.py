@@ -1,6 +1,7 @@
 """A first look at a program: statistics of every value and gradient, in one pass.
 
-All numbers are made on the device, inside the step and inside loops (`statistics`); only they come to the host.
+The numbers of large arrays are made on the device, inside the step and inside loops (`statistics`); only they come to
+the host. Small arrays come as they are (`keeping_small`).
 """
 
 from __future__ import annotations
@@ -9,18 +10,25 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, overload
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sonde._array_text import indexed
+from sonde.core.arrays import arrays_in
 from sonde.core.asking import asked_for
-from sonde.core.capture import capture_only, check_callable, like
+from sonde.core.capture import check_callable, like
+from sonde.core.failing import remember
 from sonde.core.path import Pattern, check_pattern
-from sonde.core.record import Records
+from sonde.core.record import Records, make_records
+from sonde.core.run import run_with
 from sonde.tools.drawn import Drawn, Heat
+from sonde.tools.keeping_small import KeepingSmall
 from sonde.tools.reading import Seen, each_seen, on_host
-from sonde.tools.statistics import EDGES, NAMES, Statistics, described, moments_of_parts
+from sonde.tools.statistics import EDGES, NAMES, Statistics, described, moments_of_parts, moments_of_whole
 
 _COLUMNS = ("site", "iteration", "kind", "array", "mean", "std", "min", "max", "norm", "zeros", "dead", "bad")
+_WHOLE = "whole"  # the array itself, of which the moments are still to be made
 _SHOWN = 3  # rows of a loop at each end
 
 
@@ -163,10 +171,31 @@ def summarize(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any 
     chosen = tuple(map(check_pattern, patterns))
 
     def summarized(*args: Any, **kwargs: Any) -> Summary:
-        records = capture_only(f, chosen, args, kwargs, grads=grads, reduce=moments_of_parts, inside=asked)
+        made: list[KeepingSmall] = []
+
+        def make(depth: int) -> KeepingSmall:
+            options: Any = {"grads": grads, "donates": False, "depth": depth}
+            made.append(KeepingSmall(chosen, large=moments_of_parts, small=_parts, **options))
+            return made[0]
+
+        try:
+            _, handler = run_with(make, f, args, kwargs, grads=grads, inside=asked)
+        except Exception as error:
+            if made:
+                remember(error, made[0], moments_of_parts)
+            raise
+        records = make_records(handler.items, handler.met, reduce=moments_of_parts)
         return Summary(list(rows_of(records, "summarize")))
 
     return like(summarized, f)
+
+
+def _parts(value: Any) -> list[dict[str, Any]]:
+    """The arrays of a pytree themselves, in the place of their moments."""
+    return [
+        {} if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else {_WHOLE: jnp.asarray(x)}
+        for x in arrays_in(value)
+    ]
 
 
 def rows_of(records: Records, verb: str, names: Collection[str] = NAMES) -> Iterator[Row]:
@@ -178,6 +207,8 @@ def rows_of(records: Records, verb: str, names: Collection[str] = NAMES) -> Iter
 def rows_at(seen: Seen, names: Collection[str] = NAMES) -> Iterator[Row]:
     """The rows of one value or gradient, NumPy arrays in it: array by array, and of each by iteration."""
     for part, kind, found in seen.numbers():
+        if _WHOLE in found:
+            found = moments_of_whole(found[_WHOLE], len(seen.axes), names)
         yield from _rows(seen, part, kind, found, names)
 
 

@@ -16,9 +16,20 @@ function when(picture) {
   return parts.join(", ");
 }
 
-// One map: rows by columns of a picture, from an offset on.
-function mapCanvas(rows, columns, at, scale, { size, label, describe }) {
-  const canvas = paint(el("canvas", { class: "map", role: "img", "aria-label": label }), rows, columns, at, scale);
+// What stands at a position: the token, if there is one for each of the positions of an axis of this length.
+function placeName(position, length, tokens) {
+  return tokens.length === length ? `${position} ${JSON.stringify(tokens[position])}` : `${position}`;
+}
+
+// One map: rows by columns of a picture, from an offset on. A click opens it with labels, numbers and code.
+function mapCanvas(rows, columns, at, scale, { size, label, describe, open }) {
+  const canvas = paint(
+    el("canvas", { class: "map", role: "img", tabindex: "0", "aria-label": label }),
+    rows,
+    columns,
+    at,
+    scale,
+  );
   const unit = Math.max(1, Math.min(size / Math.max(rows, columns), 22));
   canvas.style.width = `${Math.round(columns * unit)}px`;
   canvas.style.maxWidth = "100%";
@@ -30,46 +41,134 @@ function mapCanvas(rows, columns, at, scale, { size, label, describe }) {
     tip.show(event, describe(i, j));
   });
   canvas.addEventListener("pointerleave", tip.hide);
+  canvas.addEventListener("click", open);
+  canvas.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      open();
+    }
+  });
   return canvas;
 }
 
-function pictureFigure(picture) {
+function pictureFigure(picture, tokens) {
   const p = pixels(picture);
   const scale = colorScale(p.low, p.high, p.low < 0 && picture.kind !== "attention");
   const draw = { attention: attentionMaps, features: featureMaps, matrix: matrixMaps }[picture.kind];
-  const { caption, maps } = draw(picture, p, scale);
+  const zoom = el("div", { class: "zoom", "aria-live": "polite" });
+  const open = (panel) => {
+    const signed = scale.signed;
+    zoom.replaceChildren(
+      el("h4", {}, panel.title),
+      heatMap({ ...panel, signed, low: scale.low, high: scale.high }),
+      ...behind(panel, pictureCode(picture, panel.index)),
+      el("p", { class: "quiet" }, "Numbers read off a picture are off by up to 1/500 of its range; the code has them exactly."),
+    );
+  };
+  const { caption, maps } = draw(picture, p, scale, tokens, open);
   const time = when(picture);
   return figure(
-    `${time ? `In ${time}. ` : ""}${caption}`,
+    `${time ? `In ${time}. ` : ""}${caption} A click on a picture shows it large, with its numbers and code.`,
     Number.isFinite(p.low) ? scaleLegend(scale, p.missing) : el("p", { class: "quiet" }, "No element is finite."),
     el("div", { class: "maps" }, ...maps),
+    zoom,
   );
 }
 
-function attentionMaps(picture, p, scale) {
+// The Python that gets the array of a picture.
+function pictureCode(picture, index) {
+  const path = JSON.stringify(picture.path);
+  const call = picture.call ? `.values[${picture.call}]` : ".value";
+  const part = picture.part ? `  # its part ${picture.part}` : "";
+  const at = [...picture.iteration, ...index].join(", ");
+  return `_, records = sonde.capture(f, ${path})(*args)\nrecords[${path}]${call}${at && !part ? `[${at}]` : ""}${part}`;
+}
+
+// What is behind a picture: its numbers as a table, and its code.
+function behind(panel, code) {
+  const found = [];
+  if (panel.values) {
+    const numbers = el("details", {}, el("summary", {}, "Numbers"));
+    numbers.addEventListener("toggle", () => {
+      if (numbers.open && numbers.childElementCount === 1) numbers.append(numberTable(panel));
+    });
+    found.push(numbers);
+  }
+  if (code) found.push(el("details", {}, el("summary", {}, "Code"), el("pre", {}, code)));
+  return found;
+}
+
+function numberTable(panel) {
+  const name = (names, i) => names[i] ?? String(i);
+  const head = panel.values.length ? panel.values[0].map((_, j) => name(panel.columns, j)) : [];
+  return el(
+    "div",
+    { class: "scroll" },
+    el(
+      "table",
+      { class: "numbers" },
+      el("thead", {}, el("tr", {}, el("th", {}), ...head.map((h) => el("th", { scope: "col" }, h)))),
+      el(
+        "tbody",
+        {},
+        ...panel.values.map((row, i) =>
+          el(
+            "tr",
+            {},
+            el("th", { scope: "row" }, name(panel.rows, i)),
+            ...row.map((x) => el("td", {}, Number.isFinite(num(x)) ? show(x) : "not finite")),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+function cells(rows, columns, at) {
+  return Array.from({ length: rows }, (_, i) => Array.from({ length: columns }, (_, j) => at(i, j)));
+}
+
+function attentionMaps(picture, p, scale, tokens, open) {
   const [examples, heads, queries, keys] = picture.shape;
+  const whole = picture.of;
+  const [allQueries, allKeys] = whole.slice(-2);
+  const allHeads = whole.length > 2 ? whole[whole.length - 3] : 1;
+  const query = (i) => placeName(i, allQueries, tokens);
+  const key = (j) => placeName(j, allKeys, tokens);
+  const word = (i, n) => (tokens.length === n ? tokens[i] : String(i));
   const maps = [];
   for (let e = 0; e < examples; e++) {
     for (let h = 0; h < heads; h++) {
       const at = (i, j) => p.value(((e * heads + h) * queries + i) * keys + j);
       const label = `${examples > 1 ? `example ${e}, ` : ""}head ${h}`;
       const canvas = mapCanvas(queries, keys, at, scale, {
-        size: heads * examples <= 2 ? 320 : 168,
+        size: heads * examples <= 2 ? 320 : Math.min(heads * examples <= 12 ? 168 : 112, chartWidth() / 2 - 14),
         label: `Attention weights of ${label}`,
-        describe: (i, j) => `${label}\nquery ${i}, key ${j}: ${show(at(i, j))}`,
+        describe: (i, j) => `${label}\nquery ${query(i)}, key ${key(j)}: ${show(at(i, j))}`,
+        open: () =>
+          open({
+            title: `${picture.path}, ${label}`,
+            values: cells(queries, keys, at),
+            rows: Array.from({ length: queries }, (_, i) => word(i, allQueries)),
+            columns: Array.from({ length: keys }, (_, j) => word(j, allKeys)),
+            row_title: "query",
+            column_title: "key",
+            index: [...(whole.length > 3 ? [e] : []), ...(whole.length > 2 ? [h] : [])],
+          }),
       });
       maps.push(el("div", {}, el("span", {}, label), canvas));
     }
   }
-  const whole = picture.of;
-  const cut = whole[whole.length - 1] > keys ? ` The first ${keys} of ${whole[whole.length - 1]} positions.` : "";
+  const left = allHeads - heads;
+  const said = allHeads === 1 ? "" : left ? ` ${heads} of ${allHeads} heads; ${left} are not drawn.` : ` All ${heads} heads.`;
+  const cut = allKeys > keys ? ` The first ${keys} of ${allKeys} positions.` : "";
   return {
     maps,
-    caption: `Attention weights: a row is a query, a column is a key it looks at; brighter is more.${cut}`,
+    caption: `Attention weights: a row is a query, a column is a key it looks at; brighter is more.${said}${cut}`,
   };
 }
 
-function featureMaps(picture, p, scale) {
+function featureMaps(picture, p, scale, tokens, open) {
   const [examples, rows, columns, channels] = picture.shape;
   const maps = [];
   for (let e = 0; e < examples; e++) {
@@ -80,34 +179,54 @@ function featureMaps(picture, p, scale) {
         size: 96,
         label: `Feature map of ${label}`,
         describe: (i, j) => `${label}\nrow ${i}, column ${j}: ${show(at(i, j))}`,
+        open: () =>
+          open({
+            title: `${picture.path}, ${label}`,
+            values: cells(rows, columns, at),
+            rows: [],
+            columns: [],
+            index: ["...", c],
+          }),
       });
       maps.push(el("div", {}, el("span", {}, label), canvas));
     }
   }
   const all = picture.of[picture.of.length - 1];
-  const which = channels < all ? `the first ${channels} of ${all} channels` : `all ${channels} channels`;
+  const which =
+    channels < all ? `${channels} of ${all} channels, ${all - channels} are not drawn,` : `all ${channels} channels`;
   return { maps, caption: `Feature maps: ${which} of the first ${examples > 1 ? `${examples} examples` : "example"}.` };
 }
 
-function matrixMaps(picture, p, scale) {
+function matrixMaps(picture, p, scale, tokens, open) {
   const [several, rows, columns] = picture.shape;
+  const of = picture.of.slice(-2);
+  const positions = of.length > 1 ? of[0] : 0;
   const maps = [];
   for (let e = 0; e < several; e++) {
     const at = (i, j) => p.value((e * rows + i) * columns + j);
     const canvas = mapCanvas(rows, columns, at, scale, {
       size: 520,
       label: `Values, ${rows} rows and ${columns} columns`,
-      describe: (i, j) => `row ${i}, unit ${j}: ${show(at(i, j))}`,
+      describe: (i, j) => `row ${placeName(i, positions, tokens)}, unit ${j}: ${show(at(i, j))}`,
+      open: () =>
+        open({
+          title: picture.path,
+          values: cells(rows, columns, at),
+          rows: tokens.length === positions ? tokens.slice(0, rows) : [],
+          columns: [],
+          column_title: "unit",
+          index: [],
+        }),
     });
     maps.push(el("div", {}, several > 1 ? el("span", {}, `${e}`) : null, canvas));
   }
-  const of = picture.of.slice(-2);
-  const cut =
-    of[of.length - 1] > columns || (of.length > 1 && of[0] > rows) ? ` The corner of ${picture.of.join(" × ")}.` : "";
+  const cut = of[of.length - 1] > columns || positions > rows ? ` The corner of ${picture.of.join(" × ")}.` : "";
   return { maps, caption: `The value itself: a column is a unit, a row a position or example.${cut}` };
 }
 
-// A matrix that the caller added, with a label for each row and column.
+// A matrix with a label for each row and column; `pick(i, j)` is what a click on a cell does.
+const LONGEST_ROW = 40;
+
 function heatMap(panel) {
   const values = panel.values.map((row) => row.map(num));
   const rows = values.length;
@@ -120,7 +239,7 @@ function heatMap(panel) {
   const scale = colorScale(low, high, panel.signed);
   const rowName = (i) => panel.rows[i] ?? String(i);
   const columnName = (j) => panel.columns[j] ?? String(j);
-  const longest = Array.from({ length: rows }, (_, i) => Math.min(rowName(i).length, 24)).reduce(
+  const longest = Array.from({ length: rows }, (_, i) => Math.min(rowName(i).length, LONGEST_ROW)).reduce(
     (a, b) => Math.max(a, b),
     1,
   );
@@ -128,7 +247,8 @@ function heatMap(panel) {
     (a, b) => Math.max(a, b),
     1,
   );
-  const cell = Math.max(3, Math.min(44, Math.floor(660 / Math.max(columns, 1)), Math.max(14, Math.floor(560 / rows))));
+  const widest = panel.texts && panel.texts.length ? 56 : 44;
+  const cell = Math.max(3, Math.min(widest, Math.floor(660 / Math.max(columns, 1)), Math.max(14, Math.floor(560 / rows))));
   const turned = longestColumn * 6.6 > cell * 1.1 && columns > 1;
   const left = longest * 6.6 + 14 + (panel.row_title ? 16 : 0);
   const bottom = (turned ? longestColumn * 5.2 + 14 : 20) + (panel.column_title ? 16 : 0);
@@ -153,7 +273,7 @@ function heatMap(panel) {
   root.append(image);
   const every = (n) => Math.max(1, Math.ceil(12 / cell), Math.ceil(n / 64));
   for (let i = 0; i < rows; i += every(rows)) {
-    root.append(svg("text", { x: left - 6, y: (i + 0.5) * cell + 4, "text-anchor": "end" }, clipped(rowName(i), 24)));
+    root.append(svg("text", { x: left - 6, y: (i + 0.5) * cell + 4, "text-anchor": "end" }, clipped(rowName(i), LONGEST_ROW)));
   }
   for (let j = 0; j < columns; j += every(columns)) {
     const [x, y] = [left + (j + 0.5) * cell, h + 14];
@@ -171,17 +291,27 @@ function heatMap(panel) {
   if (cell >= 30) {
     for (let i = 0; i < rows; i++) {
       for (let j = 0; j < columns; j++) {
+        const given = panel.texts && panel.texts[i] ? clipped(panel.texts[i][j] ?? "", Math.floor(cell / 6.4)) : null;
+        const said = given ?? (Number.isFinite(values[i][j]) ? short(values[i][j]) : "×");
+        if (said.length * 6.4 > cell) continue;
         const [r, g, b] = scale.color(values[i][j]);
         const text = svg(
           "text",
           { x: left + (j + 0.5) * cell, y: (i + 0.5) * cell + 4, "text-anchor": "middle" },
-          Number.isFinite(values[i][j]) ? short(values[i][j]) : "×",
+          said,
         );
         text.style.fill = 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#16191c" : "#ffffff";
         root.append(text);
       }
     }
   }
+  const textAt = (i, j) => (panel.texts && panel.texts[i] ? `${JSON.stringify(panel.texts[i][j] ?? "")} ` : "");
+  const place = (event) => {
+    const box = event.currentTarget.getBoundingClientRect();
+    const i = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
+    const j = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
+    return [i, j];
+  };
   root.append(
     svg("rect", {
       class: "hit",
@@ -191,16 +321,15 @@ function heatMap(panel) {
       height: h,
       on: {
         pointermove: (event) => {
-          const box = event.currentTarget.getBoundingClientRect();
-          const i = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
-          const j = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
+          const [i, j] = place(event);
           const [a, b] = [panel.row_title || "row", panel.column_title || "column"];
           tip.show(
             event,
-            `${a} ${rowName(i)}, ${b} ${columnName(j)}\n${Number.isFinite(values[i][j]) ? show(values[i][j]) : "not finite"}`,
+            `${a} ${rowName(i)}, ${b} ${columnName(j)}\n${textAt(i, j)}${Number.isFinite(values[i][j]) ? show(values[i][j]) : "not finite"}`,
           );
         },
         pointerleave: tip.hide,
+        click: (event) => panel.pick && panel.pick(...place(event)),
       },
     }),
   );

@@ -28,10 +28,30 @@ function select(path, { move = true } = {}) {
     siteDetail(path, arrays, picturesOf.get(path) || [], data),
   );
   tree.mark(path);
+  showLayer(path);
   if (!move) return;
   history.replaceState(null, "", `#${encodeURIComponent(path)}`);
   $("site-title").focus({ preventScroll: true });
   section.scrollIntoView({ block: "start" });
+}
+
+// A slider from layer to layer of the family that the site belongs to.
+function showLayer(path) {
+  const family = data.families.find((f) => f.members.some((i) => data.sites[i].path === path));
+  $("layer-label").hidden = !family;
+  if (!family) return;
+  const paths = [...new Set(family.members.map((i) => data.sites[i].path))];
+  const slider = $("layer");
+  slider.max = paths.length - 1;
+  slider.value = paths.indexOf(path);
+  $("layer-at").textContent = `${layerOf(path, family.name)} (${slider.valueAsNumber + 1} of ${paths.length})`;
+  slider.oninput = () => select(paths[slider.valueAsNumber], { move: false });
+}
+
+// The part of a path that the star of its family's name stands for.
+function layerOf(path, family) {
+  const at = family.split("/").indexOf("*");
+  return path.split("/")[at] ?? path;
 }
 
 function badge(severity) {
@@ -112,7 +132,12 @@ function showFindings() {
 
 function panel(p) {
   const draw = { heatmap: heatMap, lines: linesPanel, text: textPanel }[p.kind];
-  return el("div", { class: "card" }, el("h3", {}, p.title), figure(p.caption, draw(p)));
+  const numbers = p.kind === "heatmap" ? p : p.kind === "lines" ? asMatrix(p) : {};
+  return el("div", { class: "card" }, el("h3", {}, p.title), figure(p.caption, draw(p)), ...behind(numbers, p.code));
+}
+
+function asMatrix(p) {
+  return { values: p.lines.map((line) => line.y), rows: p.lines.map((line) => line.name), columns: p.x.map(show) };
 }
 
 const LINE_COLORS = ["var(--value)", "var(--gradient)", "#2a9d6e", "#a05fc0", "#b5891b", "#7a828b"];
@@ -186,6 +211,7 @@ function start() {
     severity: (path) => severityOf.get(path),
     select,
   });
+  setUpHeads({ section: $("heads"), choice: $("heads-choice"), body: $("heads-body"), data, select });
   redraw = setUpFlow({ section: $("flow"), choice: $("flow-choice"), body: $("flow-body"), data, select });
   let width = chartWidth();
   addEventListener("resize", () => {

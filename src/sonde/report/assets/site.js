@@ -66,10 +66,26 @@ function partDetail(site, several, pictures, data) {
         "div",
         { class: "card wide stack" },
         el("h3", {}, { attention: "Attention", features: "Feature maps", matrix: "Values" }[pictures[0].kind]),
-        ...pictures.map(pictureFigure),
+        ...picturesShown(pictures, data.tokens),
       ),
     );
   return box;
+}
+
+// A few pictures are all shown; of many, such as one for every iteration, a slider chooses.
+function picturesShown(pictures, tokens) {
+  if (pictures.length <= 2) return pictures.map((picture) => pictureFigure(picture, tokens));
+  const box = el("div", {});
+  const at = el("output", {});
+  const slider = el("input", { type: "range", min: 0, max: pictures.length - 1, value: 0, "aria-label": "Which one" });
+  const draw = () => {
+    const picture = pictures[Number(slider.value)];
+    at.textContent = when(picture) || "call 0";
+    box.replaceChildren(pictureFigure(picture, tokens));
+  };
+  slider.addEventListener("input", draw);
+  draw();
+  return [el("label", { class: "inline layer" }, "Shown ", slider, at), box];
 }
 
 function nothing(site) {
