@@ -5,12 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import jax
 import jax.numpy as jnp
 import pytest
-from tests.core.comparing import check_nothing_is_left, equal
+from tests.core.comparing import check_nothing_is_left, double, equal
 
 from sonde import capture, scope, sow
-from sonde.core.context import looking
+from sonde.core.context import (
+    RUNNING_CAPTURES,
+    Looking,
+    LoopName,
+    ScopeName,
+    look,
+    looking,
+    path_under,
+    unchanged_after,
+)
 from sonde.errors import ScopeError
 
 X = jnp.array([0.5, -1.0, 2.0])
@@ -119,3 +129,48 @@ def test_tasks_that_hold_scopes_open_across_an_await_are_an_error():
     with pytest.raises(ScopeError):
         capture(lambda x: asyncio.run(main(x)))(X)
     check_nothing_is_left()
+
+
+def test_what_is_looked_for_holds_for_a_block_and_blocks_nest():
+    outer, inner = Looking(grads=False), Looking(grads=True, depth=2)
+    with look(outer):
+        with look(inner):
+            assert (looking(), RUNNING_CAPTURES.mine()) == (inner, 2)
+            with look(None):
+                assert looking() is None
+        assert (looking(), RUNNING_CAPTURES.mine()) == (outer, 1)
+    assert (looking(), RUNNING_CAPTURES.mine()) == (None, 0)
+
+
+def test_a_block_leaves_the_thread_as_it_was_whatever_was_left_open():
+    with unchanged_after():
+        look(Looking(grads=False)).__enter__()
+        scope("left/open").__enter__()
+        assert looking() is not None
+    assert (looking(), RUNNING_CAPTURES.mine()) == (None, 0)
+    check_nothing_is_left()
+
+
+def test_scopes_without_a_capture_are_nothing():
+    with scope("a"), scope("b"):
+        assert "a/" not in str(jax.make_jaxpr(double)(X))
+    equal(capture(double)(X)[1]["h"].value, X * 2)
+
+
+def test_a_scope_can_be_entered_again():
+    block = scope("block")
+
+    def f(x):
+        for _ in range(2):
+            with block:
+                x = sow(x + 1, "h")
+        return x
+
+    assert len(capture(f)(X)[1]["block/h"].values) == 2
+
+
+def test_paths_under_names():
+    names = (ScopeName("a"), "of jax.named_scope", LoopName("blocks/*"), ScopeName("b/c"))
+    assert path_under(names, "", 1) == "a/blocks/b/c/"
+    assert path_under((), "x/", 1) == "x/"
+    assert path_under((LoopName("*"), ScopeName("b")), "x/", 1) == "x/b/"

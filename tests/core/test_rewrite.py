@@ -5,11 +5,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 from tests.core.comparing import equal
 
 from sonde import capture, sow
-from sonde.core.context import looking
+from sonde.core.axes import Axis
+from sonde.core.collect import Collect
+from sonde.core.context import Looking, look, looking
+from sonde.core.inside import has_sites
+from sonde.core.rewrite import rewrite
 
 X = jnp.array([0.5, -1.0, 2.0])
 
@@ -41,3 +46,60 @@ def test_a_capture_traces_a_jitted_function_once():
     for _ in range(3):
         capture(f)(X)
     assert traced in ([False, True], [False, True, True])
+
+
+def traced(f, *args, grads=False):
+    with look(Looking(grads=grads)):
+        return jax.make_jaxpr(f)(*args)
+
+
+def one_of_each(x):
+    x = sow(x * 2, "h")
+    return jax.jit(lambda y: sow({"y": y + 1, "n": "text"}, "g")["y"])(x)
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["by moving", "by running"])
+def test_a_rewritten_program_returns_what_was_seen(running):
+    """Both ways to rewrite: a handler that only records, and one whose reduce function has to be run."""
+    jaxpr = traced(one_of_each, X)
+    handler = Collect((), reduce=(lambda v: v["y"] if isinstance(v, dict) else v) if running else None)
+    with look(Looking(grads=False)):
+        new = rewrite(jaxpr, handler)
+    assert not has_sites(new.jaxpr)
+    assert has_sites(jaxpr)  # the program itself is left alone
+    assert (new.n_outs, new.n_extra, [t.shape for t in new.types]) == (1, 2, [(3,), (3,)])
+    outs = jax.core.eval_jaxpr(new.jaxpr.jaxpr, new.jaxpr.consts, *new.inputs(handler), X)
+    assert [item.path for item in new.items(outs)] == ["h", "g"]
+    equal(outs, [X * 2 + 1, X * 2, X * 2 + 1])
+    assert list(handler.met.paths) == ["h", "g"]
+
+
+def test_a_program_is_rewritten_once_for_each_way_to_look():
+    jaxpr = traced(one_of_each, X)
+    with look(Looking(grads=False)):
+        first = rewrite(jaxpr, Collect(()))
+        assert rewrite(jaxpr, Collect(())) is first
+        other = rewrite(jaxpr, Collect(("h",)))
+        assert other is not first
+        assert (first.n_extra, other.n_extra) == (2, 1)
+
+
+def test_tokens_start_where_the_call_says():
+    jaxpr = traced(one_of_each, X, grads=True)
+    handler = Collect((), grads=True)
+    with look(Looking(grads=True)):
+        new = rewrite(jaxpr, handler)
+    first, second = (int(new.inputs(handler)[0]) for _ in range(2))
+    assert second >= first + new.span  # no token is used by two calls
+    assert new.takes_base
+
+
+def test_items_of_a_loop_have_its_axis():
+    jaxpr = traced(one_of_each, X)
+    with look(Looking(grads=False)):
+        new = rewrite(jaxpr, Collect(()))
+    outs = [X, jnp.stack([X] * 4), jnp.stack([X] * 4)]
+    (h, _) = new.items(outs, Axis("scan", 4))
+    assert [(a.kind, a.size, a.rows) for a in h.view.axes] == [("scan", 4, None)]
+    (named, _) = new.items_of_named(outs, Axis("scan", 4), "")
+    assert named.view.axes[0].rows is None  # its path, `h`, is not below the name

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from jax import lax
 from tests.core.comparing import equal
+from tests.core.making import site_of
 
 from sonde import capture, sow
+from sonde.core.axes import Axis
+from sonde.core.site import View, naming, take_apart
 
 X = jnp.array([0.5, -1.0, 2.0])
 
@@ -103,3 +106,68 @@ def test_sites_without_any_array(value):
         assert looked(X)[1]["v"].values == (value,)
     records = capture(lambda x: lax.scan(lambda c, r: (f(c), r), x, jnp.arange(2)))(X)[1]
     assert records["v"].values == (value,)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# By hand
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [3.0, X, {"x": X, "n": 3, "s": "text", "none": None}, (), [np.float32(1), (X, [X])], None],
+    ids=["number", "array", "tree", "nothing", "nested", "none"],
+)
+def test_what_is_taken_apart_is_put_together_again(value):
+    arrays, tree, flags, statics = take_apart(value)
+    assert all(isinstance(x, (jax.Array, np.generic, np.ndarray)) for x in arrays)
+    assert (len(arrays), len(statics)) == (sum(flags), len(flags) - sum(flags))
+    assert tree == jax.tree.structure(value)
+    doubled = site_of(value).rebuild([x * 2 for x in arrays])
+    expected = jax.tree.map(lambda x: x * 2 if isinstance(x, (jax.Array, np.generic)) else x, value)
+    assert jax.tree.structure(doubled) == tree
+    for a, b in zip(jax.tree.leaves(doubled), jax.tree.leaves(expected)):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_texts_are_no_arrays_though_numpy_has_them():
+    assert take_apart([np.str_("a"), np.bytes_(b"b"), np.bool_(True)])[2] == (False, False, True)
+
+
+def test_a_site_at_its_whole_path_is_another_object():
+    site = site_of(X, "h", tag="tag")
+    whole = site.at("blocks/0/h")
+    assert (whole.path, whole.name, whole.tag, whole.source) == ("blocks/0/h", "h", "tag", site.source)
+    assert (site.path, site.name) == ("h", "h")
+    assert whole != site  # sites are compared by identity
+    assert site.source.endswith("making.py:7")
+
+
+def test_an_exception_is_told_the_site_and_raised_again():
+    with pytest.raises(KeyError) as caught, naming(site_of(X, "a/h"), "a pattern"):
+        raise KeyError("mine")
+    assert caught.value.__notes__ == [f"raised by a pattern at site 'a/h' ({site_of(X).source})"]
+
+
+def test_what_is_left_of_a_view_when_the_value_is_recorded():
+    axes = (Axis("vmap", 3),)
+    view = View(order=1, axes=axes, role="look", anchored=True, whiles=(object(),))
+    assert view.recorded == View(order=1, axes=axes)
+    assert View(axes=axes).recorded == View(axes=axes)
+    assert (View().is_value, View(gradient_of=()).is_value) == (True, False)
+
+
+def test_extras_have_axes_or_lack_them():
+    view = View(axes=(Axis("scan", 2), Axis("vmap", 3)))
+    some = view.extra_on("taken", [False, True])
+    assert [axis.on_extra("taken") for axis in some.axes] == [False, True]
+    assert [axis.on_extra("count") for axis in some.axes] == [True, True]
+    assert [axis.on_extra("taken") for axis in some.extra_on("taken", [True, True]).axes] == [True, True]
+
+
+def test_which_sites_give_a_token():
+    plain, with_grads = site_of(X), site_of(X, grads=True)
+    assert View().gives_token(with_grads)
+    assert not View().gives_token(plain)
+    assert not View(role="look").gives_token(with_grads)
+    assert not View(gradient_of=(0,)).gives_token(with_grads)

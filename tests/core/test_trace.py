@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.experimental.jet import jet
@@ -55,3 +56,30 @@ def test_taylor_series():
             result, records = capture(g, grads=grads)(X)
             jax.tree.map(equal, result, series(X))
             equal(records["inside"].value, X * X)
+
+
+def test_a_site_that_no_rule_gets_out_is_an_error_that_names_it():
+    f = jax.custom_batching.custom_vmap(lambda x: sow(x * 2, "deep"))
+    f.def_vmap(lambda size, is_mapped, x: (sow(x * 2, "deep"), True))
+    equal(capture(f)(X)[1]["deep"].value, X * 2)  # nothing around can map it
+    with pytest.raises(
+        CaptureError,
+        match=r"site 'deep' \(.*test_trace.py:\d+\) cannot be captured: it is inside a 'custom_vmap_call', which "
+        "Sonde has no rule for; sow the value before or after it",
+    ):
+        capture(lambda x: lax.map(f, x))(X)
+    check_nothing_is_left()
+
+
+def test_python_control_flow_on_values_keeps_working():
+    """Values flow through the trace as they are, and a function may ask for their numbers."""
+
+    def f(x):
+        h = sow(x * 2, "h")
+        for _ in range(int(h[2])):
+            h = h + 1 if float(h.sum()) > 0 else h - 1
+        return np.asarray(h).tolist()
+
+    result, records = capture(f)(X)
+    assert result == f(X)
+    equal(records["h"].value, X * 2)
