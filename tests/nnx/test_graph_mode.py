@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 from tests.nnx.graphs import shared
 
 from sonde import nnx
+from sonde.nnx.graph_mode import _from_environment, resolve, resolve_updates
 
 
 def test_graph_mode():
@@ -57,3 +59,32 @@ def test_graph_mode_from_the_environment():
     for text, expected in (("false", "False"), ("true", "True")):
         env = {**os.environ, "NNX_GRAPH_MODE": text, "JAX_PLATFORMS": "cpu"}
         assert subprocess.check_output([sys.executable, "-c", program], env=env, text=True).strip() == expected
+
+
+def test_words_of_the_environment(monkeypatch):
+    for text, value in (("1", True), (" On ", True), ("no", False), ("FALSE", False)):
+        monkeypatch.setenv("SOME_SETTING", text)
+        assert _from_environment("SOME_SETTING") is value
+    monkeypatch.setenv("SOME_SETTING", "perhaps")
+    with pytest.raises(ValueError, match="The environment variable SOME_SETTING is 'perhaps'; it must be"):
+        _from_environment("SOME_SETTING")
+    monkeypatch.delenv("SOME_SETTING")
+    assert _from_environment("SOME_SETTING") is True
+
+
+def test_a_block_is_for_its_thread_alone_and_ends_with_an_error():
+    seen = []
+    with pytest.raises(KeyError), nnx.set_graph_mode(False):
+        thread = threading.Thread(target=lambda: seen.append(nnx.set_graph_mode.current_value()))
+        thread.start()
+        thread.join()
+        seen.append(nnx.set_graph_mode.current_value())
+        raise KeyError
+    assert [*seen, nnx.set_graph_mode.current_value()] == [True, False, True]
+
+
+def test_what_an_argument_means():
+    with nnx.set_graph_mode(False), nnx.set_graph_updates(False):
+        assert [resolve(x) for x in (None, True, False)] == [False, True, False]
+        assert [resolve_updates(x) for x in (None, True, False)] == [False, True, False]
+    assert (resolve(None), resolve_updates(None)) == (True, True)

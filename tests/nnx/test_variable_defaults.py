@@ -1,5 +1,7 @@
 """What new Variables have as `ref` and `hijax`."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 
@@ -37,3 +39,29 @@ def test_defaults_of_new_variables(same):
         return seen, other.kernel.ref, nnx.vars_as(model, ref=True).kernel.ref, model.kernel.ref
 
     same(use)
+
+
+def test_a_block_is_for_its_thread_alone():
+    seen = []
+    with nnx.var_defaults(ref=True):
+        thread = threading.Thread(target=lambda: seen.append(nnx.Param(1.0).ref))
+        thread.start()
+        thread.join()
+        seen.append(nnx.Param(1.0).ref)
+    assert seen == [False, True]
+
+
+def test_the_defaults_are_a_mapping_that_shows_itself():
+    defaults = nnx.var_defaults()
+    assert dict(defaults) == {"hijax": False, "ref": False}
+    assert len(defaults) == 2
+    assert repr(defaults) == "VarDefaults(hijax=False, ref=False)"
+
+
+def test_an_error_in_the_block_ends_it_too():
+    try:
+        with nnx.var_defaults(hijax=True):
+            raise KeyError
+    except KeyError:
+        pass
+    assert not nnx.Param(1.0).hijax
