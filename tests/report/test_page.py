@@ -187,7 +187,9 @@ def test_panels_check_what_they_are_given():
         Lines(title="t", lines={"a": [1, 2], "b": [1, 2, 3]})
     with pytest.raises(ValueError, match="and 1 places"):
         Lines(title="t", lines={"a": [1, 2]}, x=[0])
-    with pytest.raises(TypeError, match="Report.add takes a HeatMap, Lines, Text or what a tool returned, got 'x' of type str"):
+    with pytest.raises(
+        TypeError, match="Report.add takes a HeatMap, Lines, Text or what a tool returned, got 'x' of type str"
+    ):
         pages.empty().add("x")
 
 
