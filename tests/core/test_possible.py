@@ -29,6 +29,7 @@ PROGRAMS = {
         lambda x: lax.cond(x > 0, lambda: lax.cond(x > 1, lambda: A, lambda: np.int32(5)), lambda: B),
         {3, 5, 8},
     ),
+    "a branch of operands": (lambda x: lax.cond(x > 0, lambda a, b: a, lambda a, b: b, A, B), {3, 8}),
     "a select": (lambda x: jnp.where(x > 0, A, B), {3, 8}),
     "a sum": (lambda x: lax.cond(x > 0, lambda: A, lambda: B) + 10, {13, 18}),
     "a jitted function": (lambda x: jax.jit(lambda t: jnp.where(x > 0, t, B))(A), {3, 8}),
@@ -61,3 +62,4 @@ def test_arrays_that_are_there():
     assert possible_numbers(np.zeros((0,), np.int32)) == frozenset()
     assert possible_numbers(np.arange(64)) == frozenset(range(64))
     assert possible_numbers(np.arange(65)) is None  # too many to be told apart
+    assert possible_numbers(np.zeros(2**17, np.int32)) is None  # too large to be looked at

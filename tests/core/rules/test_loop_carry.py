@@ -95,3 +95,13 @@ def test_what_is_known_before_the_loop_is_there_if_it_never_runs():
     assert bool(found.extras["taken"])
     (unknown,) = keep.items(keep.empty(types), jnp.int32(0), object(), runs=jnp.int32(0))
     assert not bool(unknown.extras["taken"])
+
+
+def test_what_a_reduce_function_returned_has_every_axis_already():
+    loop = object()
+    axes = (Axis("vmap", 3, leaves=(False,), stopping=frozenset({loop})),)
+    x = np.arange(3, dtype=np.float32)
+    item = dataclasses.replace(item_of(site_of(np.float32(0)), x, view=View(axes=axes)), tree=jax.tree.structure(0))
+    keep = keep_of(item, active=jax.typeof(np.zeros(3, bool)), loop=loop)
+    (kept,) = keep.update(jnp.zeros(3, jnp.int32), [x], keep.empty([jax.typeof(x)]))
+    np.testing.assert_array_equal(kept, x)
