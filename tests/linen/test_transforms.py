@@ -9,7 +9,7 @@ import pytest
 from tests.linen.against_flax import KEYS, assert_same, check
 
 from sonde import linen as nn
-from sonde.errors import TransformedMethodReturnValueError, TransformTargetError
+from sonde.errors import NameInUseError, TransformedMethodReturnValueError, TransformTargetError
 
 X = jnp.arange(10.0).reshape(2, 5) / 7
 
@@ -522,3 +522,19 @@ def test_what_cannot_be_transformed():
 
     with pytest.raises(TransformedMethodReturnValueError, match=r"of Leaky at / .* returns a Dense"):
         Leaky().init(jax.random.key(0), X)
+
+
+@pytest.mark.parametrize("transform", [nn.jit, nn.remat])
+def test_names_stay_taken_inside_a_lifted_method(transform):
+    class Model(nn.Module):
+        @transform
+        def helper(self, x, other):
+            nn.Dense(2, name="a")
+            return other(x)
+
+        @nn.compact
+        def __call__(self, x):
+            return self.helper(x, nn.Dense(2, name="a"))
+
+    with pytest.raises(NameInUseError, match="submodule 'a' in Model"):
+        Model().init(jax.random.key(0), jnp.ones(2))

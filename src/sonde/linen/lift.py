@@ -239,6 +239,9 @@ class Bridge:
         fn = wrap(fn.__func__ if isinstance(getattr(fn, "__self__", None), Module) else fn)  # pyright: ignore
         # Taken now: a body that is traced again gives the same names again.
         state = source._state.for_transform()
+        # What setup made, the copy makes again; what a compact method made before it called this function stays made.
+        made_here = source._state.in_compact and type(source).setup is Module.setup
+        names = source.scope.submodule_names() if made_here and source.scope is not None else frozenset[str]()
 
         def run(scopes: Sequence[Scope], *args: Any, **kwargs: Any) -> Any:
             copies: dict[int, Any] = {}
@@ -249,6 +252,8 @@ class Bridge:
             copy = self._copy(source, scopes, copies, cls)
             if copy is not source:
                 object.__setattr__(copy, "_state", state.for_transform())
+                if names:
+                    copy.scope.take_names(names)
             args, kwargs = jax.tree.map(put_back, (args, kwargs), is_leaf=_is_slot)
             output = fn(copy, *args, **kwargs)
             source._state.catch_up(copy._state)

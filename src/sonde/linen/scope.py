@@ -8,7 +8,7 @@ module is; what must outlive them (variables, counts of random keys) belongs to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -220,6 +220,15 @@ class Scope:
         """Whether a name is taken for a submodule (None) or for a variable of the collection."""
         taken = self._names.get(name)
         return bool(taken) and (collection is None or None in taken or collection in taken)
+
+    def submodule_names(self) -> frozenset[str]:
+        """The names that submodules have taken."""
+        return frozenset(name for name, taken in self._names.items() if None in taken)
+
+    def take_names(self, names: Iterable[str]) -> None:
+        """Keeps names from being taken by submodules: they have them outside of a transform."""
+        for name in names:
+            self._names.setdefault(name, set()).add(None)
 
     def rewound(self) -> Scope:
         """The same place with all names free again, for another call of a compact method."""

@@ -94,62 +94,62 @@ abstract_with_sharding = as_abstract
 
 
 def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
-    """Names a new axis in the `out_sharding` of all Variables of a pytree, in place, and runs their hooks.
+    """Names a new axis in the metadata of all Variables of a pytree, in place, and runs their hooks.
 
     Args:
         tree: a State or pytree with Variables that a transform added an axis to.
         index: where the axis is.
-        transform_metadata: has the name of the axis under `PARTITION_NAME`.
+        transform_metadata: has the name of the axis in `out_sharding`, under `PARTITION_NAME`; and, under other keys,
+            its name in the metadata of that key.
     """
-    name = transform_metadata.get(PARTITION_NAME)
 
-    def change(variable: Variable[Any], axes: list[Any]) -> list[Any]:
+    def put_in(axes: list[Any], name: Any) -> None:
         at = index if index >= 0 else index + len(axes) + 1
         axes += [None] * (at - len(axes))
         axes.insert(at, name)
-        variable.add_axis(index, name)
-        return axes
 
-    return _change_axes(tree, change)
+    for variable in _variables(tree):
+        _change_axes(variable, transform_metadata, put_in)
+        variable.add_axis(index, transform_metadata.get(PARTITION_NAME))
+    return tree
 
 
 def remove_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
-    """Takes an axis out of the `out_sharding` of all Variables of a pytree, in place, and runs their hooks.
+    """Takes an axis out of the metadata of all Variables of a pytree, in place, and runs their hooks; see `add_axis`.
 
     Raises:
         ValueError: the axis at that place has another name.
     """
-    name = transform_metadata.get(PARTITION_NAME)
 
-    def change(variable: Variable[Any], axes: list[Any]) -> list[Any]:
+    def take_out(axes: list[Any], name: Any) -> None:
         at = index if index >= 0 else index + len(axes)
         if at < len(axes) and axes[at] != name:
             raise ValueError(
-                f"The axis {index} of a {type(variable).__name__} with out_sharding={tuple(axes)} is named "
-                f"{axes[at]!r}, and the transform calls it {name!r}."
+                f"The axis {index} of a Variable with the axes {tuple(axes)} is named {axes[at]!r}, and the transform "
+                f"calls it {name!r}."
             )
         if at < len(axes):
             del axes[at]
-        variable.remove_axis(index, name)
-        return axes
 
-    return _change_axes(tree, change)
-
-
-def _change_axes(tree: A, change: Callable[[Variable[Any], list[Any]], list[Any]]) -> A:
-    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Variable)):
-        if not isinstance(leaf, Variable):
-            continue
-        out_sharding: Any = leaf.get_metadata("out_sharding", None)
-        named = out_sharding is not None and not isinstance(out_sharding, (str, Sharding))
-        axes = change(leaf, list(cast(Iterable[Any], out_sharding)) if named else [])
-        if named:
-            leaf.set_metadata("out_sharding", type(out_sharding)(*axes) if _is_spec(out_sharding) else tuple(axes))
+    for variable in _variables(tree):
+        _change_axes(variable, transform_metadata, take_out)
+        variable.remove_axis(index, transform_metadata.get(PARTITION_NAME))
     return tree
 
 
-def _is_spec(out_sharding: Any) -> bool:
-    return isinstance(out_sharding, PartitionSpec)
+def _variables(tree: Any) -> list[Variable[Any]]:
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Variable))
+    return [leaf for leaf in leaves if isinstance(leaf, Variable)]
+
+
+def _change_axes(variable: Variable[Any], names: Mapping[str, Any], change: Callable[[list[Any], Any], None]) -> None:
+    for key, name in names.items():
+        field = "out_sharding" if key == PARTITION_NAME else key
+        old: Any = variable.get_metadata(field, None)
+        if isinstance(old, (tuple, list, PartitionSpec)):
+            axes = list(cast(Iterable[Any], old))
+            change(axes, name)
+            variable.set_metadata(field, PartitionSpec(*axes) if isinstance(old, PartitionSpec) else tuple(axes))
 
 
 def get_abstract_model(init_fn: Callable[[], Any], mesh: Mesh, *, graph: bool | None = None) -> tuple[Any, Any]:

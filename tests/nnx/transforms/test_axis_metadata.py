@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import pytest
+from flax import nnx as flax_nnx
 
 from sonde import nnx
 
@@ -52,3 +53,26 @@ def test_an_axis_of_another_name_is_an_error():
     with pytest.raises(ValueError, match="is named 'rows', and the transform calls it 'layers'"):
         nnx.transform_metadata(lambda v: v, partition="layers")(v)
     assert v.out_sharding == ("rows", "x")
+
+
+def test_other_metadata_gets_names_of_its_own():
+    def use(nnx):
+        names = {nnx.PARTITION_NAME: "layers", "nickname": "nick"}
+
+        def made(x):
+            return nnx.Param(x, nickname=("in",), out_sharding=("din",), eager_sharding=False)
+
+        seen = []
+
+        def look(v):
+            seen.append((v.nickname, tuple(v.out_sharding)))
+            return v[...].sum()
+
+        v = nnx.vmap(made, transform_metadata=names)(jnp.ones((3, 2)))
+        nnx.vmap(look, transform_metadata=names)(v)
+        nnx.vmap(look, transform_metadata={nnx.PARTITION_NAME: "layers"})(v)
+        return seen, v.nickname, tuple(v.out_sharding)
+
+    seen, nickname, out_sharding = use(nnx)
+    assert (seen, nickname, out_sharding) == use(flax_nnx)
+    assert seen == [(("in",), ("din",)), (("nick", "in"), ("din",))]

@@ -6,7 +6,7 @@ This transform takes the name of the mapped axis out on the way in, and puts it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sonde.nnx.graph_mode import resolve
@@ -48,7 +48,12 @@ def transform_metadata(
         ('layers', 'features')
     """
     graph = resolve(graph)
-    verb, name = "transform_metadata", {PARTITION_NAME: partition}
+    return with_axis_names(f, in_axes, out_axes, {PARTITION_NAME: partition}, graph)
+
+
+def with_axis_names(f: Callable[..., Any], in_axes: Any, out_axes: Any, names: Mapping[str, Any], graph: bool) -> Any:
+    """`transform_metadata` with a name for each kind of metadata, see `nnx.sharding.add_axis`."""
+    verb = "transform_metadata"
 
     def axes_of(values: Any, prefix: Any, what: str) -> dict[int, tuple[Variable[Any], int]]:
         """The mapped Variables with their axes, by identity."""
@@ -62,14 +67,14 @@ def transform_metadata(
         args = positional(f, args, kwargs)
         mapped = axes_of(args, in_axes, "in_axes")
         for variable, axis in mapped.values():
-            remove_axis(variable, axis, name)
+            remove_axis(variable, axis, names)
         try:
             out = f(*args)
             mapped = axes_of((out,), (out_axes,), "out_axes")
         finally:
             # the arguments again: the function may have put new Variables into them
             for variable, axis in {**mapped, **axes_of(args, in_axes, "in_axes")}.values():
-                add_axis(variable, axis, name)
+                add_axis(variable, axis, names)
         return out
 
     return renamed

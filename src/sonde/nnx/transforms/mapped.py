@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from sonde.nnx.sharding import PARTITION_NAME
-from sonde.nnx.transforms.axis_metadata import transform_metadata as named_axes
+from sonde.nnx.transforms.axis_metadata import with_axis_names
 from sonde.nnx.transforms.lifting import Fixed, Taken, enter, take
 from sonde.nnx.transforms.options import (
     MISSING,
@@ -55,7 +55,7 @@ def vmap(
         axis_size: the size of the axis, if no argument is mapped.
         spmd_axis_name: see `jax.vmap`.
         transform_metadata: `{nnx.PARTITION_NAME: name}` names the axis in the sharding metadata of Variables, see
-            `nnx.transform_metadata`.
+            `nnx.transform_metadata`; other keys name it in metadata of their own.
         graph: True allows shared references, False demands trees. None: the current mode.
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
@@ -119,7 +119,7 @@ def _named(pure: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any
 def _with_axis_names(f: Any, in_axes: Any, out_axes: Any, metadata: Mapping[str, Any] | None, how: Mode) -> Any:
     if not metadata or PARTITION_NAME not in metadata:
         return f
-    return named_axes(f, in_axes=in_axes, out_axes=out_axes, partition=metadata[PARTITION_NAME], graph=how.graph)
+    return with_axis_names(f, in_axes, out_axes, metadata, how.graph)
 
 
 @also_decorator

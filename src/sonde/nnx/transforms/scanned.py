@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from sonde.core.context import looking
 from sonde.nnx.sharding import PARTITION_NAME
-from sonde.nnx.transforms.axis_metadata import transform_metadata as named_axes
+from sonde.nnx.transforms.axis_metadata import with_axis_names
 from sonde.nnx.transforms.leaf_values import numbering
 from sonde.nnx.transforms.lifting import Entered, Taken, enter, raw, take
 from sonde.nnx.transforms.loops import returned
@@ -82,8 +82,7 @@ def scan(
     _check_out_axes(out_axes)
     fn = f
     if transform_metadata and PARTITION_NAME in transform_metadata:
-        name = transform_metadata[PARTITION_NAME]
-        fn = named_axes(f, in_axes=in_axes, out_axes=out_axes, partition=name, graph=how.graph)
+        fn = with_axis_names(f, in_axes, out_axes, transform_metadata, how.graph)
     options = {"length": length, "reverse": reverse, "unroll": unroll, "_split_transpose": _split_transpose}
 
     known: Recent[_Scan] = Recent(PROGRAMS)
