@@ -141,6 +141,7 @@ def test_a_site_at_its_whole_path_is_another_object():
     assert (site.path, site.name) == ("h", "h")
     assert whole != site  # sites are compared by identity
     assert site.source.endswith("making.py:7")
+    assert repr(whole) == f"Site('blocks/0/h', {site.source})"
 
 
 def test_an_exception_is_told_the_site_and_raised_again():

@@ -98,3 +98,25 @@ def test_a_model_that_is_only_described():
     )
     assert state["b"].get_value().sharding == NamedSharding(devices, P())
     assert type(nnx.merge(graphdef, state)) is nnx.Dict
+
+
+def test_an_axis_of_another_name_is_not_taken_out():
+    v = named("x", "y")
+    with pytest.raises(ValueError, match=r"out_sharding=\('x', 'y'\) is named 'x', and the transform calls it 'new'"):
+        remove_axis(v, 0, {nnx.PARTITION_NAME: "new"})
+    assert v.out_sharding == ("x", "y")
+
+
+def test_an_abstract_model_says_its_shardings():
+    devices = mesh(AxisType.Auto)
+    shape = jax.ShapeDtypeStruct((4, 2), jnp.float32)
+    model = nnx.Dict(
+        w=nnx.Param(shape, out_sharding=("model", None), mesh=devices, eager_sharding=False),
+        plain=nnx.Param(shape),
+        bare=jnp.ones(3),
+    )
+    found = nnx.as_abstract(model)
+    assert found.w.get_raw_value().sharding == NamedSharding(devices, P("model", None))
+    assert found.plain.get_raw_value() == shape
+    assert found.bare is model.bare
+    assert model.w.get_raw_value() == shape

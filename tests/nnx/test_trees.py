@@ -47,4 +47,5 @@ def test_prefixes_by_a_function_and_of_shared_variables():
     model = shared(nnx)
     found = nnx.prefix(model, lambda path, leaf: "/".join(map(str, path)))
     assert sorted(jax.tree.leaves(found)) == ["a", "arr", "b", "c", "same/w", "sub/w"]  # every place of what is shared
-    assert nnx.prefix((1.0, "x"), lambda path, leaf: path, graph=False) == ((0,), (1,))
+    for graph in (True, False):
+        assert nnx.prefix((1.0, {"x": "y"}), lambda path, leaf: path, graph=graph) == ((0,), {"x": (1, "x")})
