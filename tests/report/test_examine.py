@@ -364,3 +364,23 @@ def test_repr_is_short():
     report = examine(lambda x: sonde.sow(x / 0, "h"), title="t")(jnp.ones(3))
     assert repr(report).splitlines()[0] == "t: 1 site, 1 finding"
     assert repr(report).splitlines()[1].startswith("  problem: First Inf in h")
+
+
+def test_branches_with_one_place_have_the_line_of_the_one_that_ran():
+    def f(x):
+        return jax.lax.cond(
+            x.sum() > 0,
+            lambda x: sonde.sow(x / 0.0, "h"),
+            lambda x: sonde.sow(x * 2, "h"),
+            x,
+        )
+
+    for sign, line in ((1.0, 3), (-1.0, 4)):
+        report = examine(jax.jit(f))(sign * jnp.ones(3))
+        first = f.__code__.co_firstlineno
+        if sign > 0:
+            assert f":{first + line}" in report.findings[0].source
+        else:
+            assert not report.findings
+        (row,) = report.summary
+        assert row.statistics.size == 3

@@ -95,7 +95,7 @@ def test_only_some_steps_look_and_nothing_compiles_twice():
     for i in range(7):
         step(jnp.float32(i))
     assert len(looks) == 2  # with sites and without
-    assert step.latest == {"h/mean": 3.0}
+    assert step.latest == {"h/mean": 6.0}
     assert step.flush() == {"h/mean": 6.0}
 
 
@@ -170,3 +170,31 @@ def test_repr():
     step = monitor(plain, {"hidden": ["mean"]}, every=5)
     step(X)
     assert repr(step) == "Monitored(plain, every=5, step=1)"
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_stacked_statistics_are_the_same(scan, monkeypatch):
+    """On an accelerator small arrays are stacked and reduced together, at the end of the step."""
+
+    def step(w, x):
+        def layer(x, w):
+            return sonde.sow(jnp.tanh(sonde.sow({"a": x @ w, "n": jnp.arange(3)}, "h")["a"]), "out"), None
+
+        def loss(w):
+            y = jax.lax.scan(layer, x, w)[0] if scan else layer(layer(x, w[0])[0], w[1])[0]
+            return jnp.sum(sonde.sow(y, "end") ** 2)
+
+        return jax.grad(loss)(w)
+
+    w, x = jax.random.normal(jax.random.key(0), (2, 4, 4)), jax.random.normal(jax.random.key(1), (5, 4))
+    wanted = {"**": ["mean", "std", "norm", "zeros", "grad_norm", "nonfinite"]}
+    found = []
+    for stacks in (False, True):
+        monkeypatch.setattr("sonde.tools.monitoring.worth_stacking", lambda stacks=stacks: stacks)
+        watched = monitor(jax.jit(step), wanted, every=1)
+        watched(w, x)
+        assert (watched._stacked is not None) == stacks
+        found.append(watched.latest)
+    one, other = found
+    assert one.keys() == other.keys() and len(one) > 15
+    np.testing.assert_allclose([one[k] for k in one], [other[k] for k in one], rtol=1e-5, atol=1e-6)

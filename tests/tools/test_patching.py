@@ -116,19 +116,19 @@ def test_one_compiled_call():
         return network(x)
 
     patch_sweep(f, CLEAN, CORRUPT, "**/mix", metric)
-    assert len(traces) == 4  # clean, corrupt, and once for all points of each site
+    assert len(traces) == 3  # clean, to see how much work it is, and once for all points and the corrupt run
     patch_sweep(f, CLEAN * 2, CORRUPT, "**/mix", metric)
-    assert len(traces) == 4
+    assert len(traces) == 3
 
 
-def flops(f, sites, n):
+def flops(f, sites, speed):
     """What a sweep costs, in runs of the function."""
     from sonde.tools import patching, pure
 
     # A row of its own for every position: a product that is not batched is then one that is shared.
     x = jnp.ones((4, 64))
     rest, arrays = pure.rest_and_arrays((f, (x,), (x,), None))
-    sweep = patching._sweep(tuple(sites), jnp.sum, (0,), patching._Points(n, None))
+    sweep = patching._sweep(tuple(sites), jnp.sum, (0,), patching._Device(None, speed))
     cost = lambda compiled: compiled.cost_analysis()["flops"]
     return cost(sweep.at(rest).lower(arrays).compile()) / cost(jax.jit(f).lower(x).compile())
 
@@ -142,7 +142,8 @@ def test_what_comes_before_a_site_is_computed_once():
         return x
 
     sites = [f"h{i}" for i in range(8)]
-    alone, together = flops(f, sites, 1), flops(f, sites, 1000)
+    # A slow device, which wants many groups, and a quick one.
+    alone, together = flops(f, sites, 1.0), flops(f, sites, 1e30)
     # 8 sites with 4 positions: after site i come 7 - i of the 8 products, and the clean and the corrupt run.
     assert alone == pytest.approx(4 * sum(range(8)) / 8 + 2, rel=0.1)
     assert together == pytest.approx(4 * 7 + 2, rel=0.1)
@@ -184,7 +185,7 @@ def test_table_and_errors():
         patch_sweep(network, CLEAN, CORRUPT, "first", lambda y: y)
     with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
         patch_sweep(network, CLEAN, CORRUPT, "first", metric, chunk=0)
-    with pytest.raises(ValueError, match=r"the clean one has float32\[4, 3\], the corrupt one float32\[5, 3\]"):
+    with pytest.raises(ValueError, match=r"the clean one has float32\[4, ?3\], the corrupt one float32\[5, ?3\]"):
         patch_sweep(network, CLEAN, jnp.ones((5, 3)), "first", metric)
     with pytest.raises(ValueError, match=r"has the shape \[\] and no axis -2; axis=None patches whole values"):
         patch_sweep(lambda x: sow(x.sum(), "s"), CLEAN, CORRUPT, "s", lambda y: y)

@@ -114,6 +114,10 @@ class Handler:
             return None
         return starred(loops[-1].path and loops[-1].path + "/", loops[:-1])[0]
 
+    def in_branch(self) -> Self:
+        """The handler of which a child is about to run in one of several branches."""
+        return self
+
     def quietly(self) -> Self:
         """A handler that does the same and does not pass sites on."""
         new = self.child()

@@ -10,10 +10,12 @@ If the program fails, what was seen before is kept.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import jax
@@ -116,19 +118,14 @@ class Watch(KeepingSmall, Watching):
         """The handler of which a child is about to run, which will ask how long its loop is."""
         new = super().entering(length)
         new._length = length
-        if self._in_branch:
-            new.key = None if new.key is None else (new.key, "in a branch")
         return new
 
-    def return_to(self, mark: Any) -> None:
-        """Goes back to where the counting of calls stood: a branch is about to run."""
-        super().return_to(mark)
-        self._in_branch = True
-
-    def join_calls(self, marks: Sequence[Any]) -> None:
-        """Goes on after branches."""
-        super().join_calls(marks)
-        self._in_branch = False
+    def in_branch(self) -> Self:
+        """The handler of a branch, which may share its place in the results with other branches."""
+        new = copy.copy(super().in_branch())
+        new._in_branch = True
+        new.key = None if self.key is None else (self.key, "in a branch")
+        return new
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
         """The handler inside. What is compiled for a loop has smaller pictures and must not be used outside of it."""
@@ -254,7 +251,8 @@ def watch(
             raise
         error = failure
     handler = made[0]
-    items = [_reduced(item) for item in _on_host(expand(handler.items))]
+    with ThreadPoolExecutor() as threads:  # NumPy works on several arrays at a time
+        items = list(threads.map(_reduced, _on_host(expand(handler.items))))
     records = make_records(items, handler.met, reduce=_reduce)
     numbers = []
     for item in items:

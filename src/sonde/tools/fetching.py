@@ -7,6 +7,7 @@ dtype, where they are. That is a small compiled program of its own: worth it for
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ def to_host(tree: Any) -> Any:
     return jax.device_get(jax.tree.map(whole, in_turn(tree)) if jax.process_count() > 1 else tree)
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["whole", "types", "tree"])
 @dataclasses.dataclass(frozen=True)
 class Fetching:
     """A pytree of arrays that has set out for the host.
@@ -56,23 +58,34 @@ class Fetching:
 
     arrays: list[Any]
     whole: bool
-    types: list[tuple[tuple[int, ...], Any]]
+    types: tuple[tuple[tuple[int, ...], Any], ...]
     tree: Any
 
     @classmethod
     def of(cls, tree: Any) -> Fetching:
         """Sends a pytree of arrays off. Does not wait for them."""
         leaves, structure = jax.tree.flatten(in_turn(tree))
-        types = [(x.shape, x.dtype) for x in leaves]
+        types = tuple((x.shape, x.dtype) for x in leaves)
         # Arrays on different devices cannot be put together, and numbers are all that there is to gain from.
         places = {frozenset(x.sharding.device_set) if isinstance(x, jax.Array) else None for x in leaves}
         numbers = not any(jax.dtypes.issubdtype(dtype, jax.dtypes.extended) for _, dtype in types)
         together = len(leaves) > 1 and len(places) == 1 and None not in places and numbers
         arrays = in_turn(_end_to_end(leaves)) if together else leaves
-        for x in arrays:
+        return cls(arrays, not together, types, structure).sent()
+
+    @classmethod
+    def packed(cls, tree: Any) -> Fetching:
+        """The same inside a compiled program, of arrays of numbers; `sent` sends off what comes out of it."""
+        leaves, structure = jax.tree.flatten(tree)
+        types = tuple((x.shape, x.dtype) for x in leaves)
+        return cls(_end_to_end(leaves), False, types, structure)
+
+    def sent(self) -> Fetching:
+        """Sends the arrays off. Does not wait for them."""
+        for x in self.arrays:
             if isinstance(x, jax.Array):
                 x.copy_to_host_async()
-        return cls(arrays, not together, types, structure)
+        return self
 
     def arrived(self) -> Any:
         """The pytree with NumPy arrays. Waits for what is not there yet."""

@@ -19,6 +19,8 @@ SMALL = 2**21
 """Up to how many bytes the arrays of a site are kept whole."""
 SMALL_IN_LOOPS = 2**26
 """Up to how many bytes they are kept whole in all iterations together."""
+ROOM = 2**28
+"""How many bytes of larger arrays, up to `SMALL_IN_LOOPS` each, are kept whole in all."""
 
 
 class KeepingSmall(Collect):
@@ -34,6 +36,9 @@ class KeepingSmall(Collect):
         super().__init__(patterns, reduce=large, **kwargs)
         self.large, self.small = large, small
         self.iterations: int | None = 1
+        # Shared with all children: the room that is left for larger arrays, and which sites have some of it.
+        self._room = [ROOM]
+        self._roomy: dict[Site, bool] = {}
         self.key = ("keeping small", self.key)
 
     def entering(self, length: int | None = None) -> Self:
@@ -46,10 +51,17 @@ class KeepingSmall(Collect):
 
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Remembers the arrays, or what becomes of them."""
-        self.reduce = self.small if self.keeps(arrays) else self.large
+        self.reduce = self.small if self.keeps(arrays, site) else self.large
         super().record(arrays, site, path, view, extras)
 
-    def keeps(self, arrays: Sequence[Any]) -> bool:
-        """Whether these arrays are small."""
+    def keeps(self, arrays: Sequence[Any], site: Site) -> bool:
+        """Whether these arrays are small, or there is room for them. The same for a value and all its gradients."""
         size = sum(x.size * getattr(x.dtype, "itemsize", 8) for x in arrays)
-        return self.iterations is not None and size <= SMALL and size * self.iterations <= SMALL_IN_LOOPS
+        if self.iterations is None or size * self.iterations > SMALL_IN_LOOPS:
+            return False
+        if size <= SMALL:
+            return True
+        if site not in self._roomy:
+            self._room[0] -= size * self.iterations
+            self._roomy[site] = self._room[0] >= 0
+        return self._roomy[site]

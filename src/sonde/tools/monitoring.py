@@ -1,7 +1,8 @@
 """Statistics of a training run, taken inside the step.
 
 Every `n`-th step runs with the statistics in it, compiled as one program with the step; the others run as they are.
-Numbers are fetched at the next step that has some, when the device is done with them: a monitored loop does not wait.
+Numbers set out for the host at once and are read when they are written or asked for, when the device is long done with
+them: a monitored loop does not wait.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable
 from sonde.core.path import Pattern, check_pattern
 from sonde.core.record import Records
 from sonde.errors import CaptureError
 from sonde.tools.fetching import Fetching
 from sonde.tools.reading import check_numbers, chooses, each_seen
+from sonde.tools.stacking import stacked_capture, worth_stacking
 from sonde.tools.statistics import NAMES, check_names, described, moments_of_parts
 from sonde.tools.writers import Writer, json_lines
 
@@ -32,7 +35,6 @@ class Monitored:
 
     Attributes:
         step: How many steps have run.
-        latest: The newest numbers that were fetched.
     """
 
     def __init__(
@@ -45,19 +47,26 @@ class Monitored:
     ) -> None:
         functools.update_wrapper(self, train_step, updated=())
         self.step = 0
-        self.latest: dict[str, float] = {}
+        self._latest: dict[str, float] = {}
         self._train_step = train_step
         self._wanted = wanted
         self._every = every
         self._writers = writers
         self._pending: tuple[int, Fetching] | None = None
+        self._checked = False
         self._chosen: dict[str, tuple[list[str], list[str]]] = {}
         asked = {name for names in wanted.values() for name in names}
         self._names = tuple(n for n in _SCALARS if n in asked or _GRADIENT + n in asked)
+        grads = any(name.startswith(_GRADIENT) for name in asked)
+        self._stacked = None
+        if worth_stacking() and all(isinstance(pattern, str) for pattern in wanted):
+            self._stacked = stacked_capture(
+                train_step, tuple(wanted), self._names, grads=grads, inside=asked_for(inside)
+            )
         self._captured = capture(
             train_step,
             *wanted,
-            grads=any(name.startswith(_GRADIENT) for name in asked),
+            grads=grads,
             reduce=functools.partial(moments_of_parts, names=self._names, often=True),
             inside=inside,
         )
@@ -68,24 +77,40 @@ class Monitored:
         self.step += 1
         if step % self._every:
             return self._train_step(*args, **kwargs)
-        self.flush()
-        result, records = self._captured(*args, **kwargs)
-        check_numbers(records, "monitor")
-        if not self._chosen:
-            self._check_gradients(records)
-        self._pending = (step, Fetching.of(records))
+        result, sent = self._watched(*args, **kwargs)
+        if not self._checked:
+            self._check_gradients(sent.arrived())
+            self._checked = True
+        if self._writers:  # while the device is busy with the step
+            self.flush()
+        self._pending = (step, sent)
         return result
 
+    def _watched(self, *args: Any, **kwargs: Any) -> tuple[Any, Fetching]:
+        """Runs a step; its statistics set out for the host."""
+        if self._stacked is not None:
+            result, packed = self._stacked(*args, **kwargs)
+            check_numbers(packed, "monitor")
+            return result, packed.sent()
+        result, records = self._captured(*args, **kwargs)
+        check_numbers(records, "monitor")
+        return result, Fetching.of(records)
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """The newest numbers. Waits for the step that made them."""
+        return self.flush()
+
     def flush(self) -> dict[str, float]:
-        """Fetches and writes what was not yet; returns the newest numbers."""
+        """Reads and writes what was not yet; returns the newest numbers."""
         if self._pending is not None:
             step, sent = self._pending
             self._pending = None
-            self.latest = self._numbers(sent.arrived())
+            self._latest = self._numbers(sent.arrived())
             if jax.process_index() == 0:  # all processes have the same numbers
                 for write in self._writers:
-                    write(step, self.latest)
-        return self.latest
+                    write(step, self._latest)
+        return self._latest
 
     def _numbers(self, records: Records) -> dict[str, float]:
         found: dict[str, float] = {}

@@ -6,13 +6,15 @@ one compiled call. `points.py` says what the points of a site are, `sweep.py` wh
 
 Sites that follow one another make a group, and groups are mapped over one by one: what comes before the first site of
 a group is the same for all its points, and `vmap` computes it once. With as many groups as sites that saves half the
-work. The price is a longer program, so there are only so many groups; and an accelerator wants many points at a time,
-so there groups are large. A CPU wants few points at a time, which fit into its cache.
+work. The price is a longer program: there are as many groups as make the first answer come soonest, by an estimate of
+how long it takes to compile the program and to run it (`effort`). A CPU wants few points at a time, which fit into its
+cache.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +29,7 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable
 from sonde.core.keeping import by_identity, kept_with
 from sonde.core.path import Pattern, check_pattern
+from sonde.tools.effort import effort
 from sonde.tools.placing import Place, placed, values_to_place
 from sonde.tools.points import Axes, Target, checked_axes
 from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
@@ -36,14 +39,14 @@ from sonde.tools.sweep import Sweep
 _MOST_GROUPS = 12
 
 
-class _Points(NamedTuple):
-    """How many points a group has at least, and how many are run at a time at most."""
+class _Device(NamedTuple):
+    """How many points are run at a time at most, and how many operations a second there are, about."""
 
-    least: int
     most: int | None
+    speed: float
 
 
-_AT_A_TIME = _Points(1, 64)
+_CPU, _ACCELERATOR = _Device(64, 5e10), _Device(None, 2e13)
 
 
 def patch_sweep(
@@ -114,9 +117,9 @@ def patch_sweep(
             f"the clean one has {', '.join(shapes[0])}, the corrupt one {', '.join(shapes[1])}"
         )
     rest, arrays = rest_and_arrays((f, *inputs, along))
-    at_a_time = _AT_A_TIME if jax.default_backend() == "cpu" else _Points(256, None)
+    at_a_time = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
     if chunk is not None:
-        at_a_time = _Points(at_a_time.least, chunk)
+        at_a_time = at_a_time._replace(most=chunk)
     asked = asked_for(inside)
     key = ("sweep", patterns, by_identity(metric), axes, at_a_time, asked)
     owner = next((g for g in (f, metric) if isinstance(g, types.FunctionType | jax.stages.Wrapped)), _sweep)
@@ -136,7 +139,7 @@ def _checked_directions(directions: Any) -> Any:
 
 
 def _sweep(
-    patterns: tuple[Pattern, ...], metric: Callable, axes: Axes, points: _Points, inside: Any = None
+    patterns: tuple[Pattern, ...], metric: Callable, axes: Axes, device: _Device, inside: Any = None
 ) -> JitByRest:
     """The compiled sweep."""
 
@@ -147,7 +150,7 @@ def _sweep(
         return score
 
     def sweep(rest: Rest, arrays: list[Any]) -> Any:
-        f, clean, corrupt, directions = rest.whole(arrays)
+        f, clean, _, directions = rest.whole(arrays)
         result, records = values_to_place(f, *patterns, inside=inside)(*clean)
         targets = [Target.of(seen, axes, directions) for seen in each_seen(records, stacked=True)]
 
@@ -163,12 +166,15 @@ def _sweep(
             f, _, corrupt, _ = rest.whole(arrays)
             return measured(placed(f, rule, inside)(*corrupt))
 
+        needed = effort(lambda arrays: _corrupt_run(rest, arrays), arrays)
+        running = needed.operations * sum(target.points for target in targets) / device.speed
         scores = []
-        for group in _groups(targets, points.least):
-            total = sum(target.points for target in group)
-            scores.append(_mapped(functools.partial(run, group), total, points.most))
-        parts = jnp.split(jnp.concatenate(scores), np.cumsum([target.points for target in targets])[:-1])
-        f, _, corrupt, _ = rest.whole(arrays)
+        groups = _groups(targets, math.sqrt(running / needed.compiling))
+        for group in groups:
+            # One run more, the very last, in which nothing is put in place: the corrupt run has no program of its own.
+            total = sum(target.points for target in group) + (group is groups[-1])
+            scores.append(_mapped(functools.partial(run, group), total, device.most))
+        *parts, unchanged = jnp.split(jnp.concatenate(scores), np.cumsum([target.points for target in targets]))
         # The rows of a loop that has a name come one after the other, as those of a Python loop do.
         found, began = {}, {}
         whole = not axes and directions is None  # one point, which has an axis of its own as several have
@@ -176,15 +182,23 @@ def _sweep(
             first = began.setdefault(target.seen.path.split("*/")[0], number)
             for name, (row, scores) in target.scores(part).items():
                 found[(first, row, number), name] = scores[..., None] if whole else scores
-        return found, measured(result), measured(f(*corrupt))
+        return found, measured(result), unchanged[0]
 
     return JitByRest(sweep)
 
 
-def _groups(targets: Sequence[Target], least: int) -> list[list[Target]]:
-    """The targets in groups of about the same number of points, in order: not too many, and none too small."""
-    total = sum(target.points for target in targets)
-    share = max(least, total / _MOST_GROUPS)
+def _corrupt_run(rest: Rest, arrays: list[Any]) -> Any:
+    f, _, corrupt, _ = rest.whole(arrays)
+    return f(*corrupt)
+
+
+def _groups(targets: Sequence[Target], wanted: float) -> list[list[Target]]:
+    """The targets in groups of about the same number of points, in order; about as many groups as wanted.
+
+    With n groups, running takes 1/2 + 1/(2n) of the time of one, and compiling n times as long. For two answers, the
+    sum is smallest with the root of one over the other.
+    """
+    share = sum(target.points for target in targets) / min(max(round(wanted), 1), _MOST_GROUPS)
     groups: list[list[Target]] = [[]]
     points = 0
     for target in targets:

@@ -35,7 +35,7 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     new, marks = [], []
     for branch in branches:
         handler.counts.return_to(before)
-        new.append(rewrite(branch, handler))
+        new.append(rewrite(branch, handler.in_branch()))
         marks.append(handler.counts.mark())
     handler.counts.join(marks)
     places, wider_branches = _places_of(new, branches, _jax.varying_axes(index))

@@ -1,0 +1,85 @@
+"""Statistics of many small arrays in a few operations, at the end of a step.
+
+An accelerator takes as long to begin an operation as to reduce a small array, and statistics are several operations for
+every site. So small arrays of the same shape are stacked and reduced together, and all numbers leave the program end to
+end, as one array for each dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import _jax
+from sonde.core.arrays import arrays_in
+from sonde.core.capture import like
+from sonde.core.item import Item, expand
+from sonde.core.path import Pattern
+from sonde.core.record import make_records
+from sonde.core.run import run_with
+from sonde.tools.fetching import Fetching
+from sonde.tools.keeping_small import KeepingSmall
+from sonde.tools.statistics import moments, moments_of_parts
+
+_WHOLE = "whole"
+
+
+def worth_stacking() -> bool:
+    """Whether operations are dear here: on one accelerator. Stacked arrays of several devices might have to move."""
+    return jax.default_backend() != "cpu" and jax.device_count() == 1
+
+
+def stacked_capture(
+    f: Any, patterns: tuple[Pattern, ...], names: Collection[str], *, grads: bool, inside: Any
+) -> Callable | None:
+    """A jitted function, with the moments of its sites on their way to the host beside its result; None for others."""
+    jitted = _jax.jit_options(f)
+    if jitted is None:
+        return None
+    fn, options = jitted
+    reduce = functools.partial(moments_of_parts, names=names)
+
+    def captured(*args: Any, **kwargs: Any) -> tuple[Any, Fetching]:
+        def make(depth: int) -> KeepingSmall:
+            return KeepingSmall(patterns, grads=grads, large=reduce, small=_parts, depth=depth)
+
+        result, handler = run_with(make, fn, args, kwargs, grads=grads, inside=inside)
+        items = _together(expand(handler.items), names)
+        return result, Fetching.packed(make_records(items, handler.met, reduce=reduce))
+
+    return jax.jit(like(captured, fn), **options)
+
+
+def _parts(value: Any) -> list[dict[str, Any]]:
+    return [
+        {} if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else {_WHOLE: jnp.asarray(x)}
+        for x in arrays_in(value)
+    ]
+
+
+def _together(items: list[Item], names: Collection[str]) -> list[Item]:
+    """The items, with moments in the place of arrays that were kept whole."""
+    alike: dict[Any, list[tuple[int, int]]] = {}  # by shape: which item, which of its arrays
+    whole = [jax.tree.unflatten(item.tree, item.leaves) for item in items]
+    for i, (item, parts) in enumerate(zip(items, whole)):
+        for j, part in enumerate(parts):
+            if _WHOLE in part:
+                x = part[_WHOLE]
+                alike.setdefault((x.shape, x.dtype, len(item.view.axes)), []).append((i, j))
+    for (_, _, lead), places in alike.items():
+        made: Callable = functools.partial(moments, names=names)
+        for _ in range(1 + lead):
+            made = jax.vmap(made)
+        found = made(jnp.stack([whole[i][j][_WHOLE] for i, j in places]))
+        for n, (i, j) in enumerate(places):
+            whole[i][j] = {name: x[n] for name, x in found.items()}
+    new = []
+    for item, parts in zip(items, whole):
+        leaves, tree = jax.tree.flatten(parts)
+        new.append(dataclasses.replace(item, leaves=leaves, tree=tree))
+    return new
