@@ -34,9 +34,10 @@ test: setup check  ## Lint, types, layers, then every test that is not marked th
 	  --durations=20
 
 test-fast: setup  ## The inner loop: what finds most mistakes in under a minute
-	$(BIN)/python -m pytest -n $(JOBS) -q tests/core/test_edit.py tests/core/test_record.py tests/core/test_inventory.py \
-	  tests/core/test_perturbing.py tests/nnx/test_module.py tests/nnx/test_graph.py tests/ops/test_dense.py \
-	  tests/test_layers.py tests/test_public_names.py
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not thorough' -q tests/core/rules tests/core/test_capture.py \
+	  tests/core/test_edit.py tests/core/test_record.py tests/core/test_inventory.py tests/core/test_perturbing.py \
+	  tests/nnx/test_module.py tests/nnx/test_graph.py tests/nnx/transforms/test_lifting.py tests/linen/test_module.py \
+	  tests/ops/test_dense.py tests/test_layers.py tests/test_public_names.py
 
 check: setup  ## Lint, format, types and the arrows between the layers
 	$(BIN)/ruff check .
