@@ -146,6 +146,11 @@ def deep():
     return look(normal(n, width, seed=7))
 
 
+def many_heads():
+    """More heads than a page draws."""
+    return examine(lambda x: sonde.sow(jax.nn.softmax(x), "weights"), title="Many heads")(normal(80, 6, 6))
+
+
 def extreme():
     """Numbers at both ends of what a float can hold."""
     most, least = np.finfo(np.float64).max, np.finfo(np.float64).tiny

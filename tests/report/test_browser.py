@@ -39,7 +39,7 @@ def driver():
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    names = ("troubled", "hostile", "extreme", "large", "deep", "many_findings", "empty", "healthy")
+    names = ("troubled", "hostile", "extreme", "large", "deep", "many_heads", "many_findings", "empty", "healthy")
     return {name: getattr(pages, name)().write(folder / f"{name}.html") for name in names}
 
 
@@ -295,3 +295,60 @@ def test_500_sites_answer_a_click_within_100_ms(browser):
     """)
     assert len(times) == 25
     assert statistics.median(times) < 100, times
+
+
+def test_a_deep_model_begins_with_its_layers(browser):
+    page = browser.open("deep")
+    assert page.texts("#filter-count") == ["270"]
+    assert "blocks/*/out: 30 sites" in page.all("#flow svg")[0].get_attribute("aria-label")
+    (overview,) = page.all("#heads svg")
+    assert overview.get_attribute("aria-label").startswith("attention to the token before by layer and head: 30 rows")
+    page.all("#heads details")[0].find_element("css selector", "summary").click()
+    page.until(lambda: len(page.all("#heads tbody tr")) == 30 and len(page.all("#heads tbody td")) == 360)
+
+
+def test_a_slider_goes_from_layer_to_layer(browser):
+    page = browser.open("deep", path="blocks/7/attn/weights")
+    assert page.texts("#layer-at") == ["7 (8 of 30)"]
+    page.js("const s = document.getElementById('layer'); s.value = 29; s.dispatchEvent(new Event('input'))")
+    assert page.shown == "blocks/29/attn/weights" and page.texts("#layer-at") == ["29 (30 of 30)"]
+
+
+def test_attention_has_all_heads_tokens_numbers_and_code(browser):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    page = browser.open("deep", path="blocks/7/attn/weights")
+    maps = page.all("#site canvas.map")
+    assert len(maps) == 12 and "All 12 heads." in page.texts("#site figcaption")[-1]
+    page.js("arguments[0].scrollIntoView({block: 'center'})", maps[2])
+    ActionChains(page.driver).move_to_element_with_offset(maps[2], -maps[2].rect["width"] // 2 + 3, 3).perform()
+    assert page.texts("#tip")[0].startswith('head 2\nquery 6 "quick", key 0 "The": ')
+    maps[2].click()
+    (zoom,) = page.all("#site .zoom")
+    assert "blocks/7/attn/weights, head 2" in zoom.text
+    labels = [text.text for text in zoom.find_elements("css selector", "svg text")]
+    assert all(token in labels for token in pages.TOKENS)
+    for summary in zoom.find_elements("css selector", "summary"):
+        summary.click()
+    page.until(lambda: len(zoom.find_elements("css selector", "tbody tr")) == len(pages.TOKENS))
+    value = pages.deep().pictures
+    head = next(p for p in value if p.path == "blocks/7/attn/weights").values[0, 2]
+    shown = zoom.find_elements("css selector", "tbody tr:last-child td")[-1].text
+    assert float(shown) == pytest.approx(head[-1, -1], rel=1e-3)
+    assert 'records["blocks/7/attn/weights"].value[2]' in zoom.find_element("css selector", "pre").text
+
+
+def test_pictures_say_how_many_heads_are_not_drawn(browser):
+    page = browser.open("many_heads", path="weights")
+    assert len(page.all("#site canvas.map")) == 64
+    assert "64 of 80 heads; 16 are not drawn." in page.texts("#site figcaption")[-1]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_a_deep_page_fits(browser, size, scheme):
+    page = browser.open("deep", size=size, scheme=scheme, path="blocks/7/attn/weights")
+    page.all("#site canvas.map")[0].click()
+    assert page.js("return document.documentElement.scrollWidth") <= size[0]
+    wide = page.js("return [...document.querySelectorAll('main svg, main canvas')].map((e) => e.clientWidth)")
+    assert max(wide) <= size[0]

@@ -6,17 +6,22 @@ import sys
 from html.parser import HTMLParser
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import sonde
 from sonde import sow
+from sonde.report import examine
 from sonde.tools import (
     attention_heads,
     attribute,
     attribute_edges,
     compare,
+    first_nonfinite,
     logit_lens,
+    monitor,
     patch_paths,
     patch_sweep,
     summarize,
@@ -78,3 +83,37 @@ def test_tokens_name_the_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"pandas.*sonde\[plots\]"):
         sweep.to_dataframe()
+
+
+def _monitored() -> Any:
+    step = monitor(jax.jit(f), {"*": ["mean"]}, every=1)
+    step(X)
+    return step
+
+
+IN_NOTEBOOKS = {
+    "records": lambda: sonde.capture(f)(X)[1],
+    "record": lambda: sonde.capture(f)(X)[1]["end"],
+    "sites": lambda: sonde.sites(f)(X),
+    "nonfinite": lambda: first_nonfinite(lambda x: sow(x / 0, "h<b>"))(X),
+    "monitored": _monitored,
+    "report": lambda: examine(f, title="<b>")(X),
+}
+
+
+@pytest.mark.parametrize("name", IN_NOTEBOOKS)
+def test_what_is_no_matrix_is_text_in_a_notebook(name: str) -> None:
+    text = IN_NOTEBOOKS[name]()._repr_html_()
+    cells = Cells()
+    cells.feed(text)
+    assert set(cells.tags) <= {"pre", "span"} and cells.tags[0] == "pre"
+    assert "end" in text or "h&lt;b&gt;" in text
+    assert "background:none" in text and "http" not in text
+
+
+def test_results_on_a_page_have_its_tokens() -> None:
+    report = examine(f, tokens=[1, 0, 1], names=["a", "b"])(X)
+    report.add(RESULTS["sweep"]()).add(RESULTS["lens"](), names=["yes", "no"])
+    sweep, lens = report.to_json()["panels"]
+    assert report.tokens == ("b", "a", "b") and sweep["columns"] == ["b", "a", "b"]
+    assert {text for row in lens["texts"] for text in row} == {"no"}

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sonde import _jax
 from sonde.core.asking import asked_for
@@ -16,7 +17,7 @@ from sonde.core.handler import Handler
 from sonde.core.inside import sites_inside
 from sonde.core.path import Pattern, glob_matches, no_such_site
 from sonde.core.record import Record
-from sonde.core.rows import starred
+from sonde.core.rows import STAR, NamedLoop, row_path, rows_chosen, starred
 from sonde.core.site import Site, View
 from sonde.core.sow import PERTURBED
 from sonde.errors import EditError
@@ -36,7 +37,8 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
 
     Returns:
         A function with the arguments of `f` that returns a dict from paths to zeros, for `sonde.perturbed`: shaped like
-        the value of the site's record, so one slice per iteration of a loop. Parts that cannot be differentiated are
+        the value of the site's record, so one slice per iteration of a loop; where patterns choose some rows of a loop
+        that has a name, one entry for each row, such as `blocks/3/out`. Parts that cannot be differentiated are
         None. Sites that can only be read are left out.
 
     Raises:
@@ -51,13 +53,32 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
         # As in `perturbed`, values pass through the sites where they can.
         (_, records), _ = run_with(lambda depth: Adding({}, depth=depth), captured, args, kwargs, edits=True)
         _check_any_passes(patterns, records)
-        found = records.stacked.items()
-        return {path: _differentiable(r.values[0]) for path, r in found if _only_looked_at(r) is None}
+        found = {}
+        for path, record in records.stacked.items():
+            if _only_looked_at(record) is None:
+                rows = _some_rows(path, record, patterns)
+                found |= {name: _differentiable(records[name].values[0]) for name in rows} or {
+                    path: _differentiable(record.values[0])
+                }
+        return found
 
     def zeros(*args: Any, **kwargs: Any) -> dict[str, Any]:
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(shapes, *args, **kwargs))
 
     return like(zeros, f)
+
+
+def _some_rows(path: str, record: Record, patterns: Sequence[Pattern]) -> list[str]:
+    """The paths of the rows of a record, if patterns choose some rows of a named loop and not all; none otherwise."""
+    axes = [axis for axis in next(iter(record.calls()))[0].value.view.axes if axis.rows is not None]
+    if len(axes) != 1 or path.count(STAR) != 1:
+        return []
+    rows = list(axes[0].rows or ())
+    # All rows are a pattern that would choose one more, if there were one.
+    beyond = rows_chosen(patterns, next(iter(record.sites)), path, (len(rows) + 1,))
+    if rows == list(range(len(rows))) and len(beyond) > len(rows):
+        return []
+    return [row_path(path, (row,)) for row in rows]
 
 
 def _only_looked_at(record: Record) -> Site | None:
@@ -135,11 +156,12 @@ class Adding(Handler):
         super().__init__(None, (), depth=depth)
         self.deltas = dict(deltas)
         self._sliced: list[Any] = []
+        self._rows_met: set[Any] = set()  # shared with all children
 
     def finish(self) -> None:
         """Raises NoSuchSiteError for a path that was not met."""
         for path in self.deltas:
-            if path not in self.met.paths:
+            if path not in self.met.paths and path not in self._rows_met:
                 raise no_such_site(path, self.met.paths)
 
     def key_of(self, site: Site, path: str) -> Any:
@@ -157,6 +179,7 @@ class Adding(Handler):
             prefix = path_under(found.names, self.here(), self.depth)
             path, _ = starred(prefix + found.site.path, inside.named_loops)
             key = self.key_of(found.site, path)
+            self._put_rows_together(key, path, inside.named_loops, length)
             if key not in self.deltas or key in self._sliced or not found.view.is_value or not self.sees(found.site):
                 continue
             leaves = jax.tree.leaves(self.deltas[key])
@@ -165,6 +188,21 @@ class Adding(Handler):
                 self._sliced.append(key)
                 slices.append([jnp.flip(x, 0) if reverse else x for x in leaves])
         return [x for leaves in slices for x in leaves]
+
+    def _put_rows_together(self, key: Any, path: str, loops: Sequence[NamedLoop], length: int) -> None:
+        """Makes one array of the deltas of single rows of a loop that has a name, with zeros for the other rows."""
+        if key != path or path.count(STAR) != 1 or not loops or loops[-1].length != length:
+            return
+        rows = {n: name for n in range(length) if (name := row_path(path, (n,))) in self.deltas}
+        if not rows or key in self.deltas:
+            return
+        self._rows_met.update(rows.values())
+
+        def whole(*parts: Any) -> Any:
+            full = jnp.zeros((length, *jnp.shape(parts[0])), jnp.result_type(parts[0]))
+            return full.at[np.array(list(rows))].set(jnp.stack(parts))
+
+        self.deltas[key] = jax.tree.map(whole, *[self.deltas[name] for name in rows.values()])
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
         """The handler inside, with this iteration's slices."""
