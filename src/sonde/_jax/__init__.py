@@ -1,13 +1,15 @@
 """The one door to JAX's inside. A change in JAX is a change in this package alone.
 
-`inner` has the imports and what differs between versions; `patches` every change that is made to JAX. Each lists the
-names that it offers.
+`inner` has the imports and what differs between versions; `patches` every change that is made to JAX; `arguments` what
+can be read from JAX's functions while they run. Each lists the names that it offers.
 """
 
-from sonde._jax import inner, patches
+from sonde._jax import arguments, inner, patches
+from sonde._jax.arguments import *
 from sonde._jax.inner import *
 from sonde._jax.patches import *
 
 __all__ = []
+__all__ += arguments.__all__
 __all__ += inner.__all__
 __all__ += patches.__all__

@@ -23,6 +23,7 @@ from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 
+from sonde._jax.arguments import operands_above
 from sonde._jax.inner import (
     Effect,
     Literal,
@@ -284,22 +285,35 @@ def tracing_hook(with_arguments: Callable[..., Any], with_tree: Callable[..., An
     places to look at, because jit and remat have caches in front of the one that all transforms share.
 
     Args:
-        with_arguments: Called with the function, its positional and keyword arguments, and a function that goes on with
-            another function in its place; where jit looks for a trace.
+        with_arguments: Called with the function, its positional and keyword arguments, a function that returns the
+            arrays among them that the program gets, and a function that goes on with another function in its place;
+            where jit looks for a trace.
         with_tree: The same with a function that returns the structure of the arguments; where other transforms do.
     """
     infer, remat, trace = _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr
 
     def infer_params(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
-        return with_arguments(fun, args, kwargs, lambda new: infer(new, info, args, kwargs))
+        return with_arguments(
+            fun, args, kwargs, lambda: _traced_arguments(info, args, kwargs), lambda new: infer(new, info, args, kwargs)
+        )
 
-    def remat_to_jaxpr(fun: Any, in_tree: Any, *rest: Any) -> Any:
-        return with_tree(fun, lambda: in_tree, lambda new: remat(new, in_tree, *rest))
+    def remat_to_jaxpr(fun: Any, in_tree: Any, in_avals: Any, *rest: Any) -> Any:
+        return with_tree(
+            fun,
+            lambda: in_tree,
+            lambda: operands_above(None, in_avals),
+            lambda new: remat(new, in_tree, in_avals, *rest),
+        )
 
     def trace_to_jaxpr(fun: Any, in_avals: Any, *rest: Any, **options: Any) -> Any:
         if options.get("fun_takes_flat_tree_arg"):  # JAX's own functions
             return trace(fun, in_avals, *rest, **options)
-        return with_tree(fun, lambda: in_avals.tree, lambda new: trace(new, in_avals, *rest, **options))
+        return with_tree(
+            fun,
+            lambda: in_avals.tree,
+            lambda: operands_above(None, list(in_avals)),
+            lambda new: trace(new, in_avals, *rest, **options),
+        )
 
     for name in ("cache_clear", "cache_info", "cache_keys", "evict_weakref"):
         if hasattr(trace, name):
@@ -309,6 +323,13 @@ def tracing_hook(with_arguments: Callable[..., Any], with_tree: Callable[..., An
         Change(_ad_checkpoint, "_trace_to_jaxpr", remat_to_jaxpr),
         Change(_pe, "trace_to_jaxpr", trace_to_jaxpr),
     )
+
+
+def _traced_arguments(info: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The leaves of the arguments of a jitted function that are arguments of its program: not those of static ones."""
+    static = {i % len(args) for i in info.static_argnums if -len(args) <= i < len(args)} if args else ()
+    given = [x for i, x in enumerate(args) if i not in static]
+    return jax.tree.leaves((given, {name: x for name, x in kwargs.items() if name not in info.static_argnames}))
 
 
 def kept_when_partially_evaluated(effect_type: type[Effect]) -> InPlace:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from sonde.core.context import looking
 from sonde.core.module_index import ByIdentity, Origin, module_kind, outermost_modules
 from sonde.core.module_paths import Place, Trail, thread
 
+Values = Callable[[], Sequence[Any] | None]
 _MOST = 256  # functions that are kept for one function, for places that may come again
 
 
@@ -39,11 +41,11 @@ class Variant:
     labels: tuple[tuple[Place, ...], ...]
     used: list[dict[Any, tuple[Any, Any]]]
 
-    def holds(self, trails: Sequence[Trail]) -> bool:
+    def holds(self, trails: Sequence[Trail], values: Values) -> bool:
         """Whether a trace now would find what the earlier one has found."""
         for trail, used in zip(trails, self.used):
             for key, (ref, found) in used.items():
-                if (ref is None or ref() is not None) and trail.still(key, ref) != found:
+                if (ref is None or ref() is not None) and trail.still(key, ref, values) != found:
                     return False
         return True
 
@@ -70,12 +72,15 @@ def given(modules: Iterable[Any]) -> Iterator[None]:
         _tracing.given = before
 
 
-def pass_boundary(fun: Any, find_modules: Callable[[], Iterable[Any]], trace: Callable[[Any], Any]) -> Any:
+def pass_boundary(
+    fun: Any, find_modules: Callable[[], Iterable[Any]], values: Values, trace: Callable[[Any], Any]
+) -> Any:
     """Traces a function, or finds the trace that fits.
 
     Args:
         fun: The function.
         find_modules: Returns the modules among its arguments.
+        values: Returns the arrays that its program gets, if they can be found.
         trace: Traces a function in its place, or returns the trace that JAX has of it.
     """
     trails = thread.trails
@@ -87,15 +92,12 @@ def pass_boundary(fun: Any, find_modules: Callable[[], Iterable[Any]], trace: Ca
     modules = [m for m in (*_tracing.given, *find_modules()) if _stands_for_one(m)]
     labels = tuple([tuple([trail.label(m) for m in modules]) for trail in trails])
     known = _variants.of(fun)
-    variant = _variant_for(fun, labels, known, trails) if known else None
-    if variant is None and modules and any(map(_leaves_no_trace, modules)):
-        variant = Variant(_again(fun, labels), labels, [{} for _ in trails])
-        known.append(variant)
+    variant = _variant_for(fun, labels, known, trails, values) if known else None
     chosen = fun if variant is None or variant.fun is None else variant.fun
     before = _tracing.fun, _tracing.given
     _tracing.fun, _tracing.given = chosen, ()
     for trail, mine in zip(trails, labels):
-        trail.enter(zip(mine, modules))
+        trail.enter(zip(mine, modules), frame=sys._getframe())
     try:
         return trace(chosen)
     finally:
@@ -115,34 +117,24 @@ def _stands_for_one(value: Any) -> bool:
     return kind is not None and (kind.is_root(value) or kind.origin(value) is not None)
 
 
-def _leaves_no_trace(module: Any) -> bool:
-    """Whether copies of a module do not say what they are copies of."""
-    kind = module_kind(module)
-    return kind is not None and kind.arrays is not None
-
-
-def _variant_for(fun: Any, labels: Any, known: list[Variant], trails: Sequence[Trail]) -> Variant:
+def _variant_for(fun: Any, labels: Any, known: list[Variant], trails: Sequence[Trail], values: Values) -> Variant:
     """The variant of a function that fits, or a new one."""
     for variant in known:
-        if variant.labels == labels and variant.holds(trails):
+        if variant.labels == labels and variant.holds(trails, values):
             return variant
-    new = Variant(_again(fun, labels), labels, [{} for _ in trails])
+    new = Variant(_again(fun), labels, [{} for _ in trails])
     known.append(new)
     if len(known) > _MOST:
         del known[1]  # the first is the function itself
     return new
 
 
-def _again(fun: Any, labels: tuple[tuple[Place, ...], ...]) -> Callable[..., Any]:
+def _again(fun: Any) -> Callable[..., Any]:
     """The same function under another identity. It does not keep the function alive, which its caller does."""
     ref = weakref.ref(fun)
 
     def again(*args: Any, **kwargs: Any) -> Any:
         inner: Any = ref()
-        copies = [m for m in outermost_modules((*args, *kwargs.values())) if _leaves_no_trace(m)]
-        for trail, mine in zip(thread.trails, labels):
-            if len(mine) == len(copies):
-                trail.stretches[-1].given += zip(mine, copies)
         return inner(*args, **kwargs)
 
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
@@ -170,12 +162,12 @@ def _origin_in(aux: Any) -> Any:
     return aux[-1] if type(aux) is tuple and aux else getattr(aux, "origin", None)
 
 
-def _from_arguments(fun: Any, args: Any, kwargs: Any, trace: Callable[[Any], Any]) -> Any:
-    return pass_boundary(fun, lambda: outermost_modules((*args, *kwargs.values())), trace)
+def _from_arguments(fun: Any, args: Any, kwargs: Any, values: Values, trace: Callable[[Any], Any]) -> Any:
+    return pass_boundary(fun, lambda: outermost_modules((*args, *kwargs.values())), values, trace)
 
 
-def _from_tree(fun: Any, tree: Callable[[], Any], trace: Callable[[Any], Any]) -> Any:
-    return pass_boundary(fun, lambda: _modules_in_tree(tree()), trace)
+def _from_tree(fun: Any, tree: Callable[[], Any], values: Values, trace: Callable[[Any], Any]) -> Any:
+    return pass_boundary(fun, lambda: _modules_in_tree(tree()), values, trace)
 
 
 hook = _jax.tracing_hook(_from_arguments, _from_tree)

@@ -44,6 +44,10 @@ class Origin:
         return "None"
 
 
+def _no_origin(module: Any) -> Origin | None:
+    del module
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModuleKind:
     """How the modules of one library are looked at.
@@ -54,16 +58,17 @@ class ModuleKind:
         stamp: Equal to an earlier result if no module of the library can have changed since; by default never.
         origin: What a module is a copy of, if the library says so.
         is_root: Whether paths may count from an object; also where nothing has called it.
-        arrays: The arrays in a module, for a library that does not say what a module is a copy of: a module that is
-            nowhere is then taken for the one with the same arrays, or for the only one of its class.
+        arrays: The arrays in a module, for a library that does not say what a module is a copy of; see `module_copies`.
+        rest: What a module has beside arrays, in a form that can be compared.
     """
 
     children: Callable[[Any], Iterable[tuple[Any, Any]]]
     child: Callable[[Any, Any], Any] = getattr
     stamp: Callable[[], Hashable] = _changes.__next__
-    origin: Callable[[Any], Origin | None] = lambda module: None
+    origin: Callable[[Any], Origin | None] = _no_origin
     is_root: Callable[[Any], bool] = lambda module: True
     arrays: Callable[[Any], Sequence[Any]] | None = None
+    rest: Callable[[Any], Any] = lambda module: None
 
 
 _registered: dict[type, ModuleKind] = {}
@@ -96,6 +101,18 @@ def module_kind(value: Any) -> ModuleKind | None:
     except KeyError:
         kind = _kinds[cls] = next((_registered[c] for c in cls.__mro__ if c in _registered), None)
         return kind
+
+
+def is_found_by_arrays(module: Any) -> bool:
+    """Whether the copies of a module are found by their arrays; see `module_copies`."""
+    kind = module_kind(module)
+    return kind is not None and kind.arrays is not None
+
+
+def says_origin(module: Any) -> bool:
+    """Whether the library of a module says what its copies are copies of."""
+    kind = module_kind(module)
+    return kind is not None and kind.origin is not _no_origin
 
 
 def children_of(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -160,7 +177,7 @@ def _child(value: Any, key: Any) -> Any:
     return dict(children_of(value))[key]
 
 
-def _everything_in(root: Any) -> Iterator[tuple[Path, Any]]:
+def everything_in(root: Any) -> Iterator[tuple[Path, Any]]:
     """Modules and containers in a module, itself included, with the first path to each."""
     seen: set[int] = set()
     stack: list[tuple[Path, Any]] = [((), root)]
@@ -186,7 +203,7 @@ class Index:
     def _build(self, root: Any) -> None:
         self._stamp = None if self._kind is None else self._kind.stamp()
         self._paths = {}
-        for path, value in _everything_in(root):
+        for path, value in everything_in(root):
             if module_kind(value) is not None:
                 self._paths[id(value)] = path
             elif isinstance(value, (list, dict)):
@@ -238,12 +255,11 @@ def path_between(root: Any, module: Any) -> Path | None:
     return () if root is module else _indices.of(root).path(root, module)
 
 
-def alike(root: Any, module: Any) -> Iterator[tuple[bool, Path]]:
-    """Modules of the same class in a module: whether each has the same arrays, and its path."""
-    kind = module_kind(module)
-    if kind is None or kind.arrays is None:
-        return
-    mine = list(map(id, kind.arrays(module)))
-    for path, value in _everything_in(root):
-        if type(value) is type(module):
-            yield bool(mine) and list(map(id, kind.arrays(value))) == mine, path
+def has_path(root: Any, path: Path) -> bool:
+    """Whether attributes of a module lead somewhere."""
+    try:
+        for key in path:
+            root = _child(root, key)
+    except Exception:
+        return False
+    return True

@@ -25,11 +25,13 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 from sonde import _jax
 from sonde.core.context import ScopeName, path_under
-from sonde.core.module_index import Origin, alike, module_kind, path_between
+from sonde.core.module_copies import Copy, find_again, find_copy
+from sonde.core.module_index import Origin, is_found_by_arrays, module_kind, path_between, says_origin
 from sonde.core.module_roots import find_roots
 
 
@@ -80,6 +82,7 @@ class Frame:
         scope: The scope of the call.
         n_names: How many names are open with it.
         level: The trace that it began under.
+        strangers: The modules that it has called and that are nowhere.
     """
 
     place: Place
@@ -88,6 +91,36 @@ class Frame:
     scope: ModuleScope | None
     n_names: int
     level: Any
+    strangers: Strangers = dataclasses.field(default_factory=lambda: Strangers())
+
+
+class Strangers:
+    """Modules that are nowhere in the model, named after their classes: `Linear`, `Linear_1`.
+
+    One that takes the place of another which is gone, as in a loop that makes a module and calls it, has its name.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, Any, str]] = []
+
+    def name(self, module: Any) -> str:
+        """The name of a module."""
+        caller = _jax.callers(4)  # some of them belong to the library
+        cls, n = type(module).__name__, 0
+        for i, (ref, where, name) in enumerate(self._known):
+            known = ref()
+            if known is module:
+                return name
+            if name == cls or name.startswith(f"{cls}_"):
+                n += 1
+                if known is None and where == caller:
+                    self._known[i] = weakref.ref(module), caller, name
+                    return name
+        name = f"{cls}_{n}" if n else cls
+        self._known.append((weakref.ref(module), caller, name))
+        return name
 
 
 class Stretch:
@@ -101,35 +134,33 @@ class Stretch:
         used: What was asked of the stretches around: where modules stand (by identity), `"setting"`,
             `"start"` and `"scopes"`.
         notes: What the library of the modules keeps until the outermost call ends.
+        frame: The frame of the function that began it, at a boundary.
+        strangers: The modules that were called in it, outside of other calls, and that are nowhere.
     """
 
-    __slots__ = ("frames", "given", "n_names", "names_around", "notes", "used")
+    __slots__ = ("frame", "frames", "given", "n_names", "names_around", "notes", "strangers", "used")
 
-    def __init__(self, given: Iterable[tuple[Place, Any]], n_names: int, names_around: Any) -> None:
+    def __init__(
+        self, given: Iterable[tuple[Place, Any]], n_names: int, names_around: Any, frame: FrameType | None = None
+    ) -> None:
+        self.frame = frame
         self.given = list(given)
         self.names_around = names_around
         self.frames: list[Frame] = []
         self.n_names = n_names
         self.used: dict[Any, tuple[Any, Any]] = {}
         self.notes: list[Any] = []
+        self.strangers = Strangers()
 
     def find(self, module: Any) -> Place | None:
         """Where a module stands, by identity."""
-        for place, root in self._roots():
+        for place, root in self.roots():
             if (path := path_between(root, module)) is not None:
                 return place.below("/".join(map(str, path)))
         return None
 
-    def find_alike(self, module: Any) -> Place | None:
-        """Where a module stands that may be a copy: that of the one it is like, if there is just one."""
-        found: dict[Place, bool] = {}
-        for place, root in self._roots():
-            for same, path in alike(root, module):
-                found.setdefault(place.below("/".join(map(str, path))), same)
-        same = [place for place, is_same in found.items() if is_same] or list(found)
-        return same[0] if len(same) == 1 else None
-
-    def _roots(self) -> Iterator[tuple[Place, Any]]:
+    def roots(self) -> Iterator[tuple[Place, Any]]:
+        """The modules whose places are known, with those: the outermost first."""
         yield from self.given
         yield from ((frame.place, frame.module) for frame in self.frames)
 
@@ -174,9 +205,15 @@ class Trail:
         given = self.stretches[0].given
         return given[0][1] if given else None
 
-    def absolute(self, place: Place) -> str:
-        """The path of a place, counted from the capture."""
-        return self._absolute(place, len(self.stretches) - 1)
+    def absolute(self, place: Place, level: int | None = None) -> str:
+        """The path of a place in a stretch, counted from the capture. Nothing comes to depend on it."""
+        level = len(self.stretches) - 1 if level is None else level
+        text = place.text
+        while level > 0 and not place.absolute:
+            level -= 1
+            place = self.stretches[level].innermost
+            text = _join(place.text, text)
+        return text
 
     # -- where a module stands -----------------------------------------------------------------------------------------
 
@@ -197,19 +234,21 @@ class Trail:
                 if (asked := origin.ref()) is not None:
                     found = stretch.find(asked)
                 origin = origin.before
-            if found is None and kind is not None and kind.arrays is not None:
-                found, asked = stretch.find_alike(module), module
             if found is not None:
                 return self._seen_from_inside(found, level, asked)
+        if is_found_by_arrays(module) and (copied := find_copy(self, module)) is not None:
+            return self._seen_from_inside(*copied[:2], module, copied[2])
         for stretch in self.stretches[1:]:
             stretch.used[id(module)] = (weakref.ref(module), None)
         return None
 
-    def _seen_from_inside(self, place: Place, level: int, asked: Any) -> Place:
+    def _seen_from_inside(self, place: Place, level: int, asked: Any, copies: Sequence[Copy] = ()) -> Place:
         for inner in range(level + 1, len(self.stretches)):
             place = self._inward(place, inner - 1)
             if asked is not None:
                 self.stretches[inner].used[id(asked)] = (weakref.ref(asked), place)
+            if copies:
+                self.stretches[inner].used[copies[inner]] = (None, place)
         return place
 
     def _inward(self, place: Place, level: int) -> Place:
@@ -236,13 +275,16 @@ class Trail:
     def _of_unknown(self, module: Any) -> Place:
         """A module that no call and no argument has."""
         last = len(self.stretches) - 1
-        name = type(module).__name__
+        stretch = self.stretches[last]
         place = None
-        if self.stretches[last].frames:
-            place = self.stretches[last].innermost.below(name)
+        is_other = bool(self.stretches[0].given) and not says_origin(module)  # not the model that is looked into
+        if stretch.frames:
+            place = stretch.innermost.below(stretch.frames[-1].strangers.name(module))
         elif last:
             _, inside, known = self._use_setting(last)
-            place = Place(name, known=known) if inside else None
+            place = Place(stretch.strangers.name(module), known=known) if inside or is_other else None
+        elif is_other:
+            place = Place(stretch.strangers.name(module), known=not self.only_roots)
         if place is None:  # the outermost call: the root, wherever that is
             place = Place(self.stretches[last].here(self.depth), known=not self.only_roots, here=True)
         return place
@@ -302,12 +344,18 @@ class Trail:
             place = dataclasses.replace(place, text=_join(self._scopes(last), place.text))
         return self._inward(place, last)
 
-    def enter(self, given: Iterable[tuple[Place, Any]], n_names: int = 0) -> None:
+    def enter(self, given: Iterable[tuple[Place, Any]], n_names: int = 0, frame: FrameType | None = None) -> None:
         """Starts a stretch here."""
-        self.stretches.append(Stretch(given, n_names, _jax.open_names()))
+        self.stretches.append(Stretch(given, n_names, _jax.open_names(), frame))
 
-    def still(self, key: Any, ref: Any) -> Any:
-        """What a stretch that starts here would find if it asked for the same as an earlier one did."""
+    def still(self, key: Any, ref: Any, values: Callable[[], Sequence[Any] | None]) -> Any:
+        """What a stretch that starts here would find if it asked for the same as an earlier one did.
+
+        Args:
+            key: What was asked.
+            ref: A reference to the module that it was asked for, if it was for one.
+            values: Returns the arrays that the program of the stretch gets.
+        """
         self.enter((), len(_jax.name_stack()))
         try:
             level = len(self.stretches) - 1
@@ -317,6 +365,9 @@ class Trail:
                 return self._start(level)
             if key == "scopes":
                 return self._scopes(level)
+            if isinstance(key, Copy):
+                found = find_again(self, key, values())
+                return None if found is None else self._seen_from_inside(*found, None)
             module = ref()
             return None if module is None else self._find(module)
         finally:

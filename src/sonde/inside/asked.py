@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
 from sonde.core.module_index import module_kind
-from sonde.inside import copies
 from sonde.inside.marks import Depths, FunctionMarks
 from sonde.inside.swapping import Session, Use, live_functions, marks_of
 
@@ -89,15 +88,6 @@ def joined(requests: Sequence[Request]) -> Request:
     return found
 
 
-@contextlib.contextmanager
-def _looked_into(models: list[weakref.ref[Any]]) -> Iterator[None]:
-    before, copies.models.asked = copies.models.asked, models
-    try:
-        yield
-    finally:
-        copies.models.asked = before
-
-
 class _Sessions(threading.local):
     def __init__(self) -> None:
         self.open: list[tuple[Asked, Session]] = []
@@ -157,7 +147,6 @@ class Asked:
                 session.swap(function, marks, self._use(marks))
             for function in {f: None for _, r in self.requests for f in r.calls}:
                 session.swap(function, marks_of(function) if self._functions else None, "calls")
-            session.hooks.enter_context(_looked_into([ref for _, r in self.requests for ref in r.models]))
             for hook in {hook for _, r in self.requests for hook in r.hooks} - around:
                 session.hooks.enter_context(hook())
         except BaseException:

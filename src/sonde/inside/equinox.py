@@ -10,7 +10,6 @@ import equinox as eqx
 import jax
 
 from sonde.core.module_index import ModuleKind, register_modules
-from sonde.inside.copies import origin_of_copy
 from sonde.inside.libraries import Model, with_methods
 
 
@@ -25,12 +24,17 @@ def _arrays(module: Any) -> list[Any]:
     return [x for x in jax.tree.leaves(module) if eqx.is_array(x)]
 
 
+def _rest(module: Any) -> Any:
+    leaves, structure = jax.tree.flatten(module)
+    return structure, [None if eqx.is_array(x) else x for x in leaves]
+
+
 def _is_model(module: Any) -> bool:
     """Not so for what `equinox.filter_jit` and other transforms return, which are modules too."""
     return not type(module).__module__.startswith("equinox._")
 
 
-register_modules(eqx.Module, ModuleKind(_children, origin=origin_of_copy, is_root=_is_model, arrays=_arrays))
+register_modules(eqx.Module, ModuleKind(_children, is_root=_is_model, arrays=_arrays, rest=_rest))
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import numpy as np
 from flax import nnx
 
-from sonde.core.module_index import ModuleKind, register_modules, register_no_modules
-from sonde.inside.copies import origin_of_copy
+from sonde.core.module_index import ModuleKind, module_kind, register_modules, register_no_modules
 from sonde.inside.libraries import Model, with_methods
 
 
@@ -19,7 +20,24 @@ def _children(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _arrays(module: Any) -> list[Any]:
-    return [x.get_value() for x in vars(module).values() if isinstance(x, nnx.Variable)]
+    found = [v.get_value() for value in vars(module).values() for v in _variables(value)]
+    return [x for x in found if isinstance(x, (jax.Array, np.ndarray))]
+
+
+def _variables(value: Any) -> Iterator[nnx.Variable]:
+    if isinstance(value, nnx.Variable):
+        yield value
+    elif isinstance(value, nnx.Pytree) and not isinstance(value, (nnx.Rngs, nnx.RngStream)):
+        for part in vars(value).values():
+            yield from _variables(part)
+    elif isinstance(value, (list, tuple, dict, nnx.List, nnx.Dict)):
+        for part in value.values() if isinstance(value, (dict, nnx.Dict)) else value:
+            yield from _variables(part)
+
+
+def _rest(module: Any) -> Any:
+    plain = {name: value for name, value in _children(module) if module_kind(value) is None}
+    return {name: value for name, value in plain.items() if not isinstance(value, (nnx.Rngs, nnx.RngStream))}
 
 
 def _elements(values: Any) -> Iterator[tuple[Any, Any]]:
@@ -32,7 +50,7 @@ def _child(module: Any, name: Any) -> Any:
 
 register_no_modules(nnx.Rngs)
 register_no_modules(nnx.RngStream)
-register_modules(nnx.Module, ModuleKind(_children, _child, origin=origin_of_copy, arrays=_arrays))
+register_modules(nnx.Module, ModuleKind(_children, _child, arrays=_arrays, rest=_rest))
 
 register_modules(nnx.List, ModuleKind(_elements, lambda values, i: values[i], is_root=lambda _: False))
 

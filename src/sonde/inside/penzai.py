@@ -10,7 +10,6 @@ import jax
 from penzai import pz
 
 from sonde.core.module_index import ModuleKind, register_modules
-from sonde.inside.copies import origin_of_copy
 from sonde.inside.libraries import Model, with_methods
 from sonde.inside.values import register_arrays
 
@@ -23,7 +22,7 @@ def _children(layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 register_arrays(pz.nx.NamedArray, pz.nx.NamedArrayView)
-register_modules(pz.nn.Layer, ModuleKind(_children, origin=origin_of_copy, arrays=jax.tree.leaves))
+register_modules(pz.nn.Layer, ModuleKind(_children, arrays=jax.tree.leaves, rest=jax.tree.structure))
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:
