@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -131,8 +132,8 @@ class Stretch:
         frames: The open calls of modules, the outermost first.
         n_names: How many names were open at the start.
         names_around: The names that are open around it, in the stretch outside.
-        used: What was asked of the stretches around: where modules stand (by identity), `"setting"`,
-            `"start"` and `"scopes"`.
+        used: What was asked of the stretches around: where modules stand (by identity, or as a `Copy`), `"setting"`,
+            `"start"` and `"scopes"`; and functions of a frame, for what a library finds out itself.
         notes: What the library of the modules keeps until the outermost call ends.
         frame: The frame of the function that began it, at a boundary.
         strangers: The modules that were called in it, outside of other calls, and that are nowhere.
@@ -365,6 +366,8 @@ class Trail:
                 return self._start(level)
             if key == "scopes":
                 return self._scopes(level)
+            if callable(key):  # what a library finds out itself
+                return key(sys._getframe())
             if isinstance(key, Copy):
                 found = find_again(self, key, values())
                 return None if found is None else self._seen_from_inside(*found, None)

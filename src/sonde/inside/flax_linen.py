@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import FrameType
 from typing import Any
 
 import flax.linen as nn
@@ -27,4 +28,14 @@ def _intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
         return method(*args, **kwargs)
     path = tuple(map(str, module.path))
     original = getattr(type(module), name, None)
-    return run_named(scope_of(path, module.scope.root), module, name, method, args, kwargs, original)
+    return run_named(scope_of(path, module.scope.root, _path_around), module, name, method, args, kwargs, original)
+
+
+def _path_around(frame: FrameType | None) -> Any:
+    """The path of the nearest module that is a variable of a running function: linen's jit traces for many at once."""
+    while frame is not None:
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, nn.Module) and value.scope is not None:
+                return value.path
+        frame = frame.f_back
+    return None
