@@ -45,6 +45,9 @@ def use_sonde() -> None:
     sonde.capture(jax.grad(loss), grads=True)(X)
     sonde.capture(jax.jit(jax.vmap(loss)))(np.stack([X, X]))
     sonde.edit(loss, {"h": lambda h: 2 * h})(X)
+    sonde.capture(jax.vmap(jax.vmap(loss)), grads=True)(np.ones((2, 2, 2), np.float32))
+    sonde.perturbed(lambda x: jnp.sum(sonde.perturb(x, "h")))({"h": X}, X)
+    sonde.first_nonfinite(loss)(X)
     try:
         sonde.capture(loss, "nothing")(X)
     except sonde.errors.NoSuchSiteError:
@@ -122,7 +125,6 @@ def jitted_twice(x: Any) -> Any:
 
 PROGRAMS = [scanned, unchanging, scanned_again, looped, chosen, switched, again, looped_again, with_rule]
 PROGRAMS += [with_forward_rule, calling_back, jitted_twice]
-LEAK_CHECKED = [program for program in PROGRAMS if program is not calling_back]
 
 TRANSFORMS: dict[str, Callable[[Callable], Callable]] = {
     "plain": lambda f: f,
@@ -232,7 +234,7 @@ def leaked() -> Any:
 def leaks() -> Any:
     """What `jax.checking_leaks` says: of what leaks, and of what does not."""
     found = {}
-    for program in LEAK_CHECKED:
+    for program in PROGRAMS:
         for name in ("jit", "grad", "grad of remat", "vmap of grad"):
             jax.clear_caches()
             gc.collect()
@@ -273,16 +275,22 @@ def tables() -> Any:
 
 
 def replaced() -> Any:
-    """Functions of JAX's modules that come from elsewhere."""
+    """Functions of JAX's modules and classes that come from elsewhere."""
     found = []
     for name, module in sorted(sys.modules.items()):
         if name.split(".")[0] not in ("jax", "jaxlib") or module is None:
             continue
         for attribute, value in sorted(vars(module).items()):
-            owner = getattr(value, "__module__", None)
-            if callable(value) and isinstance(owner, str) and owner.split(".")[0] == "sonde":
+            if is_of_sonde(value):
                 found.append(f"{name}.{attribute}")
+            if isinstance(value, type) and value.__module__.split(".")[0] == "jax":
+                found += [f"{name}.{attribute}.{m}" for m, method in sorted(vars(value).items()) if is_of_sonde(method)]
     return found
+
+
+def is_of_sonde(value: Any) -> bool:
+    owner = getattr(value, "__module__", None)
+    return callable(value) and isinstance(owner, str) and owner.split(".")[0] == "sonde"
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 from tests.core.comparing import check_nothing_is_left, double, equal
 
 from sonde import capture, scope, sow
@@ -72,10 +74,68 @@ def test_generators_that_are_interleaved():
     def f(x):
         a, b = scoped_generator(x), scoped_generator(x)
         next(a), next(b)
-        a.close()  # leaves "held" while "held/held" is open
+
+    with pytest.raises(ScopeError, match="site 'first' is met under scope 'held', which a generator entered"):
+        capture(f)(X)
+    check_nothing_is_left()
+
+
+def test_scopes_that_are_left_in_another_order():
+    def f(x):
+        held = scoped_generator(x)
+        next(held)
+        with scope("other"):
+            held.close()  # leaves "held" while "held/other" is open
 
     with pytest.raises(ScopeError, match="reverse order"):
         capture(f)(X)
+    check_nothing_is_left()
+
+
+def jitted_site(x):
+    return jax.jit(lambda x: sow(x, "mine"))(x)
+
+
+def looped_site(x):
+    return lax.scan(lambda c, _: (sow(c, "mine"), None), x, None, length=2)[0]
+
+
+@pytest.mark.parametrize("meanwhile", [lambda x: sow(x, "mine"), jitted_site, looped_site], ids=["site", "jit", "scan"])
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "in jit"])
+def test_a_site_while_a_generator_holds_a_scope_open(around, meanwhile):
+    def f(x):
+        held = scoped_generator(x)
+        next(held)
+        return meanwhile(x)
+
+    with pytest.raises(ScopeError, match=r"site 'mine'.* is met under scope 'held', which a generator entered"):
+        capture(around(f))(X)
+    check_nothing_is_left()
+
+
+def test_scopes_that_generators_may_hold_open():
+    @contextlib.contextmanager
+    def named(name):
+        with scope(name):
+            yield
+
+    def steps(x):
+        for i in range(2):
+            with named(f"step{i}"):
+                x = sow(x * 2, "h")
+            yield x
+
+    def f(x):
+        held = scoped_generator(x)
+        y = jnp.where(next(held) > 0, x, 2 * x)  # no site meanwhile
+        held.close()
+        with named("around"), contextlib.ExitStack() as stack:
+            stack.enter_context(scope("in"))
+            y = sow(y, "h")
+        return sum(sow(step, "step") for step in steps(y))
+
+    _, records = capture(f)(X)
+    assert list(records) == ["held/first", "around/in/h", "step0/h", "step", "step1/h"]
     check_nothing_is_left()
 
 

@@ -123,14 +123,79 @@ def test_backward_passes_of_different_shape_add_up(wrap: Callable) -> None:
     np.testing.assert_allclose(records["h"].grad, 2 * np.sin(0.3) * (1 + float(V.sum())), rtol=1e-6)
 
 
-def test_gradients_whose_axes_cannot_be_told_apart_are_an_error() -> None:
+@WRAPS
+@pytest.mark.parametrize("other", [jax.vmap, lambda f: jax.vmap(jax.vmap(f))], ids=["like it", "in another"])
+def test_gradients_of_two_maps_that_have_nothing_in_common_are_an_error(wrap: Callable, other: Callable) -> None:
     def step(x: Any) -> Any:
         _, pull = jax.vjp(lambda x: sonde.sow(jnp.sin(x), "h") ** 2, x)
         jax.vmap(pull)(jnp.ones(2))
-        return jax.vmap(jax.vmap(pull))(jnp.ones((2, 2)))
+        return other(pull)(jnp.ones((2, 2) if other is not jax.vmap else 2))
 
     with pytest.raises(CaptureError, match=r"site 'h' .* two backward passes, with the axes \(vmap:2,\) and"):
-        sonde.capture(step, grads=True)(W)
+        wrap(sonde.capture(step, grads=True))(W)
+
+
+# In two maps of one size: what the value depends on, the cotangents of the backward passes, and the gradient.
+A, B = np.array([1, 2, 3], np.float32), np.array([10, 20, 30], np.float32)
+ACROSS = {
+    "one pass for each axis": (lambda a, b: 1.0, lambda a, b: [a, b], A[:, None] + B),
+    "one for both, one for the outer": (lambda a, b: 1.0, lambda a, b: [a * b, a], A[:, None] * B + A[:, None]),
+    "one for both, one for the inner": (lambda a, b: 1.0, lambda a, b: [a * b, b], A[:, None] * B + B),
+    "the inner, of a value of the outer": (lambda a, b: a, lambda a, b: [b], np.broadcast_to(B, (3, 3))),
+    "the outer, of a value of the inner": (lambda a, b: b, lambda a, b: [a], np.broadcast_to(A[:, None], (3, 3))),
+}
+
+
+@WRAPS
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("case", ACROSS)
+def test_axes_of_one_size_are_told_apart(wrap: Callable, jitted: bool, case: str) -> None:
+    start, cotangents, wanted = ACROSS[case]
+
+    def f(a: Any, b: Any) -> Any:
+        _, pull = jax.vjp(lambda x: sonde.sow(x, "h"), jnp.float32(start(a, b)))
+        return [pull(ct) for ct in cotangents(a, b)]
+
+    inner = jax.jit(f) if jitted else f
+    both = jax.vmap(jax.vmap(inner, (None, 0)), (0, None))
+    for _ in range(2):  # the second time, from caches
+        _, records = wrap(sonde.capture(lambda a, b: both(a, b), grads=True))(A, B)
+        np.testing.assert_allclose(records["h"].grad, wanted)
+        assert [axis.size for axis in records["h"].gradient_axes()[0]] == [3, 3]
+
+
+def test_the_same_jitted_function_in_maps_that_are_nested_the_other_way() -> None:
+    @jax.jit
+    def f(a: Any, b: Any) -> Any:
+        _, pull = jax.vjp(lambda x: sonde.sow(x, "h"), a)
+        return pull(b)
+
+    _, records = sonde.capture(
+        lambda a, b: (
+            jax.vmap(jax.vmap(f, (None, 0)), (0, None))(a, b),
+            jax.vmap(jax.vmap(f, (0, None)), (None, 0))(a, b),
+        ),
+        grads=True,
+    )(A, B)
+    for gradient, wanted in zip(records["h"].grads, [np.broadcast_to(B, (3, 3)), np.broadcast_to(B[:, None], (3, 3))]):
+        np.testing.assert_allclose(gradient, wanted)
+
+
+def test_branches_that_vary_over_different_axes_have_one_place() -> None:
+    def f(x: Any, y: Any, z: Any) -> Any:
+        return lax.cond(x, lambda: sonde.sow(2 * y, "h"), lambda: sonde.sow(3 * z, "h"))
+
+    chosen = np.array([True, False, True])
+    mapped = jax.vmap(jax.vmap(jax.vmap(f, (None, None, 0)), (None, 0, None)), (0, None, None))
+    _, records = sonde.capture(mapped)(chosen, A, B)
+    wanted = np.where(chosen[:, None, None], 2 * A[:, None], 3 * B)
+    np.testing.assert_allclose(records["h"].value, wanted)
+
+
+def test_a_map_that_has_a_name_is_named() -> None:
+    f = jax.vmap(jax.vmap(lambda a, b: sonde.sow(a * b, "h"), (None, 0), axis_name="in"), (0, None), axis_name="out")
+    _, records = sonde.capture(f)(A, B)
+    assert [axis.name for axis in records["h"].axes[0]] == ["out", "in"]
 
 
 def test_a_transposed_function_is_not_given_to_a_call_of_it() -> None:

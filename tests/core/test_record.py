@@ -141,3 +141,29 @@ def test_records_cross_transforms():
         equal(found["mapped"].value["w"][1], second["mapped"].value["w"])
     one = jax.tree.map(lambda x: x[1], many)
     equal(one["mapped"].value, second["mapped"].value)
+
+
+OVER_AXES = {
+    "one row": lambda a: a[1],
+    "mean": lambda a: a.mean(0),
+    "sum": lambda a: a.sum(0),
+    "turned round": lambda a: a[::-1],
+    "some rows": lambda a: a[np.array([2, 0])],
+    "together": lambda a: jnp.stack([a, a]),
+}
+
+
+@pytest.mark.parametrize("way", ["eager", "capture in jit", "jit in capture"])
+def test_tree_map_along_an_axis_that_some_leaves_do_not_vary_over(way):
+    x, b = np.arange(6.0, dtype=np.float32).reshape(3, 2), np.array([10, 20], np.float32)
+    f = jax.vmap(lambda x, b: sow({"x": x * 2, "b": b * 3}, "h")["x"], (0, None))
+    capture = sonde.capture(jax.jit(f) if way == "jit in capture" else f)
+    capture = jax.jit(capture) if way == "capture in jit" else capture
+    found = capture(x, b)[1]
+    wanted = {"x": x * 2, "b": np.broadcast_to(b * 3, (3, 2))}
+    for fn in OVER_AXES.values():
+        for mapped in (jax.tree.map(fn, found)["h"], jax.tree.map(fn, found["h"])):
+            jax.tree.map(np.testing.assert_array_equal, mapped.value, jax.tree.map(fn, wanted))
+    assert jax.tree.map(jnp.shape, jax.eval_shape(capture, x, b)[1]["h"].value) == {"x": (3, 2), "b": (3, 2)}
+    many = jax.vmap(capture, (None, 0))(x, np.stack([b, 2 * b]))[1]
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda a: a[0], many)["h"].value, wanted)

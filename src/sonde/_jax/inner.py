@@ -81,6 +81,7 @@ __all__ = [
     "is_on_explicit_mesh",
     "is_unknown_tangent",
     "is_zero_tangent",
+    "jaxprs_in",
     "jit_is_plain",
     "jit_options",
     "jit_p",
@@ -236,6 +237,15 @@ def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
             for element in value:
                 if hasattr(element, "eqns"):
                     yield element
+
+
+def jaxprs_in(traced: Any) -> Iterator[Any]:
+    """The jaxprs in what JAX returns when it has traced a function, or found the trace of it."""
+    for part in traced if isinstance(traced, tuple) else (traced,):
+        if hasattr(part, "eqns"):
+            yield part
+        elif isinstance(params := getattr(part, "params", None), dict):
+            yield from sub_jaxprs(params)
 
 
 def eval_jaxpr(jaxpr: Any, *args: Any) -> list[Any]:

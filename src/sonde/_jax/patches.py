@@ -8,8 +8,10 @@ without.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,13 +23,13 @@ from jax._src import debugging as _debugging
 from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 
 from sonde._jax.arguments import operands_above
 from sonde._jax.inner import (
     Effect,
     Literal,
-    Trace,
     ad,
     eval_trace,
     no_effects,
@@ -38,14 +40,19 @@ from sonde._jax.inner import (
 )
 
 __all__ = [
+    "MappedBy",
     "at_first_capture",
     "eager_shortcut",
+    "in_these_runs",
     "kept_when_partially_evaluated",
     "make_changes",
+    "mapped_by",
+    "maps_told_apart",
     "meshes_can_be_set",
     "opaque_calls",
     "prepare_scans_for_differentiation",
     "prepare_while_loops_for_remat",
+    "runs_of_maps",
     "tracing_hook",
     "when_loaded",
 ]
@@ -76,20 +83,6 @@ def make_changes() -> None:
             while _pending:
                 _pending[0]()
                 del _pending[0]
-
-
-def forget_effect_handles() -> None:
-    """Makes a finished partial-evaluation trace drop its effectful equations.
-
-    JAX keeps them reachable from the trace, and `jax.checking_leaks()` then reports the trace as leaked (it does so
-    for `jax.debug.callback` in the gradient of a scan too).
-    """
-
-    def invalidate(self: Any) -> None:
-        Trace.invalidate(self)
-        self.effect_handles = []
-
-    _pe.JaxprTrace.invalidate = invalidate
 
 
 def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]] | None]) -> None:
@@ -228,12 +221,13 @@ class InPlace:
 
 
 def _get(owner: Any, name: Any) -> Any:
-    return owner.get(name, _MISSING) if isinstance(owner, dict) else getattr(owner, name)
+    """What the owner itself has; a method that a class inherits is not its own."""
+    return owner.get(name, _MISSING) if isinstance(owner, dict) else vars(owner).get(name, _MISSING)
 
 
 def _set(owner: Any, name: Any, value: Any) -> None:
     if not isinstance(owner, dict):
-        setattr(owner, name, value)
+        delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
     elif value is _MISSING:
         owner.pop(name, None)
     else:
@@ -340,13 +334,26 @@ def kept_when_partially_evaluated(effect_type: type[Effect]) -> InPlace:
     """
     make = _pe.new_eqn_recipe
 
+    def is_ours(recipe: Any) -> bool:
+        return any(type(effect) is effect_type for effect in recipe.effects)
+
     def new_eqn_recipe(trace: Any, in_tracers: Any, out_tracers: Any, primitive: Any, params: Any, *rest: Any) -> Any:
         recipe = make(trace, in_tracers, out_tracers, primitive, params, *rest)
-        if any(type(effect) is effect_type for effect in recipe.effects):
+        if is_ours(recipe):
             trace.effect_handles.append(_pe.EffectHandle(list(in_tracers), recipe))
         return recipe
 
-    return InPlace(Change(_pe, "new_eqn_recipe", new_eqn_recipe))
+    def invalidate(self: Any) -> None:
+        # What is kept reaches its trace, which `jax.checking_leaks()` would report as leaked, as it does for JAX's own
+        # callbacks in the gradient of a scan.
+        plain(self)
+        self.effect_handles = [handle for handle in self.effect_handles if not is_ours(handle.recipe)]
+
+    plain = _pe.JaxprTrace.invalidate
+    return InPlace(
+        Change(_pe, "new_eqn_recipe", new_eqn_recipe),
+        Change(_pe.JaxprTrace, "invalidate", invalidate),
+    )
 
 
 def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], None]) -> InPlace:
@@ -377,4 +384,151 @@ def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], No
     )
 
 
-at_first_capture(forget_effect_handles)
+# ---------------------------------------------------------------------------------------------------------------------
+# Which vmap an axis is from
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class MappedBy(NamedTuple):
+    """Which `vmap` has made an axis: two of one size are two axes all the same.
+
+    Attributes:
+        program: Stands for the program in which the `vmap` is called: one that is traced, or the one that runs.
+        path: The numbers of the `vmap`s around it in that program, and its own. Each has a number of its own in a
+            program that is traced. In the one that runs all have the same, or nothing compiled could be used again.
+        runs: Stand for the very calls of those `vmap`s, in the program that runs; None if not known.
+        inherited: Of an axis of a gradient, whether it is that of its value.
+    """
+
+    program: object
+    path: tuple[int, ...]
+    runs: tuple[object, ...] | None = None
+    inherited: bool = False
+
+    def is_around(self, other: MappedBy) -> bool:
+        """Whether the other is known to be called inside this one."""
+        n = len(self.path)
+        inside = n < len(other.path) and self[:2] == (other.program, other.path[:n])
+        return inside and (self.runs is None) == (other.runs is None) and (other.runs or ())[:n] == (self.runs or ())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _AxisData(_batching.AxisData):
+    """What batching rules are told about a mapped axis, and which `vmap` it is from."""
+
+    mapped_by: MappedBy | None = None
+    plain: Any = dataclasses.field(default=None, compare=False)
+
+
+class _Program:
+    """A program that is being traced."""
+
+    __slots__ = ("n_maps",)
+
+    def __init__(self) -> None:
+        self.n_maps = 0
+
+    def number(self) -> int:
+        self.n_maps += 1
+        return self.n_maps
+
+
+_RUNNING = object()  # the program that runs
+_programs: weakref.WeakKeyDictionary[Any, _Program] = weakref.WeakKeyDictionary()
+
+
+class _Runs(threading.local):
+    """The calls of `vmap` that are under way in this thread, in the program that runs."""
+
+    def __init__(self) -> None:
+        self.now: tuple[object, ...] = ()
+
+
+_runs = _Runs()
+
+
+def _program_of(trace: Any) -> tuple[_Program | None, list[Any]]:
+    """The program that is being traced where a trace is, None if it runs; and the axes of the `vmap`s around there."""
+    maps = []
+    while trace is not None and not isinstance(trace, _pe.DynamicJaxprTrace):
+        if isinstance(trace, _batching.BatchTrace):
+            maps.insert(0, trace.axis_data)
+        trace = getattr(trace, "parent_trace", None) or getattr(trace, "parent", None)
+    return None if trace is None else _programs.setdefault(trace, _Program()), maps
+
+
+def _mapped_next() -> MappedBy:
+    """Which one a `vmap` is that begins now."""
+    program, maps = _program_of(_core.trace_ctx.trace)
+    if program is None:
+        return MappedBy(_RUNNING, (0,) * (len(maps) + 1))
+    around = mapped_by(maps[-1]) if maps else None
+    return MappedBy(program, (*(() if around is None else around.path), program.number()))
+
+
+class _Call:
+    """A call of a `vmap` in the program that runs."""
+
+    __slots__ = ("_depth", "_fun")
+
+    def __init__(self, fun: Any, depth: int) -> None:
+        self._fun = fun
+        self._depth = depth
+
+    def call_wrapped(self, *args: Any) -> Any:
+        before = _runs.now
+        _runs.now = (*before[: self._depth], object())
+        try:
+            return self._fun.call_wrapped(*args)
+        finally:
+            _runs.now = before
+
+
+def mapped_by(axis_data: Any) -> MappedBy | None:
+    """Which `vmap` an axis is from, by what JAX tells a batching rule; None if that is not known."""
+    return getattr(axis_data, "mapped_by", None)
+
+
+def runs_of_maps(trace: Any) -> tuple[object, ...]:
+    """The calls of `vmap` around a trace, outermost first, each an object of its own; none if the program is traced."""
+    return _runs.now if _runs.now and _program_of(trace)[0] is None else ()
+
+
+def in_these_runs(mapped: MappedBy | None, runs: tuple[object, ...]) -> MappedBy | None:
+    """The same, and of which call, if it is from a `vmap` that is under way and not from an earlier one."""
+    if mapped is None or mapped.program is not _RUNNING or mapped.inherited or mapped.runs is not None:
+        return mapped
+    return mapped._replace(runs=runs[: len(mapped.path)]) if len(mapped.path) <= len(runs) else mapped
+
+
+def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
+    """Batching rules are told which `vmap` an axis is from.
+
+    JAX tells them no more than its size and name, and keeps the batched form of a jaxpr by these: with two axes of one
+    size, what is seen inside would be said to have the axis that came first. `matters` says for which jaxprs this is of
+    interest; all others are batched as ever.
+    """
+    batch, batch_jaxpr, batch_jaxpr_axes = _batching.batch, _batching.batch_jaxpr2, _batching.batch_jaxpr_axes
+
+    def new_batch(fun: Any, axis_data: Any, *rest: Any, **options: Any) -> Any:
+        if type(axis_data) is _batching.AxisData:
+            fields = [getattr(axis_data, field.name) for field in dataclasses.fields(axis_data)]
+            mapped = _mapped_next()
+            new = batch(fun, _AxisData(*fields, mapped_by=mapped, plain=axis_data), *rest, **options)
+            return _Call(new, len(mapped.path) - 1) if mapped.program is _RUNNING else new
+        return batch(fun, axis_data, *rest, **options)
+
+    def as_needed(jaxpr: Any, axis_data: Any) -> Any:
+        return axis_data.plain if type(axis_data) is _AxisData and not matters(jaxpr) else axis_data
+
+    def new_batch_jaxpr(jaxpr: Any, axis_data: Any, *rest: Any) -> Any:
+        return batch_jaxpr(jaxpr, as_needed(jaxpr, axis_data), *rest)
+
+    def new_batch_jaxpr_axes(jaxpr: Any, axis_data: Any, *rest: Any) -> Any:
+        return batch_jaxpr_axes(jaxpr, as_needed(jaxpr, axis_data), *rest)
+
+    return InPlace(
+        Change(_batching, "batch", new_batch),
+        Change(_batching, "batch_jaxpr2", new_batch_jaxpr),
+        Change(_batching, "batch_jaxpr_axes", new_batch_jaxpr_axes),
+    )

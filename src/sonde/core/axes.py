@@ -29,7 +29,7 @@ class Axis:
     Attributes:
         kind: What made it: `"scan"` (also `map` and `fori_loop` with known bounds), `"while"`, `"vmap"` or `"mesh"`.
         size: Its length, or None where that is known only with the array (a mesh axis).
-        name: The name of a mesh axis.
+        name: The name of a mesh axis, or of the axis of a `vmap` that was given one.
         rows: The numbers of the iterations that are along it, if the loop has a name (see `sonde.scope`).
     """
 
@@ -45,6 +45,8 @@ class Axis:
     reverse: bool = dataclasses.field(default=False, compare=False)
     # The extras (see `Item.extras`) that lack this axis.
     lacking: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
+    # Which `vmap` made it; None if that is not known.
+    mapped_by: _jax.MappedBy | None = dataclasses.field(default=None, compare=False)
     # The `while_loop`s around the site, each an object of its own, that stop at another iteration for every element.
     stopping: frozenset[object] = dataclasses.field(default=frozenset(), compare=False)
 
@@ -63,7 +65,27 @@ class Axis:
 
     def looks_like(self, other: Axis) -> bool:
         """Whether the other axis may be the same one, seen at another site."""
+        if self.mapped_by is not None and other.mapped_by is not None and self.mapped_by != other.mapped_by:
+            return False
         return (self.kind, self.size, self.name) == (other.kind, other.size, other.name)
+
+    def is_around(self, other: Axis) -> bool:
+        """Whether the other axis is known to be inside this one: one `vmap` in another."""
+        return self.mapped_by is not None and other.mapped_by is not None and self.mapped_by.is_around(other.mapped_by)
+
+    def inherited(self) -> Axis:
+        """The axis as that of a gradient whose value has it."""
+        if self.mapped_by is None or self.mapped_by.inherited:
+            return self
+        return dataclasses.replace(self, mapped_by=self.mapped_by._replace(runs=None, inherited=True))
+
+    def of_value(self, axes: Sequence[Axis]) -> Axis:
+        """The axis of a gradient, said to be the one of its value, whose axes are given, if it is."""
+        if self.mapped_by is None or not self.mapped_by.inherited:
+            return self
+        here, path = [a.mapped_by for a in axes if a.mapped_by is not None], self.mapped_by[:2]
+        found = next((mine for mine in here if mine[:2] == path), self.mapped_by)
+        return dataclasses.replace(self, mapped_by=found)
 
     def __repr__(self) -> str:
         return f"{self.kind}:{self.name or self.size}"
@@ -80,6 +102,12 @@ def leaf_has(axes: Sequence[Axis], index: int, *, reduced: bool = False) -> list
 def extra_has(axes: Sequence[Axis], name: str) -> list[bool]:
     """Which axes something that goes with the value has."""
     return [axis.on_extra(name) for axis in axes]
+
+
+def in_row(on: Has, has: Has) -> list[bool]:
+    """What an array has of a longer row of axes, of which its own are those where `on` is true."""
+    mine = iter(has)
+    return [here and next(mine) for here in on]
 
 
 def either(*has: Has) -> list[bool]:
@@ -171,15 +199,43 @@ def _repeated(fn: Callable[..., Any], size: Any, *arrays: Any) -> Any:
 def common_axes(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[bool], list[bool]] | None:
     """One row of axes in which both rows are found, in order, and which of them each has.
 
-    None if there are several ways to see that.
+    None if there are several ways to see that, or none.
     """
     if len(a) < len(b):
         found = common_axes(b, a)
         return found and (found[0], found[2], found[1])
     ways = list(_places(a, b))
-    if len(ways) != 1:
+    if not ways:
+        return _joined(a, b)
+    if len(ways) > 1:
         return None
     return list(a), [True] * len(a), [i in ways[0] for i in range(len(a))]
+
+
+def _joined(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[bool], list[bool]] | None:
+    """The same for two rows each of which has axes that the other has not; None if it is not known which is first."""
+    row: list[tuple[Axis, bool, bool]] = []
+    while a or b:
+        first, second = a[0] if a else None, b[0] if b else None
+        if first is not None and second is not None and first.looks_like(second):
+            row.append((first, True, True))
+            a, b = a[1:], b[1:]
+        elif first is not None and _comes_first(first, second, b):
+            row.append((first, True, False))
+            a = a[1:]
+        elif second is not None and _comes_first(second, first, a):
+            row.append((second, False, True))
+            b = b[1:]
+        else:
+            return None
+    return [axis for axis, _, _ in row], [on for _, on, _ in row], [on for _, _, on in row]
+
+
+def _comes_first(axis: Axis, other: Axis | None, others: Sequence[Axis]) -> bool:
+    """Whether an axis that is not among `others`, the first of which is `other`, comes before them."""
+    if any(map(axis.looks_like, others)):
+        return False
+    return other is None or axis.is_around(other)
 
 
 def _places(row: Sequence[Axis], inside: Sequence[Axis], start: int = 0) -> Any:

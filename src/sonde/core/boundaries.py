@@ -19,9 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sonde import _jax
-from sonde.core.context import looking
+from sonde.core.context import looking, strange_scope
+from sonde.core.inside import first_site
 from sonde.core.module_index import ByIdentity, Origin, module_kind, outermost_modules
 from sonde.core.module_paths import Place, Trail, thread
+from sonde.errors import ScopeError
 
 Values = Callable[[], Sequence[Any] | None]
 _MOST = 256  # functions that are kept for one function, for places that may come again
@@ -99,7 +101,11 @@ def pass_boundary(
     for trail, mine in zip(trails, labels):
         trail.enter(zip(mine, modules), frame=sys._getframe())
     try:
-        return trace(chosen)
+        result = trace(chosen)
+        if (why := strange_scope()) is not None:
+            for site in filter(None, map(first_site, _jax.jaxprs_in(result))):
+                raise ScopeError(f"site {site.path!r} ({site.source}) is met under {why}")
+        return result
     finally:
         _tracing.fun, _tracing.given = before
         used = [trail.stretches.pop().used for trail in trails]

@@ -17,7 +17,7 @@ from sonde.core.collect import Collect, Reduce
 from sonde.core.failing import remember
 from sonde.core.keeping import by_identity, kept_with
 from sonde.core.path import Pattern, check_pattern
-from sonde.core.record import Records, make_records
+from sonde.core.record import AsStored, Records, make_records
 from sonde.core.run import run_with
 
 P = ParamSpec("P")
@@ -127,7 +127,8 @@ def _jitted_capture(f: Any, patterns: tuple[Pattern, ...], options: dict[str, An
 
     def make() -> Any:
         def captured(*args: Any, **kwargs: Any) -> Any:
-            return _capture_now(fn, patterns, options, args, kwargs)
+            result, records = _capture_now(fn, patterns, options, args, kwargs)
+            return result, AsStored(records)
 
         return jax.jit(like(captured, fn), **jit_options)  # JAX keeps one trace for one function
 

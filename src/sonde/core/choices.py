@@ -12,7 +12,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from sonde.core.axes import either, extra_has, leaf_has, over_axes, select
+from sonde import _jax
+from sonde.core.axes import common_axes, either, extra_has, in_row, leaf_has, over_axes, with_leaves
 from sonde.core.item import Item
 from sonde.core.site import Gate
 
@@ -69,7 +70,7 @@ def _merged_at(choice: object, items: list[Item], inside: set[Any]) -> list[Item
             number = counts[kind, gate.branch] = counts.get((kind, gate.branch), -1) + 1
             key = (kind, number)
         places.setdefault(key, []).append(item)
-    return [_merged(choice, same) for same in places.values()]
+    return [item for same in places.values() for item in _merged(choice, same)]
 
 
 def _gate_at(choice: object, item: Item) -> Gate | None:
@@ -77,39 +78,69 @@ def _gate_at(choice: object, item: Item) -> Gate | None:
 
 
 def _shape_of(item: Item) -> Any:
-    return item.view.axes, tuple((t.shape, t.dtype) for t in item.types), item.tree
+    """What the values of two branches have in common: their types without mapped axes, and all other axes."""
+    axes = item.view.axes
+    others = tuple(axis for axis in axes if axis.kind != "vmap")
+    if item.tree is not None:  # what a reduce function returned has all the axes that there are
+        return axes, tuple(a.mapped_by for a in axes), tuple((t.shape, t.dtype) for t in item.types), item.tree
+    return others, tuple((t.shape[sum(leaf_has(axes, i)) :], t.dtype) for i, t in enumerate(item.types))
 
 
-def _merged(choice: object, items: list[Item]) -> Item:
+def _merged(choice: object, items: list[Item]) -> list[Item]:
+    """One item in the place of several, unless it is not known which of their axes are the same."""
     first = items[0]
     gate = _gate_at(choice, first)
-    if len(items) == 1 or gate is None:
-        return first
-    # They have the same axes, and what each was taken by is there in the same way.
-    axes = first.view.axes
-    has = [leaf_has(axes, i, reduced=first.tree is not None) for i in range(len(first.leaves))]
-    taken_has = extra_has(axes, "taken")
-    leaves, taken = first.leaves, first.extras["taken"]
+    axes: Any = first.view.axes
     for other in items[1:]:
-        mine = other.extras["taken"]
-        leaves, _ = select(mine, extra_has(other.view.axes, "taken"), other.leaves, has, leaves)
-        taken = over_axes(jnp.logical_or, [taken_has, extra_has(other.view.axes, "taken")])(taken, mine)
-        taken_has = either(taken_has, extra_has(other.view.axes, "taken"))
-    view = first.view.extra_on("taken", taken_has)
+        common = common_axes(axes, other.view.axes)
+        if common is None:
+            return items
+        axes = common[0]
+    if len(items) == 1 or gate is None:
+        return items
+    rows = [common_axes(axes, item.view.axes) for item in items]
+    if any(row is None for row in rows):
+        return items
+    on = [row[2] for row in rows if row is not None]
+
+    def extra(i: int, name: str) -> tuple[Any, list[bool]]:
+        return items[i].extras[name], in_row(on[i], extra_has(items[i].view.axes, name))
+
+    def leaf(i: int, index: int) -> tuple[Any, list[bool]]:
+        mine = leaf_has(items[i].view.axes, index, reduced=first.tree is not None)
+        return items[i].leaves[index], in_row(on[i], mine)
+
+    leaves, (taken, taken_has) = [leaf(0, index) for index in range(len(first.leaves))], extra(0, "taken")
+    for i in range(1, len(items)):
+        mine, mine_has = extra(i, "taken")
+        for index, (old, has) in enumerate(leaves):
+            new, new_has = leaf(i, index)
+            chosen = over_axes(jnp.where, [mine_has, new_has, has])(mine, new, old)
+            leaves[index] = chosen, either(mine_has, new_has, has)
+        taken, taken_has = over_axes(jnp.logical_or, [taken_has, mine_has])(taken, mine), either(taken_has, mine_has)
+    view = first.view.replace(axes=with_leaves(axes, [has for _, has in leaves])).extra_on("taken", taken_has)
     extras = {name: x for name, x in first.extras.items() if name != "taken"}
     others = (first.view.gates - {gate}) | (_PARTLY if len(items) < gate.branches else frozenset())
     if others:
         extras["taken"] = taken
     if "count" in extras:  # of the same loop, or zero where the branch was not taken
-        count, count_has = extras["count"], extra_has(axes, "count")
-        for other in items[1:]:
-            mine, mine_has = other.extras["count"], extra_has(other.view.axes, "count")
+        count, count_has = extra(0, "count")
+        for i in range(1, len(items)):
+            mine, mine_has = extra(i, "count")
             count, count_has = over_axes(jnp.maximum, [count_has, mine_has])(count, mine), either(count_has, mine_has)
         extras["count"], view = count, view.extra_on("count", count_has)
     if "token" in extras:  # one place, and in every branch another call
         extras["token"] = tuple(token for item in items for token in tokens_of(item))
-    sites = tuple(site for item in items for site in item.sites)
-    return dataclasses.replace(first, sites=sites, leaves=leaves, extras=extras, view=view.replace(gates=others))
+    return [
+        dataclasses.replace(
+            first,
+            sites=tuple(site for item in items for site in item.sites),
+            leaves=[x for x, _ in leaves],
+            extras=extras,
+            view=view.replace(gates=others),
+            types=first.types if first.tree is not None or not leaves else tuple(_jax.type_of(x) for x, _ in leaves),
+        )
+    ]
 
 
 def tokens_of(item: Item) -> tuple[Any, ...]:

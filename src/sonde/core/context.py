@@ -12,8 +12,10 @@ functions without sites, such as those of `jax.numpy`, know nothing of scopes at
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 import threading
+import weakref
 from types import TracebackType
 from typing import Any
 
@@ -145,6 +147,7 @@ class ScopeName(str):
     """A name in JAX's name stack that is part of paths, as those of `jax.named_scope` are not."""
 
     task: int | None = None  # the asyncio task that entered it, by identity
+    entered: weakref.ref[scope] | None = None  # what entered it, if in a generator
 
     def path(self, before: str, depth: int) -> str:
         """The path, with a trailing slash, of what is inside this scope when the scope itself is at `before`."""
@@ -175,14 +178,54 @@ def path_under(names: tuple[Any, ...], before: str, depth: int) -> str:
     return before
 
 
-def check_task(name: object) -> None:
-    """Raises ScopeError if a scope is open that another asyncio task entered: the name stack belongs to the thread."""
+def check_scopes(name: object) -> None:
+    """Raises ScopeError if a scope is open that is none of the scopes of the code that runs; see `strange_scope`."""
+    if (why := strange_scope()) is not None:
+        raise ScopeError(f"site {name!r} is met under {why}")
+
+
+def strange_scope() -> str | None:
+    """Which open scope, if any, was entered by what does not run now, and what to do about it.
+
+    The name stack belongs to the thread. An asyncio task that waits, and a generator that has yielded, leave their
+    scopes open there for whatever runs meanwhile.
+    """
     for opened in _jax.name_stack():
-        if isinstance(opened, ScopeName) and opened.task is not None and opened.task != _current_task():
-            raise ScopeError(
-                f"site {name!r} is met under scope {str(opened)!r}, which another asyncio task entered and has not "
-                "left: do not await inside `with sonde.scope(...)` while a capture runs"
+        if not isinstance(opened, ScopeName):
+            continue
+        if opened.task is not None and opened.task != _current_task():
+            return (
+                f"scope {str(opened)!r}, which another asyncio task entered and has not left: do not await inside "
+                "`with sonde.scope(...)` while a capture runs"
             )
+        entered = opened.entered and opened.entered()
+        if entered is not None and entered.is_suspended:
+            return (
+                f"scope {str(opened)!r}, which a generator entered and has not left, and the generator does not run "
+                "now: do not yield inside `with sonde.scope(...)` while a capture runs; open the scope around each step"
+            )
+    return None
+
+
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+
+
+def _generator_around() -> Any:
+    """The frame of the generator from which a scope is entered; None if there is none.
+
+    That of `contextlib.contextmanager` is part of the `with` statement that runs it.
+    """
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_flags & _GENERATOR:
+            above = frame.f_back
+            while above is not None and above.f_code.co_flags & _GENERATOR:
+                above = above.f_back
+            if above is None or above.f_globals.get("__name__") != "contextlib":
+                return frame
+            frame = above
+        frame = frame.f_back
+    return None
 
 
 def _current_task() -> int | None:
@@ -217,25 +260,34 @@ class scope:
         8.0
     """
 
-    __slots__ = ("_manager", "_name", "_opened")
+    __slots__ = ("__weakref__", "_generator", "_manager", "_name", "_opened")
 
     def __init__(self, name: str) -> None:
         checked = checked_name(name)
         self._name = LoopName(checked) if checked == "*" or checked.endswith("/*") else ScopeName(checked)
         self._manager = None
+        self._generator: Any = None
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether it was entered in a generator that does not run now."""
+        return self._generator is not None and self._generator.f_back is None
 
     def __enter__(self) -> None:
         if _context.value is None:
             self._manager = None
             return
         self._name.task = _current_task()
+        self._generator = _generator_around()
+        if self._generator is not None:
+            self._name.entered = weakref.ref(self)
         self._manager = _jax.open_name(self._name)
         self._opened = self._manager.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        manager, self._manager = self._manager, None
+        manager, self._manager, self._generator = self._manager, None, None
         if manager is None or _context.value is None:
             return  # the capture in which the scope was entered is over, and has closed it
         if _jax.is_innermost(self._opened):

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sonde import _jax
 from sonde.core.axes import Axis
 from sonde.core.site import Site, View
 
@@ -147,6 +148,15 @@ def flat_arrays(items: Iterable[Item | Bundle]) -> list[Any]:
 def flat_specs(items: Iterable[Item | Bundle]) -> list[ItemSpec]:
     """The static parts of all items in one flat list."""
     return [spec for item in items for spec in item.specs]
+
+
+def in_runs_of_maps(items: Iterable[Item | Bundle], runs: tuple[object, ...]) -> list[Item]:
+    """The items of what has run inside these calls of `vmap`: their axes say so."""
+    result = []
+    for item in expand(items):
+        axes = [dataclasses.replace(a, mapped_by=_jax.in_these_runs(a.mapped_by, runs)) for a in item.view.axes]
+        result.append(dataclasses.replace(item, view=item.view.replace(axes=tuple(axes))) if axes else item)
+    return result
 
 
 def in_new_loops(specs: Iterable[ItemSpec]) -> list[ItemSpec]:

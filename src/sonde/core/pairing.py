@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.axes import Axis, common_axes, either, extra_has, leaf_has, over_axes, select, with_leaves
+from sonde.core.axes import Axis, common_axes, either, extra_has, in_row, leaf_has, over_axes, select, with_leaves
 from sonde.core.choices import tokens_of
 from sonde.core.collect import leaf_indices
 from sonde.core.handler import Met
@@ -194,6 +194,8 @@ def _one(token: Any) -> Any:
 def _add(call: Call, gradient: Item) -> None:
     """Several backward passes through one call add up, as cotangents do."""
     gradient = _in_order_of(call.item, gradient)
+    axes = tuple(axis.of_value(call.item.view.axes) for axis in gradient.view.axes)
+    gradient = dataclasses.replace(gradient, view=gradient.view.replace(axes=axes))
     order = gradient.view.order
     before = call.grads.get(order)
     call.grads[order] = gradient if before is None else _sum(call.item, before, gradient)
@@ -216,8 +218,7 @@ def _sum(value: Item, a: Item, b: Item) -> Item:
     for item, on in ((a, on_a), (b, on_b)):
         indices = leaf_indices(item.view, len(item.leaves)) if item.tree is None else range(len(item.leaves))
         for i, (index, leaf) in enumerate(zip(indices, item.leaves)):
-            mine = iter(leaf_has(item.view.axes, i, reduced=item.tree is not None))
-            has = [here and next(mine) for here in on]
+            has = in_row(on, leaf_has(item.view.axes, i, reduced=item.tree is not None))
             if index in parts:
                 other, other_has = parts[index]
                 leaf, has = over_axes(jnp.add, [other_has, has])(other, leaf), either(other_has, has)
@@ -236,8 +237,7 @@ def _with_axes_of(value: Item, gradient: Item) -> Item:
     if common is None or all(common[1]):
         return gradient
     axes, on, _ = common
-    mine = [iter(leaf_has(gradient.view.axes, i)) for i in range(len(gradient.leaves))]
-    has = [[here and next(own) for here in on] for own in mine]
+    has = [in_row(on, leaf_has(gradient.view.axes, i)) for i in range(len(gradient.leaves))]
     extras = gradient.view.replace(axes=with_leaves(axes, has))
     return dataclasses.replace(gradient, view=extras, extras={})
 

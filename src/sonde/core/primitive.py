@@ -159,7 +159,7 @@ def _marked(tangents: Any, token: Any, site: Site, view: View) -> list[Any]:
 
 
 def _gradient_view(view: View, parts: tuple[int, ...]) -> View:
-    return View(order=view.order, gradient_of=parts, axes=view.axes)
+    return View(order=view.order, gradient_of=parts, axes=tuple(axis.inherited() for axis in view.axes))
 
 
 def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
@@ -243,11 +243,22 @@ def _needs_all_axes(site: Site, dims: Sequence[Any]) -> bool:
     return edited or (site.grads and any(d is not None for d in dims))
 
 
-def _vmap_axis(size: int, leaf_dims: Sequence[Any], extra_dims: Mapping[str, Any], stopping: Any = ()) -> Axis:
+def _with_mapped_axis(
+    view: View, axis_data: Any, leaf_dims: Sequence[Any], extra_dims: Mapping[str, Any], stopping: Sequence[Any] = ()
+) -> View:
+    """The view of a site that is mapped over one more axis, at these positions in its arrays and in what goes along."""
     varies = tuple(d is not None for d in leaf_dims)
     lacking = frozenset({"token", "taken"}) - {name for name, d in extra_dims.items() if d is not None}
-    leaves = None if all(varies) else varies
-    return Axis("vmap", size, leaves=leaves, lacking=lacking, stopping=frozenset(stopping))
+    axis = Axis(
+        "vmap",
+        axis_data.size,
+        axis_data.name if isinstance(axis_data.name, str) else None,
+        leaves=None if all(varies) else varies,
+        lacking=lacking,
+        stopping=frozenset(stopping),
+        mapped_by=_jax.mapped_by(axis_data),
+    )
+    return view.replace(axes=(axis, *view.axes))
 
 
 def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
@@ -268,7 +279,7 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
         if _needs_all_axes(site, out_dims):
             new.arrays = [x if d == 0 else _repeated(x, axis_data.size) for x, d in zip(new.arrays, out_dims)]
             out_dims = [0] * len(out_dims)
-        view = view.replace(axes=(_vmap_axis(axis_data.size, out_dims, extra_dims, stopping), *view.axes))
+        view = _with_mapped_axis(view, axis_data, out_dims, extra_dims, stopping)
     outs = bind_site(new, site, view)
     return outs, [*out_dims, None][: len(outs)]
 
@@ -285,7 +296,7 @@ def _batched(primitive: Any) -> Any:
             out_dims = [0] * n
         if any(d is not None for d in dims):
             token_dim = dims[n] if n < len(dims) else None
-            view = view.replace(axes=(_vmap_axis(axis_data.size, out_dims, {"token": token_dim}), *view.axes))
+            view = _with_mapped_axis(view, axis_data, out_dims, {"token": token_dim})
         return primitive.bind(*args, site=site, view=view), out_dims
 
     return rule

@@ -3,6 +3,9 @@
 `Records` is an immutable mapping and one pytree node: it crosses `jit`, `vmap`, `grad` and `scan` like an array does.
 Its arrays are one flat tuple and everything else is static, so it costs a jitted function no more than its arrays;
 `Record` objects are made when they are asked for.
+
+An array that does not vary over an axis which other arrays of its site have is stored without that axis. As a leaf of
+the pytree it has the axis: what `jax.tree.map` does along an axis, it does along the same one of all leaves.
 """
 
 from __future__ import annotations
@@ -50,8 +53,23 @@ class ArraysSpec:
         return len(self.ranks)
 
     def spread(self, array: Any, index: int) -> Any:
-        """An array with all the axes of the view."""
+        """An array, or what says of which type one is, with all the axes of the view."""
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return jax.eval_shape(lambda x: self.spread(x, index), array)
         return spread(array, self.view.axes, index, skip=jnp.ndim(array) - self.ranks[index])
+
+    def lacks_axes(self, index: int) -> bool:
+        """Whether an array is stored without some of the axes."""
+        return self.reduced is None and not all(axis.on_leaf(index) for axis in self.view.axes)
+
+    @property
+    def whole(self) -> ArraysSpec:
+        """The same for arrays with all axes."""
+        if not any(map(self.lacks_axes, range(self.n))):
+            return self
+        axes = tuple(dataclasses.replace(axis, leaves=None) for axis in self.view.axes)
+        more = [sum(not axis.on_leaf(i) for axis in self.view.axes) for i in range(self.n)]
+        return ArraysSpec(self.view.replace(axes=axes), tuple(map(sum, zip(self.ranks, more))), self.reduced)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,6 +86,19 @@ class CallSpec:
     def size(self) -> int:
         """How many arrays it has in all."""
         return self.value.n + len(self.extras) + sum(spec.n for _, spec in self.grads if spec is not None)
+
+    @property
+    def whole(self) -> CallSpec:
+        """The same for arrays with all axes."""
+        grads = tuple((order, spec and spec.whole) for order, spec in self.grads)
+        return dataclasses.replace(self, value=self.value.whole, grads=grads)
+
+    def lacking(self) -> list[tuple[ArraysSpec, int] | None]:
+        """For each array how it gets the axes that it is stored without; None if it is not."""
+        found = [(self.value, i) for i in range(self.value.n)]
+        grads = [(spec, i) for _, spec in self.grads if spec is not None for i in range(spec.n)]
+        of_all = [*found, *[None] * len(self.extras), *grads]
+        return [one if one is not None and one[0].lacks_axes(one[1]) else None for one in of_all]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CallSpec):
@@ -98,6 +129,21 @@ class Layout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
             return self._hash
 
     @property
+    def whole(self) -> Layout:
+        """The layout of the same records if all arrays have all axes; itself, if they have. Made once."""
+        try:
+            return self._whole
+        except AttributeError:
+            self._lacking = [one for _, calls in self for call in calls for one in call.lacking()]
+            new = [(path, tuple(call.whole for call in calls)) for path, calls in self]
+            self._whole = Layout(new) if any(self._lacking) else self
+            return self._whole
+
+    def filled(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Arrays for `whole`, from those for this layout."""
+        return arrays if self.whole is self else _filled(arrays, self._lacking)
+
+    @property
     def table(self) -> dict[str, list[CallRow]]:
         """The calls of every path; the rows of named loops have paths of their own. Made once."""
         try:
@@ -105,6 +151,15 @@ class Layout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
         except AttributeError:
             self._table = row_table(self)
             return self._table
+
+
+def _filled(arrays: Sequence[Any], lacking: Sequence[tuple[ArraysSpec, int] | None]) -> list[Any]:
+    def one(array: Any, how: tuple[ArraysSpec, int] | None) -> Any:
+        if how is None or not hasattr(array, "shape"):  # JAX puts other objects in the place of arrays now and then
+            return array
+        return how[0].spread(array, how[1])
+
+    return [one(array, how) for array, how in zip(arrays, lacking, strict=True)]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -186,6 +241,23 @@ class Record:
         """Per call, the axes in front of the value: loops, outermost first, then mapped ones."""
         return tuple(call.value.view.axes for call in self._calls if call.value.view.is_value)
 
+    def gradient_axes(self, order: int = 1) -> tuple[tuple[Axis, ...] | None, ...]:
+        """Per call, the axes in front of what `gradients(order)` has for it; None where there is no gradient.
+
+        A gradient has the axes of its value. It may have more: that of a value which all examples of a `vmap` share is
+        another for each of them. Axes of one size are told apart by their order, the outermost first, and by the names
+        that were given to `vmap`.
+        """
+        found: list[tuple[Axis, ...] | None] = []
+        for call in self._calls:
+            spec = call.value
+            if spec.view.is_value:
+                spec = call.grads[order - 1][1] or spec if len(call.grads) >= order else None
+            elif order > 1:
+                spec = None
+            found.append(None if spec is None else spec.view.axes)
+        return tuple(found)
+
     @property
     def source(self) -> str:
         """The line of the user's code on which the value was marked, as `file:line`."""
@@ -249,7 +321,10 @@ class Record:
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """For JAX."""
-        return tuple(self._arrays), (self.path, self._calls)
+        lacking = [one for call in self._calls for one in call.lacking()]
+        if not any(lacking):
+            return tuple(self._arrays), (self.path, self._calls)
+        return tuple(_filled(self._arrays, lacking)), (self.path, tuple(call.whole for call in self._calls))
 
     @classmethod
     def tree_unflatten(cls, aux: Any, arrays: Sequence[Any]) -> Record:
@@ -329,7 +404,7 @@ class Records(Mapping[str, Record]):
 
     def tree_flatten(self) -> tuple[Sequence[Any], Layout]:
         """For JAX."""
-        return self._arrays, self._layout
+        return self._layout.filled(self._arrays), self._layout.whole
 
     @classmethod
     def tree_unflatten(cls, layout: Layout, arrays: Sequence[Any]) -> Records:
@@ -355,6 +430,23 @@ class Records(Mapping[str, Record]):
         from sonde.core.display import records_treescope
 
         return records_treescope(self, path, subtree_renderer)
+
+
+@jax.tree_util.register_pytree_node_class
+class AsStored:
+    """Records as an output of a jitted function of ours: they come out with their arrays as they are stored."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+
+    def tree_flatten(self) -> tuple[Sequence[Any], Layout]:
+        """For JAX."""
+        return self.records._arrays, self.records._layout
+
+    @classmethod
+    def tree_unflatten(cls, layout: Layout, arrays: Sequence[Any]) -> Records:
+        """For JAX: the records themselves."""
+        return Records(layout, arrays)
 
 
 def _rank(array: Any) -> int:

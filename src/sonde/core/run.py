@@ -18,6 +18,7 @@ from sonde.core.trace import SiteTrace
 
 _shortcut = _jax.eager_shortcut(SiteTrace, has_sites)
 _meshes = _jax.meshes_can_be_set(SiteTrace)
+_maps = _jax.maps_told_apart(has_sites)
 
 
 def run_with(
@@ -67,6 +68,7 @@ def run_with(
             boundaries.hook,
             _shortcut,
             _meshes,
+            _maps,
             kept,
             opaque,
             _jax.set_current_trace(trace),

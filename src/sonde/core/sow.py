@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
-from sonde.core.context import check_task, looking
+from sonde.core.context import check_scopes, looking
 from sonde.core.path import checked_name
 from sonde.core.primitive import site_p
 from sonde.core.site import LEAF, PLAIN, Site, take_apart
@@ -168,7 +168,7 @@ def _marked(
         leaves, tree, arrays, statics = [value], LEAF, _ONE_ARRAY, ()
     else:
         leaves, tree, arrays, statics = take_apart(value)
-    check_task(name)
+    check_scopes(name)
     site = Site(
         checked_name(name),
         tree=tree,

@@ -13,6 +13,7 @@ from typing import Any
 from sonde import _jax
 from sonde.core.handler import Handler
 from sonde.core.inside import first_site, has_sites
+from sonde.core.item import in_runs_of_maps
 from sonde.core.primitive import marker_p, site_p
 from sonde.core.site import Site, View
 from sonde.errors import CaptureError
@@ -44,8 +45,25 @@ class SiteTrace(_jax.Trace):
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Hands a site to the handler."""
+        before = len(self.handler.items)
         with _jax.set_current_trace(self.parent):
-            return self.handler.at_site(args, site, view)
+            outs = self.handler.at_site(args, site, view)
+        self._note_maps(before)
+        return outs
+
+    def _rule(self, rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
+        """Runs a rule, under the trace around."""
+        before = len(self.handler.items)
+        with _jax.set_current_trace(self.parent):
+            outs = rule(self, *args, **params)
+        self._note_maps(before)
+        return outs
+
+    def _note_maps(self, before: int) -> None:
+        """Notes in which calls of `vmap` was recorded what came after the first items."""
+        items = self.handler.items
+        if len(items) > before and (runs := _jax.runs_of_maps(self.parent)):
+            items[before:] = in_runs_of_maps(items[before:], runs)
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         """Binds a primitive on the trace around, unless sites make it ours."""
@@ -61,8 +79,7 @@ class SiteTrace(_jax.Trace):
             rule = RULES.get(primitive)
             if rule is None:
                 raise unsupported(primitive, params)
-            with _jax.set_current_trace(self.parent):
-                return rule(self, tracers, params)
+            return self._rule(rule, tracers, params)
         if type(primitive) is _jax.Primitive:  # what `bind` would do, without doing again what it has done already
             return self.parent.process_primitive(primitive, tracers, params)
         return self._bind(primitive, tracers, params)
@@ -78,20 +95,17 @@ class SiteTrace(_jax.Trace):
 
     def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any) -> Any:
         """A function with its own forward derivative."""
-        with _jax.set_current_trace(self.parent):
-            return CUSTOM_RULES["jvp"](self, primitive, fun, jvp, tracers, **params)
+        return self._rule(CUSTOM_RULES["jvp"], primitive, fun, jvp, tracers, **params)
 
     def process_custom_vjp_call(
         self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
     ) -> Any:
         """A function with its own backward pass."""
-        with _jax.set_current_trace(self.parent):
-            return CUSTOM_RULES["vjp"](self, primitive, fun, fwd, bwd, tracers, **params)
+        return self._rule(CUSTOM_RULES["vjp"], primitive, fun, fwd, bwd, tracers, **params)
 
     def process_shard_map(self, primitive: Any, fun: Any, args: Any, /, **params: Any) -> Any:
         """A function that runs per shard."""
-        with _jax.set_current_trace(self.parent):
-            return CUSTOM_RULES["shard_map"](self, primitive, fun, args, **params)
+        return self._rule(CUSTOM_RULES["shard_map"], primitive, fun, args, **params)
 
 
 def run_under(handler: Handler, fn: Callable[..., Any], *args: Any) -> Any:

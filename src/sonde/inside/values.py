@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.context import Looking, check_task
+from sonde.core.context import Looking, check_scopes
 from sonde.core.primitive import site_p
 from sonde.core.site import LEAF, PLAIN, Site
 from sonde.core.trace import SiteTrace
@@ -118,7 +118,7 @@ def marked(
     passes = state.grads or state.edits
     early = _jax.evaluates_early()  # what is computed now is a constant of the program
     in_place = not passes or shared or early or not (own or all(_may_be_replaced(x, state) for x in given))
-    check_task(name)
+    check_scopes(name)
     site = Site(
         name,
         tree=tree,

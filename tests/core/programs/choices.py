@@ -20,20 +20,25 @@ class Cond(Node):
     branches: tuple[Body, ...]
     # The choice depends on what is closed over, which may be mapped where the input is not.
     chosen_outside: bool = False
+    # What the branches close over is what is closed over around, and not the input.
+    keeps: bool = False
+
+    def inside(self, x: Any, env: Env) -> Env:
+        return env if self.keeps else env.closing_over(x * 0.5)
 
     def index(self, x: Any, env: Env) -> Any:
         chooser = jnp.asarray(env.outer, x.dtype) if self.chosen_outside else x
         return (jnp.abs(jnp.sum(chooser)) * 7).astype(jnp.int32) % len(self.branches)
 
     def run(self, x: Any, env: Env) -> Any:
-        inner = env.closing_over(x * 0.5)
+        inner = self.inside(x, env)
         functions = [functools.partial(lambda body, x: run(body, x, inner), body) for body in self.branches]
         if len(functions) == 2:
             return lax.cond(self.index(x, env) == 1, functions[1], functions[0], x)
         return lax.switch(self.index(x, env), functions, x)
 
     def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
-        inner = env.closing_over(x * 0.5)
+        inner = self.inside(x, env)
         layouts = [list(with_keys(layout(body, inner))) for body in self.branches]
         places = {key: rec for branch in layouts for key, rec in branch}
         everywhere = {key for key in places if all(key in dict(branch) for branch in layouts)}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from tests.core.programs.maps import Which
-from tests.core.programs.nodes import WEIGHTS, Body, Env, Node, by_hand, layout, run
+from tests.core.programs.nodes import NOTHING, WEIGHTS, Body, Env, Node, by_hand, layout, run
 from tests.core.programs.records import Perts, Rec, gated, no_perts, plus
 
 POLICIES: dict[str, Any] = {
@@ -179,6 +179,35 @@ class Grad(Node):
         gradients, at_sites = pull(jnp.asarray(cotangent, x.dtype))
         value = {"grad": 0.0, "value_and_grad": jnp.sum(y * WEIGHTS), "vjp": y, "vjp_twice": 0.0}[self.kind]
         return jnp.sin(x + value + sum(gradients)), [rec.with_gradient(g) for rec, g in zip(recs, at_sites)]
+
+
+Start = Literal["x", "outer", "nothing"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pullbacks(Node):
+    """Two backward passes from one value, which may be mapped otherwise than the value and than one another."""
+
+    body: Body
+    start: Start = "nothing"
+
+    def starts(self, x: Any, env: Env) -> Any:
+        given = {"x": x, "outer": env.outer, "nothing": NOTHING}[self.start]
+        return 0.9 * jnp.asarray(given, x.dtype)
+
+    def run(self, x: Any, env: Env) -> Any:
+        outer = jnp.asarray(env.outer, x.dtype)
+        inside = lambda y: run(self.body, y, env.closing_over(0.5 * y))
+        _, pull = jax.vjp(inside, self.starts(x, env))
+        return jnp.sin(x + pull(x)[0] + pull(outer)[0])
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        env = env.where(differentiated=True)
+        inside = lambda y, perts: by_hand(self.body, y, perts, env.closing_over(0.5 * y))
+        perts = plus(no_perts(layout(self.body, env)), perts)
+        _, pull, recs = jax.vjp(inside, self.starts(x, env), perts, has_aux=True)
+        gradient, at_sites = pull(x + jnp.asarray(env.outer, x.dtype))
+        return jnp.sin(x + gradient), [rec.with_gradient(g) for rec, g in zip(recs, at_sites)]
 
 
 @dataclasses.dataclass(frozen=True)

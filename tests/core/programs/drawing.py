@@ -7,11 +7,11 @@ from random import Random
 from typing import Any
 
 from tests.core.programs.choices import Cond
-from tests.core.programs.derivatives import POLICIES, CustomJvp, CustomVjp, Grad, Jvp, Remat
+from tests.core.programs.derivatives import POLICIES, CustomJvp, CustomVjp, Grad, Jvp, Pullbacks, Remat
 from tests.core.programs.loops import Loop, LoopKind, While
 from tests.core.programs.maps import FACTORS, Grid, Shard, Sides, Vmap
 from tests.core.programs.models import WAYS, Model
-from tests.core.programs.nodes import Body, Call, Dead, Jit, Node, Op, Outer, Scope, Sow
+from tests.core.programs.nodes import Body, Call, Dead, Instead, Jit, Node, Op, Outer, Scope, Sow
 from tests.core.programs.whole import Program
 
 
@@ -79,7 +79,7 @@ class Drawing:
                 plain.append(self.call)
             return self.of(*plain)(place)
         kinds = [self.jit, self.scope, self.vmap, self.loop, self.cond, self.remat, self.custom_jvp, self.dead]
-        kinds += [self.jvp, self.grad, self.while_loop, self.grid, self.recomputed_loop]
+        kinds += [self.jvp, self.grad, self.while_loop, self.grid, self.recomputed_loop, self.pullbacks]
         if not place.forward:
             kinds.append(self.custom_vjp)
         if not place.branch:
@@ -132,12 +132,17 @@ class Drawing:
 
     def grid(self, place: Place) -> Node:
         inside = place.inside()
-        node = self.of(self.while_loop, self.while_loop, self.cond)(inside)
+        kind = self.of(self.while_loop, self.while_loop, self.cond, self.pullbacks, self.body)
+        node = kind(inside)
         if isinstance(node, While):
             node = dataclasses.replace(node, length_outside=True)
-        else:
+        elif isinstance(node, Cond):
             node = dataclasses.replace(node, chosen_outside=True)
-        return Grid((node,), self.of(False, True))
+        return Grid(node if isinstance(node, tuple) else (node,), self.of(False, True))
+
+    def pullbacks(self, place: Place) -> Node:
+        body = self.body(place.inside(reverse=True, apart=False))
+        return Pullbacks(body, self.of("x", "outer", "nothing"))
 
     def sides(self, place: Place) -> Node:
         mapped, differentiated = [(self.of(False, True), self.of(False, True)) for _ in range(2)]
@@ -187,11 +192,12 @@ class Drawing:
             shared = self.sow(place.inside(branch=True))
             if place.n_functions and not place.forward and self.one_in(2):
                 shared = self.call(place)
-        branches = []
+        branches, keeps = [], self.one_in(3)
         for _ in range(self.integer(2, 3)):
             body = self.body(place.inside(branch=True))
-            branches.append((shared, *body) if shared is not None and self.one_in(2) else body)
-        return Cond(tuple(branches), chosen_outside=self.one_in(4))
+            mine = Instead((shared,)) if shared is not None and keeps and self.one_in(2) else shared
+            branches.append((mine, *body) if mine is not None and self.one_in(2) else body)
+        return Cond(tuple(branches), chosen_outside=self.one_in(4), keeps=keeps)
 
     # What differentiates
 

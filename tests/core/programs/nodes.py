@@ -190,6 +190,21 @@ class Dead(Node):
 
 
 @dataclasses.dataclass(frozen=True)
+class Instead(Node):
+    """Works on what is closed over, which may be mapped otherwise than the input."""
+
+    body: Body
+
+    def run(self, x: Any, env: Env) -> Any:
+        outer = jnp.asarray(env.outer, x.dtype)
+        return 0.5 * x + run(self.body, outer, env)
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        y, recs = by_hand(self.body, jnp.asarray(env.outer, x.dtype), perts, env)
+        return 0.5 * x + y, recs
+
+
+@dataclasses.dataclass(frozen=True)
 class Jit(Node):
     body: Body
     inline: bool = False
