@@ -12,7 +12,6 @@ from sonde.core.module_index import (
     ByIdentity,
     ModuleKind,
     Origin,
-    alike,
     module_kind,
     outermost_in,
     outermost_modules,
@@ -86,14 +85,6 @@ def test_a_kind_is_that_of_the_nearest_class():
     assert module_kind(More()) is module_kind(Special())
     assert module_kind(More()) is not module_kind(Plain())
     assert module_kind(3) is None
-
-
-def test_copies_are_alike_if_they_have_the_same_arrays():
-    w, v = jnp.ones(2), jnp.ones(2)
-    root = Plain(a=Plain(w=w), b=Plain(w=v), c=Plain())
-    found = {path: same for same, path in alike(root, Plain(w=v))}
-    assert found == {(): False, ("a",): False, ("b",): True, ("c",): False}
-    assert not any(same for same, _ in alike(root, Plain()))  # without arrays nothing says which one it is
 
 
 def test_origins_make_no_difference_to_a_structure():

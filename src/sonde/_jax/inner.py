@@ -70,6 +70,7 @@ __all__ = [
     "eval_trace",
     "evaluated_late",
     "evaluates_early",
+    "first_axis_like",
     "flat_tree",
     "has_ended",
     "hold_weakly",
@@ -556,6 +557,14 @@ def repeated_like(value: Any, other: Any) -> Any:
     )
     shape = (other.shape[0], *mine.shape)
     return lax.broadcast_in_dim(value, shape, range(1, len(shape)), out_sharding=sharding)
+
+
+def first_axis_like(value: Any, other: Any) -> Any:
+    """A value whose first axis is sharded like that of another: `vmap` takes no others together."""
+    mine, spec = typeof(value).sharding.spec, typeof(other).sharding.spec
+    if mine[0] == spec[0]:
+        return value
+    return jax.sharding.reshard(value, jax.NamedSharding(typeof(other).sharding.mesh, jax.P(spec[0], *mine[1:])))
 
 
 def is_zero_tangent(tangent: Any) -> bool:

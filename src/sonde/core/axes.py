@@ -138,9 +138,11 @@ def over_axes(fn: Callable[..., Any], has: Sequence[Has]) -> Callable[..., Any]:
 
 
 def _over_axis(fn: Callable[..., Any], has: Has, *args: Any) -> Any:
-    with_axis = next(x for x, on in zip(args, has) if on)
-    if _jax.is_on_explicit_mesh(with_axis):  # where a select does not repeat a case that is not mapped
-        return jax.vmap(fn)(*[x if on else _jax.repeated_like(x, with_axis) for x, on in zip(args, has)])
+    mapped = [x for x, on in zip(args, has) if on]
+    if any(map(_jax.is_on_explicit_mesh, mapped)):  # where a select does not repeat a case that is not mapped
+        like = next((x for x in mapped if _jax.typeof(x).sharding.spec[0] is not None), mapped[0])
+        fit = [_jax.first_axis_like, _jax.repeated_like]
+        return jax.vmap(fn)(*[fit[not on](x, like) for x, on in zip(args, has)])
     return jax.vmap(fn, in_axes=tuple(0 if on else None for on in has))(*args)
 
 

@@ -7,7 +7,7 @@ was cast, masked or scaled for the weight. Followed outward, the arrays of a cop
 from. In this order, until one module is left:
 
 1. modules of the same class whose arrays those are, most of them first,
-2. if there are none, those of the same class in the innermost call that has one,
+2. if there are none, those of the same class in the innermost call that has one; before any call, the model itself,
 3. those that are the same in everything but arrays,
 4. the one that is in a variable of a function that runs, or is at the same place in a copy of the model there.
 
@@ -172,8 +172,11 @@ def _place(
     else:
         if module is not None and (place := _in_copied_model(trail, module)) is not None:
             return place
-        left = [c for c in left if module is None or _could_be(module, c.module)]
-        left = [c for c in left if c.inner == max(c.inner for c in left)]
+        fitting = [c for c in left if module is None or _could_be(module, c.module)]
+        if not fitting and not any(stretch.frames for stretch in trail.stretches):
+            # The first module that is called is the model, also if it got its arrays just now.
+            fitting = [c for c in left if not c.place.text]
+        left = [c for c in fitting if c.inner == max(c.inner for c in fitting)]
     if len(left) > 1:
         left = [c for c in left if _same(_rest(c.module), rest)] or left
     if len(left) > 1:

@@ -131,7 +131,7 @@ def _site_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
     n = len(operands_of(primals, site, view).arrays)
     tangents_out = list(tangents[:n])
     if not view.is_value:
-        return site_p.bind(*primals, site=site, view=view), tangents_out
+        return site_p.bind(*primals, site=site, view=view), [] if view.role == "look" else tangents_out
     outs = site_p.bind(*primals, site=site, view=view.replace(order=view.order + 1))
     if view.role == "look":
         return outs, []

@@ -160,6 +160,8 @@ class _Writer:
     def plain(self, thing: Any) -> Any:
         if isinstance(thing, _PLAIN):
             return thing
+        if isinstance(thing, _jax.MappedBy):
+            return None  # which `vmap` made an axis means something in the process that ran it
         if isinstance(thing, (tuple, list, frozenset)):
             return {type(thing).__name__ if type(thing) is not Layout else "tuple": [self.plain(x) for x in thing]}
         if isinstance(thing, Site):

@@ -92,3 +92,17 @@ def test_gradients_of_a_cond_under_vmap():
     _, records = capture(jax.vmap(jax.grad(loss)), grads=True)(X)
     equal(records["yes"].grad, jnp.where(X > 0, 4 * X, 0))
     equal(records["no"].grad, jnp.where(X > 0, 0, 27 * X**2))
+
+
+def test_branches_of_which_one_is_differentiated_are_one_call():
+    constant = jnp.array([3.0, 4.0, 5.0])
+
+    def loss(x, which):
+        branches = [lambda x: sow(2 * x, "h"), lambda x: x + sow(constant, "h")]
+        return jnp.sum(lax.switch(which, branches, x) ** 2)
+
+    for which, value, grad in [(0, 2 * X, 4 * X), (1, constant, jnp.zeros(3))]:
+        record = capture(jax.grad(loss), grads=True)(X, which)[1]["h"]
+        equal((record.value, record.grad, record.taken), (value, grad, (None,)))
+    record = capture(jax.vmap(jax.grad(loss), (None, 0)), grads=True)(X, jnp.arange(2))[1]["h"]
+    equal((record.value, record.grad), (jnp.stack([2 * X, constant]), jnp.stack([4 * X, jnp.zeros(3)])))

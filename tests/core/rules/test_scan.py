@@ -83,3 +83,17 @@ def test_gradient_of_a_scan_inside_a_scan_body():
     f = lambda x: lax.map(jax.grad(inner), x)
     rows = [capture(jax.grad(inner), grads=True)(x)[1]["c"].grad for x in X]
     equal(capture(f, grads=True)(X)[1]["c"].grad, jnp.stack(rows))
+
+
+def test_a_backward_pass_that_is_the_same_in_every_iteration_adds_to_each_row():
+    """JAX moves it out of a loop that is differentiated."""
+
+    def row(x, same):
+        _, pull = jax.vjp(lambda y: sow(y, "h"), jnp.array(0.25))
+        return jnp.sin(pull(x)[0] + pull(same)[0])
+
+    def loss(w):
+        return jnp.sum(lax.map(lambda x: row(w * x, w), X))
+
+    for f in (loss, jax.grad(loss), jax.jit(jax.grad(loss)), jax.grad(jax.grad(loss))):
+        equal(capture(f, grads=True)(0.5)[1]["h"].grad, 0.5 * X + 0.5)

@@ -88,7 +88,8 @@ class _Places:
                 mine = types[position : position + spec.size]
                 key = self._free_key(spec, mine, starts)
                 first = places[key][0] if key in places else dataclasses.replace(spec, sites=())
-                places[key] = (dataclasses.replace(first, sites=(*first.sites, *spec.sites)), mine)
+                view = first.view.replace(order=max(first.view.order, spec.view.order))
+                places[key] = (dataclasses.replace(first, sites=(*first.sites, *spec.sites), view=view), mine)
                 starts[key] = position
                 position += spec.size
             self.starts.append(starts)
@@ -101,7 +102,9 @@ class _Places:
     def _free_key(spec: ItemSpec, types: Sequence[Any], taken: dict[Any, int]) -> Any:
         shapes = tuple((t.shape, t.dtype) for t in types)
         site = spec.site
-        kind = (spec.path, site.tag, spec.view, site.tree, site.arrays, spec.extras, spec.tree, shapes)
+        # One branch may be differentiated where another computes with constants.
+        view = spec.view.replace(order=0) if spec.view.is_value else spec.view
+        kind = (spec.path, site.tag, view, site.tree, site.arrays, spec.extras, spec.tree, shapes)
         number = 0
         while (kind, number) in taken:
             number += 1

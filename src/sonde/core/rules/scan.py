@@ -80,9 +80,13 @@ class _Anchor(Rebinding):
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the anchor."""
-        if not view.is_value or view.anchored or view.role == "mark":
+        if view.anchored or view.role == "mark":
             return site_p.bind(*args, site=site, view=view)
         given = operands_of(args, site, view)
+        if not view.is_value:  # a gradient that was taken in the loop body; differentiated again it is the identity
+            given.anchor = self.operand
+            bind_site(given, site, view.replace(role="look", anchored=True))
+            return [] if view.role == "look" else given.arrays
         state = looking()
         edits = state is not None and state.edits  # the new values may be others in every iteration
         if edits or view.role == "look":
@@ -99,7 +103,7 @@ _anchored_bodies = JaxprCache()
 
 def _anchored(body: Any) -> Any:
     """A loop body that takes the number of the iteration as its last input; None if its sites are anchored already."""
-    if not any(f.view.is_value and f.view.role != "mark" and not f.view.anchored for f in sites_inside(body)):
+    if not any(f.view.role != "mark" and not f.view.anchored for f in sites_inside(body)):
         return None
     known = _anchored_bodies.of(body)
     if looking() not in known:
