@@ -26,6 +26,7 @@ _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 _SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PASSED = (_SONDE, os.sep + "contextlib.py", os.sep + "functools.py")
 _NUMBERS = (bool, int, float, complex)
+_SEQUENCES = ("list", "tuple", "FlatTree", "FTPyTree", "FTTuple")  # the last two from JAX 0.12 on
 
 
 class TracedPrograms:
@@ -127,10 +128,9 @@ def _trace_made_in(frame: FrameType) -> Any:
 
 
 def _values_of(value: Any) -> list[Any] | None:
-    if type(value) in (list, tuple) or type(value).__name__ == "FlatTree":
-        values = list(value)
-    else:
+    if type(value).__name__ not in _SEQUENCES:
         return None
+    values = list(value)
     return values if all(isinstance(x, (jax.Array, np.ndarray, np.generic, *_NUMBERS)) for x in values) else None
 
 
