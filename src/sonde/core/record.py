@@ -5,7 +5,8 @@ Its arrays are one flat tuple and everything else is static, so it costs a jitte
 `Record` objects are made when they are asked for.
 
 An array that does not vary over an axis which other arrays of its site have is stored without that axis. As a leaf of
-the pytree it has the axis: what `jax.tree.map` does along an axis, it does along the same one of all leaves.
+the pytree it has the axis: what `jax.tree.map` does along an axis, it does along the same one of all values and
+gradients. Sharp edge: `taken` and `counts` are leaves as they are stored, and may lack an outer axis.
 """
 
 from __future__ import annotations
