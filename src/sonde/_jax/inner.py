@@ -227,6 +227,13 @@ def close_jaxpr(jaxpr: Any) -> Any:
     return _core.ClosedJaxpr(jaxpr, ()) if not _ONE_JAXPR_CLASS and isinstance(jaxpr, _core.Jaxpr) else jaxpr
 
 
+def first_outputs(jaxpr: Any, n: int) -> Any:
+    """A closed jaxpr without the outputs after the first `n`."""
+    inner = open_jaxpr(jaxpr)
+    fewer = inner.replace(outvars=inner.outvars[:n])
+    return fewer if inner is jaxpr else jaxpr.replace(jaxpr=fewer)
+
+
 def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
     """The jaxprs among the parameters of an equation, open or closed."""
     if "_prim" in params:  # an operation that says itself what it stands for, and has parameters of its own

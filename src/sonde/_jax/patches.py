@@ -32,6 +32,7 @@ from sonde._jax.inner import (
     Literal,
     ad,
     eval_trace,
+    first_outputs,
     no_effects,
     scan_p,
     set_current_trace,
@@ -154,30 +155,53 @@ def prepare_while_loops_for_remat(
     partial_eval = _pe.custom_partial_eval_rules[while_p]
 
     def new_partial_eval(trace: Any, *tracers: Any, **params: Any) -> Any:
-        n_handles = len(trace.effect_handles)
-        outs = partial_eval(trace, *tracers, **params)
-        is_unknown = [isinstance(t, _pe.JaxprTracer) and not t.is_known() for t in outs]
-        handles = trace.effect_handles[n_handles:]
-        if not wants(params) or all(is_unknown) or not (any(is_unknown) or handles):
-            return outs
+        is_unknown = [not t.is_known() for t in tracers]
+        known = _known_part(params, is_unknown) if wants(params) and any(is_unknown) and not all(is_unknown) else None
+        if known is None:
+            return partial_eval(trace, *tracers, **params)
+        forward, outs_unknown = known
+        # A carry that is known at first may come to depend on one that is not.
+        inputs_unknown = [*is_unknown[: len(tracers) - len(outs_unknown)], *outs_unknown]
+        known_outs = iter(while_p.bind(*[t.pval.get_known() for t, u in zip(tracers, inputs_unknown) if not u], **forward))
         # The known part has run; the equation for the rest, if only for what is seen in it, computes it once more.
-        unknown = [t for t, u in zip(outs, is_unknown) if u]
-        recipe: Any = unknown[0].recipe if unknown else handles[0].recipe
-        consts = [not t.is_known() for t in tracers[: len(tracers) - len(outs)]]
-        n, known = params["cond_nconsts"], {}
-        for name, mine in (("cond_jaxpr", consts[:n]), ("body_jaxpr", consts[n:])):
-            made = is_unknown if name == "body_jaxpr" else False
-            known[name] = _pe.partial_eval_jaxpr_nounits(params[name], [*mine, *is_unknown], made)[0]
-        again = recomputed(known, recipe.params)
+        n_handles = len(trace.effect_handles)
+        outs = trace.default_process_primitive(while_p, tracers, params)
+        again = recomputed(forward, params)
         if again is not None:
+            recipe: Any = outs[0].recipe
             recipe = recipe._replace(params=again, effects=recipe.effects if wants(again) else no_effects)
-            handles = handles if wants(again) else []
+            handles = trace.effect_handles[n_handles:] if wants(again) else []
             trace.effect_handles[n_handles:] = [_pe.EffectHandle(handle.parents, recipe) for handle in handles]
-            for tracer in unknown:
+            for tracer in outs:
                 tracer.recipe = recipe
-        return outs
+        return [out if u else next(known_outs) for out, u in zip(outs, outs_unknown)]
 
     _pe.custom_partial_eval_rules[while_p] = new_partial_eval
+
+
+def _known_part(params: dict[str, Any], is_unknown: list[bool]) -> tuple[dict[str, Any], list[bool]] | None:
+    """The loop that computes what follows from the known inputs alone, and which outputs do not.
+
+    None if the length of the loop is not known either. JAX's own rule gives the test of this loop what the rest would
+    need from it as further outputs, where a site in it is kept for its effect.
+    """
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test, body, carry = is_unknown[:n_test], is_unknown[n_test : n_test + n_body], is_unknown[n_test + n_body :]
+    while True:
+        known_body, _, outs, _ = _pe.partial_eval_jaxpr_nounits(params["body_jaxpr"], [*body, *carry], carry)
+        if outs == carry:
+            break
+        carry = [a or b for a, b in zip(carry, outs)]
+    known_test, _, (length_unknown,), _ = _pe.partial_eval_jaxpr_nounits(params["cond_jaxpr"], [*test, *carry], False)
+    if length_unknown:
+        return None
+    forward = {
+        "cond_nconsts": test.count(False),
+        "cond_jaxpr": first_outputs(known_test, 1),
+        "body_nconsts": body.count(False),
+        "body_jaxpr": first_outputs(known_body, carry.count(False)),
+    }
+    return forward, carry
 
 
 # ---------------------------------------------------------------------------------------------------------------------
