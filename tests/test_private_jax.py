@@ -33,6 +33,7 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.interpreters.partial_eval", "convert_constvars_jaxpr", None, "makes inputs of constants"),
     ("_src.interpreters.ad", "primitive_linearizations", None, "has the rules of linearisation"),
     ("_src.interpreters.batching", "batch_jaxpr", ("closed_jaxpr", "axis_data", "in_batched"), "says what is mapped"),
+    ("_src.interpreters.batching", "broadcast", ("x", "sz", "axis", "mesh_axis"), "repeats what is not mapped"),
     ("_src.interpreters.batching", "fancy_primitive_batchers", None, "has the batching rules that know the axis"),
     ("_src.lax.control_flow.loops", "scan_p", None, "is the primitive of scan"),
     ("_src.lax.control_flow.loops", "while_p", None, "is the primitive of while_loop"),

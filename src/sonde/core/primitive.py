@@ -228,8 +228,8 @@ def _front(array: Any, dim: Any) -> Any:
     return array if dim is None or dim == 0 else jnp.moveaxis(array, dim, 0)
 
 
-def _repeated(array: Any, size: int) -> Any:
-    return jnp.broadcast_to(array, (size, *jnp.shape(array)))
+def _repeated(array: Any, axis_data: Any) -> Any:
+    return batching.broadcast(array, axis_data.size, 0, mesh_axis=axis_data.explicit_mesh_axis)
 
 
 def _needs_all_axes(site: Site, dims: Sequence[Any]) -> bool:
@@ -277,7 +277,7 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
     view = view.replace(whiles=tuple(loop for loop in view.whiles if loop not in stopping)) if stopping else view
     if stopping or any(d is not None for d in (*out_dims, *extra_dims.values())):
         if _needs_all_axes(site, out_dims):
-            new.arrays = [x if d == 0 else _repeated(x, axis_data.size) for x, d in zip(new.arrays, out_dims)]
+            new.arrays = [x if d == 0 else _repeated(x, axis_data) for x, d in zip(new.arrays, out_dims)]
             out_dims = [0] * len(out_dims)
         view = _with_mapped_axis(view, axis_data, out_dims, extra_dims, stopping)
     outs = bind_site(new, site, view)
@@ -292,7 +292,7 @@ def _batched(primitive: Any) -> Any:
         out_dims = [d if d is None else 0 for d in dims[:n]]
         args = list(map(_front, args, dims))
         if site.grads and any(d is not None for d in out_dims):
-            args[:n] = [x if d == 0 else _repeated(x, axis_data.size) for x, d in zip(args, out_dims)]
+            args[:n] = [x if d == 0 else _repeated(x, axis_data) for x, d in zip(args, out_dims)]
             out_dims = [0] * n
         if any(d is not None for d in dims):
             token_dim = dims[n] if n < len(dims) else None
