@@ -162,7 +162,9 @@ def prepare_while_loops_for_remat(
         forward, outs_unknown = known
         # A carry that is known at first may come to depend on one that is not.
         inputs_unknown = [*is_unknown[: len(tracers) - len(outs_unknown)], *outs_unknown]
-        known_outs = iter(while_p.bind(*[t.pval.get_known() for t, u in zip(tracers, inputs_unknown) if not u], **forward))
+        known_outs = iter(
+            while_p.bind(*[t.pval.get_known() for t, u in zip(tracers, inputs_unknown) if not u], **forward)
+        )
         # The known part has run; the equation for the rest, if only for what is seen in it, computes it once more.
         n_handles = len(trace.effect_handles)
         outs = trace.default_process_primitive(while_p, tracers, params)

@@ -158,7 +158,8 @@ class View:
         role: `"site"` does all that a site does. In a loop that is differentiated its work is divided: `"mark"` is
             what the program goes on with and what is differentiated, `"look"` is what is recorded; its further
             operands are the number of the iteration, which keeps it inside the loop, and the token of the other.
-        anchored: Whether there is that number of the iteration; also of a site whose value may be replaced.
+        anchored: How many of the loops around have a part in that number of the iteration, counted from the inside;
+            not 0 for a site whose value may be replaced, either.
         gates: The choices, between branches that all run, that led to the site; a further operand says, per element, if
             it was reached.
         whiles: The `while_loop`s around the site whose predicate is being mapped, each an object of its own; there is
@@ -170,7 +171,7 @@ class View:
     gradient_of: tuple[int, ...] | None = None
     axes: tuple[Axis, ...] = ()
     role: Literal["site", "mark", "look"] = "site"
-    anchored: bool = False
+    anchored: int = 0
     gates: frozenset[Gate] = frozenset()
     whiles: tuple[object, ...] = ()
     rows: tuple[tuple[int, ...], ...] | None = None
@@ -189,7 +190,7 @@ class View:
         """What is left of it when the value has been recorded: how it got there does not matter any more."""
         if not self.anchored and self.role == "site" and not self.whiles:
             return self
-        return self.replace(role="site", anchored=False, whiles=())
+        return self.replace(role="site", anchored=0, whiles=())
 
     def extra_on(self, name: str, has: Sequence[bool]) -> View:
         """The view of a value with which something goes that has some of the axes."""

@@ -97,3 +97,21 @@ def test_a_backward_pass_that_is_the_same_in_every_iteration_adds_to_each_row():
 
     for f in (loss, jax.grad(loss), jax.jit(jax.grad(loss)), jax.grad(jax.grad(loss))):
         equal(capture(f, grads=True)(0.5)[1]["h"].grad, 0.5 * X + 0.5)
+
+
+def test_a_loop_that_is_the_same_in_every_iteration_and_differentiated_there_has_rows_for_each():
+    """The inner loop is anchored before the outer one is differentiated, and depends on no value of it."""
+
+    def inner(y):
+        return lax.scan(lambda c, _: (jnp.sin(sow(c, "c")), None), y, None, length=2)[0]
+
+    def loss(w):
+        def body(c, _):
+            _, pull = jax.vjp(inner, jnp.array(0.25))
+            return c + pull(c)[0], None
+
+        return lax.scan(body, w, None, length=3)[0]
+
+    rows = jnp.broadcast_to(jnp.array([0.25, jnp.sin(0.25)]), (3, 2))
+    for f in (loss, jax.grad(loss), jax.jit(jax.grad(loss)), jax.grad(jax.grad(loss))):
+        equal(capture(f)(0.5)[1]["c"].value, rows)

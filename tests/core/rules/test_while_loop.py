@@ -165,3 +165,25 @@ def test_vmap_of_while_with_a_mapped_predicate():
             equal(record.value[:, 3], [2, 1])
             equal(record.value[0, 2], 1)
             assert kinds(record) == [["while", "vmap"]]
+
+
+def test_a_site_in_the_test_of_a_loop_that_is_split_into_what_is_known_and_the_rest() -> None:
+    """The loop is differentiated inside a loop that is differentiated."""
+
+    @jax.jit
+    def doubled(x: Any) -> Any:
+        def go_on(state: Any) -> Any:
+            sow(state[1], "seen")
+            return state[0] < 2
+
+        return lax.while_loop(go_on, lambda s: (s[0] + 1, s[1] * 2), (0, lax.stop_gradient(x)))[1]
+
+    def loss(w: Any) -> Any:
+        def row(x: Any) -> Any:
+            _, pull = jax.vjp(lambda y: doubled(y) * y, jnp.array(0.25))
+            return jnp.sin(pull(w * x)[0])
+
+        return jnp.sum(lax.map(row, jnp.arange(3.0)))
+
+    for f in (loss, jax.grad(loss), jax.jit(jax.grad(loss))):
+        equal(capture(f)(3.0)[1]["seen"].value, jnp.ones(3))

@@ -66,6 +66,8 @@ RULES[_jax.scan_p] = scan_rule
 class _Anchor(Rebinding):
     """Gives every site of a loop body one more operand, which is another in every iteration of all loops around it."""
 
+    loops = 1  # how many there are around, up to the one that is differentiated
+
     def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
         """The numbers of the iterations of a loop inside."""
         del body, reverse
@@ -75,26 +77,29 @@ class _Anchor(Rebinding):
         """The handler inside. In a loop, what its sites are given changes with that loop too."""
         new = super().child(base, steps, prefix)
         if steps:
-            new.operand = self.operand + steps[0]
+            new.operand, new.loops = self.operand + steps[0], self.loops + 1
         return new
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the anchor."""
-        if view.anchored or view.role == "mark":
+        if view.anchored >= self.loops or view.role == "mark":
             return site_p.bind(*args, site=site, view=view)
         given = operands_of(args, site, view)
+        if view.anchored:  # in the loops inside, by a differentiation in the body
+            given.anchor = given.anchor + self.operand
+            return bind_site(given, site, view.replace(anchored=self.loops))
         if not view.is_value:  # a gradient that was taken in the loop body; differentiated again it is the identity
             given.anchor = self.operand
-            bind_site(given, site, view.replace(role="look", anchored=True))
+            bind_site(given, site, view.replace(role="look", anchored=self.loops))
             return [] if view.role == "look" else given.arrays
         state = looking()
         edits = state is not None and state.edits  # the new values may be others in every iteration
         if edits or view.role == "look":
             given.anchor = self.operand
-            return bind_site(given, site, view.replace(anchored=True))
+            return bind_site(given, site, view.replace(anchored=self.loops))
         outs = bind_site(given, site, view.replace(role="mark"))
         given.anchor, given.token = self.operand, outs[-1] if site.grads else None
-        bind_site(given, site, view.replace(role="look", anchored=True))
+        bind_site(given, site, view.replace(role="look", anchored=self.loops))
         return outs
 
 
@@ -103,7 +108,7 @@ _anchored_bodies = JaxprCache()
 
 def _anchored(body: Any) -> Any:
     """A loop body that takes the number of the iteration as its last input; None if its sites are anchored already."""
-    if not any(f.view.role != "mark" and not f.view.anchored for f in sites_inside(body)):
+    if not any(f.view.role != "mark" and f.view.anchored <= f.loops for f in sites_inside(body)):
         return None
     known = _anchored_bodies.of(body)
     if looking() not in known:
