@@ -2,7 +2,8 @@
 
 Code written for Flax imports `nnx.nn.linear` or `nnx.graphlib`; here the layers and functions live in other files. A
 table says which path stands for which modules, and `hand_on` makes the paths importable. A path holds nothing itself: a
-name is looked up when it is asked for, in the modules it stands for, in their order, and last in the package.
+name is looked up when it is asked for: in the modules it stands for, in their order, in the package, and last among the
+types for annotations (`sonde._flax_types`).
 
 A path that is a module of the package, and loaded, gets the further names besides its own.
 """
@@ -30,7 +31,7 @@ def hand_on(package: str, paths: Mapping[str, Sequence[str]]) -> None:
         name = f"{package}.{path}"
         module = _existing(name) if name in sys.modules else _new(name)
         places = [source if source.startswith("sonde.") else f"{package}.{source}" for source in sources]
-        module.__dict__["__getattr__"] = _lookup(name, [*places, package])
+        module.__dict__["__getattr__"] = _lookup(name, [*places, package, "sonde._flax_types"])
         if not hasattr(module, "__file__"):
             module.__dict__["__dir__"] = _listing(places)
         parent, _, last = name.rpartition(".")

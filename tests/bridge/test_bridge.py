@@ -263,3 +263,31 @@ def test_a_module_of_the_other_library_inside_linen(outer, inner):
 def test_no_module():
     with pytest.raises(TypeError, match="is no module"):
         sonde.bridge.ToNNX(3)
+
+
+def test_a_call_leaves_the_state_alone_that_the_module_was_merged_from():
+    def use(nnx, linen):
+        model = nnx.bridge.ToNNX(linen.BatchNorm(use_running_average=False), rngs=nnx.Rngs(0)).lazy_init(X)
+        graphdef, state = nnx.split(model)
+        merged = nnx.merge(graphdef, state)
+        merged(X + 1, mutable=["batch_stats"])
+        nnx.jit(lambda m, x: m(x, mutable=["batch_stats"]))(model, X)
+        return state["mean"].get_value(), merged.mean.get_value(), model.mean.get_value()
+
+    before, after, jitted = compared(use)
+    assert not np.array_equal(before, after) and not np.array_equal(before, jitted)
+
+
+def test_attributes_and_collections_are_turned_into_each_other():
+    variables = {"params": {"a": X, "inner": {"w": X}}, "batch_stats": {"inner": {"mean": X}}}
+
+    def use(nnx, linen):
+        functions = nnx.bridge.variables
+        attributes = functions.linen_vars_to_nnx_attrs(variables)
+        kinds = functions.sort_variable_types([nnx.Variable, nnx.Param, nnx.LoRAParam])
+        assert [kind.__name__ for kind in kinds] == ["LoRAParam", "Param", "Variable"]
+        assert functions.is_vanilla_variable(nnx.Param(1.0)) and not functions.is_vanilla_variable(nnx.Param(1.0, k=1))
+        assert isinstance(attributes["inner"]["mean"], nnx.BatchStat)
+        return functions.nnx_attrs_to_linen_vars(attributes)
+
+    jax.tree.map(np.testing.assert_array_equal, compared(use), variables)

@@ -18,9 +18,9 @@ def test_the_parts_of_a_structure():
 
 
 def test_trees_are_one_part():
-    assert nnx.graphdef(nnx.Dict(a=nnx.Param(1.0)), graph=False).nodes == [TreeNodeDef(nnx.Dict)]
-    assert nnx.graphdef([1, nnx.Param(1.0)], graph=False).nodes == [TreeNodeDef(list)]
-    assert nnx.graphdef(nnx.Param(1.0), graph=False).nodes == [TreeNodeDef(nnx.Param)]
+    assert nnx.graphdef(nnx.Dict(a=nnx.Param(1.0)), graph=False).nodes == [TreeNodeDef(nnx.Dict, ((("a",), 0),))]
+    assert nnx.graphdef([1, nnx.Param(1.0)], graph=False).nodes == [TreeNodeDef(list, (((0,), 0), ((1,), 1)))]
+    assert nnx.graphdef(nnx.Param(1.0), graph=False).nodes == [TreeNodeDef(nnx.Param, (((), 0),))]
 
 
 @pytest.mark.parametrize("graph", [True, False])

@@ -92,17 +92,15 @@ class HostOfLinen:
             self._take(_guest_attributes(module, library_of(module), host))
 
     def _take(self, attributes: Mapping[str, Any]) -> None:
-        """Takes over Variables. One that is there already stays, and gets the new value: transforms see that."""
+        """Takes over Variables that have another value. States that hold the ones before keep what they hold."""
         old = self._attributes()
         known = dict(leaves_of(old))
         new = set()
         for path, variable in leaves_of(attributes):
-            here = known.get(path)
-            if here is None or type(here) is not type(variable):
+            here: Any = known.get(path)
+            if type(here) is not type(variable) or here.get_raw_value() is not variable.get_raw_value():
                 put_at(old, path, variable)
                 new.add(path[0])
-            elif here.get_raw_value() is not variable.get_raw_value():
-                here.set_raw_value(variable.get_raw_value())
         for name in sorted(new):
             value = old[name]
             setattr(self, name, self._library.nnx.data(value) if isinstance(value, dict) else value)

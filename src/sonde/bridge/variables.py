@@ -8,7 +8,7 @@ type says the collection. `params/Dense_0/kernel` is the `Param` at `Dense_0["ke
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -210,6 +210,37 @@ def to_collections(attributes: Mapping[str, Any], as_value: Callable[[Any], Any]
     for path, variable in leaves_of(attributes):
         put_at(variables, (collection_of(variable), *path), as_value(variable))
     return variables
+
+
+def linen_vars_to_nnx_attrs(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of linen as nested dicts of nnx Variables, as `ToNNX` has them among its attributes.
+
+    Example:
+        >>> from sonde.nnx.bridge.variables import linen_vars_to_nnx_attrs, nnx_attrs_to_linen_vars
+        >>> attributes = linen_vars_to_nnx_attrs({"params": {"dense": {"bias": 1.0}}})
+        >>> attributes["dense"]["bias"].get_value()
+        1.0
+        >>> nnx_attrs_to_linen_vars(attributes)
+        {'params': {'dense': {'bias': 1.0}}}
+    """
+    from sonde import nnx
+
+    return to_attributes(variables, nnx)
+
+
+def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse: nested dicts of nnx Variables as variables of linen, by collection."""
+    return to_collections(nnx_attrs)
+
+
+def sort_variable_types(types: Iterable[type]) -> list[type]:
+    """Types of Variables, each before the types it derives from: the order in which filters must stand."""
+    return sorted(types, key=lambda kind: -len(kind.__mro__))
+
+
+def is_vanilla_variable(variable: Any) -> bool:
+    """Whether a Variable has no metadata of its own."""
+    return set(variable.get_metadata()) <= Variable.required_metadata
 
 
 def state_without_keys(module: Any, library: Library) -> Any:

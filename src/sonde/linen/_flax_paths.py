@@ -8,6 +8,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "attention": ("layers.attention", "layers.linear", "layers.norm", "sonde.ops.masks"),
     "batch_apply": ("layers.combinators",),
     "combinators": ("layers.combinators",),
+    "dtypes": (),
     "fp8_ops": ("layers.fp8", "sonde.ops.fp8", "sonde.ops.max_gradient"),
     "linear": ("layers.linear", "layers.conv", "sonde.ops.padding", "sonde.ops.initializers"),
     "module": ("path_names",),

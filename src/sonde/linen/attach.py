@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import AssignSubModuleError
+from sonde.linen.flax_flags import flag
 from sonde.linen.flax_scope import is_flax_scope, scope_on
 from sonde.linen.frozen_dict import FrozenDict
 from sonde.linen.scope import Scope
@@ -165,7 +166,7 @@ def adopt(owner: Module, attribute: str, value: Any) -> Any:
     from sonde.linen.module import Module
 
     scope = owner.bound_scope("adopt submodules")
-    keeps_names = getattr(type(owner), "preserve_adopted_names", False)
+    keeps_names = getattr(type(owner), "preserve_adopted_names", flag("flax_preserve_adopted_names"))
 
     def take(leaf: Any, suffix: str) -> Any:
         if not isinstance(leaf, Module) or leaf.scope is not None:

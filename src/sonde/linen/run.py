@@ -22,6 +22,8 @@ from sonde.errors import (
 )
 from sonde.linen import attach, sites
 from sonde.linen.filters import DenyList, Either, Filter, check, matches
+from sonde.linen.flax_flags import flag
+from sonde.linen.frozen_dict import freeze
 from sonde.linen.rng import streams
 from sonde.linen.scope import Run, Scope, check_no_dead_tracers, open_collections
 
@@ -142,12 +144,12 @@ def with_intermediates(mutable: Filter, capture: Any) -> Filter:
     return Either((mutable, "intermediates")) if capture else mutable
 
 
-def changed_variables(scope: Scope) -> dict[str, Any]:
+def changed_variables(scope: Scope) -> Any:
     """The collections that were allowed to change, as they are now."""
     changed = {name: tree for name, tree in scope.collections().items() if matches(scope.run.mutable, name)}
     for name, tree in changed.items():
         check_no_dead_tracers(tree, name, scope.path)
-    return changed
+    return freeze(changed) if flag("flax_return_frozendict") else changed
 
 
 def apply(

@@ -57,7 +57,6 @@ from sonde.nnx.states import (
     split_state,
     to_flat_state,
 )
-from sonde.nnx.trees import from_tree, prefix, to_tree
 from sonde.nnx.variable import BatchStat, Cache, Intermediate, Param, Perturbation, Variable
 from sonde.nnx.variable_defaults import var_defaults
 from sonde.nnx.variable_names import register_variable_name, variable_name_from_type, variable_type_from_name
@@ -87,6 +86,7 @@ if typing.TYPE_CHECKING:
     from sonde.nnx.layers.sequences import RNN, Bidirectional
     from sonde.nnx.layers.stochastic import Dropout
     from sonde.nnx.layers.weight_normalization import SpectralNorm, WeightNorm
+    from sonde.nnx.node_states import NodeStates, from_tree, to_tree
     from sonde.nnx.rendering import display
     from sonde.nnx.rng_tools import backup_keys, fork_rngs, reseed, restore_rngs, split_rngs, with_rngs
     from sonde.nnx.sharding import (
@@ -117,6 +117,7 @@ if typing.TYPE_CHECKING:
     from sonde.nnx.transforms.rematerialised import checkpoint, remat
     from sonde.nnx.transforms.scanned import scan
     from sonde.nnx.transforms.sharded import shard_map
+    from sonde.nnx.trees import prefix
     from sonde.nnx.views import view, view_info, with_attributes
     from sonde.ops import named_initializers as initializers
     from sonde.ops.activations import (
@@ -222,6 +223,7 @@ __all__ = [
     "Module",
     "MultiHeadAttention",
     "MultiMetric",
+    "NodeStates",
     "Not",
     "Nothing",
     "Object",

@@ -23,6 +23,7 @@ _MODULES = {
     "sonde.nnx.layers.sequences": "Bidirectional RNN",
     "sonde.nnx.layers.stochastic": "Dropout",
     "sonde.nnx.layers.weight_normalization": "SpectralNorm WeightNorm",
+    "sonde.nnx.node_states": "NodeStates from_tree to_tree",
     "sonde.nnx.rendering": "display",
     "sonde.nnx.rng_tools": "backup_keys fork_rngs reseed restore_rngs split_rngs with_rngs",
     "sonde.nnx.sharding": (
@@ -34,6 +35,7 @@ _MODULES = {
     "sonde.nnx.training.metrics": "Metric MultiMetric",
     "sonde.nnx.training.optimizer": "ModelAndOptimizer OptArray OptState OptVariable Optimizer",
     "sonde.nnx.training.train_state": "TrainState",
+    "sonde.nnx.trees": "prefix",
     "sonde.nnx.transforms.prefixes": "Carry DiffState StateAxes StateSharding",
     "sonde.nnx.transforms.abstract": "eval_shape make_jaxpr",
     "sonde.nnx.transforms.axis_metadata": "transform_metadata",

@@ -180,11 +180,12 @@ class MergeContext:
         self._known: dict[Any, Any] = {}
 
     def merge(self, graphdef: GraphDef[Any], state: Any, /, *states: Any) -> Any:
-        """As `nnx.merge`; references lead to what was merged before, or to the objects of the outer split."""
+        """As `nnx.merge`, with new Variables; references lead to what was merged before, or to the outer objects."""
         leaves = collect(graphdef.definition, merge_state(state, *states) if states else state)
         if self._update is not None and not self._inner:
             return restore(graphdef.definition, iter(leaves), self._known, self._update.outer or {})
-        return build(graphdef.definition, leaves, known=self._known)
+        own = [leaf.copy() if isinstance(leaf, Variable) else leaf for leaf in leaves]
+        return build(graphdef.definition, own, known=self._known)
 
     def _close(self) -> None:
         if self._update is not None and self._inner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
@@ -57,15 +58,18 @@ class TreeNodeDef:
 
     Attributes:
         type: the class of the object.
+        path_index: the paths of the leaves with their numbers, in the order of states.
     """
 
     type: type | None
+    path_index: tuple[tuple[tuple[Any, ...], int], ...] = ()
 
 
 def nodes_of(definition: Any) -> list[Any]:
     """The parts of a definition, in the order of the walk."""
     if _is_tree(definition):
-        return [TreeNodeDef(definition[1] if definition[0] in (NODE, CONTAINER, VARIABLE) else None)]
+        kind = definition[1] if definition[0] in (NODE, CONTAINER, VARIABLE) else None
+        return [TreeNodeDef(kind, tuple((path, i) for i, path in enumerate(_leaf_paths(definition, ()))))]
     found: list[Any] = []
     _gather(definition, found)
     return found
@@ -76,6 +80,15 @@ def _is_tree(d: Any) -> bool:
     if d[0] in (NODE, VARIABLE):
         return d[2] is None
     return d[0] == CONTAINER and any(map(_is_tree, d[4]))
+
+
+def _leaf_paths(d: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    if d[0] in (VARIABLE, ARRAY):
+        yield path
+    elif d[0] in (NODE, CONTAINER):
+        names, children = (d[3].data, d[5]) if d[0] == NODE else (d[2], d[4])
+        for name, child in zip(names, children):
+            yield from _leaf_paths(child, (*path, name))
 
 
 def _gather(d: Any, found: list[Any]) -> None:

@@ -1,11 +1,16 @@
-"""Types of keys and paths, and a small helper, under the names that Flax's files have for them."""
+"""Types of keys and paths, and small helpers, under the names that Flax's files have for them."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, TypeAlias
+import inspect
+from collections.abc import Callable, Hashable
+from typing import Any, TypeAlias, TypeVar
 
+from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx.filters import PathParts as PathParts
+
+#: Any object that is walked, for annotations.
+Node = TypeVar("Node")
 
 #: A key of a path: the name of an attribute, or an index.
 Key: TypeAlias = Hashable
@@ -25,3 +30,45 @@ def first_from(*values: Any, error_msg: str) -> Any:
         if value is not None:
             return value
     raise ValueError(error_msg)
+
+
+def is_node(value: Any) -> bool:
+    """Whether a value has parts that `nnx.split` goes into: a Module, another Pytree, or a pytree of JAX.
+
+    Example:
+        >>> from sonde import nnx
+        >>> nnx.graph.is_node(nnx.Dict()), nnx.graph.is_node([1]), nnx.graph.is_node(nnx.Param(1.0))
+        (True, True, False)
+    """
+    return kind_of(value) in (NODE, CONTAINER)
+
+
+def is_graph_node(value: Any) -> bool:
+    """Whether a value is an object that may be shared: a Module, another Pytree, or a Variable."""
+    return kind_of(value) in (NODE, VARIABLE)
+
+
+def is_pytree_node(value: Any) -> bool:
+    """Whether a value is a pytree of JAX with parts, such as a list, and no Module."""
+    return kind_of(value) == CONTAINER
+
+
+def is_node_leaf(value: Any) -> bool:
+    """Whether a value is a leaf of a state: a Variable or an array."""
+    return kind_of(value) in (VARIABLE, ARRAY)
+
+
+def has_keyword_arg(func: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a parameter that can be given by this name."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return any(p.name == name and p.kind in kinds for p in inspect.signature(func).parameters.values())
+
+
+def tuple_init() -> tuple[Any, ...]:
+    """No values yet: the default `init_fn` of `sow`."""
+    return ()
+
+
+def tuple_reduce(before: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    """One value more: the default `reduce_fn` of `sow`."""
+    return (*before, value)

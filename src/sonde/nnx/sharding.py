@@ -41,6 +41,9 @@ def spec_of(variable: Variable[Any]) -> PartitionSpec:
     return partition_spec(out_sharding, variable.get_metadata("sharding_rules", None))
 
 
+get_var_pspec = spec_of
+
+
 def _over_variables(f: Callable[[Variable[Any]], Any], tree: Any, otherwise: Callable[[Any], Any]) -> Any:
     def one(leaf: Any) -> Any:
         return leaf.replace(f(leaf)) if isinstance(leaf, Variable) else otherwise(leaf)

@@ -1,9 +1,4 @@
-"""Objects with shared references as trees that JAX can map over, and prefixes of them.
-
-`to_tree` puts a `TreeNode` in the place of every object in a pytree: its leaves are the object's Variables and arrays.
-An object that was met before becomes a `TreeNode` without leaves that refers to the first. `from_tree` is the inverse.
-`prefix` makes what `in_axes` and the like want: the same tree with one value per leaf.
-"""
+"""Prefixes of models: one value per leaf, as `in_axes` and the like want them."""
 
 from __future__ import annotations
 
@@ -12,22 +7,23 @@ from typing import Any
 
 import jax
 
-from sonde.nnx._kinds import NODE, VARIABLE, kind_of
-from sonde.nnx.building import build
 from sonde.nnx.filters import PathParts, to_predicate
 from sonde.nnx.graph import GraphDef
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.mapping import map as map_leaves
+from sonde.nnx.node_states import is_object
+from sonde.nnx.states import State
+from sonde.nnx.traversals import unflatten_mapping
 from sonde.nnx.walking import walk
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class TreeNode:
-    """An object as a tree: its leaves as children, its structure as a GraphDef.
+class TreeState:
+    """The values for an object: they are its children, the structure of the object is a GraphDef.
 
     Attributes:
-        graphdef: the structure; indices in it are common to all objects of one `to_tree`.
-        leaves: Variables and arrays in the order of states.
+        graphdef: the structure.
+        leaves: the values, in the order of states.
         paths: their paths below the object.
     """
 
@@ -36,55 +32,26 @@ class TreeNode:
         self.paths = paths
         self.leaves = leaves
 
+    @property
+    def state(self) -> State:
+        """The values by path, as a State; the value itself for a lone Variable."""
+        if self.paths == ((),):
+            return self.leaves[0]
+        return State(unflatten_mapping(dict(zip(self.paths, self.leaves))))
+
     def tree_flatten_with_keys(self) -> Any:
         """The leaves are the children."""
         keys = [jax.tree_util.GetAttrKey("/".join(map(str, path))) for path in self.paths]
         return list(zip(keys, self.leaves)), (self.graphdef, self.paths)
 
     @classmethod
-    def tree_unflatten(cls, structure: Any, leaves: Any) -> TreeNode:
+    def tree_unflatten(cls, structure: Any, leaves: Any) -> TreeState:
         """The inverse."""
         graphdef, paths = structure
         return cls(graphdef, paths, list(leaves))
 
     def __repr__(self) -> str:
-        return f"TreeNode({self.graphdef!r}, {self.leaves!r})"
-
-
-def is_object(value: Any) -> bool:
-    """Whether a value is a node or a Variable."""
-    return kind_of(value) in (NODE, VARIABLE)
-
-
-def to_tree(tree: Any, /) -> Any:
-    """A pytree with a `TreeNode` in the place of every object.
-
-    Example:
-        >>> import jax
-        >>> from sonde import nnx
-        >>> model = nnx.Dict(w=nnx.Param(1.0))
-        >>> jax.tree.leaves(nnx.to_tree((model, model, 2.0)))
-        [1.0, 2.0]
-    """
-    seen: dict[int, int] = {}
-
-    def convert(value: Any) -> Any:
-        if not is_object(value):
-            return value
-        found = walk(value, graph=True, verb="to_tree", seen=seen)
-        return TreeNode(GraphDef(found.definition), tuple(found.paths), found.leaves)
-
-    return jax.tree.map(convert, tree, is_leaf=is_object)
-
-
-def from_tree(tree: Any, /) -> Any:
-    """The inverse of `to_tree`: shared references are shared again."""
-    known: dict[int, Any] = {}
-
-    def convert(value: Any) -> Any:
-        return build(value.graphdef.definition, value.leaves, known=known) if isinstance(value, TreeNode) else value
-
-    return jax.tree.map(convert, tree, is_leaf=lambda x: isinstance(x, TreeNode))
+        return f"TreeState({self.graphdef!r}, {self.leaves!r})"
 
 
 def prefix(
@@ -120,7 +87,7 @@ def prefix(
         found = walk(value, graph=True, verb="prefix")
         met = [(path, found.leaves[i]) for path, _, _, i in places(found.definition)]
         values = [value_of((*prefix, *path), leaf) for path, leaf in met]
-        return TreeNode(GraphDef(found.definition), tuple(path for path, _ in met), values)
+        return TreeState(GraphDef(found.definition), tuple(path for path, _ in met), values)
 
     return jax.tree.map_with_path(convert, node, is_leaf=is_object)
 

@@ -275,3 +275,17 @@ def test_no_tracers_leak():
         for name in ("jit", "remat", "cond", "fori_loop", "value_and_grad"):
             TRANSFORMS[name][1](f, model)
     assert float(model.n) == 5.0
+
+
+@pytest.mark.parametrize("updates", [True, False])
+@pytest.mark.parametrize("verb", ["jit", "vmap", "scan", "remat", "eval_shape"])
+def test_captured_variables_are_not_returned(same, verb, updates):
+    def run(nnx):
+        model = nnx.Dict(a=nnx.Variable(jnp.arange(4.0)))
+        if verb == "eval_shape":
+            return nnx.eval_shape(lambda x: model, 1.0, graph_updates=updates) is model
+        returning = (lambda c, x: (c, model)) if verb == "scan" else lambda x: model
+        args = (0.0, jnp.zeros(4)) if verb == "scan" else (jnp.zeros(4),)
+        return getattr(nnx, verb)(returning, graph_updates=updates)(*args) is model
+
+    same(run)

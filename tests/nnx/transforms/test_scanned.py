@@ -67,3 +67,16 @@ def test_scan_stacks_what_is_made_in_a_scanned_argument():
     np.testing.assert_array_equal(layers.out[...], [0, 2, 6])
     with pytest.raises(ValueError, match="in an argument that is broadcast"):
         nnx.scan(lambda m, x: setattr(m, "new", nnx.Param(x)), in_axes=(None, 0), out_axes=0)(Count(), jnp.ones(3))
+
+
+def test_the_function_is_traced_once_in_a_mesh_too():
+    traced = []
+
+    @nnx.scan(in_axes=(0, nnx.Carry))
+    def f(model, x):
+        traced.append(x)
+        return x @ model.w, None
+
+    with jax.set_mesh(jax.make_mesh((1,), ("layers",), axis_types=(jax.sharding.AxisType.Auto,))):
+        f(nnx.Dict(w=nnx.Param(jnp.ones((5, 4, 4)))), jnp.ones((2, 4)))
+    assert len(traced) == 1

@@ -16,7 +16,7 @@ from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.definitions import REFERENCE, Path, count_leaves, flatten_once, show_path
 from sonde.nnx.pytree import Pytree
 from sonde.nnx.transforms.prefixes import ByFilter, raw_leaf
-from sonde.nnx.trees import TreeNode
+from sonde.nnx.trees import TreeState
 from sonde.nnx.variable import Variable
 
 _UNSET: Any = object()
@@ -131,7 +131,7 @@ def _parts(p: Any, keys: Sequence[Any], path: Path, misfit: Any) -> Sequence[Any
 
 
 def _is_container(p: Any) -> bool:
-    if p is None or isinstance(p, (TreeNode, PartitionSpec)):
+    if p is None or isinstance(p, (TreeState, PartitionSpec)):
         return False
     return kind_of(p) == CONTAINER
 
@@ -147,7 +147,7 @@ def alternatives(prefix: Any) -> list[Any]:
     def look(p: Any) -> None:
         if isinstance(p, ByFilter):
             values: Iterable[Any] = p.values
-        elif isinstance(p, TreeNode):
+        elif isinstance(p, TreeState):
             values = p.leaves
         elif isinstance(p, Variable):
             values = [p.get_raw_value()]
@@ -213,7 +213,7 @@ class Spread:
                 if leaf is None:
                     continue  # the Variable has a value as a part of the arguments
                 value = p.map_prefix(below, leaf)
-            elif isinstance(p, TreeNode):
+            elif isinstance(p, TreeState):
                 if id(p) not in by_path:
                     by_path[id(p)] = dict(zip(p.paths, p.leaves))
                 value = by_path[id(p)].get(below, _UNSET)

@@ -31,6 +31,7 @@ from typing import Any, Protocol
 
 import jax
 
+from sonde._jax import trace_level
 from sonde.core.context import looking
 from sonde.nnx import module_sites
 from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
@@ -258,6 +259,9 @@ class _OneList:
 
 ONE_LIST: Placement = _OneList()
 
+#: Transforms whose functions run at a trace level of their own.
+_NEW_LEVEL = ("jit", "vmap", "pmap", "scan", "shard_map")
+
 
 class Entered:
     """Copies of the arguments inside a trace.
@@ -356,6 +360,8 @@ class Entered:
             found = walk(NamedValues((name,), (out,)), graph=self.mode.graph, verb=self.verb, numbers=True, seen=seen)
             if not self.mode.updates:
                 self.check_output(found)
+            if self.verb in _NEW_LEVEL or not (self.mode.updates or self.verb == "eval_shape"):
+                self.check_captured(found)
             put(found.leaves, placement.of_output(found))
             definition = GraphDef(found.definition)
         changed = () if output_only else self.changed()
@@ -378,6 +384,17 @@ class Entered:
                     f"under nnx.{self.verb} returns a Variable of its arguments. Its new value reaches the caller's "
                     f"Variable by itself: leave it out of the output, or return a copy, nnx.clone(...). "
                     f"(graph_updates=True allows it.)"
+                )
+
+    def check_captured(self, found: Walk) -> None:
+        """Refuses an output that holds Variables from outside which are no arguments: it would hold copies of them."""
+        level, came_in = trace_level(), {id(x) for x in self.leaves}
+        for path, leaf in found.flat():
+            if isinstance(leaf, Variable) and leaf._level is not level and id(leaf) not in came_in:
+                raise ValueError(
+                    f"The function under nnx.{self.verb} returns a captured {type(leaf).__name__} at "
+                    f"{show_path(path)}: it was made outside of the function, and is not among its arguments. Pass the "
+                    f"object that holds it as an argument, or return a copy, nnx.clone(...)."
                 )
 
 

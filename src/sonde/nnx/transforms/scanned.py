@@ -166,10 +166,14 @@ class _Scan:
     def run(self, taken: Taken, options: dict[str, Any]) -> Any:
         axes, values, kinds, step = self._axes, taken.values, self._lists.kinds, self._traced
         xs = [jax.tree.map(functools.partial(_to_front, axis=axes[i]), values[i]) for i in self._scanned]
-        start = list(values)
-        for i, x in zip(self._scanned, xs):
-            start[i] = jax.tree.map(_slice_of, x)
-        _, (_, outcome) = jax.eval_shape(step, start)
+
+        def first(values: list[Any], xs: list[Any]) -> Any:
+            start = list(values)
+            for i, x in zip(self._scanned, xs):
+                start[i] = jax.tree.map(_first_of, x)
+            return step(start)
+
+        _, (_, outcome) = jax.eval_shape(first, [None if i in self._scanned else x for i, x in enumerate(values)], xs)
         self._check(outcome)
         changed = outcome.changed
         forgotten = {i for i in changed if axes[i] is None and self._mode.updates}
@@ -255,7 +259,5 @@ def _from_front(x: Any, axis: int) -> Any:
     return jnp.moveaxis(x, 0, axis) if axis != 0 else x
 
 
-def _slice_of(x: Any) -> Any:
-    """The type of one element along the first axis."""
-    aval = jax.typeof(x)
-    return jax.eval_shape(lambda y: jax.lax.index_in_dim(y, 0, keepdims=False), aval)
+def _first_of(x: Any) -> Any:
+    return jax.lax.index_in_dim(x, 0, keepdims=False)

@@ -447,3 +447,43 @@ def test_what_was_compiled_is_counted_and_forgotten():
     assert step.jitted_fn._cache_size() == 0
     step(model, jnp.ones(3))
     assert step.jitted_fn._cache_size() == 1
+
+
+def test_cached_partial_keeps_the_structure_of_the_moment(same):
+    def run(nnx, after):
+        model = nnx.Dict(a=nnx.Variable(jnp.arange(3.0)), n=3)
+        f = nnx.cached_partial(nnx.jit(lambda m, x: m.a * m.n * x), model)
+        f(1.0)
+        after(nnx, model)
+        return f(2.0).tolist()
+
+    for after in (
+        lambda nnx, m: setattr(m, "n", 5),
+        lambda nnx, m: setattr(m, "a", nnx.Variable(jnp.ones(3))),
+        lambda nnx, m: m.a.set_value(jnp.ones(3)),
+    ):
+        assert len(same(lambda nnx, after=after: run(nnx, after))) == 3
+
+
+def test_cached_partial_refuses_to_lose_a_change_of_structure(same):
+    def run(nnx, change):
+        model = nnx.Dict(a=nnx.Variable(jnp.arange(3.0)), n=3)
+        nnx.cached_partial(nnx.jit(change), model)(1.0)
+        return model.a[...].tolist(), model.n
+
+    assert same(lambda nnx: run(nnx, lambda m, x: m.a.set_value(m.a[...] + x))) == ([1.0, 2.0, 3.0], 3)
+    for change in (lambda m, x: setattr(m, "n", 4), lambda m, x: setattr(m, "a", None)):
+        assert same(lambda nnx, change=change: run(nnx, change)) == ("raised", "ValueError")
+
+
+def test_what_a_sharding_was_asked_for_keeps_it(same):
+    mesh = jax.sharding.Mesh(jax.devices(), ("d",))
+    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+
+    def run(nnx, updates):
+        model = nnx.Dict(w=nnx.Param(jnp.ones(4)), b=nnx.BatchStat(jnp.ones(4)))
+        sharding = nnx.StateSharding({nnx.Param: over, ...: None})
+        nnx.jit(lambda m: None, in_shardings=(sharding,), graph_updates=updates)(model)
+        return model.w.sharding == over, model.b.sharding == over
+
+    assert same(lambda nnx: run(nnx, True)) == (True, False)

@@ -10,6 +10,7 @@ from sonde.core import boundaries
 from sonde.core.context import RUNNING_CAPTURES, looking
 from sonde.nnx._epoch import EPOCH
 from sonde.nnx._kinds import ARRAY, KIND
+from sonde.nnx.graph import graphdef, merge, split
 from sonde.nnx.transforms.jit.arguments import PLAIN, ROOT, Arguments, holds_objects, named_places
 from sonde.nnx.transforms.jit.memory import LastCall, Memory, Plan
 from sonde.nnx.transforms.jit.program import Options, Program, tracing
@@ -240,24 +241,50 @@ def jit_partial(fun: Callable[..., Any], *partial_args: Any, **options: Any) -> 
     """
     how = mode(options.get("graph"), options.get("graph_updates"))
     take("jit_partial", how, partial_args)  # in tree mode, refuses aliases
-    return cached_partial(jit(fun, **options), *partial_args)
+    jitted = jit(fun, **options)
+    return _staged(functools.partial(jitted, *partial_args), jitted, partial_args)
 
 
 def cached_partial(
     f: Callable[..., Any], *cached_args: Any, graph: bool | None = None, graph_updates: bool | None = None
 ) -> Any:
-    """A jitted function with the first arguments given.
+    """A jitted function with the first arguments given, whose structure is that of the moment.
 
-    In Flax this is how to make calls cheap; `nnx.jit` is as cheap without it.
+    In Flax this is how to make calls cheap; `nnx.jit` is as cheap without it. The function gets objects that share
+    their Variables with the arguments: other values of Variables are seen, and what the function does to Variables is
+    done to those of the arguments. Changes of attributes after `cached_partial` are not seen.
 
     Args:
         f: a function that `nnx.jit` returned.
         *cached_args: its first arguments.
         graph: accepted for Flax's sake; the mode is that of `f`.
         graph_updates: accepted for Flax's sake, as `graph`.
+
+    Raises:
+        ValueError: in a call, the function changes the structure of the given arguments.
     """
     del graph, graph_updates
-    call: Any = named_like(f)(functools.partial(f, *cached_args))
+    structure, values = split(cached_args, graph=True)
+    copies = merge(structure, values)
+
+    @named_like(f)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        epoch = EPOCH.value
+        out = f(*args, **kwargs)
+        if EPOCH.value != epoch and graphdef(copies, graph=True) != structure:
+            raise ValueError(
+                "The function changed the structure of an argument that was given to nnx.cached_partial: an attribute "
+                "was added, removed or replaced. The change cannot reach the object itself; pass it as an argument of "
+                "the call, or use nnx.jit."
+            )
+        return out
+
+    return _staged(functools.partial(checked, *copies), f, copies)
+
+
+def _staged(partial: Callable[..., Any], f: Callable[..., Any], cached_args: Sequence[Any]) -> Any:
+    """A function of further arguments, with the name and the stages of the jitted function that it calls."""
+    call: Any = named_like(f)(partial)
     jitted: Any = f
     if hasattr(f, "trace"):
         call.trace = lambda *args, **kwargs: jitted.trace(*cached_args, *args, **kwargs).given(cached_args)

@@ -90,9 +90,12 @@ class Program:
         n_lead = len(leading)
         self.places = {leaf: (k, i) for k, one in enumerate(leading) for i, leaf in enumerate(one)}
         placement, shardings = self._shardings(options, arguments, leaves)
+        # what a sharding was asked for gets it for good, as everything that comes back from graph updates does
+        values = placement.in_values if isinstance(placement, Lists) and options.mode.updates else None
+        resharded = [i for i in self.kept if values[i] is not None] if values else []
         give_away = [n_lead + i for i, place in enumerate(arguments.plain_places) if place in options.donated]
         self.run = jax.jit(
-            self._traced(options, arguments.skeleton, placement),
+            self._traced(options, arguments.skeleton, placement, (*self.donated, *resharded)),
             donate_argnums=tuple([n_lead - 1, *give_away] if self.donated else give_away),
             **shardings,
             **options.more,
@@ -115,8 +118,10 @@ class Program:
             found["in_shardings"] = (*self.lists(lists.in_values), *plain)
         return lists, found
 
-    def _traced(self, options: Options, skeleton: Any, placement: Placement) -> Callable[..., Any]:
-        fun, mode, structure, donated = options.fun, options.mode, self.structure, tuple(self.donated)
+    def _traced(
+        self, options: Options, skeleton: Any, placement: Placement, always: tuple[int, ...]
+    ) -> Callable[..., Any]:
+        fun, mode, structure = options.fun, options.mode, self.structure
         order = [*self.arrays, *self.kept, *self.donated]
         n_lead = len(self.lists(range(len(order))))
 
@@ -128,7 +133,7 @@ class Program:
             args, kwargs = assemble(skeleton, entered.args, given[n_lead:])
             out = fun(*args, **kwargs)
             beside = placement is ONE_LIST and not holds_objects(out)
-            left = entered.leave(out, placement=placement, always=donated, beside=beside)
+            left = entered.leave(out, placement=placement, always=always, beside=beside)
             if left[1].nothing and type(out) is not tuple:
                 return out
             return out if beside else None, left

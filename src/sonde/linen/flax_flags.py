@@ -1,0 +1,27 @@
+"""Flags of `flax.config` that say how Linen behaves, for programs that set them.
+
+They are Flax's, so they are looked up there if Flax is loaded, and in the environment variables that it reads if not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_YES = ("y", "yes", "t", "true", "on", "1")
+
+
+def flag(name: str) -> bool:
+    """Whether a flag is set.
+
+    Args:
+        name: as `flax.config` has it, such as `"flax_return_frozendict"`.
+
+    Example:
+        >>> flag("flax_preserve_adopted_names")
+        False
+    """
+    config = getattr(sys.modules.get("flax"), "config", None)
+    if config is not None:
+        return bool(getattr(config, name, False))
+    return os.environ.get(name.upper(), "").lower() in _YES

@@ -1,0 +1,58 @@
+"""Flags of `flax.config` that Linen heeds."""
+
+import sys
+
+import flax
+import jax
+import jax.numpy as jnp
+import pytest
+
+from sonde import linen as nn
+from sonde.linen.flax_flags import flag
+
+
+@pytest.fixture
+def setting():
+    before = {}
+
+    def set_flag(name, value):
+        before.setdefault(name, getattr(flax.config, name))
+        flax.config.update(name, value)
+
+    yield set_flag
+    for name, value in before.items():
+        flax.config.update(name, value)
+
+
+def test_variables_are_frozen_if_asked(setting):
+    x = jnp.ones((1, 2))
+    for wanted, kind in ((True, nn.FrozenDict), (False, dict)):
+        setting("flax_return_frozendict", wanted)
+        variables = nn.BatchNorm(use_running_average=False).init(jax.random.key(0), x)
+        _, changed = nn.BatchNorm(use_running_average=False).apply(variables, x, mutable=["batch_stats"])
+        assert type(variables) is kind and type(changed) is kind
+
+
+def test_adopted_modules_keep_their_names_if_asked(setting):
+    class Outer(nn.Module):
+        inner: nn.Module
+
+        def __call__(self, x):
+            return self.inner(x)
+
+    class Own(Outer):
+        preserve_adopted_names = False
+
+    def names(cls):
+        return list(cls(nn.Dense(2, name="mine")).init(jax.random.key(0), jnp.ones((1, 2)))["params"])
+
+    assert names(Outer) == ["inner"]
+    setting("flax_preserve_adopted_names", True)
+    assert names(Outer) == ["mine"] and names(Own) == ["inner"]
+
+
+def test_without_flax_the_environment_counts(monkeypatch):
+    monkeypatch.delitem(sys.modules, "flax")
+    for value, expected in (("true", True), ("1", True), ("no", False)):
+        monkeypatch.setenv("FLAX_RETURN_FROZENDICT", value)
+        assert flag("flax_return_frozendict") is expected
