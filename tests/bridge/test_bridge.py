@@ -212,8 +212,8 @@ def test_a_module_of_the_other_library_inside_nnx(outer, inner):
         model = wrap(layer(guest_nnx)(3, rngs=guest_nnx.Rngs(0, dropout=1)))
         expected = layer(flax.nnx)(3, rngs=reference)
         call = lambda m: m(X)
-    for _ in range(2):  # counters and statistics go on
-        np.testing.assert_array_equal(host.jit(call)(model), call(expected))
+    for _ in range(2):  # counters and statistics go on; compiled as a whole, a program may round once and not twice
+        np.testing.assert_allclose(host.jit(call)(model), call(expected), rtol=4 * np.finfo(np.float32).eps)
     changed = host.BatchStat if inner == "linen" else host.Cache
     theirs = flax.nnx.BatchStat if inner == "linen" else flax.nnx.Cache
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6)

@@ -49,6 +49,11 @@ def test_functions(dtype, history):
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_layers_train_as_in_flax(name, dtype):
+    """In bfloat16 op by op, where both do the same arithmetic, bit for bit.
+
+    Compiled as a whole, two programs may round at different points. Rounded to 8 bits after that, a last digit of
+    bfloat16 becomes an eighth of the value, and no bound would tell it from a mistake.
+    """
     x = jax.random.normal(KEY, (2, 5, 8))
 
     def train(linen):
@@ -61,22 +66,21 @@ def test_layers_train_as_in_flax(name, dtype):
         model = Model()
         state = TrainState.create(apply_fn=model.apply, params=model.init(KEY, x), tx=optax.sgd(0.1))
 
-        @jax.jit
         def step(state):
             loss, grads = jax.value_and_grad(lambda v: (state.apply_fn(v, x).astype(jnp.float32) ** 2).sum())(
                 state.params
             )
             return state.apply_gradients(grads=grads), loss
 
-        losses = []
+        losses, run = [], jax.jit(step) if dtype is None else step
         for _ in range(3):
-            state, loss = step(state)
+            state, loss = run(state)
             losses.append(loss)
         return losses, state.params
 
     mine, flax = train(nn), train(flax_nn)
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(flax), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-2 if dtype else 1e-5, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=0 if dtype else 1e-5, atol=0 if dtype else 1e-6)
     assert jax.tree.structure(mine) == jax.tree.structure(flax)
 
 

@@ -120,7 +120,8 @@ def test_a_value_sown_in_a_lifted_transform_needs_no_variable_axes(build):
             k = kernel[i] if kernel.ndim == 3 else kernel
             expected.append(x @ k)
             x = jnp.sin(expected[-1])
-        np.testing.assert_allclose(h, jnp.stack(expected), rtol=1e-5, atol=1e-7)  # products near 1 that cancel
+        # Products of about 1 cancel in a sum: its error is that of a number near 1.
+        np.testing.assert_allclose(h, jnp.stack(expected), rtol=1e-5, atol=np.finfo(np.float32).eps)
     else:
         np.testing.assert_allclose(h, X @ kernel, rtol=1e-5)
     # Again, through the same compiled functions.

@@ -104,7 +104,8 @@ def test_gates_are_seen_at_every_step(draw):
         return jax.lax.scan(step, (jnp.zeros((2, 4)),) * 2, xs)[1]
 
     y, seen = sonde.capture(run)(xs)
-    np.testing.assert_array_equal(y, run(xs))
+    # With the gates among its results the loop is another program, which may round once where the other rounds twice.
+    np.testing.assert_allclose(y, run(xs), rtol=4 * np.finfo(np.float32).eps)
     assert {"input_gate", "forget_gate", "cell_gate", "output_gate"} == set(seen)
     np.testing.assert_allclose(seen["output_gate"].value, jax.nn.sigmoid((xs @ kernel)[..., 12:]), rtol=1e-5)
 

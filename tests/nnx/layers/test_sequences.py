@@ -66,8 +66,10 @@ def test_what_a_step_changes_goes_on_to_the_next(draw):
         carry, y = by_hand(carry, x[:, t])
         outputs.append(y)
     last, y = nnx.RNN(looped)(x, initial_carry=h, return_carry=True)
-    np.testing.assert_allclose(y, jnp.stack(outputs, axis=1), rtol=1e-6)
-    np.testing.assert_allclose(last, carry, rtol=1e-6)
+    # The loop is compiled as a whole. The numbers in the sums are near 1, whatever is left of them when they cancel.
+    bounds = {"rtol": 1e-6, "atol": np.finfo(np.float32).eps}
+    np.testing.assert_allclose(y, jnp.stack(outputs, axis=1), **bounds)
+    np.testing.assert_allclose(last, carry, **bounds)
     assert looped.steps.get_value() == 6
     assert looped.dropout.rngs.count.get_value() == by_hand.dropout.rngs.count.get_value()
 
