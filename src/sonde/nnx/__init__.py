@@ -28,7 +28,6 @@ from sonde.nnx.graph import (
     flatten,
     graphdef,
     merge,
-    pop,
     pure,
     set_metadata,
     split,
@@ -43,6 +42,7 @@ from sonde.nnx.iteration import find_duplicates, iter_children, iter_graph
 from sonde.nnx.mapping import map, recursive_map, vars_as, with_vars
 from sonde.nnx.metadata import VariableMetadata, with_metadata
 from sonde.nnx.module import Module, iter_module_children, iter_modules
+from sonde.nnx.popping import pop
 from sonde.nnx.pure_dict import replace_by_pure_dict, restore_int_paths, to_pure_dict
 from sonde.nnx.pytree import Data, Object, Pytree, Static, check_pytree, data, dataclass, static
 from sonde.nnx.rngs import RngCount, RngKey, Rngs, RngState, RngStream

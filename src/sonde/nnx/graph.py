@@ -17,12 +17,12 @@ from sonde.nnx import traversals
 from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx.building import build, collect
 from sonde.nnx.definitions import count_leaves, flatten_once, has_references, show_path
-from sonde.nnx.filters import Filter, PathParts, to_predicate
+from sonde.nnx.filters import Filter, PathParts
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.metadata import structural_hash
 from sonde.nnx.module_sites import carry_all, carry_below, origin_of
 from sonde.nnx.pytree import attributes
-from sonde.nnx.states import FlatState, State, group_flat, merge_state, select_flat, split_flat
+from sonde.nnx.states import FlatState, State, merge_state, select_flat, split_flat
 from sonde.nnx.variable import Variable, _set_value, copied
 from sonde.nnx.walking import Walk, walk
 
@@ -163,7 +163,8 @@ def _nested(found: Walk) -> Any:
     return State(traversals.unflatten_mapping(found.flat()), _copy=False)
 
 
-def _states(groups: tuple[FlatState[Any], ...]) -> tuple[Any, ...]:
+def states_of(groups: tuple[FlatState[Any], ...]) -> tuple[Any, ...]:
+    """Flat states as nested ones."""
     return tuple(map(_state_of, groups))
 
 
@@ -198,7 +199,7 @@ def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     found = walk(node, graph=resolve(graph), verb="split")
     if not filters:
         return GraphDef(found.definition, origin_of(node)), _nested(found)
-    return (GraphDef(found.definition, origin_of(node)), *_states(split_flat(found.flat(), filters)))
+    return (GraphDef(found.definition, origin_of(node)), *states_of(split_flat(found.flat(), filters)))
 
 
 def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
@@ -218,7 +219,7 @@ def state(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     found = walk(node, graph=resolve(graph), verb="state")
     if not filters:
         return _nested(found)
-    states = _states(select_flat(found.flat(), filters))
+    states = states_of(select_flat(found.flat(), filters))
     return states[0] if len(states) == 1 else states
 
 
@@ -462,7 +463,7 @@ def _plan_update(node: Any, mapping: Any, path: PathParts, writes: list[Any], se
         elif isinstance(value, Mapping) and child is not None and kind_of(child) in (NODE, CONTAINER):
             _plan_update(child, value, (*path, key), writes, sets)
         else:
-            if not _can_set_child(node):
+            if not can_set_child(node):
                 raise ValueError(
                     f"Cannot update {show_path((*path, key))}: its parent is a {type(node).__name__}, which cannot be "
                     f"changed in place. Hold the array in a Variable, or replace the whole {type(node).__name__}."
@@ -487,7 +488,8 @@ def _children(node: Any, path: PathParts) -> Mapping[Any, Any]:
     raise ValueError(f"Cannot look into {show_path(path)}: a {type(node).__name__} has no entries.")
 
 
-def _can_set_child(node: Any) -> bool:
+def can_set_child(node: Any) -> bool:
+    """Whether entries of a node or container can be replaced in place."""
     return kind_of(node) == NODE or isinstance(node, (list, dict, State))
 
 
@@ -496,60 +498,6 @@ def _set_child(node: Any, key: Any, value: Any) -> None:
         node._set_child(key, value)
     else:
         node[key] = value
-
-
-def _delete_child(node: Any, key: Any) -> None:
-    if kind_of(node) == NODE:
-        node._delete_child(key)
-    else:
-        del node[key]
-
-
-def pop(node: Any, *filters: Filter) -> Any:
-    """Takes leaves out of a model and returns them as a State; with several filters, a tuple of States.
-
-    Args:
-        node: the object to change.
-        *filters: which leaves to take.
-
-    Raises:
-        ValueError: there is no filter, or a leaf sits in something that cannot be changed, such as a tuple.
-
-    Example:
-        >>> from sonde import nnx
-        >>> model = nnx.Dict(w=nnx.Param(1.0), seen=nnx.Intermediate(2.0))
-        >>> nnx.pop(model, nnx.Intermediate).seen.get_value(), list(model)
-        (2.0, ['w'])
-    """
-    if not filters:
-        raise ValueError("pop takes at least one filter; use `...` to take everything.")
-    if kind_of(node) not in (NODE, CONTAINER):
-        raise TypeError(f"pop takes a node or a pytree of nodes, got {type(node).__name__}.")
-    found = walk(node, graph=True, verb="pop")
-    groups = group_flat(found.flat(), [to_predicate(f) for f in filters])[:-1]
-    taken = [(path, leaf) for group in groups for path, leaf in group]
-    identities = {id(leaf) for _, leaf in taken if isinstance(leaf, Variable)}
-    places: list[tuple[Any, Any]] = []
-    for _, owner in found.nodes:  # every place of a shared Variable, not only its first path
-        layout, data, _ = owner._structure()
-        places += [(owner, name) for name, child in zip(layout.data, data) if id(child) in identities]
-    for path, leaf in taken:
-        parent = _at(node, path[:-1])
-        if not isinstance(leaf, Variable) or kind_of(parent) != NODE:
-            places.append((parent, path[-1]))
-    for parent, key in places:
-        if not _can_set_child(parent):
-            raise ValueError(f"Cannot pop '{key}' out of a {type(parent).__name__}, which cannot be changed in place.")
-    for parent, key in sorted(places, key=lambda place: traversals.path_order((place[1],)), reverse=True):
-        _delete_child(parent, key)
-    states = _states(groups)
-    return states[0] if len(states) == 1 else states
-
-
-def _at(node: Any, path: PathParts) -> Any:
-    for key in path:
-        node = _children(node, path)[key]
-    return node
 
 
 def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> None:
@@ -621,16 +569,18 @@ def call(graphdef_state: tuple[GraphDef[Any], Any], /) -> ApplyCaller:
 
 
 def as_pure(tree: A) -> A:
-    """A copy of a pytree (or model) with bare values in the place of Variables.
+    """A copy of a pytree (or model) with bare values in the place of Variables; what was shared is there twice.
 
     Example:
         >>> from sonde import nnx
         >>> nnx.as_pure({"w": nnx.Param(1.0)})
         {'w': 1.0}
     """
-    found = walk(tree, graph=True, verb="as_pure")
-    leaves = [leaf.get_value() if isinstance(leaf, Variable) else leaf for leaf in found.leaves]
-    return build(found.definition, leaves, recreate=False)
+
+    def value_of(leaf: Any) -> Any:
+        return leaf.get_value() if isinstance(leaf, Variable) else leaf
+
+    return jax.tree.map(value_of, tree, is_leaf=lambda x: isinstance(x, Variable))
 
 
 pure = as_pure

@@ -163,7 +163,7 @@ class SplitContext:
         definition = found.definition
         if self._update is not None and self._update.inner is not None:
             definition = numbered_as(definition, self._seen, self._update.inner.numbers())
-        states = (graphs._nested(found),) if not filters else graphs._states(split_flat(found.flat(), filters))
+        states = (graphs._nested(found),) if not filters else graphs.states_of(split_flat(found.flat(), filters))
         return (GraphDef(definition), *states)
 
     def _close(self) -> None:

@@ -58,3 +58,19 @@ def test_static_arguments_are_not_traced():
 def test_bound_methods_are_refused(verb):
     with pytest.raises(ValueError, match="does not support bound methods, got Linear.__call__"):
         getattr(nnx, verb)(nnx.Linear(2, 2, rngs=nnx.Rngs(0)).__call__, jnp.ones(2))
+
+
+@pytest.mark.parametrize("options", [{}, {"graph_updates": False}, {"graph": False}])
+def test_outputs_may_share_where_arguments_may_not(same, options):
+    def model(nnx):
+        m = nnx.Dict(a=nnx.Dict(w=nnx.Param(jnp.ones(2))))
+        m.b, m.v = m.a, m.a.w
+        return m
+
+    def output(nnx):
+        out = nnx.eval_shape(lambda: model(nnx), **options)
+        return out.a is out.b, out.v is out.a.w
+
+    assert (same(output) == (True, True)) is ("graph" not in options)
+    given = same(lambda nnx: nnx.eval_shape(lambda m: m.a.w[...], model(nnx), **options).shape)
+    assert given == (("raised", "ValueError") if options else (2,))

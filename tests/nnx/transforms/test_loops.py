@@ -88,3 +88,45 @@ def test_shared_variables_go_round_as_one():
 
     out = nnx.fori_loop(0, 3, body, model)
     assert int(v) == 6 and out.a is v and out.b is v
+
+
+CHANGES = {
+    "another Variable": lambda nnx, m: setattr(m, "w", nnx.Param(m.w[...] + 2)),
+    "another in a list": lambda nnx, m: m.items.__setitem__(0, nnx.Param(m.items[0] + 1)),
+    "two exchanged": lambda nnx, m: exchange(m),
+    "another kind": lambda nnx, m: setattr(m, "w", nnx.BatchStat(m.w[...])),
+    "one more": lambda nnx, m: setattr(m, "n", nnx.Param(m.w[...])),
+}
+
+
+def exchange(model):
+    model.w, model.items[0] = model.items[0], model.w
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("loop", ["fori_loop", "scan", "scan with axes", "while_loop"])
+def test_a_variable_in_the_place_of_one_is_a_new_value(same, loop, change):
+    def run(nnx):
+        class Model(nnx.Module):
+            def __init__(self):
+                self.w = nnx.Param(jnp.float32(1))
+                self.items = nnx.List([nnx.Param(jnp.float32(5))])
+
+        def changed(m):
+            CHANGES[change](nnx, m)
+            return m
+
+        model = Model()
+        if loop == "fori_loop":
+            back = nnx.fori_loop(0, 3, lambda i, m: changed(m), model)
+        elif loop == "while_loop":
+            back, _ = nnx.while_loop(lambda v: v[1] < 3, lambda v: (changed(v[0]), v[1] + 1), (model, 0))
+        elif loop == "scan":
+            back, _ = nnx.scan(lambda m, x: (changed(m), x), in_axes=(nnx.Carry, 0))(model, jnp.ones(3))
+        else:
+            axes = (nnx.StateAxes({...: nnx.Carry}), nnx.Carry, 0)
+            nnx.scan(lambda m, c, x: (c, changed(m).w[...]), in_axes=axes)(model, 0.0, jnp.ones(3))
+            back = model
+        return back is model, model
+
+    same(run)

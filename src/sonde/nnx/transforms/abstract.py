@@ -53,8 +53,9 @@ def eval_shape(
     """
     refuse_bound_method("eval_shape", f)
     how = mode(graph, graph_updates)
-    # without graph updates the arguments are trees, as everywhere where only shapes are looked at
-    taken = take("eval_shape", how if how.updates else Mode(False, False), args, kwargs)
+    taken = take("eval_shape", how, args, kwargs)
+    if how.graph and not how.updates:  # the arguments must be trees; the output need not
+        take("eval_shape", Mode(False, False), args, kwargs)
     return taken.output(jax.eval_shape(_pure(f, taken), taken.values))
 
 

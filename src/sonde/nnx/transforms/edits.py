@@ -8,13 +8,14 @@ caller's node those attributes. An edit is known when the function is traced, so
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from sonde.nnx._kinds import CONTAINER, kind_of
 from sonde.nnx.building import build
 from sonde.nnx.definitions import flatten_once
 from sonde.nnx.pytree import Pytree
+from sonde.nnx.variable import Variable
 from sonde.nnx.walking import Walk, walk
 
 
@@ -32,6 +33,35 @@ class Before:
         seen = {id(x): index for index, x in self._known.items()}
         changed = [node for node, *look in self._looks if _differs(node, *look)]
         return [walk(node, graph=True, verb=verb, numbers=True, seen=seen, again=True) for node in changed], seen
+
+    def put_back(self, carried: Container[int]) -> None:
+        """Turns new Variables in the places of others into new values of those, which stay in their places.
+
+        What goes round a loop keeps its form; a Variable of the same kind in the place of one does not change it.
+
+        Args:
+            carried: the identities of the Variables that may be replaced.
+        """
+        replaced: list[tuple[Pytree, Any, Variable[Any], Variable[Any]]] = []
+        for node, (layout, data, _), _ in self._looks:
+            now_layout, now, _ = node._structure()
+            if now_layout is layout:
+                replaced += [
+                    (node, name, a, b)
+                    for name, a, b in zip(layout.data, data, now)
+                    if a is not b and id(a) in carried and isinstance(a, Variable) and _same_kind(a, b)
+                ]
+        places, new = {id(a) for _, _, a, _ in replaced}, {id(b) for *_, b in replaced}
+        shared = {id(x) for x in self._known.values()} & new - places  # it stands in its own place too
+        if len(new) < len(replaced) or len(places) < len(replaced) or shared:
+            return
+        for (node, name, variable, _), value in zip(replaced, [b._raw_value for *_, b in replaced]):
+            variable.set_raw_value(value)
+            node._set_child(name, variable)
+
+
+def _same_kind(a: Variable[Any], b: Any) -> bool:
+    return type(a) is type(b) and a._metadata == b._metadata
 
 
 def _differs(node: Pytree, structure: Any, held: Any) -> bool:

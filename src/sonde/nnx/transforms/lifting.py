@@ -315,6 +315,11 @@ class Entered:
                 out.append(i)
         return out
 
+    def put_back(self, carried: Iterable[int]) -> None:
+        """With graph updates: new Variables in the places of some leaves are new values of them; see `edits`."""
+        if self._before is not None:
+            self._before.put_back({id(self.leaves[i]) for i in carried})
+
     def _new_metadata(self, changed: Sequence[int]) -> tuple[Any, ...]:
         """For each of some leaves its metadata, or None if it is as it came."""
         kinds: Any = self.structure.kinds

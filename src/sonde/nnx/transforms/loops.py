@@ -14,7 +14,7 @@ import jax
 
 from sonde.nnx.definitions import show_path
 from sonde.nnx.transforms.leaf_values import same_form
-from sonde.nnx.transforms.lifting import Entered, NamedValues, Taken, raw, take
+from sonde.nnx.transforms.lifting import Entered, NamedValues, Taken, is_object, raw, take
 from sonde.nnx.transforms.options import mode
 from sonde.nnx.transforms.outcome import Outcome
 from sonde.nnx.variable import Variable
@@ -123,6 +123,8 @@ class Carried:
         def step(values: Sequence[Any], *more: Any) -> tuple[list[Any], Outcome]:
             entered = taken.enter(values)
             out = body(entered, *more)
+            if taken.verb == "fori_loop":
+                entered.put_back(range(len(values)))
             leaves = returned(entered, out, range(len(values)), "init_val")
             _, outcome = entered.leave(None, beside=True)
             return [raw(x) for x in leaves], outcome
@@ -146,6 +148,11 @@ class Carried:
         return self._taken.renewed(dict(zip(self._moving, carry)))[0]
 
 
+def _objects(tree: Any) -> list[int]:
+    """The identities of the Modules and Variables in a pytree, without those inside of them."""
+    return [id(x) for x in jax.tree.leaves(tree, is_leaf=is_object) if is_object(x)]
+
+
 def returned(entered: Entered, out: Any, places: Sequence[int], name: str) -> list[Any]:
     """The leaves of what an iteration returned.
 
@@ -157,14 +164,16 @@ def returned(entered: Entered, out: Any, places: Sequence[int], name: str) -> li
 
     Raises:
         ValueError: it has another form than what went in, or other Variables.
-        TypeError: it has another form, in `fori_loop` with graph updates.
+        TypeError: it has another form, with graph updates: in `fori_loop`, and in `scan` unless it is another object.
     """
     verb, mode = entered.verb, entered.mode
     found = walk(NamedValues((name,), (out,)), graph=mode.graph, verb=verb, numbers=True)
     # the structure of what `scan` carries may change as long as its arrays do not; it comes back with the edits
     difference = same_form(entered.structure, found, name, static=not (verb == "scan" and mode.updates))
     if difference:
-        raise (TypeError if verb == "fori_loop" and mode.updates else ValueError)(
+        given = entered.args[entered.structure.names.index(name)]
+        changed = verb == "fori_loop" or (verb == "scan" and _objects(given) == _objects(out))
+        raise (TypeError if changed and mode.updates else ValueError)(
             f"nnx.{verb}: the value that goes round must keep its form, and the body returns another one: "
             f"{difference}. Static attributes, keys and classes may not change in a loop."
         )

@@ -205,6 +205,7 @@ class _Scan:
         """One iteration: the leaves of the carry; the other outputs and what changed."""
         entered = enter(self._structure, values, verb="scan", mode=self._mode, originals=self._originals)
         out = self._fn(*entered.args)
+        entered.put_back([*self._round, *(i for i, axis in enumerate(self._axes) if axis is Carry)])
         round_, rest = self._split(entered, out)
         return round_, entered.leave(rest, placement=self._lists, skip=self._kept)
 
@@ -228,8 +229,9 @@ class _Scan:
     def _check(self, outcome: Outcome) -> None:
         """Refuses new arrays in arguments that are the same in all iterations: each iteration makes another one."""
         for place in outcome.places:
-            if not isinstance(self._lists.kinds[place], int):
-                raise ValueError(
+            kind = self._lists.kinds[place]
+            if not isinstance(kind, int):
+                raise (TypeError if kind is Carry else ValueError)(
                     "nnx.scan: the function makes a new Variable or array in an argument that is broadcast (axis None) "
                     "or carried, where there is no axis to stack it along. Make it before the scan, and change its "
                     "value in the function; or scan over the argument."
