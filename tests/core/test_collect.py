@@ -67,7 +67,7 @@ def test_gradients_are_wanted_where_their_values_were():
     chosen, other = site_of(X, "chosen", grads=True), site_of(X, "other", grads=True)
     handler = Collect(("chosen",), grads=True)
     for site in (chosen, other):
-        handler.meet(site, View(), "")
+        handler.meet(site, View(), ())
         handler.record([X], site, site.path, View(), {})
     assert [item.path for item in handler.items] == ["chosen"]  # pyright: ignore[reportAttributeAccessIssue]
     backward = View(gradient_of=(0,))

@@ -5,7 +5,7 @@ import pytest
 from tests.core.making import site_of
 
 import sonde
-from sonde.core.context import Looking, look, scope
+from sonde.core.context import Looking, LoopName, look, scope
 from sonde.core.handler import Handler, Met
 from sonde.core.rows import NamedLoop
 from sonde.core.site import View
@@ -33,10 +33,10 @@ def test_what_is_set_aside_is_given_out_once():
 
 def test_a_child_starts_from_its_base_and_has_its_own_items():
     handler = Handler(None, ("a",))
-    handler.meet(A, View(), "")
+    handler.meet(A, View(), ())
     child = handler.child(base=100, prefix="in/")
     assert int(child.token(A)) == 100
-    assert child.meet(B, View(), child.here()) == "in/b"
+    assert child.meet(B, View(), ()) == "in/b"
     child.items.append("item")
     assert handler.items == []
     assert list(handler.met.paths) == ["a"]
@@ -61,7 +61,7 @@ def test_a_scope_with_a_star_names_the_next_loop():
         inside = handler.entering(5)
         assert inside.named_loops == (NamedLoop("blocks", 5),)
         assert handler.entering().loop_name == "blocks"  # a jitted function: the loop may be inside
-    path = inside.meet(A, View(), "blocks/")
+    path = inside.meet(A, View(), (LoopName("blocks/*"),))
     assert path == "blocks/*/a"
     assert inside.lengths_at(path) == (5,)
     assert inside.lengths_at("other/a") == ()
@@ -71,7 +71,7 @@ def test_a_scope_with_a_star_names_the_next_loop():
 def test_a_pattern_that_chose_nothing_is_an_error():
     handler = Handler(None, ("a", "c"))
     for site in (A, B):
-        handler.meet(site, View(), "")
+        handler.meet(site, View(), ())
     assert handler.chosen(A, "a") == ["a"]
     assert handler.chosen(B, "b") == []
     with pytest.raises(NoSuchSiteError, match="'c' matches none of the program's 2 sites"):

@@ -66,7 +66,7 @@ def test_sites_come_in_program_order_with_their_loops_and_scopes():
 
     found = list(sites_inside(traced(f, jnp.ones(4))))
     assert [path_under(each.names, "", 1) + each.site.path for each in found] == ["a/first", "a/b/second", "third"]
-    assert [each.loops for each in found] == [0, 1, 0]
+    assert [each.loops for each in found] == [(), ((1, 2),), ()]  # under one name, two iterations
     assert [tuple(t.shape for t in each.types) for each in found] == [((4,),), ((4,), (3,)), ((4,),)]
 
 

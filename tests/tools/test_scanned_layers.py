@@ -110,3 +110,11 @@ def test_findings_judge_every_layer() -> None:
     assert found[0] == found[1]
     assert any(path == "blocks/1/attn/weights" for _, path in found[1])
     assert reports[0].paths == reports[1].paths
+
+
+@pytest.mark.parametrize("layers", ["list", "scan"])
+def test_findings_are_of_the_layers_that_were_asked_for(layers: str) -> None:
+    broken = sonde.edit(both()[layers], {"blocks/0/mlp/out": lambda x: x * jnp.nan})
+    report = examine(broken, "blocks/{2..3}/out")(TOKENS)
+    assert report.paths == ("blocks/2/out", "blocks/3/out")
+    assert [f.path for f in report.findings if f.kind == "nonfinite"] == ["blocks/2/out"]

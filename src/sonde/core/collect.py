@@ -17,7 +17,6 @@ from sonde.core.handler import Handler
 from sonde.core.item import Extra, Item
 from sonde.core.keeping import by_identity
 from sonde.core.path import Pattern
-from sonde.core.rows import rows_chosen
 from sonde.core.site import Site, View, naming
 
 Reduce = Callable[[Any], Any]
@@ -68,8 +67,8 @@ class Collect(Handler):
         if self.reduce is not None:
             reduced = reduce_at(self.reduce, arrays, site.at(path), view)
             arrays, tree = jax.tree.flatten(reduced)
-        if self.patterns and (lengths := self.lengths_at(path)):
-            view = view.replace(rows=tuple(rows_chosen(self.patterns, site, path, lengths)))
+        if (self.patterns or self._within_here) and self.lengths_at(path):
+            view = view.replace(rows=tuple(self.rows_at(site, path, self.patterns or ("**",))))
         self.items.append(Item((site,), path, view.recorded, arrays, extras, tree, types))
 
     def wants(self, site: Site, path: str, view: View) -> bool:

@@ -16,6 +16,7 @@ import inspect
 import sys
 import threading
 import weakref
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -164,6 +165,12 @@ class LoopName(ScopeName):
         return before + self.removesuffix("*")
 
 
+class RowsName(ScopeName):
+    """The scope of what an edit of some rows of named loops computes: other rows have none of it."""
+
+    rows: frozenset[tuple[int, ...]] = frozenset()
+
+
 def path_under(names: tuple[Any, ...], before: str, depth: int) -> str:
     """The path, with a trailing slash if not empty, of what is inside scopes that were opened at `before`.
 
@@ -297,3 +304,19 @@ class scope:
                 f"scope {str(self._name)!r} is left, but {'/'.join(map(str, _jax.name_stack()))!r} is open; scopes "
                 "must be left in the reverse order of entering them, also across generators and asyncio tasks"
             )
+
+
+class scope_of_rows(scope):
+    """A scope in which sites are part of the program in some rows of the named loops around only.
+
+    Args:
+        name: The name.
+        rows: The rows: a number for each of the innermost named loops around.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, name: str, rows: Iterable[tuple[int, ...]]) -> None:
+        super().__init__(name)
+        self._name = RowsName(self._name)
+        self._name.rows = frozenset(rows)

@@ -18,7 +18,7 @@ from sonde.core.handler import Handler
 from sonde.core.new_values import Loop, at_positions, given_arrays, new_arrays, recorded_arrays, rows_along
 from sonde.core.path import Pattern, check_pattern, glob_matches
 from sonde.core.record import Record, Records
-from sonde.core.rows import Row, rows_chosen
+from sonde.core.rows import Row
 from sonde.core.site import Site, View, naming
 from sonde.errors import EditError
 
@@ -73,7 +73,7 @@ class Edit:
             object.__setattr__(self, name, tuple(map(int, _several(chosen))))
 
 
-def edit(f: Callable[P, R], edits: Mapping[Pattern, Any], *, inside: Any = None) -> Callable[P, R]:
+def edit(f: Callable[P, R], edits: Mapping[str, Any] | Mapping[Pattern, Any], *, inside: Any = None) -> Callable[P, R]:
     """A function that runs `f` with the values at some sites replaced.
 
     Works in every transform and composes with `capture`, which sees the new values wherever it stands.
@@ -196,7 +196,8 @@ class Editing(Handler):
             if isinstance(wanted.new, Record):
                 new = recorded_arrays(wanted.new, call, arrays, site, view, loops)
             elif callable(wanted.new):
-                new = new_arrays(wanted.new, arrays, site, view, self.outside, name)
+                now = None if wanted.iterations is None else self._is_now(wanted.iterations, site, path)
+                new = new_arrays(wanted.new, arrays, site, view, self.outside, name, rows=rows, now=now)
             else:
                 new = given_arrays(wanted.new, arrays, site, view, loops)
             if wanted.positions is not None:
@@ -209,10 +210,10 @@ class Editing(Handler):
     def _rows(self, wanted: Edit, pattern: Pattern, site: Site, path: str) -> list[Row]:
         """The rows of the named loops around a site that an edit is for."""
         lengths = self.lengths_at(path)
-        rows = rows_chosen([pattern], site, path, lengths) if lengths else []
+        rows = self.rows_at(site, path, [pattern]) if lengths else []
         if isinstance(wanted.new, Record):  # it may have been made of some rows only
-            axes = [axis.rows for axis in wanted.new.axes[0] if axis.rows is not None]
-            rows = [row for row in rows if all(n in have for n, have in zip(row, axes))]
+            recorded = next(call.value.view for call, _ in wanted.new.calls() if call.value.view.is_value)
+            rows = [row for row in rows if recorded.has_row(row)]
         return rows
 
     def _loops(self, rows: Sequence[Row], path: str) -> list[Loop]:

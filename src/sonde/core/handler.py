@@ -15,13 +15,13 @@ from typing import Any, Self
 
 from sonde import _jax
 from sonde.core.call_counts import CallCounts
-from sonde.core.context import Looking, LoopName, path_under
+from sonde.core.context import Looking, LoopName, RowsName, path_under
 from sonde.core.item import Bundle, Extra, Item
 from sonde.core.known import new_token
 from sonde.core.operands import operands_of
 from sonde.core.path import Pattern, matches, no_such_site
 from sonde.core.primitive import bind_site
-from sonde.core.rows import NamedLoop, rows_chosen, starred, unstarred
+from sonde.core.rows import NamedLoop, Row, Within, rows_chosen, starred, unstarred
 from sonde.core.site import Site, View, naming
 
 
@@ -38,6 +38,7 @@ class Handler:
         counts: How often each site was met, for handlers that go by it.
         named_loops: The loops around the handler that have a name, outermost first.
         loop_name: The path of a scope around the handler that names the next loop inside.
+        within: The rows of these loops for which the code is run; see `context.RowsName`.
     """
 
     # Whether a jaxpr may be rewritten by moving variables only, without running the handler on values.
@@ -68,6 +69,8 @@ class Handler:
         self.counts = CallCounts()
         self.named_loops: tuple[NamedLoop, ...] = ()
         self.loop_name: str | None = None
+        self.within: tuple[Within, ...] = ()
+        self._within_here: tuple[Within, ...] = ()  # of the site that is being dealt with
         self._names_before = len(_jax.name_stack())
         self._base: Any = 1
         self._next_offset = 1
@@ -105,7 +108,17 @@ class Handler:
             new.loop_name = name
         else:
             new.named_loops, new.loop_name = (*self.named_loops, NamedLoop(name, length)), None
+        new.within = self._within(names)
         return new
+
+    def _within(self, names: tuple[Any, ...]) -> tuple[Within, ...]:
+        """For which rows code is run in scopes with these names, opened where the handler runs."""
+        found = list(self.within)
+        for i, name in enumerate(names):
+            if isinstance(name, RowsName):
+                around = starred(self.here(names[: i + 1]), self.named_loops)[1]
+                found.append(Within(len(around), name.rows))
+        return tuple(found)
 
     def loop_path(self) -> str | None:
         """What the starred paths of sites in a loop that is entered now begin with, before its own `*`."""
@@ -165,7 +178,7 @@ class Handler:
         """Deals with a site; runs under the trace of the program around. Returns the outputs of the site primitive."""
         seen = operands_of(args, site, view)
         n, sees = len(seen.arrays), self.sees(site)
-        path = self.meet(site, view, self.here()) if sees else ""
+        path = self.meet(site, view, _jax.name_stack()[self._names_before :]) if sees else ""
         if sees:
             seen.arrays = self.replace(seen.arrays, site, path, view)
         if self.passes_on:
@@ -193,9 +206,10 @@ class Handler:
         self._sites_here.add(site)
         return _as_token(self._base)
 
-    def meet(self, site: Site, view: View, prefix: str) -> str:
-        """Notes that a site was met below some path; returns the path of the site itself."""
-        path, _ = starred(prefix + site.path, self.named_loops)
+    def meet(self, site: Site, view: View, names: tuple[Any, ...]) -> str:
+        """Notes that a site was met in scopes with these names; returns the path of the site."""
+        path, _ = starred(self.here(names) + site.path, self.named_loops)
+        self._within_here = self._within(names)
         if view.is_value:
             self.met.paths[path] = None
             self.met.sites.add(site)
@@ -209,11 +223,16 @@ class Handler:
         lengths = self.lengths_at(path)
         with naming(whole, "a pattern"):
             if lengths:
-                found = [pattern for pattern in self.patterns if rows_chosen([pattern], site, path, lengths)]
+                found = [pattern for pattern in self.patterns if self.rows_at(site, path, [pattern])]
             else:
                 found = [pattern for pattern in self.patterns if matches(pattern, whole)]
         self.met.used.update(found)
         return found
+
+    def rows_at(self, site: Site, path: str, patterns: Sequence[Pattern]) -> list[Row]:
+        """The rows of the named loops around the site that was just met which patterns choose, of those it has."""
+        rows = rows_chosen(patterns, site, path, self.lengths_at(path))
+        return [row for row in rows if all(within.has(row) for within in self._within_here)]
 
     def loops_at(self, path: str) -> tuple[int, ...]:
         """Which of the named loops a starred path is below."""

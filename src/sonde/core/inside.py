@@ -18,12 +18,20 @@ from sonde.core.site import Site, View
 
 
 class Found(NamedTuple):
-    """A site in a jaxpr: its view, the types of its arrays, in how many loops and which scopes it is."""
+    """A site in a jaxpr.
+
+    Attributes:
+        site: The site.
+        view: How its value is seen.
+        types: The types of its arrays.
+        loops: The scans around it, outermost first: how many of `names` are around each, and how long it is.
+        names: The scopes around it, outermost first.
+    """
 
     site: Site
     view: View
     types: tuple[Any, ...]
-    loops: int
+    loops: tuple[tuple[int, int], ...]
     names: tuple[Any, ...]
 
 
@@ -45,7 +53,7 @@ def has_sites(jaxpr: Any) -> bool:
     return answer
 
 
-def sites_inside(jaxpr: Any, loops: int = 0, names: tuple[Any, ...] = ()) -> Iterator[Found]:
+def sites_inside(jaxpr: Any, loops: tuple[tuple[int, int], ...] = (), names: tuple[Any, ...] = ()) -> Iterator[Found]:
     """All sites inside, in program order."""
     for eqn in _jax.open_jaxpr(jaxpr).eqns:
         if eqn.primitive is site_p:
@@ -56,7 +64,9 @@ def sites_inside(jaxpr: Any, loops: int = 0, names: tuple[Any, ...] = ()) -> Ite
             continue
         for inner in _jax.sub_jaxprs(eqn.params):
             if has_sites(inner):
-                yield from sites_inside(inner, loops + (eqn.primitive is _jax.scan_p), names + _jax.names_of(eqn))
+                below = names + _jax.names_of(eqn)
+                entered = ((len(below), eqn.params["length"]),) if eqn.primitive is _jax.scan_p else ()
+                yield from sites_inside(inner, loops + entered, below)
 
 
 def first_site(jaxpr: Any) -> Site | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.axes import per_example
-from sonde.core.context import Looking, look, scope
+from sonde.core.context import Looking, look, scope, scope_of_rows
 from sonde.core.record import Record
 from sonde.core.rows import Row
 from sonde.core.site import Site, View, naming
@@ -114,20 +114,42 @@ def at_positions(
 
 
 def new_arrays(
-    new: Any, arrays: list[Any], site: Site, view: View, outside: Looking | None = None, name: str = ""
+    new: Any,
+    arrays: list[Any],
+    site: Site,
+    view: View,
+    outside: Looking | None = None,
+    name: str = "",
+    *,
+    rows: Sequence[Row] = (),
+    now: Any = None,
 ) -> list[Any]:
     """The arrays of a new value for a site, from a function of the old one.
 
     What the function marks is seen by the captures around the edit, below the name of the site.
+
+    Args:
+        new: The function.
+        arrays: The old arrays.
+        site: The site.
+        view: How the value is seen there.
+        outside: What the captures around look for; None if there are none.
+        name: The name of the site.
+        rows: The rows of the named loops around that the edit is for; empty if there are no such loops.
+        now: Whether the edit is for this iteration; None if it is for all. Elsewhere, what the function marks is not
+            part of the program.
     """
 
     def of_example(*xs: Any) -> list[Any]:
-        around = scope(name) if outside is not None else contextlib.nullcontext()
+        around = contextlib.nullcontext() if outside is None else scope_of_rows(name, rows) if rows else scope(name)
         with look(outside), around, naming(site, "the function of an edit"):
             result = new(site.rebuild(xs))
         return [_checked(x, _jax.typeof(a), site) for x, a in zip(_leaves(result, site), xs)]
 
-    return per_example(of_example, view.axes, len(arrays))(*arrays)
+    changed = per_example(of_example, view.axes, len(arrays))
+    if now is None or outside is None or jnp.ndim(now):
+        return changed(*arrays)
+    return jax.lax.cond(now, lambda xs: list(changed(*xs)), lambda xs: xs, list(arrays))
 
 
 def _leaves(new: Any, site: Site) -> list[Any]:

@@ -12,12 +12,12 @@ import numpy as np
 from sonde import _jax
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like, run_with
-from sonde.core.context import path_under
+from sonde.core.context import LoopName, path_under
 from sonde.core.handler import Handler
-from sonde.core.inside import sites_inside
+from sonde.core.inside import Found, sites_inside
 from sonde.core.path import Pattern, glob_matches, no_such_site
 from sonde.core.record import Record
-from sonde.core.rows import STAR, NamedLoop, row_path, rows_chosen, starred
+from sonde.core.rows import NamedLoop, row_path, rows_chosen, starred
 from sonde.core.site import Site, View
 from sonde.core.sow import PERTURBED
 from sonde.errors import EditError
@@ -69,16 +69,21 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
 
 
 def _some_rows(path: str, record: Record, patterns: Sequence[Pattern]) -> list[str]:
-    """The paths of the rows of a record, if patterns choose some rows of a named loop and not all; none otherwise."""
-    axes = [axis for axis in next(iter(record.calls()))[0].value.view.axes if axis.rows is not None]
-    if len(axes) != 1 or path.count(STAR) != 1:
+    """The paths of the rows of a record, if patterns choose some rows of named loops and not all; none otherwise."""
+    view = next(iter(record.calls()))[0].value.view
+    lengths = tuple(len(axis.rows) for axis in view.axes if axis.rows is not None)
+    if view.rows is None or not lengths:
         return []
-    rows = list(axes[0].rows or ())
-    # All rows are a pattern that would choose one more, if there were one.
-    beyond = rows_chosen(patterns, next(iter(record.sites)), path, (len(rows) + 1,))
-    if rows == list(range(len(rows))) and len(beyond) > len(rows):
+    site = next(iter(record.sites))
+
+    def goes_on(i: int) -> bool:
+        """Whether the patterns would choose more rows if a loop had one more iteration: then they choose all."""
+        longer = tuple(n + (i == j) for j, n in enumerate(lengths))
+        return len(rows_chosen(patterns, site, path, longer)) > len(view.rows or ())
+
+    if sorted(view.rows) == list(np.ndindex(*lengths)) and all(map(goes_on, range(len(lengths)))):
         return []
-    return [row_path(path, (row,)) for row in rows]
+    return [row_path(path, row) for row in view.rows]
 
 
 def _only_looked_at(record: Record) -> Site | None:
@@ -177,32 +182,65 @@ class Adding(Handler):
         for found in sites_inside(body):
             # The names of the body count from the body.
             prefix = path_under(found.names, self.here(), self.depth)
-            path, _ = starred(prefix + found.site.path, inside.named_loops)
+            named = self._named_loops(found, inside)
+            path, above = starred(prefix + found.site.path, [loop for loop in named if loop is not None])
             key = self.key_of(found.site, path)
-            self._put_rows_together(key, path, inside.named_loops, length)
+            if key == path and key not in self.deltas:
+                lengths = [length, *[n for _, n in found.loops]]
+                places = [i for i, loop in enumerate(named[-len(lengths) :]) if loop is not None]
+                self._put_rows_together(path, lengths, places if len(places) == len(above) else [])
             if key not in self.deltas or key in self._sliced or not found.view.is_value or not self.sees(found.site):
                 continue
             leaves = jax.tree.leaves(self.deltas[key])
-            inner = [found.loops + t.ndim for t in found.types if jnp.issubdtype(t.dtype, jnp.inexact)]
+            inner = [len(found.loops) + t.ndim for t in found.types if jnp.issubdtype(t.dtype, jnp.inexact)]
             if leaves and all(jnp.ndim(x) > n and jnp.shape(x)[0] == length for x, n in zip(leaves, inner)):
                 self._sliced.append(key)
                 slices.append([jnp.flip(x, 0) if reverse else x for x in leaves])
         return [x for leaves in slices for x in leaves]
 
-    def _put_rows_together(self, key: Any, path: str, loops: Sequence[NamedLoop], length: int) -> None:
-        """Makes one array of the deltas of single rows of a loop that has a name, with zeros for the other rows."""
-        if key != path or path.count(STAR) != 1 or not loops or loops[-1].length != length:
-            return
-        rows = {n: name for n in range(length) if (name := row_path(path, (n,))) in self.deltas}
-        if not rows or key in self.deltas:
+    def _named_loops(self, found: Found, inside: Handler) -> list[NamedLoop | None]:
+        """The loops around a site in the body of a loop, outermost first, None for one without a name.
+
+        Those that have no name come last of all that are around the body.
+        """
+        loops: list[NamedLoop | None] = list(inside.named_loops)
+        if len(loops) == len(self.named_loops):
+            loops.append(None)
+        name, start = inside.loop_name, 0
+        for stop, length in found.loops:
+            for i in range(start, stop):
+                if isinstance(found.names[i], LoopName):
+                    name = path_under(found.names[: i + 1], self.here(), self.depth).rstrip("/")
+            loops.append(None if name is None else NamedLoop(name, length))
+            name, start = None, stop
+        return loops
+
+    def _put_rows_together(self, path: str, lengths: Sequence[int], places: Sequence[int]) -> None:
+        """Makes one array of the deltas of single rows of loops that have a name, with zeros for the other rows.
+
+        Args:
+            path: The starred path of the site.
+            lengths: Those of the loops around it that are being entered, outermost first.
+            places: Which of them have a name.
+        """
+        rows = {row: row_path(path, row) for row in np.ndindex(*(lengths[i] for i in places))} if places else {}
+        rows = {row: name for row, name in rows.items() if name in self.deltas}
+        if not rows:
             return
         self._rows_met.update(rows.values())
 
         def whole(*parts: Any) -> Any:
-            full = jnp.zeros((length, *jnp.shape(parts[0])), jnp.result_type(parts[0]))
-            return full.at[np.array(list(rows))].set(jnp.stack(parts))
+            others = iter(jnp.shape(parts[0]))
+            front = [n if i in places else next(others) for i, n in enumerate(lengths)]
+            full = jnp.zeros((*front, *others), jnp.result_type(parts[0]))
+            for row, part in zip(rows, parts):
+                at: list[Any] = [slice(None)] * len(lengths)
+                for place, number in zip(places, row):
+                    at[place] = number
+                full = full.at[tuple(at)].set(part)
+            return full
 
-        self.deltas[key] = jax.tree.map(whole, *[self.deltas[name] for name in rows.values()])
+        self.deltas[path] = jax.tree.map(whole, *[self.deltas[name] for name in rows.values()])
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
         """The handler inside, with this iteration's slices."""

@@ -108,7 +108,7 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: 
     known = _cache.of(jaxpr) if handler.key is not None else {}
     prefix = handler.here()
     wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
-    names = prefix, handler.named_loops, handler.loop_name
+    names = prefix, handler.named_loops, handler.loop_name, handler.within
     key = (handler.key, names, wanted, looking(), tuple(map(str, steps)))
     new = known.get(key)
     if new is None:
@@ -174,7 +174,7 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
                 met.add(site)
                 outs.append(seen.token)
             if child.sees(site):
-                path = child.meet(site, view, child.here(_jax.names_of(eqn)))
+                path = child.meet(site, view, _jax.names_of(eqn))
                 if view.role != "mark":
                     child.record(seen.arrays, site, path, view, seen.extras)
             replaced.update(zip(eqn.outvars, outs))

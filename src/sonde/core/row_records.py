@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sonde import _jax
 from sonde.core.axes import Axis
 from sonde.core.item import Item
 from sonde.core.pairing import Call
@@ -104,28 +105,38 @@ def row_table(layout: Sequence[tuple[str, tuple[Any, ...]]]) -> dict[str, list[C
 
     All sites of a loop, and then again: what one scope names stands together, where its first site is.
     """
-    groups: dict[str, list[tuple[int, list[CallRow]]]] = {}
+    found: list[tuple[tuple[str, ...], Row, list[CallRow]]] = []
     for path, calls in layout:
         rows: dict[Row, list[CallRow]] = {}
         for number, call in enumerate(calls):
             for index, numbers in _rows(call.value.view):
                 rows.setdefault(numbers, []).append(CallRow(path, number, index, numbers))
-        for numbers, found in rows.items():
-            first = path.split("*/")[0] if numbers else path
-            groups.setdefault(first, []).append((numbers[0] if numbers else 0, found))
-    table: dict[str, list[CallRow]] = {}
-    for group in groups.values():
-        for _, found in sorted(group, key=lambda rows: rows[0]):
-            table[row_path(found[0].path, found[0].numbers)] = found
-    return table
+        found += [(tuple(path.split("*/")), numbers, mine) for numbers, mine in rows.items()]
+    return {row_path(mine[0].path, mine[0].numbers): mine for mine in _as_loops_run(found)}
+
+
+def _as_loops_run(found: Sequence[tuple[tuple[str, ...], Row, list[CallRow]]]) -> Iterator[list[CallRow]]:
+    """The calls of the rows in order; each with its path, divided at the loops, and the numbers of the loops."""
+    groups: dict[Any, dict[int, list[Any]]] = {}
+    for parts, numbers, calls in found:
+        if numbers:
+            rest = parts[1:], numbers[1:], calls
+            groups.setdefault(parts[0], {}).setdefault(numbers[0], []).append(rest)
+        else:
+            groups.setdefault((parts,), {}).setdefault(0, []).append(((), (), calls))
+    for name, of_number in groups.items():
+        for _, rest in sorted(of_number.items()):
+            if isinstance(name, tuple):
+                yield from (calls for _, _, calls in rest)
+            else:
+                yield from _as_loops_run(rest)
 
 
 def _rows(view: Any) -> Iterator[tuple[Row, Row]]:
     axes = [axis.rows for axis in view.axes if axis.rows is not None]
-    wanted = None if view.rows is None else frozenset(view.rows)
     for pairs in itertools.product(*map(enumerate, axes)):
         numbers = tuple(n for _, n in pairs)
-        if wanted is None or numbers in wanted:
+        if view.has_row(numbers):
             yield tuple(i for i, _ in pairs), numbers
 
 
@@ -141,9 +152,13 @@ class Cut(Sequence[Any]):
         return self._n
 
     def __getitem__(self, index: Any) -> Any:
-        if self._made is None:
-            self._made = self._make()
-        return tuple(self._made[index]) if isinstance(index, slice) else self._made[index]
+        made = self._make() if self._made is None else self._made
+        if not any(isinstance(x, _jax.Tracer) for x in made):  # those are of the transform that asks
+            self._made = made
+        return tuple(made[index]) if isinstance(index, slice) else made[index]
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)
 
 
 def cut_call(call: Any, arrays: Sequence[Any], index: Row) -> list[Any]:

@@ -34,6 +34,22 @@ class NamedLoop(NamedTuple):
     length: int
 
 
+class Within(NamedTuple):
+    """The rows of some named loops in which code is part of the program.
+
+    Attributes:
+        stop: How many named loops are around the code.
+        rows: The rows: a number for each of the innermost of them.
+    """
+
+    stop: int
+    rows: frozenset[Row]
+
+    def has(self, row: Row) -> bool:
+        """Whether the code is part of the program in a row of these loops, and maybe of further ones inside."""
+        return any(row[self.stop - len(mine) : self.stop] == mine for mine in self.rows)
+
+
 def starred(path: str, loops: Sequence[NamedLoop]) -> tuple[str, tuple[int, ...]]:
     """A path with a `*` for each of the named loops that it is below, and which of the loops those are.
 

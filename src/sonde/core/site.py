@@ -185,6 +185,13 @@ class View:
         """Whether the last output of the site primitive is a token."""
         return self.is_value and site.grads and self.role != "look"
 
+    def has_row(self, row: tuple[int, ...]) -> bool:
+        """Whether a row of the named loops around is among those of a recorded value."""
+        if self.rows is not None:
+            return row in self.rows
+        axes = [axis.rows for axis in self.axes if axis.rows is not None]
+        return all(n in have for n, have in zip(row, axes))
+
     @property
     def recorded(self) -> View:
         """What is left of it when the value has been recorded: how it got there does not matter any more."""

@@ -37,7 +37,8 @@ def ablate(
         to: What stands in its place: a number; an array that broadcasts against the value; `"mean"`, the mean of this
             value over all axes but `axis` and the last one (under `vmap` a value is one example), so that a head's mean
             is a vector; or, by path, the records of another run, arrays, or statistics over a data set as
-            `sonde.store.statistics` returns them: their means, those of each layer in a loop and of each call.
+            `sonde.store.statistics` returns them: their means, those of each layer in a loop and of each call. For
+            the means of single heads the statistics need the axis of the heads: `statistics(..., axes=2)`.
         units: Which indices along `axis` to take away. All, if None.
         axis: Where the units are: the last axis, unless given.
         resample: A seed: in the place of means, put samples that `statistics(..., samples=n)` kept, each drawn at
@@ -77,7 +78,7 @@ def ablate(
             if not isinstance(new, Record) and not hasattr(new, "dtype"):
                 site, own, at = _place(path)
                 where = {"calls": calls if own is None else own, "iterations": iterations if at is None else at}
-                new = new.mean if resample is None else _Drawn(path, new.samples, resample)
+                new = _Mean(path, new.mean) if resample is None else _Drawn(path, new.samples, resample)
             elif resample is not None:
                 raise ValueError(_NO_SAMPLES)
             if isinstance(new, Record):
@@ -121,17 +122,55 @@ def _place(path: str) -> tuple[str, int | None, Any]:
     return found["site"], call, lambda *at: functools.reduce(jnp.logical_and, [a == n for a, n in zip(at, numbers)])
 
 
-class _Drawn:
+class _FromData:
+    """What statistics of a data set put in the place of values.
+
+    Attributes:
+        path: The path of the statistics.
+        units: The shape of their units: the last axes of a value.
+    """
+
+    def __init__(self, path: str, units: tuple[int, ...]) -> None:
+        self.path, self.units = path, units
+
+    def check(self, x: Any, axis: int) -> None:
+        """Raises ValueError if the statistics do not tell the units along an axis of a value apart."""
+        if x.ndim - axis > len(self.units):
+            raise ValueError(
+                f"ablate: units= are along axis {axis - x.ndim} of a value of shape {list(x.shape)}, but the "
+                f"statistics of {self.path!r} are of units of shape {list(self.units)}, with that axis averaged; make "
+                f"them with statistics(..., axes={axis})"
+            )
+
+    def like(self, x: Any) -> Any:
+        """An array for a value."""
+        raise NotImplementedError
+
+
+class _Mean(_FromData):
+    """Means in the place of values."""
+
+    def __init__(self, path: str, mean: Any) -> None:
+        super().__init__(path, jnp.shape(mean))
+        self._mean = mean
+
+    def like(self, x: Any) -> Any:
+        """The mean at every place of a value."""
+        return _broadcast(self._mean, x)
+
+
+class _Drawn(_FromData):
     """Samples in the place of values."""
 
     def __init__(self, path: str, samples: Any, seed: int) -> None:
         if samples is None or not len(samples):
             raise ValueError(f"ablate: the statistics of {path!r} have no samples: ask for them with samples=n")
+        super().__init__(path, samples.shape[1:])
         self._samples, self._seed = samples, seed
 
     def like(self, x: Any) -> Any:
         """A sample for every place of a value."""
-        units = self._samples.shape[1:]
+        units = self.units
         lead = x.shape[: x.ndim - len(units)]
         if x.shape[len(lead) :] != units:
             raise ValueError(f"ablate: samples of shape {list(units)} for a value of shape {list(x.shape)}")
@@ -161,7 +200,9 @@ def _rule(to: Any, units: tuple[int, ...] | None, axis: int) -> Callable[[Any], 
             others = tuple(d for d in range(x.ndim - 1) if d != at)
             new = jnp.broadcast_to(jnp.mean(x, others, keepdims=True).astype(x.dtype), x.shape)
         else:
-            new = to.like(x) if isinstance(to, _Drawn) else _broadcast(to, x)
+            if isinstance(to, _FromData) and units is not None and at is not None:
+                to.check(x, at)
+            new = to.like(x) if isinstance(to, _FromData) else _broadcast(to, x)
         if units is None:
             return new
         is_unit = jnp.isin(jnp.arange(x.shape[at]), jnp.asarray([u % x.shape[at] for u in units]))

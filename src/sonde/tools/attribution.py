@@ -8,7 +8,7 @@ costs `steps` passes per site and adds up exactly to the change that it explains
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import jax
@@ -17,13 +17,12 @@ import numpy as np
 
 from sonde._array_text import describe
 from sonde.core.asking import asked_for
-from sonde.core.axes import Axis
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
 from sonde.core.record import Record
-from sonde.errors import CaptureError
 from sonde.tools.drawn import Drawn, Heat
-from sonde.tools.placing import Place, placed, values_to_place
+from sonde.tools.integrating import is_inexact, mean_gradients
+from sonde.tools.placing import Place, Rule, placed, values_to_place
 from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import each_seen, with_values
 
@@ -86,7 +85,8 @@ def attribute(
         *patterns: Which sites, as in `sonde.capture`. All, if none are given.
         metric: A function of the result of `f` that returns a number. None if the result is one.
         method: `"gradient"`: gradient times the value's distance from the baseline. `"integrated"`: the mean gradient
-            on the way there, times that distance; all calls and iterations of a site are interpolated together.
+            on the way there, times that distance; all calls of a site are interpolated together, and all iterations of
+            a loop, unless it has a name: its rows are sites.
         baseline: What values are compared with: a number that stands for a value that is not there; or the arguments of
             another run, a tuple or the only one, such as a corrupted input. With `"gradient"` the latter is attribution
             patching: for all sites, what putting the other run's value there would change, in one backward pass.
@@ -139,16 +139,12 @@ def number_of(metric: Callable | None, result: Any) -> Any:
     return number
 
 
-def _is_inexact(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
-
-
 def touched(x: Any, zero: Any) -> Any:
     """The same number as one that depends on a zero that is differentiated.
 
     A value that `Module.sow` marks in place can only be replaced there if it is part of the differentiated program.
     """
-    return x + zero.astype(x.dtype) if _is_inexact(x) else x
+    return x + zero.astype(x.dtype) if is_inexact(x) else x
 
 
 def _by_gradient(
@@ -202,7 +198,7 @@ def _shapes(values: Any) -> list[tuple[int, ...]]:
 
 def _times(value: Any, gradient: Any, base: Any) -> Any:
     def product(x: Any, g: Any, b: Any) -> Any:
-        if not _is_inexact(x):
+        if not is_inexact(x):
             return jnp.zeros(jnp.shape(x)) if hasattr(x, "dtype") else x
         return jnp.zeros_like(x) if g is None else (x - jnp.asarray(b, x.dtype)) * g
 
@@ -217,64 +213,20 @@ def _integrated(
     f, args, kwargs, _ = rest.whole(arrays)
     result, records = values_to_place(f, *patterns, inside=inside)(*args, **kwargs)
     base = _base_values(patterns, baseline, inside, rest, arrays)
-    found: dict[str, Any] = {}
-    for path, record in records.stacked.items():
-        values, axes, bases = {}, {}, base(record)
-        for seen in each_seen(records, stacked=True):
-            if seen.path == path:
-                if seen.count is not None:
-                    raise CaptureError(
-                        f"attribute cannot integrate over {path!r} ({seen.site.source}): it is in a while_loop, of "
-                        "which only the last iteration is recorded"
-                    )
-                pairs = zip(jax.tree.leaves(seen.value), jax.tree.leaves(bases[seen.call]))
-                values[seen.call] = [(x, b) for x, b in pairs if hasattr(x, "dtype")]
-                axes[seen.call] = seen.axes
-        gradients = _mean_gradient(values, axes, path, metric, steps, inside, rest, arrays)
-        calls = []
-        for call, value in enumerate(record.values):
-            remaining = iter(gradients[call])
-            of_leaves = jax.tree.map(lambda x, r=remaining: next(r) if hasattr(x, "dtype") else x, value)
-            calls.append(_times(value, of_leaves, bases[call]))
-        found[path] = tuple(calls)
-    return with_values(records, found), number_of(metric, result)
 
-
-def _mean_gradient(
-    values: dict[int, list[tuple[Any, Any]]],
-    axes: dict[int, Sequence[Axis]],
-    path: str,
-    metric: Any,
-    steps: int,
-    inside: Any,
-    rest: Rest,
-    arrays: Any,
-) -> dict[int, list[Any]]:
-    """The gradient with respect to all values at a site, averaged over the way from the baseline to them."""
-    floats = {call: [(x, b) if _is_inexact(x) else None for x, b in xs] for call, xs in values.items()}
-
-    def number(new: Any, touch: Any) -> Any:
-        def rule(old: list[Any], place: Place) -> list[Any]:
-            if place.path != path:
-                return old
-            mine = new[place.call]
-            here, at = place.within(axes[place.call])
-            return [
-                a if b is None else jnp.where(here, at.slice_of(b, i), a) for i, (a, b) in enumerate(zip(old, mine))
-            ]
-
+    def number(rule: Rule, touch: Any) -> Any:
         f, args, kwargs, _ = rest.whole([touched(x, touch) for x in arrays])
         return number_of(metric, placed(f, rule, inside)(*args, **kwargs))
 
-    def add(total: Any, part: Any) -> tuple[Any, None]:
-        def towards(pair: Any) -> Any:
-            x, base = pair[0], jnp.asarray(pair[1], pair[0].dtype)
-            return base + part.astype(x.dtype) * (x - base)
-
-        new = {call: [None if pair is None else towards(pair) for pair in pairs] for call, pairs in floats.items()}
-        gradient, _ = jax.grad(number, (0, 1))(new, jnp.zeros(()))
-        return jax.tree.map(lambda t, g: t + g / steps, total, gradient), None
-
-    middles = (jnp.arange(steps, dtype=jnp.float32) + 0.5) / steps
-    zeros = {call: [None if p is None else jnp.zeros_like(p[0]) for p in pairs] for call, pairs in floats.items()}
-    return jax.lax.scan(add, zeros, middles)[0]
+    found: dict[str, Any] = {}
+    for path, record in records.stacked.items():
+        bases = base(record)
+        calls = [seen for seen in each_seen(records, stacked=True) if seen.path == path]
+        gradients = mean_gradients(calls, bases, number, steps)
+        whole = []
+        for value, base_value, of_call in zip(record.values, bases, gradients):
+            remaining = iter(of_call)
+            of_leaves = jax.tree.map(lambda x, r=remaining: next(r) if hasattr(x, "dtype") else x, value)
+            whole.append(_times(value, of_leaves, base_value))
+        found[path] = tuple(whole)
+    return with_values(records, found), number_of(metric, result)

@@ -200,7 +200,9 @@ def events_of(items: Sequence[Item]) -> list[Event]:
     for position, (item, leaves) in enumerate(zip(items, arrays)):
         for moment in _moments(item, leaves):
             path, call, value = calls.of(item, moment.token)
-            path, iteration = _row(path, value, _iteration(item, value, moment.numbers))
+            path, row, iteration = _row(path, value, _iteration(item, value, moment.numbers))
+            if row and not value.view.has_row(row):  # a pattern has not asked for it
+                continue
             events.append(
                 Event(
                     path,
@@ -277,15 +279,15 @@ class _Calls:
         return mine[0].path, self._of_item[id(mine[0])], mine[0]
 
 
-def _row(path: str, value: Item, iteration: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """The path with the numbers of the loops that have a name, and those of the others."""
+def _row(path: str, value: Item, iteration: tuple[int, ...]) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """The path with the numbers of the loops that have a name, these numbers, and those of the other loops."""
     named = {id(axis.loop) for axis in value.view.axes if axis.rows is not None}
     if not named:
-        return path, iteration
+        return path, (), iteration
     further = len(iteration) - len(value.loops)  # loops that run whole backward passes
     is_named = [False] * further + [id(loop) in named for loop in value.loops]
-    rows = [n for n, mine in zip(iteration, is_named) if mine]
-    return row_path(path, rows), tuple(n for n, mine in zip(iteration, is_named) if not mine)
+    rows = tuple(n for n, mine in zip(iteration, is_named) if mine)
+    return row_path(path, rows), rows, tuple(n for n, mine in zip(iteration, is_named) if not mine)
 
 
 def _iteration(item: Item, value: Item, numbers: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,7 +16,9 @@ from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import chooses
 
 
-def extract(f: Callable, features: Mapping[Pattern, str], *, inside: Any = None) -> Callable[..., dict[str, Any]]:
+def extract(
+    f: Callable, features: Mapping[str, str] | Mapping[Pattern, str], *, inside: Any = None
+) -> Callable[..., dict[str, Any]]:
     """A compiled function that returns values at sites, by name, and leaves out the rest of the computation.
 
     Args:

@@ -179,7 +179,7 @@ class Monitored:
 
 def monitor(
     train_step: Callable,
-    statistics: Mapping[Pattern, Sequence[str]],
+    statistics: Mapping[str, Sequence[str]] | Mapping[Pattern, Sequence[str]],
     *,
     every: int = 10,
     to: Writer | str | Path | Sequence[Writer] = (),

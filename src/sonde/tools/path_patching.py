@@ -93,7 +93,8 @@ def patch_paths(
         receivers: Sites where components read.
         metric: A function of the result of `f` that returns a number.
         frozen: The outputs of all components, which are held at their corrupt values on the way from sender to
-            receiver, but for the sender's. The senders, if None.
+            receiver, but for the sender's. The senders, if None; with `()` nothing is held. Name the sites of the
+            senders, not sites between them and the stream: a sender's change does not get past a site that is held.
         axis: Axes of a sender of which every index is a sender of its own, such as heads; whole values, if None.
         inside: Code without sites to look into, as in `sonde.capture`.
 
@@ -114,6 +115,8 @@ def patch_paths(
     check_callable(f, "patch_paths")
     check_callable(metric, "patch_paths")
     sending, receiving, held = (_several(p) for p in (senders, receivers, senders if frozen is None else frozen))
+    if not sending or not receiving:
+        raise ValueError("patch_paths needs senders and receivers: a pattern or several of each")
     inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]
     run = JitByRest(_Run(sending, receiving, held, metric, checked_axes(axis), asked_for(inside)))
     found, of_clean, of_corrupt = run(*rest_and_arrays((f, *inputs)))
@@ -142,8 +145,10 @@ class _Run:
         before, records = values_to_place(f, *self.senders, *self.receivers, inside=self.inside)(*corrupt)
         order = {path: i for i, path in enumerate(records)}
         f, _, corrupt = rest.whole(arrays)
-        _, records = values_to_place(f, *self.frozen, inside=self.inside)(*corrupt)
-        held = [Target.of(seen, ()) for seen in each_seen(records, stacked=True)]
+        held = []
+        if self.frozen:
+            _, records = values_to_place(f, *self.frozen, inside=self.inside)(*corrupt)
+            held = [Target.of(seen, ()) for seen in each_seen(records, stacked=True)]
         f, _, corrupt = rest.whole(arrays)
         _, records = values_to_place(f, *self.receivers, inside=self.inside)(*corrupt)
         receivers = [Target.of(seen, ()) for seen in each_seen(records, stacked=True)]
@@ -173,7 +178,7 @@ class _Run:
         def rule(values: list[Any], place: Place) -> list[Any]:
             key = place.path, place.call
             if key in still:
-                here, at = place.within(still[key].seen.axes)
+                here, at = place.within(still[key].seen)
                 kept = arrays_in(still[key].seen.value)
                 values = [jnp.where(here, at.slice_of(new, i), old) for i, (new, old) in enumerate(zip(kept, values))]
             if key in places:

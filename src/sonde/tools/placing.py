@@ -6,18 +6,19 @@ so that the values of one run can be put into another one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.axes import Axis
 from sonde.core.capture import capture, run_with
 from sonde.core.edit import Editing
 from sonde.core.path import Pattern
 from sonde.core.site import Site, View
+from sonde.tools.reading import Seen
 
 
 class Place(NamedTuple):
@@ -52,22 +53,30 @@ class Place(NamedTuple):
                 array = jax.lax.index_in_dim(array, 0, position, keepdims=False)
         return array
 
-    def within(self, axes: Sequence[Axis]) -> tuple[Any, Place]:
+    def within(self, seen: Seen) -> tuple[Any, Place]:
         """Where this iteration is in a record that may have some rows of named loops only.
 
         Args:
-            axes: The axes of the record.
+            seen: A value of the record, with the axes of all loops.
 
         Returns:
             Whether the record has it, and the place with the numbers of the record's rows.
         """
         here: Any = True
-        steps = list(self.iteration)
-        for i, axis in enumerate(axis for axis in axes if axis.is_loop):
-            if i < len(steps) and axis.rows is not None and tuple(axis.rows) != tuple(range(axis.size or 0)):
+        steps, named = list(self.iteration), []
+        for i, axis in enumerate(axis for axis in seen.axes if axis.is_loop):
+            if i >= len(steps) or axis.rows is None:
+                continue
+            named.append((i, axis.rows))
+            if seen.rows is not None:  # not all; the axis does not say how many there are
                 rows = np.asarray(axis.rows)
                 here = here & jnp.any(steps[i] == rows)
                 steps[i] = jnp.argmax(steps[i] == rows)
+        if seen.rows is not None and len(seen.rows) < math.prod(len(rows) for _, rows in named):
+            have = np.zeros([len(rows) for _, rows in named], bool)  # not every combination of these numbers
+            for row in seen.rows:
+                have[tuple(rows.index(n) for n, (_, rows) in zip(row, named))] = True
+            here = here & jnp.asarray(have)[tuple(steps[i] for i, _ in named)]
         return here, self._replace(iteration=tuple(steps))
 
     def mapped(self, index: int) -> int:

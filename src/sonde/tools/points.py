@@ -105,6 +105,8 @@ class Target:
         found = {}
         for index in np.ndindex(*(len(rows) for _, rows in named)):
             numbers = tuple(rows[n] for n, (_, rows) in zip(index, named))
+            if named and self.seen.rows is not None and numbers not in self.seen.rows:
+                continue
             at: list[Any] = [slice(None)] * shaped.ndim
             for n, (i, _) in zip(index, named):
                 at[i] = n
@@ -113,7 +115,7 @@ class Target:
 
     def patched(self, values: list[Any], place: Place, point: Any) -> list[Any]:
         """The values, with the clean one where the point says; nothing is changed if it is a point of another site."""
-        here, place = place.within(self.seen.axes)
+        here, place = place.within(self.seen)
         first: Any = 0
         for length, step in zip(self.loops, place.iteration):
             first = first * length + step

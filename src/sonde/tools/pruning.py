@@ -82,7 +82,7 @@ class Pruned:
                 target, off = taken.get((place.path, place.call), (None, None))
                 if target is None:
                     return values
-                here, at = place.within(target.seen.axes)
+                here, at = place.within(target.seen)
                 return [x - jnp.where(here, at.slice_of(off, i), 0).astype(x.dtype) for i, x in enumerate(values)]
 
             f, args, kwargs, _, _ = rest.whole(arrays)

@@ -36,6 +36,7 @@ class Seen:
         count: How often the `while_loop` around the site ran; None where there is none.
         site: The site.
         row: Where the value is in `Records.stacked`, if it is a row of a loop that has a name.
+        rows: Of a value with the axes of loops that have a name, the rows that were recorded; None if all were.
     """
 
     path: str
@@ -48,6 +49,7 @@ class Seen:
     count: Any
     site: Site
     row: CallRow | None = None
+    rows: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def loops(self) -> int:
@@ -110,14 +112,14 @@ def each_seen(records: Records, *, stacked: bool = False) -> Iterator[Seen]:
         rest = zip(record.values, record.taken, record.counts)
         grads = record.grads or (None,) * len(calls)
         for number, (call, gradient, row) in enumerate(zip(calls, grads, rows)):
-            axes, taken, count = call.value.view.axes, None, None
+            axes, taken, count, kept = call.value.view.axes, None, None, call.value.view.rows
             if call.value.view.is_value:
                 value, taken, count = next(rest)
-                yield Seen(path, number, False, value, axes, call.types, taken, count, call.site, row)
+                yield Seen(path, number, False, value, axes, call.types, taken, count, call.site, row, kept)
                 if call.grads and call.grads[0][1] is not None:
                     axes = call.grads[0][1].view.axes
             if gradient is not None:
-                yield Seen(path, number, True, gradient, axes, call.types, taken, count, call.site, row)
+                yield Seen(path, number, True, gradient, axes, call.types, taken, count, call.site, row, kept)
 
 
 def with_values(records: Records, values: Mapping[str, Sequence[Any]]) -> Records:

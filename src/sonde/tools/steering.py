@@ -16,7 +16,7 @@ from sonde.errors import EditError
 
 def steer(
     f: Callable,
-    directions: Mapping[Pattern, Any],
+    directions: Mapping[str, Any] | Mapping[Pattern, Any],
     *,
     scale: Any = 1.0,
     positions: int | Sequence[int] | None = None,

@@ -108,7 +108,7 @@ _anchored_bodies = JaxprCache()
 
 def _anchored(body: Any) -> Any:
     """A loop body that takes the number of the iteration as its last input; None if its sites are anchored already."""
-    if not any(f.view.role != "mark" and f.view.anchored <= f.loops for f in sites_inside(body)):
+    if not any(f.view.role != "mark" and f.view.anchored <= len(f.loops) for f in sites_inside(body)):
         return None
     known = _anchored_bodies.of(body)
     if looking() not in known:
