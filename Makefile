@@ -4,6 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
 
+# A run of the tests starts some forty processes. Without bytecode on disk each would compile every file anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo examples-models test test-fast check test-thorough test-transformers test-browser test-wheel docs pictures pre-commit bench clean
 

@@ -33,13 +33,14 @@ if os.environ.get("COMPILE") != "full":
 _GIVEN = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([_GIVEN, *(flag for flag in _FLAGS if flag.partition("=")[0] not in _GIVEN)]).strip()
 
-_COMPILED = "JAX_COMPILATION_CACHE_DIR"
-_OWN_COMPILED = None  # the folder, in the process that made it
-if _COMPILED not in os.environ:
-    os.environ[_COMPILED] = _OWN_COMPILED = tempfile.mkdtemp(prefix="sonde-tests-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-    os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
+# A folder for what the processes of one run share. The one that makes it removes it.
+_OWN_FOLDER = None if "SONDE_TEST_RUN" in os.environ else tempfile.mkdtemp(prefix="sonde-tests-")
+if _OWN_FOLDER is not None:
+    os.environ["SONDE_TEST_RUN"] = _OWN_FOLDER
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(_OWN_FOLDER, "compiled")))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
 
 # Test files import what they share (`from tests.core.programs import ...`) however pytest was started.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -77,8 +78,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    if _OWN_COMPILED is not None:
-        shutil.rmtree(_OWN_COMPILED, ignore_errors=True)
+    if _OWN_FOLDER is not None:
+        shutil.rmtree(_OWN_FOLDER, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.demo.training_once import use_one_training
 
 import sonde
 
@@ -102,6 +103,7 @@ def page_module(name: str) -> Iterator[dict[str, object]]:
 @pytest.mark.parametrize("name", [n for n, page in zip(NAMES, PAGES) if "```python" in page.read_text()])
 def test_page_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
+    use_one_training(monkeypatch)
     page = (ROOT / name).read_text()
     # The page is a file of Python to those who look for the source of a function on it, as a cell of a notebook is.
     lines = [""] * page.count("\n")

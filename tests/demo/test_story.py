@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
+from tests.demo.training_once import use_one_training
 
 import sonde
 from sonde.cli.program import sonde_command
@@ -29,7 +30,9 @@ def told() -> list[tuple[str, float]]:
 
 @pytest.fixture(scope="module")
 def story(told: list[tuple[str, float]]) -> Story:
-    return tell(0, lambda what, done: told.append((what, done)))
+    with pytest.MonkeyPatch.context() as patch:
+        use_one_training(patch)
+        return tell(0, lambda what, done: told.append((what, done)))
 
 
 def check(story: Story) -> None:

@@ -1,0 +1,36 @@
+"""The demo's training, once in a test run: it takes ten seconds, and both the demo and its tutorial need the model."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sonde.demo import training
+from sonde.demo.training import Trained
+
+_train = training.train
+
+
+def _train_once(seed: int, on_progress: Callable[[int, float], None] = lambda step, loss: None) -> Trained:
+    """What `sonde.demo.training.train` does, or did in another process of this run."""
+    file = Path(os.environ["SONDE_TEST_RUN"], f"trained-{seed}")
+    if not file.exists():
+        told: list[tuple[int, float]] = []
+        trained = _train(seed, lambda *args: told.append(args))
+        unfinished = file.with_suffix(f".{os.getpid()}")
+        unfinished.write_bytes(pickle.dumps((trained, told)))
+        unfinished.replace(file)
+    trained, told = pickle.loads(file.read_bytes())
+    for step, loss in told:
+        on_progress(step, loss)
+    return trained
+
+
+def use_one_training(patch: pytest.MonkeyPatch) -> None:
+    """Until the patch ends, the demo and the tutorial train each seed once in a run."""
+    patch.setattr("sonde.demo.training.train", _train_once)
+    patch.setattr("sonde.demo.story.train", _train_once)
