@@ -172,7 +172,7 @@ class Stretch:
 
     def here(self, depth: int, stack: Any = None) -> str:
         """The path of what is recorded now, or was under some names, scopes included, counted as `innermost` is."""
-        names = _jax.names_in(stack or _jax.open_names())
+        names = _jax.names_in(_jax.open_names() if stack is None else stack)
         start = self.n_names
         if self.frames:
             frame = self.frames[-1]
