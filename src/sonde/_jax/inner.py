@@ -87,6 +87,7 @@ __all__ = [
     "jit_options",
     "jit_p",
     "jit_params",
+    "mapped_jaxpr",
     "mapped_outputs",
     "mapped_type",
     "mlir",
@@ -96,6 +97,7 @@ __all__ = [
     "new_var",
     "no_effects",
     "not_a_literal",
+    "numbers_along",
     "open_jaxpr",
     "open_name",
     "open_names",
@@ -508,6 +510,11 @@ def mapped_outputs(
     return list(_batching.batch_jaxpr(jaxpr, axis_data, list(mapped), instantiate)[1])
 
 
+def mapped_jaxpr(jaxpr: Any, axis_data: Any, mapped: Sequence[bool]) -> Any:
+    """A jaxpr with these inputs mapped along their first axis."""
+    return _batching.batch_jaxpr(jaxpr, axis_data, list(mapped), False)[0]
+
+
 def varying_axes(value: Any) -> frozenset[str]:
     """The mesh axes over which a value inside a shard_map varies."""
     return varying_axes_of_type(typeof(value))
@@ -548,6 +555,14 @@ def _explicit_sharding(aval: Any) -> Any:
     if sharding is None or sharding.mesh.empty or not sharding.mesh.are_all_axes_explicit:
         return None
     return sharding
+
+
+def numbers_along(value: Any, axis: int) -> Any:
+    """A zero for every element along an axis of a value, sharded as that axis is."""
+    sharding = _explicit_sharding(typeof(value))
+    if sharding is not None:
+        sharding = jax.NamedSharding(sharding.mesh, jax.P(sharding.spec[axis]))
+    return jax.numpy.zeros(value.shape[axis], "int32", out_sharding=sharding)
 
 
 def is_on_explicit_mesh(value: Any) -> bool:
