@@ -44,3 +44,16 @@ def test_a_jitted_function_that_closes_over_a_module():
     model = make(lambda layer, x: jax.jit(lambda x: layer(x))(x))
     for _ in range(2):
         check(sonde.capture(model)(X)[1])
+
+
+def test_scopes_inside_a_jitted_function_count_once():
+    """The model gets into a jitted function inside another, in a scope that is open in the outer one."""
+    model = {"": make(lambda layer, x: layer(x))}
+
+    def f(x):
+        with sonde.scope("a"), sonde.scope("b"):
+            return jax.jit(lambda model, x: model(x))(model[""], x)
+
+    for wrap in (lambda f: f, jax.jit, lambda f: jax.jit(lambda x: jax.jit(f)(x))):
+        g = wrap(f)
+        check({path.removeprefix("a/b/"): r for path, r in sonde.capture(lambda x: g(x))(X)[1].items()})

@@ -74,10 +74,9 @@ class Axis:
         return self.mapped_by is not None and other.mapped_by is not None and self.mapped_by.is_around(other.mapped_by)
 
     def inherited(self) -> Axis:
-        """The axis as that of a gradient whose value has it."""
-        if self.mapped_by is None or self.mapped_by.inherited:
-            return self
-        return dataclasses.replace(self, mapped_by=self.mapped_by._replace(runs=None, inherited=True))
+        """The axis as that of a gradient whose value has it. A flag that is given to the gradient is another one."""
+        mapped_by = self.mapped_by and self.mapped_by._replace(runs=None, inherited=True)
+        return dataclasses.replace(self, mapped_by=mapped_by, lacking=self.lacking | {"taken"})
 
     def of_value(self, axes: Sequence[Axis]) -> Axis:
         """The axis of a gradient, said to be the one of its value, whose axes are given, if it is."""

@@ -64,4 +64,6 @@ def operands_of(args: Sequence[Any], site: Site, view: View) -> Operands:
     """The operands of an equation, by what they are."""
     names = list(_further(site, view))
     n = len(args) - len(names) - len(view.follows)
-    return Operands(list(args[:n]), followed=tuple(args[n + len(names) :]), **dict(zip(names, args[n : n + len(names)])))
+    return Operands(
+        list(args[:n]), followed=tuple(args[n + len(names) :]), **dict(zip(names, args[n : n + len(names)]))
+    )
