@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core.arrays import arrays_in
+from sonde.tools.exponents import Exponents
 
 NEARLY_ONE = 0.99
 """From which magnitude on a value that a squashing function made counts as saturated."""
@@ -35,8 +36,53 @@ def traits(array: Any) -> dict[str, Any]:
 
 def traits_of_whole(array: np.ndarray, lead: int = 0) -> dict[str, Any]:
     """What `traits` makes of an array, on the host; the first few axes are loops and mapped ones, and stay."""
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        return {}
+    tiny = float(jnp.finfo(array.dtype).tiny)
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        array = np.abs(array)
+    x = array.astype(np.float64 if array.dtype == np.float64 else np.float32, order="C", copy=False)
     with np.errstate(all="ignore"):
-        return _traits(array, lead, np)
+        if not x.size:
+            return _traits(array, lead, np)
+        front, shape = x.shape[:lead], x.shape[lead:]
+        # Row by row: what is computed of a row stays in the cache.
+        rows = [_of_row(row, shape, tiny) for row in x.reshape(math.prod(front), math.prod(shape))]
+        found = {name: np.reshape([row[name] for row in rows], front) for name in rows[0]}
+        # Here it is known already which arrays are no attention.
+        may_be = _has_queries_and_keys(shape) and np.any(found["rows"] == found["rows_of_shares"])
+        return found | (_of_attention(x, lead, np) if may_be else {})
+
+
+def _of_row(row: np.ndarray, shape: tuple[int, ...], tiny: float) -> dict[str, Any]:
+    """The traits of a row with at least one number; `shape` is its shape in the array."""
+    exponents = Exponents.of(row)
+    size = np.abs(row)
+    zeros = row.size - int(np.count_nonzero(row)) if exponents.smallest else 0
+    nan = plus = minus = 0
+    low, high = row.min(), row.max()
+    if exponents.nonfinite:
+        nan, plus, minus = (int(np.count_nonzero(c)) for c in (np.isnan(row), row == np.inf, row == -np.inf))
+        finite = row[np.isfinite(row)]
+        low, high = finite.min(initial=np.inf), finite.max(initial=-np.inf)
+    found: dict[str, Any] = {
+        "nan": np.int32(nan),
+        "plus_inf": np.int32(plus),
+        "minus_inf": np.int32(minus),
+        "near_one": np.int32(np.count_nonzero(size > NEARLY_ONE)),
+        "near_zero": np.int32(np.count_nonzero(size < NEARLY_ZERO)),
+        "whole": np.int32(zeros + np.count_nonzero(size == 1)),
+        "subnormal": np.int32(exponents.below(math.frexp(tiny)[1] - 1) - zeros),
+        "low": low,
+        "high": high,
+    }
+    if shape and shape[-1] > 1:
+        parts = row.reshape(-1, shape[-1])
+        shares = parts.min(-1) >= 0
+        if shares.any():
+            shares &= np.abs(parts.sum(-1) - 1) < _SUM
+        found["rows"], found["rows_of_shares"] = np.int32(len(parts)), np.int32(np.count_nonzero(shares))
+    return found
 
 
 def _traits(array: Any, lead: int, xp: Any) -> dict[str, Any]:

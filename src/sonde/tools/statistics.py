@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from sonde.core.arrays import arrays_in
+from sonde.tools.exponents import Exponents
 
 _MOST = 20
 _POWERS = 2.0 ** np.arange(-_MOST, _MOST + 1)
@@ -114,8 +115,45 @@ def moments_of_whole(array: np.ndarray, lead: int = 0, names: Collection[str] = 
     """
     if np.issubdtype(array.dtype, np.complexfloating):
         array = np.abs(array)
+    x = array.astype(np.float64 if array.dtype == np.float64 else np.float32, order="C", copy=False)
+    front, shape = x.shape[:lead], x.shape[lead:]
     with np.errstate(all="ignore"):
-        return _carefully(array.astype(np.float64 if array.dtype == np.float64 else np.float32), names, lead, np)
+        if not x.size:
+            return _carefully(x, names, lead, np)
+        # Row by row: what is computed of a row stays in the cache.
+        rows = [_of_row(row, shape, names) for row in x.reshape(math.prod(front), math.prod(shape))]
+    return {name: np.reshape([row[name] for row in rows], (*front, *np.shape(one))) for name, one in rows[0].items()}
+
+
+def _of_row(row: np.ndarray, shape: tuple[int, ...], names: Collection[str]) -> dict[str, Any]:
+    """The moments of a row with at least one number, on the host; `shape` is its shape in the array."""
+    exponents = Exponents.of(row)
+    peak = float(max(row.max(), -row.min()))  # NaN if there is one
+    if not 2.0**-40 <= peak <= 2.0**40:
+        return _carefully(row.reshape(shape), names, 0, np)
+    zeros = row.size - int(np.count_nonzero(row)) if exponents.smallest else 0
+    mean = row.sum() / row.dtype.type(row.size)
+    made = {
+        "finite": lambda: row.size,
+        "size": lambda: row.size,
+        "scale": lambda: 1.0,
+        "mean": lambda: mean,
+        "deviation": lambda: np.sqrt(np.square(row - mean).sum()),
+        "norm": lambda: np.sqrt(np.square(row).sum()),
+        "low": lambda: row.min(),
+        "high": lambda: row.max(),
+        "zeros": lambda: zeros,
+    }
+    needed = {moment for name in names for moment in _NEEDED[name]}
+    counts, floats = _packed(names)
+    found: dict[str, Any] = {"counts": np.array([made[m]() for m in counts], np.int32)}
+    if floats:
+        found["floats"] = np.array([made[m]() for m in floats], row.dtype)
+    if "alive" in needed:
+        found["alive"] = _alive(row.reshape(shape), 0, np) if zeros or not shape else np.ones(shape[-1], bool)
+    if "histogram" in needed:
+        found["histogram"] = exponents.histogram(_MOST)
+    return found
 
 
 def _carefully(x: Any, names: Collection[str], lead: int = 0, xp: Any = jnp) -> dict[str, Any]:

@@ -1,0 +1,68 @@
+"""Floats of the host counted by sign and exponent.
+
+The bits in front of the mantissa say between which powers of two a number is, and whether it is finite. To count them
+takes one pass over a row, and a histogram over powers of two, the number of NaNs and infinities, and that of very small
+numbers are sums of these counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exponents:
+    """How many numbers of a row have each sign and exponent.
+
+    Attributes:
+        counts: By sign (plus, minus) and exponent as it is stored.
+    """
+
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, row: np.ndarray) -> Exponents:
+        """Counts the numbers of a row of float32 or float64, which is contiguous."""
+        wide = row.dtype == np.float64
+        bits, shift, n = (np.uint64, 52, 2**12) if wide else (np.uint32, 23, 2**9)
+        found = np.bincount((row.view(bits) >> bits(shift)).astype(np.intp), minlength=n)
+        return cls(found.reshape(2, n // 2))
+
+    @property
+    def nonfinite(self) -> int:
+        """How many are NaN or infinite."""
+        return int(self.counts[:, -1].sum())
+
+    @property
+    def smallest(self) -> int:
+        """How many are zero or subnormal."""
+        return int(self.counts[:, 0].sum())
+
+    def below(self, power: int) -> int:
+        """How many are zero or smaller than a power of two that is not subnormal."""
+        one = self.counts.shape[1] // 2 - 1  # the exponent of 1 as it is stored
+        return int(self.counts[:, : one + power].sum())
+
+    def histogram(self, most: int) -> np.ndarray:
+        """How many of the finite numbers are in each bin.
+
+        Args:
+            most: Bins are between the powers of two up to this one and down to its inverse, on both sides of zero, with
+                what is beyond in the outermost bins and what is nearer to zero in the bin in the middle.
+        """
+        bins = 2 * (2 * most + 1) + 1
+        # Weights are floats, which are exact up to 2^53.
+        found = np.bincount(_bins_of(self.counts.shape[1], most), self.counts[:, :-1].reshape(-1), minlength=bins)
+        return found.astype(np.int32)
+
+
+@functools.cache
+def _bins_of(n: int, most: int) -> np.ndarray:
+    """The bin of every sign and finite exponent."""
+    power = np.arange(n - 1) - (n // 2 - 1)
+    step = np.clip(power, -most - 1, most) + most + 1
+    middle = 2 * most + 1
+    return np.concatenate([middle + step, middle - step])
