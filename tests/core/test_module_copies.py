@@ -1,5 +1,7 @@
 """Copies of modules, known by their arrays."""
 
+import weakref
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -45,6 +47,9 @@ def test_modules_with_the_same_arrays_are_told_apart_by_what_the_transform_was_c
 
 
 def test_what_a_program_asks_for_is_compared_by_class_arguments_and_the_rest():
-    copy = Copy(int, (0, None), "rest")
-    assert copy == Copy(int, (0, None), "rest") and hash(copy) == hash(Copy(int, (0, None), "rest"))
-    assert copy not in (Copy(float, (0, None), "rest"), Copy(int, (1, None), "rest"), Copy(int, (0, None), "other"))
+    one, other = jnp.ones(3), jnp.ones(3)
+    of = (weakref.ref(one),)
+    copy = Copy(int, (0, of), "rest")
+    assert copy == Copy(int, (0, (weakref.ref(one),)), "rest") and hash(copy) == hash(Copy(int, (0, of), "rest"))
+    assert copy not in (Copy(float, (0, of), "rest"), Copy(int, (1, of), "rest"), Copy(int, (0, of), "other"))
+    assert copy != Copy(int, (0, (weakref.ref(other),)), "rest")

@@ -81,3 +81,12 @@ def test_a_closure_that_is_not_filled_yet():
     before, after = make()
     assert before == [("", GLOBAL)]
     assert after == [("", a), ("GLOBAL", GLOBAL)]
+
+
+def test_paths_count_from_the_model_that_is_looked_into():
+    other = type(a)
+    assert find_roots(lambda *_: 0, (b, a), {}, [a]) == [("", a), ("0", b)]
+    assert find_roots(lambda *_: 0, (b,), {"m": a}, [a]) == [("", a), ("0", b)]
+    assert find_roots(lambda *_: 0, (1,), {}, [a, b]) == [("", a), (type(b).__name__, b)]
+    new = other()  # the model after some steps
+    assert find_roots(lambda *_: 0, (new, 1), {}, [a])[:2] == [("", a), ("", new)]

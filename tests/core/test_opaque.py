@@ -64,3 +64,23 @@ def test_a_function_that_was_compiled_ahead_of_time_is_refused():
     looking: Any = capture(jax.jit(lambda x: sow(x * 2, "inside")))
     ahead = looking.lower(X).compile()
     np.testing.assert_array_equal(ahead(X)[1]["inside"].value, X * 2)
+
+
+def test_functions_that_equinox_keeps_out_of_line_are_seen():
+    import equinox as eqx
+    from equinox.internal import noinline
+
+    def f(x):
+        return sow(jnp.sin(x), "y") * 2
+
+    x, outside = jnp.ones(3), noinline(f)
+    for run in (outside, jax.jit(lambda x: outside(x))):
+        result, records = capture(run)(x)
+        assert jnp.array_equal(result, f(x)) and jnp.array_equal(records["y"].value, jnp.sin(x))
+    _, records = capture(jax.grad(lambda x: outside(x).sum()), grads=True)(x)
+    assert jnp.array_equal(records["y"].grad, jnp.full(3, 2.0))
+    with pytest.raises(CaptureError, match="noinline that is an argument"):
+        capture(eqx.filter_jit(lambda f, x: f(x)))(outside, x)
+    result, records = capture(eqx.filter_jit(lambda f, x: sow(f(x), "z")))(noinline(jnp.sin), x)
+    assert list(records) == ["z"] and jnp.allclose(result, jnp.sin(x))
+    assert jnp.array_equal(outside(x), f(x))

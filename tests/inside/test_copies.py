@@ -8,7 +8,9 @@ those that nest, with the same computed by hand.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
+import weakref
 from typing import Any
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -326,9 +328,14 @@ def test_modules_without_arrays_are_known_by_what_a_transform_was_called_with():
     model = layers()
 
     def run(m, x):
-        return jax.jit(call, static_argnums=0)(m.right, eqx.filter_jit(call)(m.left, x))
+        return jax.jit(call, static_argnums=0)(m.right, jax.jit(lambda x: m.left(x))(x))
 
     assert paths(lambda x: model(x, run), model, X) == {"in", "out", "left/in", "left/out", "right/in", "right/out"}
+
+    def alone(m, x):  # Equinox hands over what both have in common
+        return eqx.filter_jit(call)(m.left, x)
+
+    assert paths(lambda x: model(x, alone), model, X) == {"in", "out", "left|right/in", "left|right/out"}
 
 
 def test_modules_that_nothing_tells_apart_are_named_after_both():
@@ -352,3 +359,137 @@ def test_modules_that_are_in_no_model_are_numbered():
         _, records = sonde.capture(lambda x, f=f: model(x, f), "**/out", inside=model)(X)
         counts = {path: len(record.values) for path, record in records.items()}
         assert counts == {"Linear/out": 3, "Linear_1/out": 2, "Linear_2/out": 1, "one/out": 1, "out": 1}
+
+
+def lens(f, *args, inside, **options):
+    _, records = sonde.capture(f, "**/out", inside=inside, **options)(*args)
+    return {path: len(record.values) for path, record in records.items()}
+
+
+class Single(eqx.Module):
+    one: eqx.nn.Linear
+
+    def __call__(self, x):
+        return self.one(x)
+
+
+def linear(seed: int) -> Any:
+    return eqx.nn.Linear(3, 3, key=jax.random.key(seed))
+
+
+def test_a_new_module_does_not_take_the_path_of_the_only_one_that_is_like_it():
+    model = Single(linear(0))
+    for f in (lambda x: linear(5)(model(x)), eqx.filter_jit(lambda x: linear(5)(model(x)))):
+        assert lens(f, X, inside=model) == {"one/out": 1, "out": 1, "Linear/out": 1}
+    called_with = lambda x: eqx.filter_jit(call)(linear(5), model(x))
+    assert lens(called_with, X, inside=model) == {"one/out": 1, "out": 1, "Linear/out": 1}
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit, eqx.filter_jit])
+def test_another_model_of_the_same_class(jit):
+    student, teacher = Single(linear(0)), Single(linear(1))
+    own, other = {"one/out": 1, "out": 1}, {"0/one/out": 1, "0/out": 1}
+    f = jit(lambda teacher, student, x: student(x) - teacher(x))
+    assert lens(f, teacher, student, X, inside=student) == {**own, **other}
+    _, records = sonde.capture(f, inside=student)(teacher, student, X)
+    np.testing.assert_allclose(records["one/out"].value, student(X), rtol=1e-6)
+    np.testing.assert_allclose(records["0/one/out"].value, teacher(X), rtol=1e-6)
+    assert lens(f, teacher, student, X, inside=teacher) == {**own, "1/one/out": 1, "1/out": 1}
+    assert lens(f, teacher, student, X, inside=[student, teacher]) == {**own, **other}
+    closed = jit(lambda x: student(x) - teacher(x))
+    assert lens(closed, X, inside=student) == {**own, "teacher/one/out": 1, "teacher/out": 1}
+
+
+def test_which_of_two_is_the_model_must_be_known():
+    model, other = Single(linear(0)), [Single(linear(1))]
+    f = lambda models, x: models[0](x) + model(x)
+    with pytest.raises(sonde.errors.ScopeError, match="taken for the model"):
+        sonde.capture(lambda x: f(other, x), inside=model)(X)
+    later = lambda models, x: model(x) + models[0](x)
+    found = lens(lambda x: later(other, x), X, inside=model)
+    assert found == {"one/out": 1, "out": 1, "Single/one/out": 1, "Single/out": 1}
+    run = lambda a, b, x: a(x) + b(x)
+    with pytest.raises(sonde.errors.ScopeError, match="2 modules of the class Single"):
+        jax.jit(sonde.capture(run, inside=model))(model, other[0], X)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, eqx.filter_jit])
+def test_a_model_that_is_trained_is_the_model(jit):
+    model: Any = equinox_model(call)
+    updated = jax.tree.map(lambda w: w * 0.9, model)
+    params, static = eqx.partition(updated, eqx.is_array)
+    alone = {"two/out": 1}
+    assert lens(jit(lambda m, x: jax.tree.map(lambda w: w * 0.9, m).two(x)), model, X, inside=model) == alone
+    assert lens(jit(lambda m, x: m.two(x)), updated, X, inside=model) == alone
+    assert lens(jit(lambda p, x: eqx.combine(p, static).two(x)), params, X, inside=model) == alone
+
+    def train(m, x):
+        for _ in range(3):
+            grads = eqx.filter_grad(lambda m: (m(x) ** 2).sum())(m)
+            m = eqx.apply_updates(m, jax.tree.map(lambda g: -0.1 * g, grads))
+        return m.two(x)
+
+    for _ in range(2):  # the second time JAX has compiled everything
+        assert lens(jit(train), model, X, inside=model) == {"one/out": 3, "two/out": 4, "out": 3}
+
+    def in_a_loop(m, x):
+        params, static = eqx.partition(m, eqx.is_array)
+
+        def step(params, _):
+            grads = jax.grad(lambda p: (eqx.combine(p, static)(x) ** 2).sum())(params)
+            return jax.tree.map(lambda a, b: a - 0.1 * b, params, grads), None
+
+        return eqx.combine(jax.lax.scan(step, params, None, length=3)[0], static).two(x)
+
+    assert lens(jit(in_a_loop), model, X, inside=model) == {"one/out": 1, "two/out": 2, "out": 1}
+
+
+def test_a_model_whose_state_is_an_argument():
+    model: Any = flax_model(call)
+    graph, state = nnx.split(model)
+    later = jax.tree.map(lambda w: w * 0.9, state)
+    alone = lambda state, x: nnx.merge(graph, state).two(x)
+    for f in (alone, jax.jit(alone)):
+        assert lens(f, later, X, inside=model) == {"two/out": 1}
+
+
+def test_modules_that_are_stacked_are_named_after_all():
+    class Stack(eqx.Module):
+        blocks: list
+
+        def __call__(self, x):
+            stacked = jax.tree.map(lambda *w: jnp.stack(w), *self.blocks)
+            return jax.lax.scan(lambda x, block: (block(x), None), x, stacked)[0]
+
+    model = Stack([linear(i) for i in range(3)])
+    assert lens(eqx.filter_jit(model), X, inside=model) == {"blocks/0|1|2/out": 1, "out": 1}
+
+
+def test_modules_in_no_model_are_numbered_over_all_traced_functions():
+    model = Single(linear(0))
+    f, g = jax.jit(lambda x: linear(5)(x)), jax.jit(lambda x: linear(6)(linear(7)(x)))
+    both = jax.jit(lambda x: g(f(x)))
+    three = {"Linear/out": 1, "Linear_1/out": 1, "Linear_2/out": 1}
+    own = {"one/out": 1, "out": 1}
+    for run in (lambda x: g(f(model(x))), lambda x: f(g(model(x))), lambda x: both(model(x))):
+        for _ in range(2):
+            assert lens(run, X, inside=model) == {**own, **three}
+    assert lens(lambda x: f(f(model(x))), X, inside=model) == {**own, "Linear/out": 2}
+    assert lens(lambda x: linear(9)(f(linear(8)(model(x)))), X, inside=model) == {**own, **three}
+    _, records = sonde.capture(lambda x: f(g(model(x))), inside=model)(X)
+    np.testing.assert_allclose(records["Linear/out"].value, linear(7)(model(X)), rtol=1e-6)
+    np.testing.assert_allclose(records["Linear_2/in"].value, records["Linear_1/out"].value)
+
+
+def test_an_array_is_not_kept_alive_by_what_is_known_of_it():
+    model = Single(linear(0))
+    made: list[Any] = []
+
+    def run(m, x):
+        new = jax.tree.map(lambda w: w * 2, m)
+        made.append(weakref.ref(new.one.weight))
+        return eqx.filter_jit(call)(new, x)
+
+    sonde.capture(run, inside=model)(model, X)
+    gc.collect()
+    assert made[0]() is None

@@ -1,7 +1,7 @@
 """The one door to JAX's inside. A change in JAX is a change in this package alone.
 
 `inner` has the imports and what differs between versions; `patches` every change that is made to JAX; `arguments` what
-can be read from JAX's functions while they run. Each lists the names that it offers.
+the arguments of a program that is traced stand for. Each lists the names that it offers.
 """
 
 from sonde._jax import arguments, inner, patches

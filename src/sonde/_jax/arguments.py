@@ -1,139 +1,131 @@
-"""The values that the arguments of a program stand for, while the program is traced.
+"""What the arguments of a program stand for, while the program is traced.
 
-JAX traces a program with the types of its arguments alone. The values are in variables of the functions of JAX that
-want the trace, and these are on the stack until the trace ends. They are looked for there: a sequence of as many arrays
-as the program has arguments, with shapes that fit. Nothing is changed, and nothing is kept.
+JAX traces a program with the types of its arguments alone. But before `jit`, `scan`, `cond`, `checkpoint` and the like
+trace a function they describe the call, with its arguments, for the sake of error messages (`api_util.debug_info`), and
+the trace keeps the description. While a capture runs, descriptions have weak references to the arrays among the
+arguments, and to whatever else `tracing_hook` is asked to note: they keep nothing alive, and are equal to those that
+JAX makes itself.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from types import FrameType
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src.interpreters import ad as _ad
+from jax._src import core as _core
 from jax._src.interpreters import partial_eval as _pe
+from jax._src.linear_util import DebugInfo as _DebugInfo
+from jax._src.tree_util import tracing_registry as _tracing_registry
 
-__all__ = ["TracedPrograms", "callers", "is_own", "operands_above"]
-
-_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
-_SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_PASSED = (_SONDE, os.sep + "contextlib.py", os.sep + "functools.py")
-_NUMBERS = (bool, int, float, complex)
-_SEQUENCES = ("list", "tuple", "FlatTree", "FTPyTree", "FTTuple")  # the last two from JAX 0.12 on
+__all__ = ["Arguments", "arrays_described", "notes_described", "traces_around"]
 
 
-class TracedPrograms:
-    """The programs that are being traced in this thread, as the stack has them.
+class _Description(_DebugInfo):
+    """A description of a call that knows what the call is made with."""
+
+    arrays: tuple[weakref.ref[Any] | None, ...] = ()
+    notes: Any = None
+
+    def __reduce__(self) -> Any:
+        return _DebugInfo, tuple(self)
+
+
+def _replace(self: _Description, /, **changes: Any) -> _Description:
+    new = _Description._make(changes.get(name, old) for name, old in zip(self._fields, self))
+    new.arrays, new.notes = self.arrays, self.notes
+    return new
+
+
+setattr(_Description, "_replace", _replace)  # noqa: B010 (JAX replaces names that it does not know before the trace)
+
+
+def described(
+    info: Any, args: Sequence[Any], kwargs: dict[str, Any], static: tuple[Sequence[int], Sequence[str]], notes: Any
+) -> Any:
+    """A description of a call that knows the arrays among its arguments.
 
     Args:
-        boundaries: Frames on the stack between which the programs are told apart.
+        info: The description that JAX has made.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        static: The numbers and names of arguments that the program does not get.
+        notes: What else to keep with it.
+    """
+    new = _Description(*info)
+    new.arrays = tuple(map(_weakly, traced_arguments(args, kwargs, *static)))
+    new.notes = notes
+    return new
+
+
+def traced_arguments(
+    args: Sequence[Any], kwargs: dict[str, Any], static_argnums: Sequence[int], static_argnames: Sequence[str]
+) -> list[Any]:
+    """The leaves of the arguments of a function that are arguments of its program: not those of static ones."""
+    static = {i % len(args) for i in static_argnums if -len(args) <= i < len(args)} if args else ()
+    given = tuple(x for i, x in enumerate(args) if i not in static)
+    return _tracing_registry.flatten((given, {name: x for name, x in kwargs.items() if name not in static_argnames}))[0]
+
+
+def _weakly(value: Any) -> weakref.ref[Any] | None:
+    return weakref.ref(value) if isinstance(value, (jax.Array, np.ndarray)) else None
+
+
+def notes_described(info: Any) -> Any:
+    """What was noted with a description; None if nothing was."""
+    return info.notes if type(info) is _Description else None
+
+
+def arrays_described(info: Any, types: Sequence[Any]) -> list[Any] | None:
+    """The arrays that a described call was made with, for arguments of some types.
+
+    Numbers, and arrays that are gone, are None. What `scan` runs over has one axis more than its type. The result is
+    None if the description is not of a call with these.
+    """
+    if type(info) is not _Description or len(info.arrays) < len(types):
+        return None
+    found = [None if ref is None else ref() for ref in info.arrays[: len(types)]]
+    fits = all(x is None or np.ndim(x) - len(getattr(t, "shape", ())) in (0, 1) for x, t in zip(found, types))
+    return found if fits else None
+
+
+def traces_around() -> list[Any]:
+    """The traces that are under way in this thread."""
+    found, trace = [], _core.trace_ctx.trace
+    while trace is not None:
+        found.append(trace)
+        trace = getattr(trace, "parent_trace", None) or getattr(trace, "parent", None)
+    return found
+
+
+class Arguments:
+    """The arguments of programs that are being traced, as those programs have described them.
+
+    Args:
+        around: Traces that were under way before: their arguments are values like others.
     """
 
-    def __init__(self, boundaries: Sequence[Any]) -> None:
-        self._frames: dict[int, FrameType] = {}
-        self._numbers: dict[int, dict[int, int]] = {}
-        self._values: dict[int, list[Any] | None] = {}
-        self._levels: dict[int, int] = {}
-        known = {id(frame): i for i, frame in enumerate(boundaries) if frame is not None}
-        last: Any = None
-        for frame in _stack():
-            trace = _trace_made_in(frame)
-            if trace is not None:
-                last = trace
-                self._frames[id(trace)] = frame
-            elif last is not None and id(frame) in known:
-                self._levels[id(last)] = known[id(frame)]
-                last = None
+    def __init__(self, around: Sequence[Any]) -> None:
+        self._around = around
+        self._known: dict[int, tuple[Any, dict[int, int], list[Any] | None]] = {}
 
-    def argument(self, tracer: Any) -> tuple[int | None, int, Any] | None:
-        """Of an argument of a program: the boundary around the program, its number, and the value it stands for.
+    def find(self, tracer: Any) -> tuple[Any, int, Any] | None:
+        """Of an argument of a program: the description of the call, its number, and the array that it stands for.
 
-        The boundary is None if the program has none. The result is None if the tracer is no argument, or if its value
-        is not found.
+        The array is None if it is not known. The result is None if the tracer is no argument, or one of a program
+        that was being traced before.
         """
-        if not isinstance(tracer, _pe.DynamicJaxprTracer):
+        if not isinstance(tracer, _pe.DynamicJaxprTracer) or any(tracer._trace is trace for trace in self._around):
             return None
         trace = tracer._trace
-        frame = self._frames.get(id(trace))
-        if frame is None:
+        if id(trace) not in self._known:
+            frame = trace.frame
+            arrays = arrays_described(frame.debug_info, [var.aval for var in frame.invars])
+            self._known[id(trace)] = trace, {id(var): i for i, var in enumerate(frame.invars)}, arrays
+        _, numbers, arrays = self._known[id(trace)]
+        number = numbers.get(id(tracer.val))
+        if number is None:
             return None
-        if id(trace) not in self._numbers:
-            self._numbers[id(trace)] = {id(var): i for i, var in enumerate(trace.frame.invars)}
-            self._values[id(trace)] = operands_above(frame.f_back, [var.aval for var in trace.frame.invars])
-        number, values = self._numbers[id(trace)].get(id(tracer.val)), self._values[id(trace)]
-        if number is None or values is None:
-            return None
-        return self._levels.get(id(trace)), number, values[number]
-
-
-def operands_above(frame: Any, types: Sequence[Any]) -> list[Any] | None:
-    """The values that a function of JAX was called with for arguments of some types; None if they are not found.
-
-    Args:
-        frame: A frame that the function has called; None for that of the caller.
-        types: The types of the arguments of the program. Those of what `scan` runs over lack the first axis.
-    """
-    frame = sys._getframe(1) if frame is None else frame
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(_JAX):
-            for value in list(frame.f_locals.values()):
-                found = _values_of(value)
-                if found is not None and len(found) == len(types) and all(map(_fits, found, types)):
-                    return found
-        elif not name.startswith(_SONDE) and not name.endswith(_PASSED[1:]):
-            return None
-        frame = frame.f_back
-    return None
-
-
-def callers(n: int) -> tuple[tuple[Any, int], ...]:
-    """The code of the innermost functions outside of Sonde that run, each with the instruction it is at."""
-    outside = (frame for frame in _stack() if not is_own(frame))
-    return tuple((frame.f_code, frame.f_lasti) for frame in itertools.islice(outside, n))
-
-
-def is_own(frame: FrameType) -> bool:
-    """Whether a function of Sonde runs in a frame."""
-    return frame.f_code.co_filename.startswith(_SONDE)
-
-
-def _stack() -> Iterator[FrameType]:
-    frame = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-@functools.cache
-def _name_of_trace(code: Any) -> str | None:
-    """The variable of a function of JAX that holds the trace of a program, made there."""
-    if code.co_filename not in (_pe.__file__, _ad.__file__):
-        return None
-    names = (*code.co_varnames, *code.co_cellvars)
-    return next((name for name in ("primal_trace", "trace") if name in names), None)
-
-
-def _trace_made_in(frame: FrameType) -> Any:
-    name = _name_of_trace(frame.f_code)
-    trace = None if name is None else frame.f_locals.get(name)
-    return trace if isinstance(trace, _pe.DynamicJaxprTrace) and "self" not in frame.f_locals else None
-
-
-def _values_of(value: Any) -> list[Any] | None:
-    if type(value).__name__ not in _SEQUENCES:
-        return None
-    values = list(value)
-    return values if all(isinstance(x, (jax.Array, np.ndarray, np.generic, *_NUMBERS)) for x in values) else None
-
-
-def _fits(value: Any, aval: Any) -> bool:
-    shape, wanted = np.shape(value), getattr(aval, "shape", None)
-    return shape == wanted or shape[1:] == wanted
+        return trace.frame.debug_info, number, None if arrays is None else arrays[number]

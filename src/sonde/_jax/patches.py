@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 import jax
 from jax._src import ad_checkpoint as _ad_checkpoint
+from jax._src import api_util as _api_util
 from jax._src import callback as _callback
 from jax._src import core as _core
+from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import debugging as _debugging
 from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
@@ -26,7 +28,7 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 
-from sonde._jax.arguments import operands_above
+from sonde._jax.arguments import arrays_described, described, traced_arguments
 from sonde._jax.inner import (
     Effect,
     Literal,
@@ -41,6 +43,8 @@ from sonde._jax.inner import (
 )
 
 __all__ = [
+    "Change",
+    "InPlace",
     "MappedBy",
     "at_first_capture",
     "eager_shortcut",
@@ -260,11 +264,16 @@ def _set(owner: Any, name: Any, value: Any) -> None:
         owner[name] = value
 
 
-def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool]) -> InPlace:
+def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool], changes: Callable[[Any], Any]) -> InPlace:
     """Jitted calls that do not need the current trace run on JAX's fast path instead.
 
     `jnp` functions are jitted; under a custom trace each of them would be bound as an equation and leave JAX's C++
     dispatch. This changes speed only: everything works without it.
+
+    Args:
+        trace_type: The type of the trace.
+        needs_trace: Whether a jaxpr does need it.
+        changes: Returns what is noted of arrays under a trace; see `core/array_origins.py`.
     """
     plain: Any = getattr(_pjit, "_run_python_pjit", None)
     if plain is None:  # a JAX that is built otherwise: slower, not wrong
@@ -274,7 +283,12 @@ def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool]) -> InPla
         trace: Any = _core.trace_ctx.trace
         if type(trace) is trace_type and trace.parent is eval_trace and not needs_trace(p.params["jaxpr"]):
             with set_current_trace(eval_trace):
-                return plain(p, args_flat, fun, args, kwargs)
+                result = plain(p, args_flat, fun, args, kwargs)
+            noting = changes(trace)
+            if noting is not None and noting.can_be_change(p.params["jaxpr"]):
+                noting.note(_pjit.jit_p, p.params, args_flat, result[1])
+                return (*result[:5], None, *result[6:])  # without what was compiled: the next call comes here too
+            return result
         return plain(p, args_flat, fun, args, kwargs)
 
     return InPlace(Change(_pjit, "_run_python_pjit", run))
@@ -298,58 +312,72 @@ def meshes_can_be_set(trace_type: Any) -> InPlace:
     return InPlace(Change(set_mesh, "__init__", init))
 
 
-def tracing_hook(with_arguments: Callable[..., Any], with_tree: Callable[..., Any]) -> InPlace:
+def tracing_hook(
+    with_arguments: Callable[..., Any], with_description: Callable[..., Any], notes: Callable[..., Any]
+) -> InPlace:
     """The tracing of functions to jaxprs goes through functions of ours.
 
     JAX finds the trace of a function by the function, the types of its arguments and their structure. There are three
-    places to look at, because jit and remat have caches in front of the one that all transforms share.
+    places to look at, because jit and remat have caches in front of the one that all transforms share. And calls are
+    described with their arguments: see `arguments.py`.
 
     Args:
         with_arguments: Called with the function, its positional and keyword arguments, a function that returns the
             arrays among them that the program gets, and a function that goes on with another function in its place;
             where jit looks for a trace.
-        with_tree: The same with a function that returns the structure of the arguments; where other transforms do.
+        with_description: Called with the function, the description of the call, a function that returns the arrays, and
+            one that goes on; where other transforms look for a trace.
+        notes: Called with the arguments of a call; what it returns is kept with its description. If it is None, JAX's
+            own description is left as it is.
     """
     infer, remat, trace = _pjit._infer_params, _ad_checkpoint._trace_to_jaxpr, _pe.trace_to_jaxpr
+    describe = _api_util.debug_info
 
     def infer_params(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
         return with_arguments(
-            fun, args, kwargs, lambda: _traced_arguments(info, args, kwargs), lambda new: infer(new, info, args, kwargs)
+            fun,
+            args,
+            kwargs,
+            lambda: traced_arguments(args, kwargs, info.static_argnums, info.static_argnames),
+            lambda new: infer(new, info, args, kwargs),
         )
 
-    def remat_to_jaxpr(fun: Any, in_tree: Any, in_avals: Any, *rest: Any) -> Any:
-        return with_tree(
+    def remat_to_jaxpr(fun: Any, in_tree: Any, in_avals: Any, info: Any, *rest: Any) -> Any:
+        return with_description(
             fun,
-            lambda: in_tree,
-            lambda: operands_above(None, in_avals),
-            lambda new: remat(new, in_tree, in_avals, *rest),
+            info,
+            lambda: arrays_described(info, in_avals),
+            lambda new: remat(new, in_tree, in_avals, info, *rest),
         )
 
     def trace_to_jaxpr(fun: Any, in_avals: Any, *rest: Any, **options: Any) -> Any:
         if options.get("fun_takes_flat_tree_arg"):  # JAX's own functions
             return trace(fun, in_avals, *rest, **options)
-        return with_tree(
+        info = rest[0] if rest else options.get("debug_info")
+        return with_description(
             fun,
-            lambda: in_avals.tree,
-            lambda: operands_above(None, list(in_avals)),
+            info,
+            lambda: arrays_described(info, list(in_avals)),
             lambda new: trace(new, in_avals, *rest, **options),
         )
+
+    def debug_info(traced_for: Any, fun: Any, args: Any, kwargs: Any, **options: Any) -> Any:
+        info, noted = describe(traced_for, fun, args, kwargs, **options), notes(args, kwargs)
+        if noted is None:
+            return info
+        static = options.get("static_argnums", ()), options.get("static_argnames", ())
+        return described(info, args, kwargs, static, noted)
 
     for name in ("cache_clear", "cache_info", "cache_keys", "evict_weakref"):
         if hasattr(trace, name):
             setattr(trace_to_jaxpr, name, getattr(trace, name))
+    describing = [m for m in (_api_util, _pjit, _custom_derivatives) if getattr(m, "debug_info", None) is describe]
     return InPlace(
         Change(_pjit, "_infer_params", infer_params),
         Change(_ad_checkpoint, "_trace_to_jaxpr", remat_to_jaxpr),
         Change(_pe, "trace_to_jaxpr", trace_to_jaxpr),
+        *[Change(module, "debug_info", debug_info) for module in describing],
     )
-
-
-def _traced_arguments(info: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The leaves of the arguments of a jitted function that are arguments of its program: not those of static ones."""
-    static = {i % len(args) for i in info.static_argnums if -len(args) <= i < len(args)} if args else ()
-    given = [x for i, x in enumerate(args) if i not in static]
-    return jax.tree.leaves((given, {name: x for name, x in kwargs.items() if name not in info.static_argnames}))
 
 
 def kept_when_partially_evaluated(effect_type: type[Effect]) -> InPlace:

@@ -7,6 +7,7 @@ that jitted functions are traced again for it, and says when it begins and ends 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 
@@ -43,16 +44,19 @@ class Asked(Protocol):
 
 
 class Request(Protocol):
-    """What one `inside=` asks for.
+    """What one `inside=` asks for. Equal to another that asks for the same of the same models."""
 
-    Attributes:
-        methods: The methods of modules whose arguments and results are sites.
-    """
-
-    methods: frozenset[str]
+    @property
+    def methods(self) -> frozenset[str]:
+        """The methods of modules whose arguments and results are sites."""
+        ...
 
     def known_models(self) -> list[Any]:
         """The models that are looked into, as far as they still exist."""
+        ...
+
+    def at(self, models: Sequence[Any]) -> Request:
+        """The same for other models."""
         ...
 
     def nested_in(self, outer: Asked | None, depth: int) -> Asked:

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sonde import _jax
 from sonde.core.context import looking, strange_scope
 from sonde.core.inside import first_site
-from sonde.core.module_index import ByIdentity, Origin, module_kind, outermost_modules
-from sonde.core.module_paths import Place, Trail, thread
+from sonde.core.module_copies import Copy
+from sonde.core.module_index import ByIdentity, module_kind, outermost_modules
+from sonde.core.module_paths import InnerStranger, Place, Trail, thread
 from sonde.errors import ScopeError
 
 Values = Callable[[], Sequence[Any] | None]
@@ -35,20 +35,26 @@ class Variant:
 
     Attributes:
         fun: A function that calls it; None for the function itself, which is not kept alive.
-        labels: For every capture, where the modules among the arguments stand.
+        labels: For every capture, where the modules among the arguments stand; and what the trace was made for beside.
         used: For every capture, what the trace has asked of the program around.
     """
 
     fun: Callable[..., Any] | None
-    labels: tuple[tuple[Place, ...], ...]
+    labels: tuple[tuple[tuple[Place, ...], ...], Hashable]
     used: list[dict[Any, tuple[Any, Any]]]
 
     def holds(self, trails: Sequence[Trail], values: Values) -> bool:
         """Whether a trace now would find what the earlier one has found."""
         for trail, used in zip(trails, self.used):
+            named = {key: found for key, (_, found) in used.items() if isinstance(key, InnerStranger)}
             for key, (ref, found) in used.items():
-                if (ref is None or ref() is not None) and trail.still(key, ref, values) != found:
+                if key in named or (ref is not None and ref() is None) or (isinstance(key, Copy) and key.is_own()):
+                    continue
+                if trail.still(key, ref, values) != found:
                     return False
+            if any(trail.still(key, None, values) != found for key, found in named.items()):
+                trail.forget(named)
+                return False
         return True
 
 
@@ -75,7 +81,13 @@ def given(modules: Iterable[Any]) -> Iterator[None]:
 
 
 def pass_boundary(
-    fun: Any, find_modules: Callable[[], Iterable[Any]], values: Values, trace: Callable[[Any], Any]
+    fun: Any,
+    find_modules: Callable[[], Iterable[Any]],
+    values: Values,
+    trace: Callable[[Any], Any],
+    *,
+    description: Any = None,
+    more: Hashable = None,
 ) -> Any:
     """Traces a function, or finds the trace that fits.
 
@@ -84,22 +96,26 @@ def pass_boundary(
         find_modules: Returns the modules among its arguments.
         values: Returns the arrays that its program gets, if they can be found.
         trace: Traces a function in its place, or returns the trace that JAX has of it.
+        description: Of the call, as JAX gives it to the trace; None if JAX has not made it yet.
+        more: What a trace must have been made for, beside where the modules stand.
     """
     trails = thread.trails
     if fun is _tracing.fun:  # a cache behind another
         _tracing.fun = None
+        for trail in trails:
+            trail.stretches[-1].description = description
         return trace(fun)
     if not trails or looking() is None:
         return trace(fun)
     modules = [m for m in (*_tracing.given, *find_modules()) if _stands_for_one(m)]
-    labels = tuple([tuple([trail.label(m) for m in modules]) for trail in trails])
+    labels = tuple([tuple([trail.label(m) for m in modules]) for trail in trails]), more
     known = _variants.of(fun)
     variant = _variant_for(fun, labels, known, trails, values) if known else None
     chosen = fun if variant is None or variant.fun is None else variant.fun
     before = _tracing.fun, _tracing.given
     _tracing.fun, _tracing.given = chosen, ()
-    for trail, mine in zip(trails, labels):
-        trail.enter(zip(mine, modules), frame=sys._getframe())
+    for trail, mine in zip(trails, labels[0]):
+        trail.enter(zip(mine, modules), description=description)
     try:
         result = trace(chosen)
         if (why := strange_scope()) is not None:
@@ -109,7 +125,7 @@ def pass_boundary(
     finally:
         _tracing.fun, _tracing.given = before
         used = [trail.stretches.pop().used for trail in trails]
-        if variant is None and (modules or any(used)):
+        if variant is None and (modules or more is not None or any(used)):
             variant = Variant(None, labels, [{} for _ in trails])
             known.append(variant)
         if variant is not None:
@@ -149,31 +165,31 @@ def _again(fun: Any) -> Callable[..., Any]:
     return again
 
 
-def _modules_in_tree(tree: Any) -> Iterator[Any]:
-    """The modules that were flattened to a structure, as far as their library keeps where they come from."""
-    data = tree.node_data()
-    if data is None:
-        return
-    cls, aux = data
-    if isinstance(origin := _origin_in(aux), Origin):
-        if (module := origin.ref()) is not None:
+def _described_modules(description: Any) -> Iterator[Any]:
+    """The modules that a call was made with."""
+    for ref in _jax.notes_described(description) or ():
+        if (module := ref()) is not None:
             yield module
-        return
-    del cls
-    for child in tree.children():
-        yield from _modules_in_tree(child)
 
 
-def _origin_in(aux: Any) -> Any:
-    return aux[-1] if type(aux) is tuple and aux else getattr(aux, "origin", None)
+def _notes(args: Any, kwargs: Any) -> Any:
+    """What is kept with the description of a call; None if no capture runs."""
+    if not thread.trails:
+        return None
+    return tuple([weakref.ref(module) for module in outermost_modules((*args, *kwargs.values()))])
+
+
+# Functions of the positional arguments of a jitted call, for libraries that use one trace for several modules.
+told_apart_by: list[Callable[[Sequence[Any]], Hashable]] = []
 
 
 def _from_arguments(fun: Any, args: Any, kwargs: Any, values: Values, trace: Callable[[Any], Any]) -> Any:
-    return pass_boundary(fun, lambda: outermost_modules((*args, *kwargs.values())), values, trace)
+    more = tuple([found for f in told_apart_by if (found := f(args)) is not None]) or None
+    return pass_boundary(fun, lambda: outermost_modules((*args, *kwargs.values())), values, trace, more=more)
 
 
-def _from_tree(fun: Any, tree: Callable[[], Any], values: Values, trace: Callable[[Any], Any]) -> Any:
-    return pass_boundary(fun, lambda: _modules_in_tree(tree()), values, trace)
+def _from_description(fun: Any, description: Any, values: Values, trace: Callable[[Any], Any]) -> Any:
+    return pass_boundary(fun, lambda: _described_modules(description), values, trace, description=description)
 
 
-hook = _jax.tracing_hook(_from_arguments, _from_tree)
+hook = _jax.tracing_hook(_from_arguments, _from_description, _notes)

@@ -16,6 +16,7 @@ from sonde.core.closures import state_of
 from sonde.core.collect import Collect, Reduce
 from sonde.core.failing import remember
 from sonde.core.keeping import by_identity, kept_with
+from sonde.core.module_roots import ModelsOfCall, models_of_call
 from sonde.core.path import Pattern, check_pattern
 from sonde.core.record import AsStored, Records, make_records
 from sonde.core.run import run_with
@@ -124,26 +125,30 @@ def _jitted_capture(f: Any, patterns: tuple[Pattern, ...], options: dict[str, An
     if inside is None:
         return None
     fn, jit_options = inside
+    asked: Any = options["inside"]
+    has_models = bool(asked and asked.known_models())
 
-    def make() -> Any:
+    def make(models: ModelsOfCall | None) -> Any:
         def captured(*args: Any, **kwargs: Any) -> Any:
-            result, records = _capture_now(fn, patterns, options, args, kwargs)
+            now = options if models is None else {**options, "inside": models.inside(asked, args, kwargs)}
+            result, records = _capture_now(fn, patterns, now, args, kwargs)
             return result, AsStored(records)
 
         return jax.jit(like(captured, fn), **jit_options)  # JAX keeps one trace for one function
 
-    key = (patterns, *[(name, by_identity(value)) for name, value in options.items()])
+    key = (patterns, *[(name, by_identity(value)) for name, value in options.items() if name != "inside"])
 
-    def compiled() -> Any:
-        now = (*key, state_of(*patterns, options["reduce"]))
-        return kept_with(f, now, make)
+    def compiled(args: Any, kwargs: Any) -> Any:
+        models = models_of_call(asked, args, kwargs) if has_models else None
+        now = (*key, models or asked, state_of(*patterns, options["reduce"]))
+        return kept_with(f, now, lambda: make(models))
 
-    if state_of(*patterns, options["reduce"]) is None:
-        return compiled()
-    # What a predicate or a reduce function reads may be another at the next call.
-    choosing = like(lambda *args, **kwargs: compiled()(*args, **kwargs), fn)
+    if not has_models and state_of(*patterns, options["reduce"]) is None:
+        return compiled((), {})
+    # What a predicate or a reduce function reads may be another at the next call, and so may be where a model is.
+    choosing = like(lambda *args, **kwargs: compiled(args, kwargs)(*args, **kwargs), fn)
     for name in ("lower", "trace", "eval_shape", "clear_cache"):
-        setattr(choosing, name, functools.partial(lambda name, *a, **k: getattr(compiled(), name)(*a, **k), name))
+        setattr(choosing, name, functools.partial(lambda name, *a, **k: getattr(compiled(a, k), name)(*a, **k), name))
     return choosing
 
 

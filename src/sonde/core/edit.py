@@ -15,6 +15,8 @@ from sonde import _jax
 from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable, like, run_with
 from sonde.core.handler import Handler
+from sonde.core.keeping import Bounded
+from sonde.core.module_roots import ModelsOfCall, models_of_call
 from sonde.core.new_values import Loop, at_positions, given_arrays, new_arrays, recorded_arrays, rows_along
 from sonde.core.path import Pattern, check_pattern, glob_matches
 from sonde.core.record import Record, Records
@@ -112,17 +114,30 @@ def edit(f: Callable[P, R], edits: Mapping[str, Any] | Mapping[Pattern, Any], *,
         given = edits
     chosen = {check_pattern(p): e if isinstance(e, Edit) else Edit(e) for p, e in given.items()}
 
-    def edit_now(fn: Callable, args: Any, kwargs: Any) -> Any:
+    def edit_now(fn: Callable, args: Any, kwargs: Any, models: ModelsOfCall | None = None) -> Any:
         def make(depth: int) -> Editing:
             return Editing(chosen, depth=depth)
 
-        return run_with(make, fn, args, kwargs, edits=True, inside=asked)[0]
+        now = asked if models is None or asked is None else models.inside(asked, args, kwargs)
+        return run_with(make, fn, args, kwargs, edits=True, inside=now)[0]
 
     jitted = _jax.jit_options(f)
-    if jitted is not None:
-        fn, options = jitted
-        return jax.jit(like(lambda *args, **kwargs: edit_now(fn, args, kwargs), fn), **options)
-    return like(lambda *args, **kwargs: edit_now(f, args, kwargs), f)
+    if jitted is None:
+        return like(lambda *args, **kwargs: edit_now(f, args, kwargs), f)
+    fn, options = jitted
+
+    def compiled(models: ModelsOfCall | None) -> Callable[..., Any]:
+        return jax.jit(like(lambda *args, **kwargs: edit_now(fn, args, kwargs, models), fn), **options)
+
+    if asked is None or not asked.known_models():
+        return compiled(None)
+    programs = Bounded()
+
+    def edited(*args: Any, **kwargs: Any) -> Any:
+        models = models_of_call(asked, args, kwargs)
+        return programs.remembered(models, lambda: compiled(models))(*args, **kwargs)
+
+    return like(edited, fn)
 
 
 class Editing(Handler):

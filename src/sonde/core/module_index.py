@@ -223,11 +223,9 @@ class Index:
         if path is None:
             return None
         try:
-            for key in path:
-                root = _child(root, key)
+            return path if at_path(root, path) is module else None
         except Exception:
             return None
-        return path if root is module else None
 
 
 class ByIdentity(Generic[T]):
@@ -255,11 +253,8 @@ def path_between(root: Any, module: Any) -> Path | None:
     return () if root is module else _indices.of(root).path(root, module)
 
 
-def has_path(root: Any, path: Path) -> bool:
-    """Whether attributes of a module lead somewhere."""
-    try:
-        for key in path:
-            root = _child(root, key)
-    except Exception:
-        return False
-    return True
+def at_path(root: Any, path: Path) -> Any:
+    """What attributes and keys lead to."""
+    for key in path:
+        root = _child(root, key)
+    return root

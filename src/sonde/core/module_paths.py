@@ -22,18 +22,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from sonde import _jax
+from sonde.core.array_origins import Changed, Source
 from sonde.core.context import ScopeName, path_under
 from sonde.core.module_copies import Copy, find_again, find_copy
-from sonde.core.module_index import Origin, is_found_by_arrays, module_kind, path_between, says_origin
+from sonde.core.module_index import Origin, at_path, is_found_by_arrays, module_kind, path_between, says_origin
 from sonde.core.module_roots import find_roots
+from sonde.errors import ScopeError
+
+_SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +61,11 @@ class Place:
     def below(self, text: str) -> Place:
         """A place further down."""
         return dataclasses.replace(self, text=_join(self.text, text), here=False) if text else self
+
+
+def _arrays_of(module: Any) -> Sequence[Any]:
+    kind: Any = module_kind(module)
+    return kind.arrays(module)
 
 
 def _join(*texts: str) -> str:
@@ -108,7 +119,7 @@ class Strangers:
 
     def name(self, module: Any) -> str:
         """The name of a module."""
-        caller = _jax.callers(4)  # some of them belong to the library
+        caller = _where(4)  # some of the functions belong to the library
         cls, n = type(module).__name__, 0
         for i, (ref, where, name) in enumerate(self._known):
             known = ref()
@@ -123,6 +134,43 @@ class Strangers:
         self._known.append((weakref.ref(module), caller, name))
         return name
 
+    def name_of(self, inner: InnerStranger) -> str:
+        """The name of a module that a traced function makes: the same each time the function is called."""
+        n = 0
+        for ref, _, name in self._known:
+            if ref() is inner:
+                return name
+            n += name == inner.cls or name.startswith(f"{inner.cls}_")
+        name = f"{inner.cls}_{n}" if n else inner.cls
+        self._known.append((lambda: inner, None, name))
+        return name
+
+    def forget(self, inner: InnerStranger) -> None:
+        """Takes a name back."""
+        self._known = [entry for entry in self._known if entry[0]() is not inner]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class InnerStranger:
+    """Stands for a module that is nowhere in the model, in all calls of a traced function that makes it.
+
+    Attributes:
+        cls: The name of its class.
+    """
+
+    cls: str
+
+
+def _where(n: int) -> tuple[tuple[Any, int], ...]:
+    """Where the program is: the code of the innermost functions outside of Sonde, each with its instruction."""
+    found: list[tuple[Any, int]] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(found) < n:
+        if not frame.f_code.co_filename.startswith(_SONDE):
+            found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
+
 
 class Stretch:
     """The calls that are open between two boundaries: the start of a capture, or of tracing a function.
@@ -133,18 +181,29 @@ class Stretch:
         n_names: How many names were open at the start.
         names_around: The names that are open around it, in the stretch outside.
         used: What was asked of the stretches around: where modules stand (by identity, or as a `Copy`), `"setting"`,
-            `"start"` and `"scopes"`; and functions of a frame, for what a library finds out itself.
+            `"start"` and `"scopes"`.
         notes: What the library of the modules keeps until the outermost call ends.
-        frame: The frame of the function that began it, at a boundary.
+        description: Of the call that it began with, at a boundary: that of the trace, if there is one.
         strangers: The modules that were called in it, outside of other calls, and that are nowhere.
+        inner_strangers: What stands for them in the program around, by their names.
     """
 
-    __slots__ = ("frame", "frames", "given", "n_names", "names_around", "notes", "strangers", "used")
+    __slots__ = (
+        "description",
+        "frames",
+        "given",
+        "inner_strangers",
+        "n_names",
+        "names_around",
+        "notes",
+        "strangers",
+        "used",
+    )
 
     def __init__(
-        self, given: Iterable[tuple[Place, Any]], n_names: int, names_around: Any, frame: FrameType | None = None
+        self, given: Iterable[tuple[Place, Any]], n_names: int, names_around: Any, description: Any = None
     ) -> None:
-        self.frame = frame
+        self.description = description
         self.given = list(given)
         self.names_around = names_around
         self.frames: list[Frame] = []
@@ -152,6 +211,7 @@ class Stretch:
         self.used: dict[Any, tuple[Any, Any]] = {}
         self.notes: list[Any] = []
         self.strangers = Strangers()
+        self.inner_strangers: dict[str, InnerStranger] = {}
 
     def find(self, module: Any) -> Place | None:
         """Where a module stands, by identity."""
@@ -189,16 +249,28 @@ class Trail:
         depth: How many captures are nested, this one included.
         handler: What the capture does at sites.
         stretches: The outermost first.
+        changed: What the program has computed of the arrays of the models, outside of traced functions.
     """
 
     def __init__(
-        self, roots: Sequence[tuple[str, Any]], depth: int, *, only_roots: bool = False, handler: Any = None
+        self,
+        roots: Sequence[tuple[str, Any]],
+        depth: int,
+        *,
+        only_roots: bool = False,
+        handler: Any = None,
+        trees: Sequence[Any] = (),
     ) -> None:
         self.depth = depth
         self.handler = handler
         self.only_roots = only_roots
         given = [(Place(path), root) for path, root in roots]
         self.stretches = [Stretch(given, len(_jax.name_stack()), None)]
+        models = [root for _, root in roots if is_found_by_arrays(root)]
+        self.changed = Changed(x for model in models for x in _arrays_of(model))
+        self._trees = trees
+        self._model_met = False
+        self._stand_in: tuple[set[int], Any] | None = None
 
     @property
     def root(self) -> Any:
@@ -236,12 +308,53 @@ class Trail:
                     found = stretch.find(asked)
                 origin = origin.before
             if found is not None:
+                if level == 0 and any(path_between(root, asked) is not None for _, root in stretch.given):
+                    self.meet_model(asked)
                 return self._seen_from_inside(found, level, asked)
-        if is_found_by_arrays(module) and (copied := find_copy(self, module)) is not None:
-            return self._seen_from_inside(*copied[:2], module, copied[2])
-        for stretch in self.stretches[1:]:
-            stretch.used[id(module)] = (weakref.ref(module), None)
+        copies: Sequence[Copy] = ()
+        if is_found_by_arrays(module):
+            copied, copies = find_copy(self, module)
+            if copied is not None:
+                return self._seen_from_inside(*copied, module, copies)
+        for level in range(1, len(self.stretches)):
+            self.stretches[level].used[id(module)] = (weakref.ref(module), None)
+            if copies:
+                self.stretches[level].used[copies[level]] = (None, None)
         return None
+
+    def arrays_at(self, path: Sequence[Any]) -> list[list[Any]]:
+        """The arrays of a submodule in trees that the program is called with, as the arrays of a model often are."""
+        found = []
+        for tree in self._trees:
+            with contextlib.suppress(KeyError, IndexError, TypeError):
+                found.append(jax.tree.leaves(at_path(tree, tuple(path))))
+        return found
+
+    def meet_model(self, module: Any) -> None:
+        """Notes that the program has a module of the model."""
+        self._model_met = True
+        if self._stand_in is not None:
+            raise ScopeError(
+                f"{type(module).__name__} is a module of the model that the capture looks into, but before it another "
+                f"{type(self.root).__name__} was called, with arrays of its own, which was taken for the model: its "
+                "sites and those of the model would have the same paths. Call the model first, or look into both: "
+                "inside=[model, other]"
+            )
+
+    def stands_in(self, model: Any, found: Sequence[Source], kept: Any) -> bool:
+        """Whether a module of the class of a model, with other arrays, is the model.
+
+        Args:
+            model: The model.
+            found: Where the arrays of the module come from.
+            kept: Keeps what they come from, which is known by identity.
+        """
+        if model is not self.root or any(stretch.frames for stretch in self.stretches):
+            return False
+        ends = set[int]().union(*[source.ends for source in found])
+        if self._stand_in is None and not self._model_met:
+            self._stand_in = ends, kept
+        return self._stand_in is not None and bool(ends & self._stand_in[0])
 
     def _seen_from_inside(self, place: Place, level: int, asked: Any, copies: Sequence[Copy] = ()) -> Place:
         for inner in range(level + 1, len(self.stretches)):
@@ -283,12 +396,38 @@ class Trail:
             place = stretch.innermost.below(stretch.frames[-1].strangers.name(module))
         elif last:
             _, inside, known = self._use_setting(last)
-            place = Place(stretch.strangers.name(module), known=known) if inside or is_other else None
+            place = Place(self._name_outside(module), known=known) if inside or is_other else None
         elif is_other:
             place = Place(stretch.strangers.name(module), known=not self.only_roots)
         if place is None:  # the outermost call: the root, wherever that is
             place = Place(self.stretches[last].here(self.depth), known=not self.only_roots, here=True)
         return place
+
+    def _name_outside(self, module: Any) -> str:
+        """The name of a module that the innermost traced function makes, among those of the call around it."""
+        stretch = self.stretches[-1]
+        local = stretch.strangers.name(module)
+        return self._name_of(stretch.inner_strangers.setdefault(local, InnerStranger(type(module).__name__)))
+
+    def _name_of(self, inner: InnerStranger) -> str:
+        level, name = next((i, found.name_of(inner)) for i, found in self._around())
+        for stretch in self.stretches[level + 1 :]:
+            stretch.used[inner] = (None, name)
+        return name
+
+    def _around(self) -> Iterator[tuple[int, Strangers]]:
+        """The strangers of the calls around the innermost traced function, the innermost first."""
+        for level in range(len(self.stretches) - 2, -1, -1):
+            stretch = self.stretches[level]
+            if stretch.frames or level == 0:
+                yield level, stretch.frames[-1].strangers if stretch.frames else stretch.strangers
+
+    def forget(self, inner: Iterable[InnerStranger]) -> None:
+        """Takes the names back that a traced function would have used if it were called here."""
+        for stretch in self.stretches:
+            for strangers in (stretch.strangers, *(frame.strangers for frame in stretch.frames)):
+                for stranger in inner:
+                    strangers.forget(stranger)
 
     def _setting(self, level: int) -> tuple[int, bool, bool]:
         """Of a stretch: how many scopes are open around it in the innermost call, and whether there is such a call."""
@@ -345,9 +484,9 @@ class Trail:
             place = dataclasses.replace(place, text=_join(self._scopes(last), place.text))
         return self._inward(place, last)
 
-    def enter(self, given: Iterable[tuple[Place, Any]], n_names: int = 0, frame: FrameType | None = None) -> None:
+    def enter(self, given: Iterable[tuple[Place, Any]], n_names: int = 0, description: Any = None) -> None:
         """Starts a stretch here."""
-        self.stretches.append(Stretch(given, n_names, _jax.open_names(), frame))
+        self.stretches.append(Stretch(given, n_names, _jax.open_names(), description))
 
     def still(self, key: Any, ref: Any, values: Callable[[], Sequence[Any] | None]) -> Any:
         """What a stretch that starts here would find if it asked for the same as an earlier one did.
@@ -366,8 +505,8 @@ class Trail:
                 return self._start(level)
             if key == "scopes":
                 return self._scopes(level)
-            if callable(key):  # what a library finds out itself
-                return key(sys._getframe())
+            if isinstance(key, InnerStranger):
+                return self._name_of(key)
             if isinstance(key, Copy):
                 found = find_again(self, key, values())
                 return None if found is None else self._seen_from_inside(*found, None)
@@ -416,10 +555,11 @@ class Request:
 
 
 class Wanted(NamedTuple):
-    """See `Request`."""
+    """See `Request`; and the shapes of the arrays of the models that are looked into, whose changes are noted."""
 
     methods: frozenset[str] = frozenset()
     more: Hashable = None
+    shapes: frozenset[tuple[int, ...]] = frozenset()
 
 
 NOTHING = Wanted()
@@ -428,15 +568,15 @@ NOTHING = Wanted()
 @contextlib.contextmanager
 def trail(
     f: Any, args: Any, kwargs: Any, request: Request | None, handler: Any, models: Sequence[Any] = ()
-) -> Iterator[None]:
+) -> Iterator[Changed]:
     """Around the run of a capture, which looks into some models if they are given."""
     root = None if request is None else request.root
-    roots = [("", root)] if root is not None else find_roots(f, args, kwargs)
-    roots += [("", model) for model in models if all(model is not known for _, known in roots)]
+    roots = [("", root)] if root is not None else find_roots(f, args, kwargs, models)
+    trees = [x for x in (*args, *kwargs.values()) if isinstance(x, Mapping)] if models else []
     trails = thread.trails
-    trails.append(Trail(roots, len(trails) + 1, only_roots=root is not None, handler=handler))
+    trails.append(Trail(roots, len(trails) + 1, only_roots=root is not None, handler=handler, trees=trees))
     try:
-        yield
+        yield trails[-1].changed
     finally:
         trails.pop()
 

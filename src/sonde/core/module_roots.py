@@ -3,28 +3,105 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sonde.core.module_index import has_modules, module_kind, outermost_in
+from sonde import _jax
+from sonde.core.asking import Request
+from sonde.core.module_index import at_path, has_modules, module_kind, outermost_in, path_between
+from sonde.errors import ScopeError
 
 
-def find_roots(f: Any, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> list[tuple[str, Any]]:
     """The modules that a call is about: in its arguments, or else what the function belongs to or refers to.
 
     Paths count from the first; the names of further arguments stand in front of the paths in them. If all modules are
     in containers, paths count from the containers.
+
+    If it is to be looked into some models, paths count from the first of them. Further models are named as arguments,
+    or after their classes. The first argument of the class of the first model stands for it, if the model itself is no
+    argument: what a program is called with is often the model after some steps.
+
+    Raises:
+        ScopeError: There are several such arguments, and they are copies that do not say what they are copies of.
     """
+    found, in_containers = _found_in(f, args, kwargs)
+    if not models:
+        return [("" if i == 0 and not in_containers else name, x) for i, (name, x) in enumerate(found)]
+    first, *others = models
+    names = {id(x): name for name, x in found}
+    roots = [("", first)]
+    if id(first) not in names:
+        alike = [x for _, x in found if type(x) is type(first) and all(x is not other for other in others)]
+        if len(alike) > 1 and _has_tracers(alike[0]):
+            raise ScopeError(
+                f"the function is called with {len(alike)} modules of the class {type(first).__name__}, in a program "
+                "that is compiled: which of them is the model of `inside=` is not known. Give it as the only argument "
+                "of its class: functools.partial can hold the others"
+            )
+        roots += [("", x) for x in alike[:1]]
+    for x in (*others, *(x for _, x in found)):
+        if all(x is not root and path_between(root, x) is None for _, root in roots):
+            taken = {name for name, _ in roots}
+            name = names.get(id(x)) or type(x).__name__
+            roots.append((next(n for n in _numbered(name) if n not in taken), x))
+    return roots
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelsOfCall:
+    """Where the models that are looked into are, in a call of a jitted function, which gets copies of its arguments.
+
+    Attributes:
+        paths: For each model, the keys that lead to it from the arguments; None if it is none of them.
+        asked: What is asked for, and of which models that are no arguments.
+    """
+
+    paths: tuple[tuple[Any, ...] | None, ...]
+    asked: Request | None
+
+    def inside(self, asked: Request, args: Any, kwargs: Any) -> Request:
+        """What is asked for inside of the function, of what it was called with."""
+        models = asked.known_models()
+        if len(models) != len(self.paths):
+            return asked
+        values = (args, kwargs)
+        return asked.at([m if path is None else at_path(values, path) for m, path in zip(models, self.paths)])
+
+
+def models_of_call(asked: Request, args: Any, kwargs: Any) -> ModelsOfCall:
+    """Where the models are in a call. Programs may be used again if this is the same."""
+    found = {id(module): path for path, module in outermost_in((args, kwargs), ())}
+    models = asked.known_models()
+    paths = tuple(found.get(id(model)) for model in models)
+    return ModelsOfCall(paths, asked.at([m for m, path in zip(models, paths) if path is None]))
+
+
+def _has_tracers(module: Any) -> bool:
+    kind = module_kind(module)
+    return kind is not None and kind.arrays is not None and any(isinstance(x, _jax.Tracer) for x in kind.arrays(module))
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    for i in itertools.count(1):
+        yield f"{name}_{i}"
+
+
+def _found_in(f: Any, args: Any, kwargs: Any) -> tuple[list[tuple[str, Any]], bool]:
+    """The modules of a call with names, and whether they are in containers among its arguments."""
     named = [*((str(i), x) for i, x in enumerate(args)), *kwargs.items()]
     found = [(name, x) for name, x in (*_around(f), *named) if _is_root(x)]
     if not found and has_modules():
         if in_containers := _in_containers(named):
-            return in_containers
+            return in_containers, True
         found = [(name, x) for name, x in _referred_to(f) if _is_root(x)]
     unique: dict[int, tuple[str, Any]] = {}
     for name, x in found:
         unique.setdefault(id(x), (name, x))  # one that is given twice has the name and the place of the first
-    return [("" if i == 0 else name, x) for i, (name, x) in enumerate(unique.values())]
+    return list(unique.values()), False
 
 
 def _is_root(value: Any) -> bool:

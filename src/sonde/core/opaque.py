@@ -3,16 +3,25 @@
 A site in them would be lost without a word. In a function that a traced program calls on the host (`jax.pure_callback`
 and the like) the capture is told of it: the function runs as one that is looked at, where every site is an error. A
 function that was compiled ahead of time says nothing of the sites that its source has; calling it is an error.
+
+What `equinox.internal.noinline` returns calls its function on the host, too. While a capture runs the function is
+called where it stands, which computes the same; if it is chosen only when the program runs, a site in it is an error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import functools
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import jax
 
 from sonde import _jax
 from sonde.core.context import Looking, look, looking
+from sonde.core.inside import first_site
 from sonde.errors import CaptureError
 
 
@@ -44,3 +53,46 @@ def _refuse() -> None:
 
 
 opaque = _jax.opaque_calls(_looked_at, _refuse)
+
+
+@contextlib.contextmanager
+def inlined() -> Iterator[None]:
+    """Functions that Equinox keeps out of line are called where they stand."""
+    noinline = sys.modules.get("equinox.internal._noinline")
+    with contextlib.nullcontext() if noinline is None else _inlining(noinline):
+        yield
+
+
+@functools.cache
+def _inlining(noinline: Any) -> Any:
+    wrapper = noinline._NoInlineWrapper
+    plain = wrapper.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if looking() is None:
+            return plain(self, *args, **kwargs)
+        if isinstance(self.dynamic_index, jax.core.Tracer):
+            _check_no_sites(self, args, kwargs)
+            return plain(self, *args, **kwargs)
+        function = noinline._index_to_fn[int(self.dynamic_index)]
+        return noinline.hashable_combine(self.dynamic_fn, function)(*args, **kwargs)
+
+    return _jax.InPlace(_jax.Change(wrapper, "__call__", call))
+
+
+def _check_no_sites(wrapper: Any, args: Any, kwargs: Any) -> None:
+    leaves, tree = jax.tree.flatten((wrapper.dynamic_fn, args, kwargs))
+    arrays = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
+
+    def run(*given: Any) -> list[Any]:
+        now = dict(zip(arrays, given))
+        function, args, kwargs = jax.tree.unflatten(tree, [now.get(i, x) for i, x in enumerate(leaves)])
+        out = wrapper.abstract_fn(function, *args, **kwargs)
+        return [x for x in jax.tree.leaves(out) if isinstance(x, jax.Array)]
+
+    jaxpr, _ = _jax.trace_to_jaxpr(run, [_jax.typeof(leaves[i]) for i in arrays])
+    if (site := first_site(jaxpr)) is not None:
+        raise CaptureError(
+            f"site {site.path!r} ({site.source}) cannot be captured: it is in a function of equinox.internal.noinline "
+            "that is an argument of a compiled program, which calls it on the host. Call the function itself"
+        )

@@ -7,16 +7,17 @@ from typing import Any
 
 from sonde import _jax
 from sonde.core import boundaries, rules  # noqa: F401 (registers the rules)
+from sonde.core.array_origins import Changed
 from sonde.core.asking import Request as Asking
 from sonde.core.context import Looking, look, looking, unchanged_after
 from sonde.core.handler import Handler
 from sonde.core.inside import has_sites
-from sonde.core.module_paths import NOTHING, Request, trail
-from sonde.core.opaque import opaque
+from sonde.core.module_paths import NOTHING, Request, Wanted, trail
+from sonde.core.opaque import inlined, opaque
 from sonde.core.primitive import kept
 from sonde.core.trace import SiteTrace
 
-_shortcut = _jax.eager_shortcut(SiteTrace, has_sites)
+_shortcut = _jax.eager_shortcut(SiteTrace, has_sites, lambda trace: trace.changed)
 _meshes = _jax.meshes_can_be_set(SiteTrace)
 _maps = _jax.maps_told_apart(has_sites)
 
@@ -61,21 +62,30 @@ def run_with(
     handler: Handler = make(depth)
     handler.outside = outer
     trace = SiteTrace(_jax.current_trace(), handler)
+    models = () if inside is None else inside.known_models()
     try:
         with (
             unchanged_after(),
-            trail(f, args, kwargs, request, handler, () if inside is None else inside.known_models()),
+            trail(f, args, kwargs, request, handler, models) as trace.changed,
             boundaries.hook,
             _shortcut,
             _meshes,
             _maps,
             kept,
             opaque,
+            inlined(),
             _jax.set_current_trace(trace),
-            look(Looking(grads, edits, depth, modules, asked)),
+            look(Looking(grads, edits, depth, _with_shapes(modules, trace.changed), asked)),
         ):
             result = f(*args, **kwargs)
     finally:
         trace.invalidate()
     handler.finish()
     return result, handler
+
+
+def _with_shapes(modules: tuple[Wanted, ...], changed: Changed | None) -> tuple[Wanted, ...]:
+    """What the captures want of modules, with the shapes of arrays that are followed: jitted functions depend on it."""
+    if changed is None or not changed.shapes:
+        return modules
+    return (*modules[:-1], modules[-1]._replace(shapes=changed.shapes))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sonde import _jax
+from sonde.core.array_origins import Changed
 from sonde.core.handler import Handler
 from sonde.core.inside import first_site, has_sites
 from sonde.core.item import in_runs_of_maps
@@ -28,12 +29,13 @@ CUSTOM_RULES: dict[str, Callable[..., Any]] = {}
 class SiteTrace(_jax.Trace):
     """Runs a function on behalf of a handler, on top of the trace `parent`."""
 
-    __slots__ = ("handler", "parent")
+    __slots__ = ("changed", "handler", "parent")
 
     def __init__(self, parent: _jax.Trace, handler: Handler) -> None:
         super().__init__()
         self.parent: Any = parent
         self.handler = handler
+        self.changed: Changed | None = None  # what is noted of arrays that are computed here, if anything is
         self.requires_low = getattr(parent, "requires_low", True)
         # Code that compares trace levels (Variables refuse to be changed from another one) must not see a new level,
         # and jit's fast path must not see a new cache key.
@@ -79,10 +81,17 @@ class SiteTrace(_jax.Trace):
             rule = RULES.get(primitive)
             if rule is None:
                 raise unsupported(primitive, params)
-            return self._rule(rule, tracers, params)
+            outs = self._rule(rule, tracers, params)
+            if self.changed is not None:
+                self.changed.note(primitive, params, tracers, outs)
+            return outs
         if type(primitive) is _jax.Primitive:  # what `bind` would do, without doing again what it has done already
-            return self.parent.process_primitive(primitive, tracers, params)
-        return self._bind(primitive, tracers, params)
+            outs = self.parent.process_primitive(primitive, tracers, params)
+        else:
+            outs = self._bind(primitive, tracers, params)
+        if self.changed is not None:
+            self.changed.note(primitive, params, tracers, outs)
+        return outs
 
     def _bind(self, primitive: Any, tracers: Any, params: Any) -> Any:
         with _jax.set_current_trace(self.parent):

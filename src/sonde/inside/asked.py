@@ -15,7 +15,7 @@ from sonde.inside.swapping import Session, Use, live_functions, marks_of
 
 
 class Request:
-    """What one `inside=` asks for. The same object for the same things, so that what was compiled for it is found.
+    """What one `inside=` asks for, but for models. The same object for the same things: programs are traced for it.
 
     Attributes:
         functions: The functions whose variables are sites.
@@ -26,7 +26,7 @@ class Request:
         named: Those of the functions that were asked for themselves, and did not come with a class or package.
     """
 
-    __slots__ = ("__weakref__", "calls", "expressions", "functions", "hooks", "methods", "models", "named")
+    __slots__ = ("__weakref__", "calls", "expressions", "functions", "hooks", "methods", "named")
 
     def __init__(
         self,
@@ -43,23 +43,49 @@ class Request:
         self.calls = calls
         self.hooks = hooks
         self.named = named
-        self.models: list[weakref.ref[Any]] = []
 
-    def look_into(self, models: Sequence[Any]) -> None:
-        """Says which models are looked into. They do not make it another request: their classes do."""
-        for model in models:
-            with contextlib.suppress(TypeError):
-                self.models.append(weakref.ref(model))
-        self.models = [ref for ref in self.models if ref() is not None][-8:]
+
+class Look:
+    """What one `inside=` asks for, and the models that it names; these are not kept alive.
+
+    Attributes:
+        request: What it asks for. Which models it is about makes no other request: their classes do.
+        models: The models, if they are modules to the engine.
+    """
+
+    __slots__ = ("models", "request")
+
+    def __init__(self, request: Request, models: Sequence[Any] = ()) -> None:
+        self.request = request
+        self.models = tuple(weakref.ref(model) for model in models if module_kind(model) is not None)
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """The names of the methods of modules whose arguments and results are sites."""
+        return self.request.methods
 
     def known_models(self) -> list[Any]:
-        """The models that are looked into, as far as they still exist and are modules to the engine."""
-        models = [model for ref in self.models if (model := ref()) is not None]
-        return [model for model in models if module_kind(model) is not None]
+        """The models that are looked into, as far as they still exist."""
+        return [model for ref in self.models if (model := ref()) is not None]
+
+    def at(self, models: Sequence[Any]) -> Look:
+        """The same for other models."""
+        return Look(self.request, models)
 
     def nested_in(self, outer: Asked | None, depth: int) -> Asked:
         """What is asked for when this is the request of the capture at `depth`."""
-        return _asked((*(outer.requests if outer is not None else ()), (depth, self)))
+        return _asked((*(outer.requests if outer is not None else ()), (depth, self.request)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Look)
+            and self.request is other.request
+            and len(self.models) == len(other.models)
+            and all(a is b for a, b in zip(self.models, other.models))  # there is one reference to an object
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.request), *map(id, self.models)))
 
 
 _requests: weakref.WeakValueDictionary[tuple[Any, ...], Request] = weakref.WeakValueDictionary()
@@ -74,8 +100,9 @@ def request(*parts: Any) -> Request:
     return found
 
 
-def joined(requests: Sequence[Request]) -> Request:
-    """One request for everything that several ask for."""
+def joined(looks: Sequence[Look]) -> Look:
+    """One for everything that several ask for."""
+    requests = [look.request for look in looks]
     found = request(
         frozenset[FunctionMarks]().union(*(r.functions for r in requests)),
         any(r.expressions for r in requests),
@@ -84,8 +111,8 @@ def joined(requests: Sequence[Request]) -> Request:
         frozenset().union(*(r.hooks for r in requests)),
         frozenset[FunctionMarks]().union(*(r.named for r in requests)),
     )
-    found.look_into([model for r in requests for ref in r.models if (model := ref()) is not None])
-    return found
+    models = {id(model): model for look in looks for model in look.known_models()}
+    return Look(found, list(models.values()))
 
 
 class _Sessions(threading.local):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from types import FrameType
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
 
+from sonde.core.boundaries import told_apart_by
 from sonde.inside.libraries import Model
 from sonde.inside.named_paths import run_named, scope_of
 
@@ -28,14 +29,14 @@ def _intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
         return method(*args, **kwargs)
     path = tuple(map(str, module.path))
     original = getattr(type(module), name, None)
-    return run_named(scope_of(path, module.scope.root, _path_around), module, name, method, args, kwargs, original)
+    return run_named(scope_of(path, module.scope.root), module, name, method, args, kwargs, original)
 
 
-def _path_around(frame: FrameType | None) -> Any:
-    """The path of the nearest module that is a variable of a running function: linen's jit traces for many at once."""
-    while frame is not None:
-        for value in list(frame.f_locals.values()):
-            if isinstance(value, nn.Module) and value.scope is not None:
-                return value.path
-        frame = frame.f_back
-    return None
+def _paths_given(args: Sequence[Any]) -> Any:
+    """The paths of the modules that linen's jit calls a function for: it has one trace for all that are alike."""
+    parts = [part for arg in args for part in (arg if type(arg) is tuple else (arg,))]
+    modules = [module for part in parts if isinstance(module := getattr(part, "module", None), nn.Module)]
+    return tuple([module.path for module in modules if module.scope is not None]) or None
+
+
+told_apart_by.append(_paths_given)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 from sonde import _jax
 from sonde.core.context import ScopeName, looking
-from sonde.core.module_paths import thread
 from sonde.inside.calls import between_sites
 from sonde.inside.marks import function_names
 
@@ -47,19 +45,13 @@ _running = _Running()
 
 
 @contextlib.contextmanager
-def scope_of(path: Path, root: Any, around: Callable[[FrameType | None], Any] | None = None) -> Iterator[None]:
+def scope_of(path: Path, root: Any) -> Iterator[None]:
     """The scope of a module with a path.
 
     Args:
         path: The path.
         root: What paths count from: another run of the model has another.
-        around: Finds the path of the module that runs in a frame or around it. A library that uses one trace for
-            modules with different paths needs it: such a trace does for one path only.
     """
-    if around is not None:
-        for trail in thread.trails:
-            for stretch in trail.stretches[1:]:
-                stretch.used[around] = (None, around(stretch.frame))
     before = _running.scopes[-1] if _running.scopes else None
     name = _NamedPath("/".join(path) or "module")
     name.own, name.around = path, before[0] if before is not None and before[1] is root else ()

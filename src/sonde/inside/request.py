@@ -51,7 +51,7 @@ class Inside:
         hooks = frozenset().union(*(model.hooks for _, model in models))
         named = frozenset().union(*(found.functions for found in self._found if found.by_name))
         self.request = asked.request(functions, expressions, names if models else frozenset(), calls, hooks, named)
-        self.request.look_into([thing for thing, _ in models])
+        self.look = asked.Look(self.request, [thing for thing, _ in models])
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -67,16 +67,16 @@ class Inside:
         return f"Inside({len(self.request.functions)} functions, {len(self.left_out)} left out)"
 
 
-def request_of(inside: Any) -> asked.Request:
+def request_of(inside: Any) -> asked.Look:
     """What an argument `inside=` asks for."""
-    if isinstance(inside, asked.Request):
+    if isinstance(inside, asked.Look):
         return inside
     if isinstance(inside, Inside):
-        return inside.request
+        return inside.look
     if type(inside) in (list, tuple, set, frozenset):
         if not inside:
             raise TypeError("inside= takes at least one function, class, module, model or name; got none")
         plain = [x for x in inside if not isinstance(x, Inside)]
-        made = [x.request for x in inside if isinstance(x, Inside)] + ([Inside(*plain).request] if plain else [])
+        made = [x.look for x in inside if isinstance(x, Inside)] + ([Inside(*plain).look] if plain else [])
         return asked.joined(made)
-    return Inside(inside).request
+    return Inside(inside).look

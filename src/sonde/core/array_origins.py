@@ -1,0 +1,208 @@
+"""Where an array comes from: which arrays it was made of by changes that leave it what it was.
+
+A weight that is cast, masked, scaled, updated by an optimizer or carried by a loop is still that weight. In a program
+that is being traced, equations say what a tracer was computed from, and the description of its call what an argument
+stands for (`_jax.Arguments`). Outside, arrays say nothing: while a capture looks into a model, what is computed there
+of its arrays is noted (`Changed`), by weak references.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from sonde import _jax
+from sonde.core.jaxpr_cache import JaxprCache
+
+_STEPS = 200  # equations that are followed for one array
+# What these primitives compute of arrays is a change of each. A weight that is computed in another way, as by a product
+# of matrices, is a new one.
+# fmt: off
+_CHANGES = frozenset({
+    "abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate", "convert_element_type", "copy",
+    "copy_p", "cos", "device_put", "div", "dynamic_slice", "dynamic_update_slice", "exp", "expand_dims", "expm1",
+    "floor", "gather", "integer_pow", "log", "log1p", "logistic", "max", "min", "mul", "neg", "not",
+    "optimization_barrier", "or", "pow", "real", "reduce_precision", "reshape", "rev", "round", "rsqrt", "scatter",
+    "scatter-add", "scatter_add", "scatter_mul", "select_n", "sharding_constraint", "sign", "sin", "slice",
+    "sonde_site", "split", "sqrt", "square", "squeeze", "stack", "stop_gradient", "sub", "tanh", "transpose", "unstack",
+})
+# fmt: on
+
+
+def changed_inputs(primitive: Any, params: dict[str, Any], position: int, n_inputs: int) -> Iterable[int]:
+    """Which inputs of a primitive one of its outputs is a change of, by number."""
+    if primitive.name in _CHANGES:
+        return range(n_inputs)
+    if primitive is _jax.scan_p:
+        n_consts, n_carry = _jax.scan_sizes(params)
+        return [n_consts + position] if position < n_carry else []
+    if primitive is _jax.while_p:
+        return [params["cond_nconsts"] + params["body_nconsts"] + position]
+    if primitive is _jax.cond_p:
+        return sorted({1 + i for branch in params["branches"] for i in _changed_inputs_of(branch)[position]})
+    inner = [*_jax.sub_jaxprs(params)]
+    if len(inner) == 1:
+        jaxpr = _jax.open_jaxpr(inner[0])
+        if len(jaxpr.invars) == n_inputs and position < len(jaxpr.outvars):
+            return _changed_inputs_of(inner[0])[position]
+    return []
+
+
+_of_jaxprs = JaxprCache()
+
+
+def _changed_inputs_of(jaxpr: Any) -> list[frozenset[int]]:
+    """For every output of a program, which of its inputs it is a change of."""
+    opened = _jax.open_jaxpr(jaxpr)
+    kept = _of_jaxprs.of(opened)
+    if "changed" in kept:
+        return kept["changed"]
+    of: dict[Any, frozenset[int]] = {var: frozenset({i}) for i, var in enumerate(opened.invars)}
+    nothing = frozenset[int]()
+
+    def look_up(var: Any) -> frozenset[int]:
+        return nothing if isinstance(var, _jax.Literal) else of.get(var, nothing)
+
+    for eqn in opened.eqns:
+        if not any(map(look_up, eqn.invars)):
+            continue
+        for position, var in enumerate(eqn.outvars):
+            if not getattr(var.aval, "ndim", 0):
+                continue
+            inputs = changed_inputs(eqn.primitive, eqn.params, position, len(eqn.invars))
+            found = [look_up(eqn.invars[k]) for k in inputs if getattr(eqn.invars[k].aval, "ndim", 0)]
+            if made := nothing.union(*found):
+                of[var] = made
+    kept["changed"] = [look_up(var) for var in opened.outvars]
+    return kept["changed"]
+
+
+class Changed:
+    """The arrays outside of traced programs that are changes of some arrays, with those.
+
+    Attributes:
+        shapes: The shapes of the arrays. What has another shape is not followed: JAX calls compiled functions without a
+            word if it has called them with the same shapes before, so it must be known which to look at every time.
+        around: The traces that were under way when it was made.
+    """
+
+    __slots__ = ("_ends", "_is_change", "around", "shapes")
+
+    def __init__(self, arrays: Iterable[Any] = ()) -> None:
+        self.around = _jax.traces_around()
+        self._ends: dict[int, tuple[weakref.ref[Any], frozenset[int]]] = {}
+        arrays = [x for x in arrays if isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer) and np.ndim(x)]
+        self.shapes = frozenset(np.shape(array) for array in arrays)
+        self._is_change: dict[Any, bool] = {}
+        for array in arrays:
+            self._note(array, frozenset({id(array)}))
+
+    def _note(self, array: Any, ends: frozenset[int]) -> None:
+        number, known = id(array), self._ends
+        known[number] = weakref.ref(array, lambda _: known.pop(number, None)), ends
+
+    def ends(self, array: Any) -> frozenset[int]:
+        """The arrays that an array is a change of, by identity; none if it is none of theirs."""
+        found = self._ends.get(id(array))
+        return found[1] if found is not None and found[0]() is array else frozenset()
+
+    def can_be_change(self, jaxpr: Any) -> bool:
+        """Whether a program may return a change of such an array that it is called with, by its shapes."""
+        if not self.shapes:
+            return False
+        found = self._is_change.get(jaxpr)
+        if found is None:
+            of = _jax.open_jaxpr(jaxpr)
+            outs = [i for i, var in enumerate(of.outvars) if getattr(var.aval, "shape", None) in self.shapes]
+            inputs = _changed_inputs_of(jaxpr) if outs else []
+            found = any(of.invars[k].aval.shape in self.shapes for i in outs for k in inputs[i])
+            self._is_change[jaxpr] = found
+        return found
+
+    def note(self, primitive: Any, params: dict[str, Any], inputs: Sequence[Any], outputs: Any) -> None:
+        """Notes what a primitive has computed."""
+        known = self._ends
+        if not any(id(x) in known for x in inputs):
+            return
+        for position, out in enumerate(outputs if primitive.multiple_results else (outputs,)):
+            if isinstance(out, _jax.Tracer) or np.shape(out) not in self.shapes or self.ends(out):
+                continue
+            of = [inputs[i] for i in changed_inputs(primitive, params, position, len(inputs))]
+            if ends := frozenset[int]().union(*[self.ends(x) for x in of]):
+                self._note(out, ends)
+
+
+@dataclasses.dataclass(slots=True)
+class Source:
+    """Where an array comes from.
+
+    Attributes:
+        ends: The arrays outside, by identity.
+        values: The same, or what they were changed to, by weak references.
+        numbers: The arguments of programs on the way: for the description of each call, by identity, a number.
+        is_lost: Whether a way ends at an argument that is not known.
+    """
+
+    ends: set[int]
+    numbers: dict[int, int]
+    values: list[weakref.ref[Any]]
+    is_lost: bool = False
+
+
+def joined(sources: Sequence[Source]) -> Source:
+    """Where an array comes from that was made of several; none means that it is not known."""
+    ends = set[int]().union(*[source.ends for source in sources])
+    is_lost = not sources or any(source.is_lost for source in sources)
+    return Source(ends, {}, [value for source in sources for value in source.values], is_lost)
+
+
+class Sources:
+    """Finds where arrays come from.
+
+    Args:
+        changed: What is known of arrays outside of traced programs.
+    """
+
+    def __init__(self, changed: Changed) -> None:
+        self._changed = changed
+        self._arguments = _jax.Arguments(changed.around)
+        self._kept: list[Any] = []  # the identity of what is gone could be that of something else
+
+    def of(self, value: Any) -> Source:
+        """Where an array comes from."""
+        found = Source(set(), {}, [])
+        todo = [value]
+        for _ in range(_STEPS):
+            if not todo:
+                break
+            value = todo.pop()
+            self._kept.append(value)
+            argument = self._arguments.find(value)
+            if argument is not None:
+                description, number, value = argument
+                found.numbers.setdefault(id(description), number)
+                if value is None:
+                    found.is_lost = True
+                else:
+                    todo.append(value)
+                continue
+            before = _jax.origin_of(value) if isinstance(value, _jax.Tracer) else None
+            if isinstance(before, _jax.Origin):
+                of = changed_inputs(before.primitive, before.params, before.position, len(before.inputs))
+                inputs = [before.inputs[i] for i in of if np.ndim(before.inputs[i])]
+                todo += inputs
+                if not inputs:
+                    found.ends.add(id(value))
+                    found.values.append(weakref.ref(value))
+            elif before is not None:
+                todo.append(before)
+            else:
+                found.ends |= self._changed.ends(value) or {id(value)}
+                if isinstance(value, (jax.Array, np.ndarray)):
+                    found.values.append(weakref.ref(value))
+        return found

@@ -1,0 +1,73 @@
+"""Where arrays come from: what counts as a change of an array, in traced programs and outside."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from sonde import _jax
+from sonde.core.array_origins import Changed, Sources, changed_inputs
+
+W, V = jnp.ones((2, 3)), jnp.zeros((2, 3))
+CHANGES = {
+    "cast": lambda w, v: w.astype(jnp.float16),
+    "a step of an optimizer": lambda w, v: jax.jit(lambda w, g: w - 0.1 * g)(w, v @ jnp.ones((3, 3))),
+    "carried by a loop": lambda w, v: jax.lax.fori_loop(0, 2, lambda i, w: w * 2, w),
+    "carried by a while loop": lambda w, v: jax.lax.while_loop(lambda w: w.sum() < 9, lambda w: w * 2, w),
+    "in a branch": lambda w, v: jax.lax.cond(v.sum() > 0, lambda w: w, lambda w: -w, w),
+    "mapped": lambda w, v: jax.vmap(lambda w: w + 1)(w),
+    "stacked": lambda w, v: jnp.stack([w, w]),
+    "rows set": lambda w, v: w.at[0].set(0.0),
+}
+NEW = {
+    "a product": lambda w, v: w @ jnp.ones((3, 3)),
+    "of its shape": lambda w, v: jnp.ones_like(w),
+    "scaled by its norm": lambda w, v: v * jnp.sum(w**2),
+    "random": lambda w, v: jax.random.normal(jax.random.key(0), w.shape),
+}
+
+
+def ends_in_jit(f):
+    found = []
+
+    @jax.jit
+    def run(w, v):
+        sources = Sources(Changed())  # made here, so that the arguments of `run` are values like others
+        made, w_end = sources.of(f(w, v)).ends, sources.of(w).ends
+        found.append(bool(made & w_end))
+        return 0
+
+    run(W, V)
+    return found[0]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_an_array_comes_from_it(name):
+    assert ends_in_jit(CHANGES[name])
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_what_is_computed_in_another_way_is_new(name):
+    assert not ends_in_jit(NEW[name])
+
+
+def test_outputs_of_a_program_are_followed_one_by_one():
+    jaxpr = jax.make_jaxpr(lambda a, b: jax.jit(lambda a, b: (b * 2, a @ b.T, a + b))(a, b))(W, V)
+    (call,) = jaxpr.eqns
+    assert call.primitive is _jax.jit_p
+    assert [list(changed_inputs(call.primitive, call.params, i, 2)) for i in range(3)] == [[1], [], [0, 1]]
+
+
+def test_arrays_outside_of_programs_are_noted_if_they_have_the_shape_of_one_that_is_followed():
+    weight = jnp.arange(6.0).reshape(2, 3)
+    changed = Changed([weight])
+    assert changed.ends(weight) == {id(weight)} and not changed.ends(W)
+    other = weight + 1
+    changed.note(jax.lax.add_p, {}, [weight, W], other)
+    assert changed.ends(other) == {id(weight)}
+    flat = weight.reshape(6)
+    changed.note(jax.lax.reshape_p, {}, [weight], flat)
+    assert not changed.ends(flat)
+    step = jax.make_jaxpr(lambda w: w * 2)(weight)
+    assert changed.can_be_change(step) and not changed.can_be_change(jax.make_jaxpr(lambda w: w @ w.T)(weight))
+    del other
+    assert len(changed._ends) == 1
