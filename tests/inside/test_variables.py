@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import linecache
 import threading
 import types
@@ -666,3 +667,16 @@ def test_no_warnings_from_compiling():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sonde.capture(dot_product, inside=sonde.Inside(dot_product, expressions=True))(X, X)
+
+
+def test_functions_that_python_does_not_list_because_the_heap_was_frozen():
+    namespace: dict[str, types.FunctionType] = {}
+
+    def frozen(x):
+        y = x * 2
+        return y
+
+    namespace["f"] = frozen
+    gc.freeze()  # as servers do before they fork; the tests do it once themselves
+    _, records = sonde.capture(lambda x: namespace["f"](x), inside=frozen)(jnp.ones(2))
+    assert [path.rpartition("/")[2] for path in records] == ["x", "y", "return"]

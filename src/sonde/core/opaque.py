@@ -71,7 +71,7 @@ def _inlining(noinline: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if looking() is None:
             return plain(self, *args, **kwargs)
-        if isinstance(self.dynamic_index, jax.core.Tracer):
+        if isinstance(self.dynamic_index, _jax.Tracer):
             _check_no_sites(self, args, kwargs)
             return plain(self, *args, **kwargs)
         function = noinline._index_to_fn[int(self.dynamic_index)]

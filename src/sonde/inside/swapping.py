@@ -15,7 +15,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, Literal
 
@@ -134,11 +134,13 @@ class _Heap:
 
     Looking at every object there is takes a tenth of a second, so that is done once per file. After that new objects
     are looked at while they are in Python's young generations: when the functions are wanted, and before a collection
-    moves them on.
+    moves them on. What a program has frozen (`gc.freeze`) Python does not list; it is found by way of the rest, once.
     """
 
     def __init__(self) -> None:
         self._by_file: dict[str, dict[int, weakref.ref[FunctionType]]] = {}
+        self._frozen: list[weakref.ref[FunctionType]] = []
+        self._n_frozen = 0
 
     def functions(self, files: Collection[str]) -> list[FunctionType]:
         """Those of some files."""
@@ -148,7 +150,15 @@ class _Heap:
             new = [file for file in files if file not in self._by_file]
             self._by_file.update({file: {} for file in new})
             self._add(gc.get_objects() if new else _young_objects())
+            if new or gc.get_freeze_count() > self._n_frozen:
+                self._add(self._frozen_functions())
             return [f for file in files for ref in list(self._by_file[file].values()) if (f := ref()) is not None]
+
+    def _frozen_functions(self) -> Iterator[FunctionType]:
+        if gc.get_freeze_count() > self._n_frozen:
+            self._n_frozen = gc.get_freeze_count()
+            self._frozen = [weakref.ref(x) for x in _reachable() if type(x) is FunctionType]
+        return (f for ref in self._frozen if (f := ref()) is not None)
 
     def _before_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start" and info["generation"] >= _MOVES_ON:
@@ -170,6 +180,23 @@ _MOVES_ON = 0 if sys.version_info >= (3, 14) else 1
 
 def _young_objects() -> list[Any]:
     return gc.get_objects(0) if _MOVES_ON == 0 else gc.get_objects(1) + gc.get_objects(0)
+
+
+_PARTS = 10_000  # objects that are looked at together
+_NO_REFERENTS = (str, int, float, bytes, bool, CodeType, type(None))
+
+
+def _reachable() -> list[Any]:
+    """Every object that a module or a listed object leads to."""
+    found: dict[int, Any] = {}
+    todo: list[Any] = [*sys.modules.values(), *gc.get_objects()]
+    while todo:
+        part, todo = todo[-_PARTS:], todo[:-_PARTS]
+        new = {id(x): x for x in gc.get_referents(*part) if type(x) not in _NO_REFERENTS}
+        fresh = [x for key, x in new.items() if key not in found]
+        found.update({id(x): x for x in fresh})
+        todo += fresh
+    return list(found.values())
 
 
 _heap = _Heap()
