@@ -10,6 +10,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import sonde
@@ -131,6 +132,29 @@ def test_names_that_sonde_has_not_are_those_of_flax():
     with sonde.alias():
         assert importlib.import_module("flax.jax_utils").replicate is jax_utils.replicate
         assert importlib.import_module("flax").__version__ == version.__version__
+
+
+@pytest.mark.filterwarnings("ignore:Flax Checkpointing:DeprecationWarning")
+def test_functions_of_flax_itself_write_what_is_made_under_it(tmp_path):
+    """Flax's checkpoints are not Sonde's; they use Flax's own serialization on a `TrainState` of Sonde."""
+    with sonde.alias():
+        checkpoints = importlib.import_module("flax.training.checkpoints")
+        flax = importlib.import_module("flax")
+        train_state = importlib.import_module("flax.training.train_state")
+
+        class WithStatistics(train_state.TrainState):
+            statistics: object = None
+
+        state = WithStatistics.create(apply_fn=None, params={"w": jnp.arange(3.0)}, tx=optax.sgd(0.1), statistics=1)
+        before = flax.config.flax_use_orbax_checkpointing
+        flax.config.update("flax_use_orbax_checkpointing", False)
+        try:
+            checkpoints.save_checkpoint(str(tmp_path), {"state": state}, step=0)
+            back = checkpoints.restore_checkpoint(str(tmp_path), {"state": state.replace(statistics=2)})
+        finally:
+            flax.config.update("flax_use_orbax_checkpointing", before)
+    assert isinstance(back["state"], WithStatistics) and back["state"].statistics == 1
+    np.testing.assert_array_equal(back["state"].params["w"], state.params["w"])
 
 
 def test_for_good_and_without_flax():

@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, Self
 
+from sonde import serialization
+
 #: Modules of Flax that stand around, and the modules of Sonde that have their names.
 _AROUND = {
     "flax": (),
@@ -125,6 +127,7 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if self._count == 1:
                 self._real = _take_out()
                 sys.meta_path.insert(0, self)
+                _introduce(self._real)
 
     def off(self) -> None:
         with self._lock:
@@ -152,6 +155,7 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                     sys.meta_path.insert(0, self)
                     self._real = _take_out()
                     sys.modules.update(ours)
+                _introduce(self._real)
             return self._real.get(name)
 
     def module(self, name: str) -> types.ModuleType | None:
@@ -188,6 +192,12 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if isinstance(found, _Around):
             found.__spec__ = module.__spec__
         sys.modules[module.__name__] = found
+
+
+def _introduce(real: dict[str, types.ModuleType]) -> None:
+    """Makes the types that Sonde can serialize known to Flax itself, whose functions are met under other names."""
+    if "flax.serialization" in real:
+        serialization.put_aside(real["flax.serialization"])
 
 
 def _of_sonde(name: str) -> types.ModuleType | None:

@@ -48,6 +48,7 @@ class _Form:
 
 _forms: dict[type, _Form] = {}
 _unknown_to_flax: list[type] = []
+_put_aside: list[Any] = []
 _lock = threading.Lock()
 
 
@@ -95,9 +96,17 @@ def register_serialization_state(
     tell_flax()
 
 
+def put_aside(flax: Any) -> None:
+    """Says which module `flax.serialization` is while that name means this one; see `sonde.alias`."""
+    _put_aside[:] = [flax]
+    tell_flax()
+
+
 def tell_flax() -> None:
     """Registers with `flax.serialization`, if that is loaded, what is registered here."""
-    flax = sys.modules.get("flax.serialization") if _unknown_to_flax else None
+    if not _unknown_to_flax:
+        return
+    flax = _put_aside[-1] if _put_aside else sys.modules.get("flax.serialization")
     register = getattr(flax, "register_serialization_state", None)
     if register is None or register is register_serialization_state:
         return

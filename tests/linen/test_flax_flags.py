@@ -3,6 +3,7 @@
 import sys
 
 import flax
+import flax.linen
 import jax
 import jax.numpy as jnp
 import pytest
@@ -49,6 +50,32 @@ def test_adopted_modules_keep_their_names_if_asked(setting):
     assert names(Outer) == ["inner"]
     setting("flax_preserve_adopted_names", True)
     assert names(Outer) == ["mine"] and names(Own) == ["inner"]
+
+
+def test_names_of_modules_are_kept_apart_in_keys_if_asked(setting):
+    def keys(linen):
+        class Leaf(linen.Module):
+            def __call__(self):
+                return jax.random.key_data(self.make_rng("rng")).tolist()
+
+        class Node(linen.Module):
+            leaf: str
+
+            @linen.compact
+            def __call__(self):
+                return Leaf(name=self.leaf)()
+
+        class Model(linen.Module):
+            @linen.compact
+            def __call__(self):
+                return Node("cd", name="ab")(), Node("d", name="abc")()
+
+        return Model().apply({}, rngs={"rng": jax.random.key(3)})
+
+    for wanted in (False, True):
+        setting("flax_fix_rng_separator", wanted)
+        one, two = keys(nn)
+        assert (one == two) is not wanted and (one, two) == keys(flax.linen)
 
 
 def test_without_flax_the_environment_counts(monkeypatch):

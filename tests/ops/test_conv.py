@@ -32,7 +32,7 @@ def test_conv_equals_flax_in_one_dimension(draw, close, padding, kernel_size):
         close(ops.conv(x, layer.kernel[...], layer.bias[...], **options), layer(x))
 
 
-@pytest.mark.parametrize("padding", ["SAME", "VALID", "CIRCULAR", "REFLECT", 1, [(1, 2), (0, 1)]], ids=str)
+@pytest.mark.parametrize("padding", ["SAME", "VALID", "valid", "CIRCULAR", "REFLECT", 1, [(1, 2), (0, 1)]], ids=str)
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 def test_conv_equals_flax_in_two_dimensions(draw, close, padding, batch):
     options = {"strides": (2, 1), "padding": padding, "kernel_dilation": (1, 2)}

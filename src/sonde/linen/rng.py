@@ -3,7 +3,8 @@
 A stream is a key and the words that lead to the place where it is used: the names of the modules on the way and how
 often the place has asked before. A key is made from them only when asked for. Two modules therefore get independent
 keys in whatever order they are called, and adding a layer leaves the keys of the others alone. Words are hashed one
-after the other without a separator, as Linen does it, so initial values are equal to Linen's for the same seed.
+after the other without a separator, as Linen does it, so initial values are equal to Linen's for the same seed; with one
+if the flag `flax_fix_rng_separator` of Flax is set.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.errors import InvalidRngError
+from sonde.linen.flax_flags import flag
 
 Word = str | int
 
@@ -38,7 +40,8 @@ class Stream:
         """The key of this very place."""
         if not self.words:
             return self.root
-        digest = hashlib.sha1(b"".join(map(_bytes, self.words))).digest()
+        before = b"\0" if flag("flax_fix_rng_separator") else b""
+        digest = hashlib.sha1(b"".join(before + _bytes(word) for word in self.words)).digest()
         return jax.random.fold_in(self.root, jnp.uint32(int.from_bytes(digest[:4], "big")))
 
     def map_root(self, fn: Callable[[Any], Any]) -> Stream:

@@ -85,6 +85,8 @@ def apply_padding(
     lax_padding = canonicalize_padding(padding, rank)
     if not isinstance(lax_padding, str):
         return inputs, lax_padding
+    if lax_padding.upper() in _BY_CONVOLUTION:  # JAX takes its names in any case
+        return inputs, lax_padding.upper()
     reach = [(size - 1) * dilation for size, dilation in zip(kernel_size, kernel_dilation)]
     if lax_padding in _BY_COPYING:
         pads = [(0, 0), *((r // 2, (r + 1) // 2) for r in reach), (0, 0)]
@@ -95,7 +97,5 @@ def apply_padding(
                 f"padding 'CAUSAL' needs one spatial axis to run along, got a kernel with {rank} spatial axes."
             )
         return inputs, [(reach[0], 0)]
-    if lax_padding not in _BY_CONVOLUTION:
-        names = ", ".join(repr(n) for n in (*_BY_CONVOLUTION, *_BY_COPYING, "CAUSAL"))
-        raise LayerInputError(f"unknown padding {padding!r}: expected one of {names}, a number, or pairs of numbers.")
-    return inputs, lax_padding
+    names = ", ".join(repr(n) for n in (*_BY_CONVOLUTION, *_BY_COPYING, "CAUSAL"))
+    raise LayerInputError(f"unknown padding {padding!r}: expected one of {names}, a number, or pairs of numbers.")
