@@ -3,8 +3,8 @@
 A stream is a key and the words that lead to the place where it is used: the names of the modules on the way and how
 often the place has asked before. A key is made from them only when asked for. Two modules therefore get independent
 keys in whatever order they are called, and adding a layer leaves the keys of the others alone. Words are hashed one
-after the other without a separator, as Linen does it, so initial values are equal to Linen's for the same seed; with one
-if the flag `flax_fix_rng_separator` of Flax is set.
+after the other without a separator, as Linen does it, so initial values are equal to Linen's for the same seed; there
+is one if the flag `flax_fix_rng_separator` of Flax is set.
 """
 
 from __future__ import annotations
