@@ -51,6 +51,19 @@ def test_report_as_json(write, sonde, folder) -> None:
     assert (folder / "page.html").exists()
 
 
+def test_report_with_tokens(write, sonde, folder) -> None:
+    write()
+    for name, text in (("tokens.txt", "The\n cat\n sat\n<b>\n"), ("tokens.json", '["The", " cat", " sat", "<b>"]')):
+        write(text, name)
+        data = sonde.json("report", "model:make", "--tokens", name, "--out", "page.html")
+        assert data["tokens"] == ["The", " cat", " sat", "<b>"]
+        assert "<b>" not in (folder / "page.html").read_text().split("<script")[-2]
+    write('{"a": 1}', "tokens.json")
+    for name, message in (("tokens.json", "must hold a JSON list of strings"), ("none.txt", "There is no file")):
+        result = sonde("report", "model:make", "--tokens", name)
+        assert result.exit_code == 2 and message in result.stderr
+
+
 def test_gradients_of_a_program_that_differentiates_nothing(write, sonde) -> None:
     write(DEAD)
     result = sonde("report", "model:make", "--grads", "--json")

@@ -147,8 +147,12 @@ def deep():
 
 
 def many_heads():
-    """More heads than a page draws."""
-    return examine(lambda x: sonde.sow(jax.nn.softmax(x), "weights"), title="Many heads")(normal(80, 6, 6))
+    """More heads than a page draws, and names longer than a label."""
+    report = examine(lambda x: sonde.sow(jax.nn.softmax(x), "weights"), title="Many heads")(normal(80, 6, 6))
+    return report.add(HeatMap(title="Long names", values=[[1.0, 2.0], [3.0, 4.0]], rows=list(LONG)))
+
+
+LONG = tuple(f"decoder/blocks/{i}/{'nested/' * 10}attention/output/{name}" for i, name in ((3, "kernel"), (4, "bias")))
 
 
 def extreme():

@@ -338,6 +338,17 @@ def test_attention_has_all_heads_tokens_numbers_and_code(browser):
     assert 'records["blocks/7/attn/weights"].value[2]' in zoom.find_element("css selector", "pre").text
 
 
+def test_long_names_are_told_apart(browser):
+    page = browser.open("many_heads")
+    labels = [text.split("…") for text in page.texts("svg.chart text") if "…" in text]
+    assert [(first[:16], last[-7:]) for first, last in labels] == [
+        ("decoder/blocks/3", "/kernel"),
+        ("decoder/blocks/4", "ut/bias"),
+    ]
+    whole = page.js("return [...document.querySelectorAll('svg.chart text title')].map((title) => title.textContent)")
+    assert whole == list(pages.LONG)
+
+
 def test_pictures_say_how_many_heads_are_not_drawn(browser):
     page = browser.open("many_heads", path="weights")
     assert len(page.all("#site canvas.map")) == 64

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sonde
-from sonde import sow
+from sonde import sow, store, tools
 from sonde.report import examine
 from sonde.tools import (
     attention_heads,
@@ -20,10 +20,12 @@ from sonde.tools import (
     attribute_edges,
     compare,
     first_nonfinite,
+    logit_attribution,
     logit_lens,
     monitor,
     patch_paths,
     patch_sweep,
+    probe,
     summarize,
 )
 
@@ -42,6 +44,11 @@ RESULTS = {
     "edges": lambda: attribute_edges(f, "h*", "end", baseline=-X)(X),
     "paths": lambda: patch_paths(f, X, -X, "h*", "end", lambda y: y),
     "heads": lambda: attention_heads(lambda t: sow(jnp.ones((1, 1, 3, 3)) / 3, "w"), "w")(jnp.array([[1, 2, 1]])),
+    "logits": lambda: logit_attribution(
+        lambda x: sow(x, "h<b>"), "h*", stream="h<b>", readout=lambda h: h, metric=lambda y: y[0, 0]
+    )(X[None]),
+    "reading": lambda: logit_lens(f, readout=lambda h: h, k=1)(X)["end"],
+    "row": lambda: summarize(f)(X)[0],
     "comparison": lambda: compare(f, f)(X),
     "summary": lambda: summarize(f)(X),
 }
@@ -58,7 +65,7 @@ class Cells(HTMLParser):
         self.titles += [value for name, value in attrs if name == "title"]
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("name", [name for name in RESULTS if name != "row"])
 def test_every_result_draws_itself(name: str) -> None:
     found = RESULTS[name]()
     frame = found.to_dataframe()
@@ -98,7 +105,21 @@ IN_NOTEBOOKS = {
     "nonfinite": lambda: first_nonfinite(lambda x: sow(x / 0, "h<b>"))(X),
     "monitored": _monitored,
     "report": lambda: examine(f, title="<b>")(X),
+    "finding": lambda: examine(lambda x: sow(x / 0, "h<b>"))(X).findings[0],
+    "edge": lambda: RESULTS["edges"]()[0],
+    "drift": lambda: compare(f, lambda x: f(x + 1))(X).drifts[0],
+    "statistics": lambda: store.statistics(f, [X]),
+    "statistics of units": lambda: store.statistics(f, [X])["end"],
 }
+
+
+def test_no_result_of_the_tools_is_left_out() -> None:
+    probed = probe({"h<b>": np.eye(4, dtype=np.float32).repeat(5, 0)}, np.arange(4).repeat(5))
+    drawn = [make() for make in (*RESULTS.values(), *IN_NOTEBOOKS.values())] + [probed]
+    assert "h&lt;b&gt;" in probed._repr_html_()
+    results = {name for name in tools.__all__ if isinstance(getattr(tools, name), type)}
+    assert results - {type(found).__name__ for found in drawn} == set()
+    assert all(hasattr(found, "_repr_html_") for found in drawn)
 
 
 @pytest.mark.parametrize("name", IN_NOTEBOOKS)

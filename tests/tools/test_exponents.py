@@ -81,5 +81,5 @@ def test_arrays_without_numbers() -> None:
         assert {k: np.shape(x) for k, x in found.items()} == {k: np.shape(x) for k, x in made.items()}
     whole = moments_of_whole(np.arange(6).reshape(2, 3), 1, NAMES)
     np.testing.assert_allclose(whole["floats"], jax.vmap(moments)(jnp.arange(6).reshape(2, 3))["floats"], rtol=1e-6)
-    scalar = moments_of_whole(np.float32(3.0)[None], 1)
+    scalar = moments_of_whole(np.full(1, 3.0, np.float32), 1)
     assert scalar["alive"].shape == (1, 0)

@@ -98,8 +98,15 @@ class UnitStatistics:
         return (directions / np.sqrt(np.maximum(sizes, 0) + epsilon)) @ directions.T
 
     def __repr__(self) -> str:
-        total = int(self.count.reshape(-1)[0]) if self.count.size else 0
-        return f"<statistics of {self.path!r}: {list(self.mean.shape)} units, {total:,} samples>"
+        return f"<statistics of {self.path!r}: {list(self.mean.shape)} units, {self.total:,} samples>"
+
+    @property
+    def total(self) -> int:
+        """How many finite samples the first unit has."""
+        return int(self.count.reshape(-1)[0]) if self.count.size else 0
+
+    def _repr_html_(self) -> str:
+        return DataStatistics({self.path: self}, 0)._repr_html_()
 
 
 class DataStatistics(Mapping[str, UnitStatistics]):
@@ -123,6 +130,28 @@ class DataStatistics(Mapping[str, UnitStatistics]):
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self._found.values()))
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("site", "units", "samples", "means from", "to", "largest deviation", "from", "to")
+        for path, s in self.items():
+            numbers = [
+                f"{float(x):.4g}" for x in _ends(s.mean) + _ends(s.std)[1:] + _ends(s.min)[:1] + _ends(s.max)[1:]
+            ]
+            table.add_row(Text(path), "x".join(map(str, s.mean.shape)), f"{s.total:,}", *numbers)
+        return table
+
+    def _repr_html_(self) -> str:
+        from sonde.core.display import in_notebook
+
+        return in_notebook(self)
+
+
+def _ends(x: np.ndarray) -> list[float]:
+    """The smallest and the largest number; NaN if there is none."""
+    return [float(np.min(x)), float(np.max(x))] if x.size else [np.nan, np.nan]
 
 
 def statistics(

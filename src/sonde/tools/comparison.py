@@ -88,6 +88,16 @@ class Drift:
             f"({self.max_rel:.3g} of the largest; {self.rel_norm:.3g} of the norm)"
         )
 
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        return Text(f"{self} ({self.source})", style="red" if self.differs else "")
+
+    def _repr_html_(self) -> str:
+        from sonde.core.display import in_notebook
+
+        return in_notebook(self)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Drawn):

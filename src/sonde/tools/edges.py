@@ -41,6 +41,16 @@ class Edge(NamedTuple):
     receiver: str
     score: float
 
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        return Text(f"{self.sender} -> {self.receiver}: {self.score:.4g}")
+
+    def _repr_html_(self) -> str:
+        from sonde.core.display import in_notebook
+
+        return in_notebook(self)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Edges(Sequence[Edge], Drawn):

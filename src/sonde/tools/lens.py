@@ -23,7 +23,7 @@ from sonde.tools.words import shown_by, words
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Drawn):
     """What one site says.
 
     Attributes:
@@ -37,6 +37,30 @@ class Reading:
     probabilities: jax.Array
     entropy: jax.Array
     loops: int = 0
+
+    def _heat(self) -> Heat:
+        best, sure = (np.asarray(x)[..., 0] for x in (self.tokens, self.probabilities))
+        best, sure = (np.reshape(x, (*x.shape[:-1], -1)) if x.ndim else x[None] for x in (best, sure))
+        rows = list(np.ndindex(best.shape[:-1]))
+        values = np.stack([sure[at] for at in rows]).astype(np.float64)
+        names = [",".join(map(str, at)) for at in rows]
+        texts = [[str(int(t)) for t in best[at]] for at in rows]
+        return Heat(values, names, list(map(str, range(values.shape[1]))), _BEST, "position", texts)
+
+    def heat(self, tokens: Any = None, names: Any = None) -> Heat:
+        """What is drawn; `names` shows the best tokens too."""
+        return _with_names(super(Reading, self).heat(tokens, names), names)
+
+
+_BEST = "the best token at every position, and how sure"
+
+
+def _with_names(heat: Heat, names: Any) -> Heat:
+    """The same with the best tokens as `names` shows them."""
+    if names is None:
+        return heat
+    show = shown_by(names)
+    return dataclasses.replace(heat, texts=[[show(int(t)) if t else "" for t in row] for row in heat.texts])
 
 
 class Lens(Mapping[str, Reading], Drawn):
@@ -72,7 +96,7 @@ class Lens(Mapping[str, Reading], Drawn):
         rows = list(self.rows(example))
         columns = max((len(best) for _, best, _ in rows), default=0)
         head = [""] * columns if tokens is None else words(tokens, show)
-        table = Table(title="the best token at every position, and how sure")
+        table = Table(title=_BEST)
         table.add_column("site", no_wrap=True, overflow="fold")
         for i in range(columns):
             table.add_column(Text(head[i] if i < len(head) else ""))
@@ -86,16 +110,11 @@ class Lens(Mapping[str, Reading], Drawn):
         sure = [np.pad(p.astype(np.float64), (0, width - len(p)), constant_values=np.nan) for _, _, p in rows]
         texts = [[str(int(t)) for t in best] + [""] * (width - len(best)) for _, best, _ in rows]
         values = np.stack(sure) if sure else np.zeros((0, 0))
-        title = "the best token at every position, and how sure"
-        return Heat(values, [name for name, _, _ in rows], list(map(str, range(width))), title, "position", texts)
+        return Heat(values, [name for name, _, _ in rows], list(map(str, range(width))), _BEST, "position", texts)
 
     def heat(self, tokens: Any = None, names: Any = None) -> Heat:
         """What is drawn; `names` shows the best tokens too."""
-        found = super().heat(tokens, names)
-        if names is None:
-            return found
-        show = shown_by(names)
-        return dataclasses.replace(found, texts=[[show(int(t)) if t else "" for t in row] for row in found.texts])
+        return _with_names(super().heat(tokens, names), names)
 
     def rows(self, example: int = 0) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         """Of every site, and of every iteration of loops around it, the best token at each position, and how sure.

@@ -63,6 +63,9 @@ class Row:
         """The path, with the part, and the call and iteration where there are several."""
         return f"{self.path}{self.part and '.' + self.part}" + (f"[{self.call}]" if self.call else "")
 
+    def _repr_html_(self) -> str:
+        return Summary([self])._repr_html_()
+
 
 class Summary(Sequence[Row], Drawn):
     """The rows of `summarize`, in the order of the records: by path, value before gradient, then by iteration."""

@@ -51,8 +51,8 @@ function flowFigure(view, data, select) {
     log: true,
     height: 250,
     ticks: [
-      { at: 0, text: clipped(labels[0], 40) },
-      ...(labels.length > 1 ? [{ at: labels.length - 1, text: clipped(labels[labels.length - 1], 40) }] : []),
+      { at: 0, text: folded(labels[0], 48) },
+      ...(labels.length > 1 ? [{ at: labels.length - 1, text: folded(labels[labels.length - 1], 48) }] : []),
     ],
     name: `Scale of values and gradients over ${view.name}: ${plural(members.length, "site")}`,
     pick: (i) => select(members[i].path),

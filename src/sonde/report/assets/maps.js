@@ -225,7 +225,7 @@ function matrixMaps(picture, p, scale, tokens, open) {
 }
 
 // A matrix with a label for each row and column; `pick(i, j)` is what a click on a cell does.
-const LONGEST_ROW = 40;
+const LONGEST_ROW = 64;
 
 function heatMap(panel) {
   const values = panel.values.map((row) => row.map(num));
@@ -273,14 +273,15 @@ function heatMap(panel) {
   root.append(image);
   const every = (n) => Math.max(1, Math.ceil(12 / cell), Math.ceil(n / 64));
   for (let i = 0; i < rows; i += every(rows)) {
-    root.append(svg("text", { x: left - 6, y: (i + 0.5) * cell + 4, "text-anchor": "end" }, clipped(rowName(i), LONGEST_ROW)));
+    const at = { x: left - 6, y: (i + 0.5) * cell + 4, "text-anchor": "end" };
+    root.append(svg("text", at, ...named(rowName(i), LONGEST_ROW)));
   }
   for (let j = 0; j < columns; j += every(columns)) {
     const [x, y] = [left + (j + 0.5) * cell, h + 14];
     const place = turned
       ? { "text-anchor": "end", transform: `translate(${x + 4} ${y - 4}) rotate(-45)` }
       : { "text-anchor": "middle", x, y };
-    root.append(svg("text", place, clipped(columnName(j), 18)));
+    root.append(svg("text", place, ...named(columnName(j), 18)));
   }
   if (panel.column_title)
     root.append(svg("text", { x: left + w / 2, y: h + bottom, "text-anchor": "middle" }, panel.column_title));
@@ -342,6 +343,18 @@ function short(x) {
       ? x.toExponential(0).replace("e+", "e")
       : String(Number(x.toPrecision(2)));
   return text.replace(/-/g, "−");
+}
+
+// A long name with its middle left out: paths differ at both ends.
+function folded(text, n) {
+  if (text.length <= n) return text;
+  const tail = Math.floor((n - 1) / 2);
+  return `${text.slice(0, n - 1 - tail)}…${text.slice(text.length - tail)}`;
+}
+
+// What a label says; the whole name is read by pointing at one that is folded.
+function named(text, n) {
+  return text.length > n ? [folded(text, n), svg("title", {}, text)] : [text];
 }
 
 function clipped(text, n) {

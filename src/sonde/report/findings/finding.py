@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 Severity = Literal["problem", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note")
@@ -33,3 +33,14 @@ class Finding:
     source: str = ""
     also: tuple[str, ...] = ()
     weight: float = 0.0
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        lines = [f"{self.severity}: {self.text}", self.help, self.source]
+        return Text("\n".join(filter(None, lines)))
+
+    def _repr_html_(self) -> str:
+        from sonde.core.display import in_notebook
+
+        return in_notebook(self)
