@@ -7,6 +7,11 @@ JOBS   ?= auto
 # A run of the tests starts some forty processes. Without bytecode on disk each would compile every file anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+# What JAX compiled for the tests is kept, as bytecode is: a program that did not change is not compiled again. What was
+# not used for a week goes.
+COMPILED := $(abspath $(VENV))/compiled
+PYTEST    = find $(COMPILED) -type f -atime +7 -delete 2>/dev/null; JAX_COMPILATION_CACHE_DIR=$(COMPILED) $(BIN)/python -m pytest
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo examples-models test test-fast check test-thorough test-transformers test-browser test-wheel docs pictures pre-commit bench clean
 
@@ -32,12 +37,15 @@ examples-models: setup  ## The examples on SmolLM2, a pretrained model, with pic
 	@for file in logit_lens induction_heads patching attribution probe steering lora sentences; do \
 	  echo "== $$file"; $(BIN)/python examples/models/$$file.py || exit 1; done
 
-test: setup check  ## Lint, types, layers, then every test that is not marked thorough or browser
-	COMPILE=$(COMPILE) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not thorough and not browser and not transformers' -q \
-	  --durations=20
+# Types take half a minute on one core, so the checks run beside the tests; what they say comes at the end.
+test: setup  ## Lint, types, layers, and every test that is not marked thorough or browser
+	@$(MAKE) --no-print-directory check > $(VENV)/check.txt 2>&1 & checks=$$!; \
+	export COMPILE=$(COMPILE); $(PYTEST) -n $(JOBS) --dist worksteal \
+	  -m 'not thorough and not browser and not transformers' -q --durations=20; tests=$$?; \
+	wait $$checks; checked=$$?; cat $(VENV)/check.txt; exit $$((tests + checked))
 
 test-fast: setup  ## The inner loop: what finds most mistakes in under a minute
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not thorough' -q tests/core/rules tests/core/test_capture.py \
+	$(PYTEST) -n $(JOBS) --dist worksteal -m 'not thorough' -q tests/core/rules tests/core/test_capture.py \
 	  tests/core/test_edit.py tests/core/test_record.py tests/core/test_inventory.py tests/core/test_perturbing.py \
 	  tests/nnx/test_module.py tests/nnx/test_graph.py tests/nnx/transforms/test_lifting.py tests/linen/test_module.py \
 	  tests/ops/test_dense.py tests/test_layers.py tests/test_public_names.py
@@ -49,7 +57,7 @@ check: setup  ## Lint, format, types and the arrows between the layers
 	$(BIN)/lint-imports
 
 test-thorough: setup  ## The long runs; SEEDS=a:b runs the generated programs of these seeds alone
-	SEEDS=$(SEEDS) $(BIN)/python -m pytest -n $(JOBS) -m thorough -q $(if $(SEEDS),-k test_many_random_programs)
+	export SEEDS=$(SEEDS); $(PYTEST) -n $(JOBS) -m thorough -q $(if $(SEEDS),-k test_many_random_programs)
 
 test-transformers: setup  ## Models against transformers and torch, and the real weights of SmolLM2 and MiniLM
 	$(BIN)/python -m pip install --quiet --group transformers

@@ -128,7 +128,7 @@ def test_size_of_500_sites():
 
 def test_size_of_500_sites_in_loops_with_pictures():
     f = lambda x: jax.lax.scan(lambda c, _: (sonde.sow(c * 0.99, "attn"), None), x, length=300)[0].sum()
-    report = examine(jax.grad(f), grads=True)(jnp.ones((2, 8, 64, 64)) / 64)
+    report = examine(jax.grad(f), grads=True)(jnp.ones((2, 8)) / 8)
     (site,) = report.sites
     (one,) = examine(lambda x: sonde.sow(x, "attn"))(jnp.ones((2, 8, 64, 64)) / 64).pictures
     sites = [
