@@ -152,9 +152,11 @@ class Cut(Sequence[Any]):
         return self._n
 
     def __getitem__(self, index: Any) -> Any:
-        made = self._make() if self._made is None else self._made
-        if not any(isinstance(x, _jax.Tracer) for x in made):  # those are of the transform that asks
-            self._made = made
+        made = self._made
+        if made is None:
+            made = self._make()
+            if not any(isinstance(x, _jax.Tracer) for x in made):  # those are of the transform that asks
+                self._made = made
         return tuple(made[index]) if isinstance(index, slice) else made[index]
 
     def __reduce__(self) -> Any:
