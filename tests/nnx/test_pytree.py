@@ -235,3 +235,28 @@ def test_what_methods_refer_to_can_be_pickled():
     from sonde.core.context import RUNNING_CAPTURES
 
     assert pickle.loads(pickle.dumps(RUNNING_CAPTURES)) is RUNNING_CAPTURES
+
+
+def test_which_classes_are_pytrees(same):
+    def run(nnx):
+        class Opaque(nnx.Pytree, pytree=False):
+            def __init__(self):
+                self.items = [nnx.Param(1.0)]
+
+        class Derived(Opaque):
+            def __init__(self):
+                self.w = nnx.Param(1.0)
+
+        class Old(nnx.Object):
+            def __init__(self):
+                self.items = [nnx.Param(1.0)]
+
+        class Both(nnx.Module, Old):
+            pass
+
+        leaves = [jax.tree_util.all_leaves([cls()]) for cls in (Opaque, Derived, Old, Both)]
+        return leaves, [len(nnx.to_flat_state(nnx.state(cls()))) for cls in (Opaque, Derived, Old, Both)]
+
+    assert same(run) == ([True, False, True, True], [1, 1, 1, 1])
+    with pytest.raises(ValueError, match="Wrong derives from nnx.Object"):
+        type("Wrong", (nnx.Object,), {}, pytree=True)

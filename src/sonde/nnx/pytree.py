@@ -186,6 +186,7 @@ class Pytree(_Slots, metaclass=PytreeMeta):
     _stamp: int
 
     _is_pytree: ClassVar[bool] = True
+    _never_a_pytree: ClassVar[bool] = False
     #: Whether the attributes are all there is, so that `build` may set them without `_blank` and `_fill`.
     _only_attributes: ClassVar[bool] = True
     _declared: ClassVar[Mapping[str, bool]] = {}
@@ -202,8 +203,9 @@ class Pytree(_Slots, metaclass=PytreeMeta):
 
     def __init_subclass__(cls, *, pytree: bool | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if pytree is not None:
-            cls._is_pytree = pytree
+        if pytree and cls._never_a_pytree:
+            raise ValueError(f"{cls.__name__} derives from nnx.Object, which is no pytree: pytree=True is not for it.")
+        cls._is_pytree = not cls._never_a_pytree if pytree is None else pytree
         declared = dict(cls._declared)
         for base in reversed(cls.__mro__[1:]):
             declared.update(base.__dict__.get("_declared", {}))
@@ -498,8 +500,10 @@ def _register(cls: type[Pytree]) -> None:
     jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, unflatten, _flatten)
 
 
-class Object(Pytree):
-    """The older name of Pytree, kept for code that subclasses it."""
+class Object(Pytree, pytree=False):
+    """An older name, kept for code that subclasses it: a Pytree that JAX takes for a leaf and nnx goes into."""
+
+    _never_a_pytree = True
 
 
 KIND[Pytree] = NODE
