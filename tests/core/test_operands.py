@@ -11,8 +11,8 @@ from sonde.core.site import Gate, View
 
 GATES = frozenset({Gate(object(), 0, 2)})
 VIEWS = [
-    View(gradient_of=gradient_of, role=role, anchored=anchored, gates=gates, follows=follows)
-    for gradient_of, role, anchored, gates, follows in itertools.product(
+    View(gradient_of=gradient_of, role=role, anchored=anchored, gates=gates, whiles=whiles)
+    for gradient_of, role, anchored, gates, whiles in itertools.product(
         (None, (0, 1)), ("site", "mark", "look"), (False, True), (frozenset(), GATES), ((), (object(), object()))
     )
 ]
@@ -24,13 +24,13 @@ def test_whatever_is_put_together_is_taken_apart_again(n, grads):
     site = site_of([np.ones(2)] * n, grads=grads)
     arrays = [f"array {i}" for i in range(n)]
     for view in VIEWS:
-        followed = tuple(f"followed {i}" for i in range(len(view.follows)))
-        given = Operands(list(arrays), "anchor", "token", "gate", followed)
+        active = tuple(f"active {i}" for i in range(len(view.whiles)))
+        given = Operands(list(arrays), "anchor", "token", "gate", active)
         flat = given.flat(site, view)
         assert len(set(flat)) == len(flat)
         found = operands_of(flat, site, view)
         assert found.arrays == arrays
-        assert found.followed == followed
+        assert found.active == active
         assert found.flat(site, view) == flat
         for name, value in (("anchor", found.anchor), ("token", found.token), ("gate", found.gate)):
             assert value in (None, name)

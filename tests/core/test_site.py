@@ -152,7 +152,7 @@ def test_an_exception_is_told_the_site_and_raised_again():
 
 def test_what_is_left_of_a_view_when_the_value_is_recorded():
     axes = (Axis("vmap", 3),)
-    view = View(order=1, axes=axes, role="look", anchored=1, follows=(object(),))
+    view = View(order=1, axes=axes, role="look", anchored=1, whiles=(object(),))
     assert view.recorded == View(order=1, axes=axes)
     assert View(axes=axes).recorded == View(axes=axes)
     assert (View().is_value, View(gradient_of=()).is_value) == (True, False)

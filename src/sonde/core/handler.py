@@ -280,6 +280,10 @@ class Rebinding(Handler):
         del base
         return super().child(1, steps, prefix)
 
+    def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
+        """The outputs of a function with its own derivatives, or of its forward rule, which may not meet the sites."""
+        return list(outs)
+
     def carried(self) -> list[Any]:
         """The operand."""
         return [] if self.operand is None else [self.operand]

@@ -1,16 +1,17 @@
 """The operands of the site primitive, taken apart and put together in one place.
 
-    value     *arrays [anchor] [gate] *followed           -> *arrays [token]
-    look      *arrays anchor [token] [gate] *followed     ->
-    gradient  *cotangents token [gate] *followed          -> *cotangents
+    value     *arrays [anchor] [gate] *active             -> *arrays [token]
+    look      *arrays anchor [token] [gate] *active       ->
+    gradient  *cotangents token [gate] *active            -> *cotangents
 
 The token is an int32 that tells calls apart: a function that is compiled once and called twice has one `Site`, two
 values and, perhaps, one gradient. The number travels from the value to its gradient as a residual, so a gradient is
 never given to the wrong call. The gate is a boolean that says whether the branch with the site was taken; it appears
-when `vmap` turns a `cond` into a select, where both branches run. The site follows the further operands: it is mapped
-where they are, which is all that they say (see `View.follows`). The anchor is the number of the iteration; it appears
-when a loop is differentiated, which would otherwise move a site whose value does not change out of the loop. There the
-site is divided in two, so that the value itself stays free to move (see `View.role`).
+when `vmap` turns a `cond` into a select, where both branches run. There is a number for every `while_loop` around the
+site whose predicate is being mapped; that it is mapped is all it says, and once the site is mapped it is gone. The
+anchor is the number of the iteration; it appears when a loop is differentiated, which would otherwise move a site whose
+value does not change out of the loop. There the site is divided in two, so that the value itself stays free to move
+(see `View.role`).
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class Operands:
     anchor: Any = None
     token: Any = None
     gate: Any = None
-    followed: tuple[Any, ...] = ()
+    active: tuple[Any, ...] = ()
 
     def flat(self, site: Site, view: View) -> list[Any]:
         """In the order in which the primitive takes them."""
-        return [*self.arrays, *[getattr(self, name) for name in _further(site, view)], *self.followed]
+        return [*self.arrays, *[getattr(self, name) for name in _further(site, view)], *self.active]
 
     @property
     def extras(self) -> dict[str, Any]:
@@ -63,7 +64,5 @@ def _further(site: Site, view: View) -> Iterator[str]:
 def operands_of(args: Sequence[Any], site: Site, view: View) -> Operands:
     """The operands of an equation, by what they are."""
     names = list(_further(site, view))
-    n = len(args) - len(names) - len(view.follows)
-    return Operands(
-        list(args[:n]), followed=tuple(args[n + len(names) :]), **dict(zip(names, args[n : n + len(names)]))
-    )
+    n = len(args) - len(names) - len(view.whiles)
+    return Operands(list(args[:n]), active=tuple(args[n + len(names) :]), **dict(zip(names, args[n : n + len(names)])))

@@ -14,7 +14,6 @@ when it is differentiated itself, marks their tangents.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,10 +22,11 @@ import numpy as np
 
 from sonde import _jax
 from sonde._jax import ad, batching, mlir
+from sonde.core.along import repeated
 from sonde.core.axes import Axis
 from sonde.core.context import looking
 from sonde.core.operands import NO_VALUE, TOKEN, TOKEN_TYPE, Operands, operands_of
-from sonde.core.site import Alike, Site, View
+from sonde.core.site import Site, View
 from sonde.errors import CaptureError
 
 
@@ -229,14 +229,6 @@ def _front(array: Any, dim: Any) -> Any:
     return array if dim is None or dim == 0 else jnp.moveaxis(array, dim, 0)
 
 
-def _repeat(arrays: list[Any], dims: list[Any], axis_data: Any, which: Sequence[bool]) -> None:
-    """Gives some arrays the mapped axis in front, if they do not have it."""
-    for i, wanted in enumerate(which):
-        if wanted and dims[i] is None:
-            arrays[i] = batching.broadcast(arrays[i], axis_data.size, 0, mesh_axis=axis_data.explicit_mesh_axis)
-            dims[i] = 0
-
-
 def _needs_all_axes(site: Site, dims: Sequence[Any]) -> bool:
     """Whether all arrays of a site must have a mapped axis, at these positions in each, that some do not have.
 
@@ -274,21 +266,16 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
         anchor=_front(given.anchor, at.anchor)[0] if at.anchor is not None else given.anchor,
         token=_front(given.token, at.token),
         gate=_front(given.gate, at.gate),
-        followed=given.followed,
+        active=tuple(x for x, d in zip(given.active, at.active) if d is None),
     )
     out_dims = [d if d is None else 0 for d in at.arrays]
     extra_dims = {"token": at.token, "taken": at.gate}
-    followed = [how for how, d in zip(view.follows, at.followed) if d is not None]
-    if followed:  # a loop is mapped once, but what an Alike follows may be mapped again
-        on = [d is None or isinstance(how, Alike) for how, d in zip(view.follows, at.followed)]
-        view = view.replace(follows=tuple(itertools.compress(view.follows, on)))
-        new.followed = tuple(itertools.compress(given.followed, on))
-    if followed or any(d is not None for d in (*out_dims, *extra_dims.values())):
-        for alike in (how for how in followed if isinstance(how, Alike)):
-            _repeat(new.arrays, out_dims, axis_data, alike.leaves)
+    stopping = [loop for loop, d in zip(view.whiles, at.active) if d is not None]
+    view = view.replace(whiles=tuple(loop for loop in view.whiles if loop not in stopping)) if stopping else view
+    if stopping or any(d is not None for d in (*out_dims, *extra_dims.values())):
         if _needs_all_axes(site, out_dims):
-            _repeat(new.arrays, out_dims, axis_data, [True] * len(out_dims))
-        stopping = [how for how in followed if not isinstance(how, Alike)]
+            new.arrays = [x if d == 0 else repeated(x, axis_data) for x, d in zip(new.arrays, out_dims)]
+            out_dims = [0] * len(out_dims)
         view = _with_mapped_axis(view, axis_data, out_dims, extra_dims, stopping)
     outs = bind_site(new, site, view)
     return outs, [*out_dims, None][: len(outs)]
@@ -302,7 +289,8 @@ def _batched(primitive: Any) -> Any:
         out_dims = [d if d is None else 0 for d in dims[:n]]
         args = list(map(_front, args, dims))
         if site.grads and any(d is not None for d in out_dims):
-            _repeat(args, out_dims, axis_data, [True] * n)
+            args[:n] = [x if d == 0 else repeated(x, axis_data) for x, d in zip(args, out_dims)]
+            out_dims = [0] * n
         if any(d is not None for d in dims):
             token_dim = dims[n] if n < len(dims) else None
             view = _with_mapped_axis(view, axis_data, out_dims, {"token": token_dim})

@@ -147,13 +147,6 @@ class Gate:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Alike:
-    """Some arrays of a site get every mapped axis that an operand of it has, though they may not vary over it."""
-
-    leaves: tuple[bool, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class View:
     """How a value at a site is seen where it is met.
 
@@ -169,8 +162,8 @@ class View:
             not 0 for a site whose value may be replaced, either.
         gates: The choices, between branches that all run, that led to the site; a further operand says, per element, if
             it was reached.
-        follows: What the site is to be mapped with; there is a further operand for each. An object that stands for a
-            `while_loop` around it, whose predicate is being mapped (see `Axis.stopping`), or an `Alike`.
+        whiles: The `while_loop`s around the site whose predicate is being mapped, each an object of its own; there is
+            a further operand for each, which is mapped too. See `Axis.stopping`.
         rows: Of a recorded value in named loops, the rows that were asked for; None: all.
     """
 
@@ -180,7 +173,7 @@ class View:
     role: Literal["site", "mark", "look"] = "site"
     anchored: int = 0
     gates: frozenset[Gate] = frozenset()
-    follows: tuple[object, ...] = ()
+    whiles: tuple[object, ...] = ()
     rows: tuple[tuple[int, ...], ...] | None = None
 
     @property
@@ -202,9 +195,9 @@ class View:
     @property
     def recorded(self) -> View:
         """What is left of it when the value has been recorded: how it got there does not matter any more."""
-        if not self.anchored and self.role == "site" and not self.follows:
+        if not self.anchored and self.role == "site" and not self.whiles:
             return self
-        return self.replace(role="site", anchored=0, follows=())
+        return self.replace(role="site", anchored=0, whiles=())
 
     def extra_on(self, name: str, has: Sequence[bool]) -> View:
         """The view of a value with which something goes that has some of the axes."""

@@ -140,3 +140,20 @@ def test_a_branch_that_does_not_vary_beside_one_that_does_is_the_same_call():
         equal(capture(loss)(jnp.float32(1.5), cs)[1]["h"].values, (value,))
         record = capture(jax.grad(loss, (0, 1)), grads=True)(jnp.float32(1.5), cs)[1]["h"]
         equal((record.values, record.grads), ((value,), (jnp.cos(value) * jnp.where(value == 1.5, 1, 1.5),)))
+
+
+def test_a_rule_that_does_not_meet_the_site_of_its_function_is_mapped_like_the_function():
+    @jax.custom_jvp
+    def h(x):
+        return jnp.sin(sow(x, "h"))
+
+    h.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), 3.0 * tangents[0]))
+    ys, cs = jnp.array([1.5, -0.5]), jnp.array([0.2, 0.4, 0.7])
+
+    def loss(ys, cs):
+        f = lambda y, c: lax.cond(c > 0.5, lambda: h(y), lambda: h(c) * y)
+        return jax.vmap(jax.vmap(f, (None, 0)), (0, None))(ys, cs).sum()
+
+    record = capture(loss, grads=True)(ys, cs)[1]["h"]
+    equal(record.value, jnp.array([[0.2, 0.4, 1.5], [0.2, 0.4, -0.5]]))
+    equal(jax.grad(lambda ys: capture(loss, grads=True)(ys, cs)[0])(ys), jnp.full(2, jnp.sin(0.2) + jnp.sin(0.4) + 3.0))

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde._jax import batching
+from sonde.core.along import along
 from sonde.core.context import path_under
 from sonde.core.handler import Rebinding
 from sonde.core.inside import has_sites, sites_inside
@@ -25,7 +26,7 @@ from sonde.core.item import ItemSpec, build_items
 from sonde.core.operands import TOKEN_TYPE, operands_of
 from sonde.core.primitive import bind_site, site_p
 from sonde.core.rewrite import Rewritten, rewrite
-from sonde.core.site import Alike, Gate, Site, View
+from sonde.core.site import Gate, Site, View
 from sonde.core.trace import RULES, SiteTrace, run_under
 
 
@@ -171,10 +172,14 @@ RULES[_jax.cond_p] = cond_rule
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class _Follow(Rebinding):
-    """Has some sites follow some of the operands of a branch."""
+# For each array of a site, the operands that it follows; the first is a number that is mapped over the axis at hand.
+_Follows = dict[Site, tuple[tuple[int, ...], ...]]
 
-    def __init__(self, operands: Sequence[Any], follows: dict[Site, list[tuple[int, Alike]]]) -> None:
+
+class _Follow(Rebinding):
+    """Has arrays of some sites mapped wherever some of the operands of a branch are."""
+
+    def __init__(self, operands: Sequence[Any], follows: _Follows) -> None:
         super().__init__()
         self.operands = operands
         self.follows = follows
@@ -190,12 +195,16 @@ class _Follow(Rebinding):
         return new
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
-        """Binds the site again with what it follows."""
+        """Binds the site again with arrays that follow the operands."""
         given = operands_of(args, site, view)
-        for index, how in self.follows.get(site, ()) if view.is_value else ():
-            given.followed = (*given.followed, self.operands[index])
-            view = view.replace(follows=(*view.follows, how))
+        for i, others in enumerate(self.follows.get(site, ()) if view.is_value else ()):
+            (given.arrays[i],) = along(given.arrays[i : i + 1], [self.operands[j] for j in others])
         return bind_site(given, site, view)
+
+    def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
+        """The outputs, mapped alike whether they go through a site or a rule that does not meet it."""
+        followed = sorted({j for leaves in self.follows.values() for others in leaves for j in others})
+        return along(outs, [self.operands[j] for j in followed])
 
 
 class _Shared(NamedTuple):
@@ -238,24 +247,23 @@ def _sites_by_place(branch: Any, axis_data: Any, mapped: Sequence[bool]) -> dict
 def _mapped_alike(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:
     """The operands of a cond, where they are mapped, and its branches: with the same axes for sites of one place."""
     found = [_sites_by_place(branch, axis_data, [d is not None for d in dims[1:]]) for branch in branches]
-    follows: list[dict[Site, list[tuple[int, Alike]]]] = [{} for _ in branches]
+    follows: list[_Follows] = [{} for _ in branches]
     for place in {place: None for each in found for place in each}:
         here = [each[place] for each in found if place in each]
         # An element has the value of the branch that it takes, so all of them vary over the axis of the predicate.
-        varies = tuple(any(has) or dims[0] is not None for has in zip(*[shared.varies for shared in here]))
-        sources = frozenset().union(*[shared.sources for shared in here]) if dims[0] is not None else ()
+        varies = [any(has) or dims[0] is not None for has in zip(*[shared.varies for shared in here])]
+        later = frozenset[int]().union(*[s.sources for s in here]) if dims[0] is not None else ()
         for each, mine in zip(found, follows):
             if place in each and len(here) > 1 and (each[place].site.grads or dims[0] is None):
-                new = [(0, Alike(varies))] if each[place].varies != varies else []
-                new += [(i + 1, Alike((True,) * len(varies))) for i in sorted(sources)]
-                mine[each[place].site] = new
-    if not any(each for mine in follows for each in mine.values()):
+                now = [wanted and not has for wanted, has in zip(varies, each[place].varies)]
+                mine[each[place].site] = tuple((*[0] * lacks, *[i + 1 for i in sorted(later)]) for lacks in now)
+    if not any(others for mine in follows for leaves in mine.values() for others in leaves):
         return args, dims, branches
     number = next(_jax.numbers_along(x, d) for x, d in zip(args, dims) if d is not None)
     number_type = _jax.mapped_type(_jax.typeof(number), axis_data.size, 0)
     types = [number_type, *[v.aval for v in _jax.open_jaxpr(branches[0]).invars]]
 
-    def alike(branch: Any, mine: dict[Site, list[tuple[int, Alike]]]) -> Any:
+    def alike(branch: Any, mine: _Follows) -> Any:
         def run(*operands: Any) -> list[Any]:
             return run_under(_Follow(operands, mine), _jax.eval_jaxpr, branch, *operands[1:])
 

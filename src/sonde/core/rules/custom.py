@@ -65,6 +65,11 @@ class _Recorded:
         self.handler.skip(child.span)
         return list(outs), expand(child.items)
 
+    def primal(self, outs: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
+        """The outputs of the function, or of a rule in its place."""
+        handler = self.handler.carrying(carried)
+        return handler.of_custom_call(outs) if isinstance(handler, Rebinding) else list(outs)
+
     def settle(self, n_outs: int, items: list[Item]) -> None:
         """Fixes what is recorded, by the function or by the first of its rules that is run."""
         self.n_outs = n_outs
@@ -148,7 +153,7 @@ def custom_jvp_rule(
         n = len(outs) // 2
         values = recorded.of_rule(n, items, lambda: recorded.run(fun, primals, carried, beside=True)[1])
         zeros = [_jax.instantiated_zero_tangent(v, symbolic=symbolic_zeros) for v in values]
-        return [*outs[:n], *values, *outs[n:], *zeros]
+        return [*recorded.primal(outs[:n], carried), *values, *outs[n:], *zeros]
 
     functions = [(_plain(recorded, fun), fun), (new_jvp, jvp)]
     outs = _jax.bind_custom_derivative(primitive, [*args, *recorded.carried], functions, symbolic_zeros=symbolic_zeros)
@@ -178,7 +183,8 @@ def custom_vjp_rule(
         returned, items = recorded.run(fwd, primals, carried[::2])
         residuals, outs = _jax.outputs_of_forward_rule(returned, primals[::2], out_trees)
         of_function = functools.partial(recorded.run, fun, primals[::2], carried[::2], beside=True)
-        return [*residuals, *outs, *recorded.of_rule(len(outs), items, lambda: of_function()[1])]
+        values = recorded.of_rule(len(outs), items, lambda: of_function()[1])
+        return [*residuals, *recorded.primal(outs, carried[::2]), *values]
 
     def new_bwd(*residuals_and_cotangents: Any) -> Any:
         n = len(recorded.types)  # nothing flows back into what was only looked at
@@ -205,9 +211,10 @@ def _with_sites_beside(trace: SiteTrace, fun: Any, args: Sequence[Any]) -> SiteT
 
 def _plain(recorded: _Recorded, fun: Any) -> Callable[..., list[Any]]:
     def new_fun(*args: Any) -> list[Any]:
-        outs, items = recorded.run(fun, *recorded.divide(args))
+        operands, carried = recorded.divide(args)
+        outs, items = recorded.run(fun, operands, carried)
         recorded.settle(len(outs), items)
-        return [*outs, *flat_arrays(items)]
+        return [*recorded.primal(outs, carried), *flat_arrays(items)]
 
     return new_fun
 

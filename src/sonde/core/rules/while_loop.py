@@ -267,8 +267,8 @@ class _Active(Rebinding):
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the site again with the operand."""
         given = operands_of(args, site, view)
-        given.followed = (*given.followed, self.operand)
-        return bind_site(given, site, view.replace(follows=(*view.follows, self.loop)))
+        given.active = (*given.active, self.operand)
+        return bind_site(given, site, view.replace(whiles=(*view.whiles, self.loop)))
 
 
 def _predicate_is_mapped(axis_data: Any, dims: Sequence[Any], params: dict[str, Any]) -> bool:
