@@ -83,3 +83,15 @@ def test_python_control_flow_on_values_keeps_working():
     result, records = capture(f)(X)
     assert result == f(X)
     equal(records["h"].value, X * 2)
+
+
+def test_mutable_objects_of_jax_are_used_under_a_capture():
+    from jax._src.hijax import Box
+
+    def f(x):
+        box = Box({"a": x})
+        box.set({"a": sow(box.get()["a"] * 2, "h")})
+        return box.get()["a"]
+
+    result, records = capture(f)(jnp.ones(2))
+    assert result.tolist() == [2.0, 2.0] and list(records) == ["h"]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -251,3 +252,27 @@ def test_a_model_and_variables_at_once():
     _, records = sonde.capture(jax.jit(apply), inside=[model, nn.attention.dot_product_attention_weights])(params, x)
     assert "attention/out" in records
     assert any(path.endswith("dot_product_attention_weights/attn_weights") for path in records)
+
+
+def test_a_keras_model_that_is_called_without_state():
+    import keras
+
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, x, training=False):
+            return self.dense(x)
+
+    net: Any = Net()
+    x = jnp.ones((1, 3))
+    net(x)
+    variables = [v.value for v in net.trainable_variables], [v.value for v in net.non_trainable_variables]
+    run = lambda x: net.stateless_call(*variables, x)[0]
+    for f in (run, jax.jit(run), net):
+        result, records = sonde.capture(f, inside=net)(x)
+        assert set(records) == {"in", "dense/in", "dense/out", "out"}
+        assert {len(record.values) for record in records.values()} == {1}
+        np.testing.assert_allclose(records["out"].value, result)
+    np.testing.assert_allclose(sonde.edit(run, {"out": lambda y: y * 2}, inside=net)(x), 2 * net(x), rtol=1e-6)

@@ -680,3 +680,50 @@ def test_functions_that_python_does_not_list_because_the_heap_was_frozen():
     gc.freeze()  # as servers do before they fork; the tests do it once themselves
     _, records = sonde.capture(lambda x: namespace["f"](x), inside=frozen)(jnp.ones(2))
     assert [path.rpartition("/")[2] for path in records] == ["x", "y", "return"]
+
+
+def half(x):
+    a = x * 0.5
+    return a
+
+
+def whole(x):
+    b = half(x) + 1
+    return b
+
+
+def test_nested_captures_do_not_have_scopes_of_one_another():
+    def run(x):
+        return sonde.capture(whole, inside=half)(x)
+
+    (_, inner), outer = sonde.capture(run, inside=whole)(jnp.ones(2))
+    assert list(inner) == ["half/x", "half/a", "half/return"]
+    assert list(outer) == ["whole/x", "whole/b", "whole/return"]
+    (_, inner), outer = sonde.capture(jax.jit(lambda x: run(x)), inside=half)(jnp.ones(2))
+    assert list(inner) == list(outer) == ["half/x", "half/a", "half/return"]
+
+
+def test_what_a_lambda_gets_stays_the_same_object():
+    class Holder:
+        def __init__(self, part):
+            self.part = part
+
+    where = lambda holder: holder.part
+
+    def loss(x):
+        holder = Holder(x * 2)
+        assert where(holder) is holder.part
+        return (where(holder) ** 2).sum()
+
+    _, records = sonde.capture(jax.grad(loss), inside=where, grads=True)(jnp.ones(2))
+    ((path, record),) = records.items()
+    assert path.endswith("/return") and len(record.values) == 2
+
+
+def test_a_name_that_is_bound_in_a_string():
+    def shown(x):
+        text = f"{(doubled := x * 2).shape}"
+        return doubled + len(text)
+
+    _, records = sonde.capture(lambda x: shown(x), inside=shown)(jnp.ones(2))
+    assert [path.rpartition("/")[2] for path in records] == ["x", "doubled", "return"]

@@ -34,6 +34,10 @@ class Asked(Protocol):
         """Whether functions were asked for by name, and did not all come with packages and models."""
         ...
 
+    def names_models(self) -> bool:
+        """Whether models were asked for."""
+        ...
+
     def must_see(self, source: str) -> bool:
         """Whether what a line marks was asked for by name, and must not be left out."""
         ...

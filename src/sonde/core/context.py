@@ -165,6 +165,16 @@ class LoopName(ScopeName):
         return before + self.removesuffix("*")
 
 
+class SeenName(ScopeName):
+    """A scope of a function that some of the nested captures look into; it is no part of the paths of the others."""
+
+    depths: frozenset[int] = frozenset()
+
+    def path(self, before: str, depth: int) -> str:
+        """The path of what is inside this scope."""
+        return f"{before}{self}/" if depth in self.depths else before
+
+
 class RowsName(ScopeName):
     """The scope of what an edit of some rows of named loops computes: other rows have none of it."""
 
@@ -304,6 +314,22 @@ class scope:
                 f"scope {str(self._name)!r} is left, but {'/'.join(map(str, _jax.name_stack()))!r} is open; scopes "
                 "must be left in the reverse order of entering them, also across generators and asyncio tasks"
             )
+
+
+class scope_seen_by(scope):
+    """A scope that only some of the nested captures know.
+
+    Args:
+        name: The name.
+        depths: Which captures, by how many are nested around each, itself included.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, name: str, depths: frozenset[int]) -> None:
+        super().__init__(name)
+        self._name = SeenName(self._name)
+        self._name.depths = depths
 
 
 class scope_of_rows(scope):

@@ -60,6 +60,7 @@ class ModuleKind:
         is_root: Whether paths may count from an object; also where nothing has called it.
         arrays: The arrays in a module, for a library that does not say what a module is a copy of; see `module_copies`.
         rest: What a module has beside arrays, in a form that can be compared.
+        aliases: For methods that are another one, called in another way, the name of that.
     """
 
     children: Callable[[Any], Iterable[tuple[Any, Any]]]
@@ -69,6 +70,7 @@ class ModuleKind:
     is_root: Callable[[Any], bool] = lambda module: True
     arrays: Callable[[Any], Sequence[Any]] | None = None
     rest: Callable[[Any], Any] = lambda module: None
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 _registered: dict[type, ModuleKind] = {}

@@ -6,6 +6,7 @@ function that was compiled ahead of time says nothing of the sites that its sour
 
 What `equinox.internal.noinline` returns calls its function on the host, too. While a capture runs the function is
 called where it stands, which computes the same; if it is chosen only when the program runs, a site in it is an error.
+Functions that came with a package are left out, in both.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def _looked_at(function: Any) -> Any:
 
 
 def _refuse() -> None:
-    state = looking()
     # What came with a package that is looked into is left out; what was asked for by name must not be.
+    state = looking()
     if state is not None and (state.inside is None or state.inside.names_functions()):
         raise CaptureError(
             "a captured function calls a function that was compiled ahead of time, whose program is fixed: sites in it "
@@ -69,7 +70,8 @@ def _inlining(noinline: Any) -> Any:
     plain = wrapper.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if looking() is None:
+        state = looking()
+        if state is None or not (state.inside is None or state.inside.names_functions() or state.inside.names_models()):
             return plain(self, *args, **kwargs)
         if isinstance(self.dynamic_index, _jax.Tracer):
             _check_no_sites(self, args, kwargs)

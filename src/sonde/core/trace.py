@@ -45,6 +45,11 @@ class SiteTrace(_jax.Trace):
         """Lifts a value into the trace around."""
         return self.parent.stage_value(val)
 
+    def cur_qdd(self, x: Any) -> Any:
+        """What a mutable object holds now, whose type JAX follows."""
+        with _jax.set_current_trace(self.parent):
+            return self.parent.cur_qdd(x)
+
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Hands a site to the handler."""
         before = len(self.handler.items)

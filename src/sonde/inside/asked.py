@@ -155,6 +155,10 @@ class Asked:
         """Whether functions were asked for by name, and did not all come with packages and models."""
         return any(r.named for _, r in self.requests)
 
+    def names_models(self) -> bool:
+        """Whether models were asked for."""
+        return any(r.methods for _, r in self.requests)
+
     def must_see(self, source: str) -> bool:
         """Whether what a line marks was asked for by name, and must not be left out."""
         filename, _, line = source.rpartition(":")

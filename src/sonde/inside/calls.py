@@ -49,13 +49,15 @@ class Through:
     def call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the function, as the call of a module if one is looked at."""
         state = looking()
-        if state is None or state.inside is None or not args or module_kind(args[0]) is None:
+        kind = module_kind(args[0]) if args else None
+        if state is None or state.inside is None or kind is None:
             return inner(*args, **kwargs)
-        depths = state.inside.call_depths(self.name)
+        name = kind.aliases.get(self.name, self.name)
+        depths = state.inside.call_depths(name)
         if not depths:
             return inner(*args, **kwargs)
         args, kwargs = self._as_called(args, kwargs)
-        return run_call(args[0], self.name, inner, args[1:], kwargs, depths)
+        return run_call(args[0], name, inner, args[1:], kwargs, depths)
 
     def _as_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments without those that are the defaults: most likely they were not given."""
@@ -177,9 +179,11 @@ def modules_in(model: Any) -> Iterator[Any]:
 def methods_in(model: Any, names: frozenset[str]) -> frozenset[types.FunctionType]:
     """The functions behind the methods of all modules in a model."""
     found: dict[types.FunctionType, None] = {}
-    for cls in {type(m): None for m in modules_in(model)}:
+    for cls, module in {type(m): m for m in modules_in(model)}.items():
+        kind: Any = module_kind(module)
+        also = {alias for alias, name in kind.aliases.items() if name in names}
         for base in cls.__mro__:
-            for name in names:
+            for name in names | also:
                 function = _outermost(vars(base).get(name))
                 if function is not None and base is not object:
                     found[function] = None

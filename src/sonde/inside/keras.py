@@ -29,7 +29,8 @@ def _child(layer: Any, name: Any) -> Any:
     return dict(_children(layer))[name]
 
 
-register_modules(keras.Layer, ModuleKind(_children, _child))
+# `stateless_call` calls `call` by itself. A `call` that `__call__` runs is one call with it.
+register_modules(keras.Layer, ModuleKind(_children, _child, aliases={"call": "__call__"}))
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, Protocol
 
-from sonde.core.context import looking, scope
+from sonde.core.context import looking, scope, scope_seen_by
 from sonde.inside.syntax import Function
 from sonde.inside.values import NEVER, marked
 
@@ -114,7 +114,8 @@ class FunctionMarks:
         within = self.parent is not None and any(function is self.parent for function, _ in _running.open)
         name = self._name if within else self._alone
         function_names.add(name)
-        opened = scope(name)
+        state: Any = looking()
+        opened = scope(name) if state.depth == 1 else scope_seen_by(name, state.inside.depths_of(self).names)
         opened.__enter__()
         _running.open.append((self, opened))
 
@@ -144,16 +145,26 @@ class FunctionMarks:
         references = sys.getrefcount(value)
         return marked(value, name, sys._getframe(1), state, depths.parts, references=references)
 
+    def get(self, body: Callable[..., Any], names: str, *args: Any) -> Any:
+        """The body of a lambda that gets a part of something, such as `lambda model: model.weight`.
+
+        Its result stays the very object that it got: that is what such lambdas are asked for.
+        """
+        return self._run(body, names, args, is_kept=True)
+
     def call(self, body: Callable[..., Any], names: str, *args: Any) -> Any:
-        """The body of a lambda."""
+        """The body of another lambda."""
+        return self._run(body, names, args, is_kept=False)
+
+    def _run(self, body: Callable[..., Any], names: str, args: tuple[Any, ...], *, is_kept: bool) -> Any:
         state: Any = looking()
         depths = state.inside.depths_of(self).names
-        frame = sys._getframe(1)
+        frame = sys._getframe(2)
         marks = names.split()
         start = len(args) - len(marks)
         with self:
             new = [marked(x, name, frame, state, depths) for x, name in zip(args[start:], marks)]
-            return marked(body(*args[:start], *new), "return", frame, state, depths)
+            return marked(body(*args[:start], *new), "return", frame, state, depths, is_kept=is_kept)
 
     def made(self, function: FunctionType) -> FunctionType:
         """A function object that marked code has just made."""

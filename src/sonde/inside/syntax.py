@@ -27,7 +27,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeVar
 
-Role = Literal["enter", "scope", "mark", "part", "call", "made"]
+Role = Literal["enter", "scope", "mark", "part", "call", "get", "made"]
 _PREFIX = "\0sonde:"
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -284,7 +284,7 @@ class _Inside(_Outside):
         names = _at(ast.Constant(" ".join(x.arg for x in _arguments(node))), place)
         given = [_at(ast.Name(x.arg, ast.Load()), place) for x in every]
         body = _at(ast.Lambda(inner, self.visit(node.body)), place)
-        run = _call("call", self.index, [body, names, *given], place)
+        run = _call("get" if _only_gets(plain) else "call", self.index, [body, names, *given], place)
         return _at(ast.IfExp(_call("enter", self.index, [], place), run, plain), place)
 
     # -- marks ---------------------------------------------------------------------------------------------------------
@@ -389,7 +389,17 @@ class _Inside(_Outside):
     visit_Call = visit_BinOp = visit_UnaryOp = visit_Compare = _part
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
-        return node
+        # Before Python 3.12 the parts of a string have no lines of their own; a name may be bound in them all the same.
+        return self.generic_visit(node) if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node)) else node
+
+
+def _only_gets(node: ast.expr) -> bool:
+    """Whether an expression computes nothing: it gets attributes or elements of something."""
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return bool(node.elts) and all(map(_only_gets, node.elts))
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) == 2
+    return isinstance(node, ast.Attribute) and (isinstance(node.value, ast.Name) or _only_gets(node.value))
 
 
 class _InsideClass(_Outside):

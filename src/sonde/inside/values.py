@@ -75,7 +75,14 @@ def is_array(value: Any) -> bool:
 
 
 def marked(
-    value: Any, name: str, frame: FrameType, state: Looking, depths: frozenset[int], *, references: int | None = None
+    value: Any,
+    name: str,
+    frame: FrameType,
+    state: Looking,
+    depths: frozenset[int],
+    *,
+    references: int | None = None,
+    is_kept: bool = False,
 ) -> Any:
     """What the program goes on with after a site.
 
@@ -86,6 +93,7 @@ def marked(
         state: What is looked for.
         depths: Which of the nested captures see the site.
         references: How many references there are to the value; None if that is not known.
+        is_kept: Whether the program must go on with the very object: the site has then no gradient.
     """
     trace = _jax.current_trace()
     if trace is _jax.eval_trace:  # apart from the captured program, as in a function that runs on the host
@@ -117,7 +125,7 @@ def marked(
     own = type(trace) is SiteTrace
     passes = state.grads or state.edits
     early = _jax.evaluates_early()  # what is computed now is a constant of the program
-    in_place = not passes or shared or early or not (own or all(_may_be_replaced(x, state) for x in given))
+    in_place = not passes or is_kept or shared or early or not (own or all(_may_be_replaced(x, state) for x in given))
     check_scopes(name)
     site = Site(
         name,
