@@ -384,3 +384,15 @@ def test_branches_with_one_place_have_the_line_of_the_one_that_ran():
             assert not report.findings
         (row,) = report.summary
         assert row.statistics.size == 3
+
+
+def test_branches_of_which_one_is_attention_are_one_value() -> None:
+    def f(i, x):
+        branches = [lambda x: sonde.sow(jax.nn.softmax(x), "w"), lambda x: sonde.sow(x * 2, "w")]
+        return jax.lax.switch(i, branches, x).sum()
+
+    x = jax.random.normal(jax.random.key(0), (2, 3, 5, 5))
+    (site,) = examine(jax.vmap(f))(jnp.array([0, 1]), jnp.stack([x, x])).sites
+    (step,) = site.values
+    expected = (jax.nn.softmax(x).mean() + (x * 2).mean()) / 2
+    assert step.statistics.mean == pytest.approx(float(expected), rel=1e-4)

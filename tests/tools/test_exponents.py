@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sonde.report.traits import traits, traits_of_whole
-from sonde.tools.exponents import Exponents
+from sonde.report.traits import traits, traits_of_rows, traits_of_whole
+from sonde.tools.exponents import Exponents, HostRows
 from sonde.tools.statistics import EDGES, NAMES, moments, moments_of_whole
 
 TINY = np.finfo(np.float32).tiny
@@ -41,14 +41,21 @@ def test_the_host_makes_what_the_device_makes(kind: str, dtype: Any) -> None:
     for on_host, on_device in ((moments_of_whole, moments), (traits_of_whole, traits)):
         made = jax.jit(jax.vmap(jax.vmap(on_device)))(x)
         found = on_host(x, 2)
-        if on_host is traits_of_whole and kind != "shares":  # the host knows that these are no attention
-            made = {name: a for name, a in made.items() if not name.startswith("head_")}
         assert found.keys() == made.keys()
         for name, expected in made.items():
             assert (found[name].shape, found[name].dtype.kind) == (expected.shape, expected.dtype.kind), name
-            if name == "subnormal" or (kind == "small" and name in ("counts", "alive", "whole")):
+            if name == "subnormal" or (kind == "small" and (name in ("counts", "alive", "whole") or "head_" in name)):
                 continue  # a device may take subnormal numbers for zeros
             np.testing.assert_allclose(found[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_less_is_made_of_gradients_and_of_what_is_no_attention() -> None:
+    usual, shares = (HostRows.of(rows(kind), 2) for kind in ("usual", "shares"))
+    some = {name for name in traits_of_rows(usual, np.float32, all_of_them=False) if name.startswith("head_")}
+    assert not some and "head_rows" in traits_of_rows(shares, np.float32, all_of_them=False)
+    gradient = traits_of_rows(usual, np.float32, gradient=True, all_of_them=False)
+    assert gradient.keys() == {"nan", "plus_inf", "minus_inf", "subnormal", "low", "high"}
+    assert "near_one" in traits_of_rows(usual, np.float32, gradient=True)
 
 
 def test_subnormal_numbers_are_none_of_the_zeros() -> None:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core.arrays import arrays_in
-from sonde.tools.exponents import Exponents
+from sonde.tools.exponents import Exponents, HostRows
 
 NEARLY_ONE = 0.99
 """From which magnitude on a value that a squashing function made counts as saturated."""
@@ -36,28 +36,42 @@ def traits(array: Any) -> dict[str, Any]:
 
 def traits_of_whole(array: np.ndarray, lead: int = 0) -> dict[str, Any]:
     """What `traits` makes of an array, on the host; the first few axes are loops and mapped ones, and stay."""
-    if not jnp.issubdtype(array.dtype, jnp.inexact):
+    return traits_of_rows(HostRows.of(array, lead), array.dtype)
+
+
+def traits_of_rows(rows: HostRows, dtype: Any, *, gradient: bool = False, all_of_them: bool = True) -> dict[str, Any]:
+    """The same of an array that is rows already.
+
+    Args:
+        rows: The rows.
+        dtype: The dtype of the array they were made of.
+        gradient: Whether it is a gradient, of which less is asked.
+        all_of_them: Whether all traits are wanted: with those of attention also where the numbers say that it is none.
+    """
+    if not jnp.issubdtype(dtype, jnp.inexact):
         return {}
-    tiny = float(jnp.finfo(array.dtype).tiny)
-    if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        array = np.abs(array)
-    x = array.astype(np.float64 if array.dtype == np.float64 else np.float32, order="C", copy=False)
     with np.errstate(all="ignore"):
-        if not x.size:
-            return _traits(array, lead, np)
-        front, shape = x.shape[:lead], x.shape[lead:]
-        # Row by row: what is computed of a row stays in the cache.
-        rows = [_of_row(row, shape, tiny) for row in x.reshape(math.prod(front), math.prod(shape))]
-        found = {name: np.reshape([row[name] for row in rows], front) for name in rows[0]}
-        # Here it is known already which arrays are no attention.
-        may_be = _has_queries_and_keys(shape) and np.any(found["rows"] == found["rows_of_shares"])
-        return found | (_of_attention(x, lead, np) if may_be else {})
+        if not rows.exponents:
+            return _traits(rows.array, len(rows.front), np)
+        tiny = math.frexp(float(jnp.finfo(dtype).tiny))[1] - 1
+        less = gradient and not all_of_them
+        found = rows.together([_of_row(row, by, rows.shape, tiny, less) for row, by in zip(rows.rows, rows.exponents)])
+        if not _has_queries_and_keys(rows.shape):
+            return found
+        is_any = "rows" in found and np.any(found["rows"] == found["rows_of_shares"])
+        return found | (_of_attention(rows.array, len(rows.front), np) if all_of_them or is_any else {})
 
 
-def _of_row(row: np.ndarray, shape: tuple[int, ...], tiny: float) -> dict[str, Any]:
-    """The traits of a row with at least one number; `shape` is its shape in the array."""
-    exponents = Exponents.of(row)
-    size = np.abs(row)
+def _of_row(row: np.ndarray, exponents: Exponents, shape: tuple[int, ...], tiny: int, less: bool) -> dict[str, Any]:
+    """The traits of a row with at least one number.
+
+    Args:
+        row: The row.
+        exponents: Counts of its exponents.
+        shape: Its shape in the array.
+        tiny: The power of two of the smallest number that is not subnormal.
+        less: Whether what is asked of values alone is left out.
+    """
     zeros = row.size - int(np.count_nonzero(row)) if exponents.smallest else 0
     nan = plus = minus = 0
     low, high = row.min(), row.max()
@@ -69,13 +83,16 @@ def _of_row(row: np.ndarray, shape: tuple[int, ...], tiny: float) -> dict[str, A
         "nan": np.int32(nan),
         "plus_inf": np.int32(plus),
         "minus_inf": np.int32(minus),
-        "near_one": np.int32(np.count_nonzero(size > NEARLY_ONE)),
-        "near_zero": np.int32(np.count_nonzero(size < NEARLY_ZERO)),
-        "whole": np.int32(zeros + np.count_nonzero(size == 1)),
-        "subnormal": np.int32(exponents.below(math.frexp(tiny)[1] - 1) - zeros),
+        "subnormal": np.int32(exponents.below(tiny) - zeros),
         "low": low,
         "high": high,
     }
+    if less:
+        return found
+    size = np.abs(row)
+    found["near_one"] = np.int32(np.count_nonzero(size > NEARLY_ONE))
+    found["near_zero"] = np.int32(np.count_nonzero(size < NEARLY_ZERO))
+    found["whole"] = np.int32(zeros + np.count_nonzero(size == 1))
     if shape and shape[-1] > 1:
         parts = row.reshape(-1, shape[-1])
         shares = parts.min(-1) >= 0

@@ -32,11 +32,12 @@ from sonde.core.record import Records, make_records
 from sonde.core.site import Site, View
 from sonde.errors import CaptureError, NoSuchSiteError
 from sonde.report.slices import LIMITS, LIMITS_IN_LOOPS, Limits, pictures, pictures_of_rows
-from sonde.report.traits import traits_of_parts, traits_of_whole
+from sonde.report.traits import traits_of_parts, traits_of_rows
 from sonde.tools.events import WHEN, Watching, first_bad, when_it_was
+from sonde.tools.exponents import HostRows
 from sonde.tools.fetching import to_host
 from sonde.tools.keeping_small import KeepingSmall
-from sonde.tools.statistics import moments_of_parts, moments_of_whole
+from sonde.tools.statistics import moments_of_parts, moments_of_rows
 
 _NUMBERS = 6  # how many leaves `numbers_of` has; they come first, as `Watching` wants them
 
@@ -184,15 +185,18 @@ def _reduced(item: Item) -> Item:
         if _is_key(array):
             its_moments, its_traits = {}, {}
         else:
-            its_moments, its_traits = moments_of_whole(array, front), traits_of_whole(array, front)
+            rows, gradient = HostRows.of(array, front), not item.view.is_value
+            its_moments = moments_of_rows(rows)
+            # What branches have seen is put together later, and must be alike.
+            its_traits = traits_of_rows(rows, array.dtype, gradient=gradient, all_of_them=bool(item.view.gates))
         size = math.prod(array.shape[front:]) if its_traits else 0
         mine = [_spread(x, axes, first + i) for x in _numbers([its_traits], size, array.shape[:front], np)[:-1]]
         found = mine if i == 0 else [join(a, b) for join, a, b in zip(_JOIN, found, mine)]
         moments.append(its_moments)
         traits.append(its_traits)
         # Where examples take different branches they are put together later, per example: see `Watch.record`.
-        apart = item.view.gates or _is_key(array)
-        cut.append({} if apart else pictures_of_rows(array, loops, len(axes) - loops, item.path, LIMITS))
+        without = item.view.gates or _is_key(array) or not item.view.is_value
+        cut.append({} if without else pictures_of_rows(array, loops, len(axes) - loops, item.path, LIMITS))
     statistics = [*found[:WHEN], when], moments, traits
     return _with(item, (statistics, cut) if item.view.is_value else statistics)
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +60,45 @@ class Exponents:
         # Weights are floats, which are exact up to 2^53.
         found = np.bincount(_bins_of(self.counts.shape[1], most), self.counts[:, :-1].reshape(-1), minlength=bins)
         return found.astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostRows:
+    """An array of the host as rows of floats, of which statistics are made one by one: a row stays in the cache.
+
+    Attributes:
+        rows: Rows by numbers: float32, or float64 if the array is. Of complex numbers the magnitude.
+        front: The axes of the array that rows are counted along.
+        shape: The shape of a row in the array.
+        exponents: How many numbers of each row have each exponent; none for an array without numbers.
+    """
+
+    rows: np.ndarray
+    front: tuple[int, ...]
+    shape: tuple[int, ...]
+    exponents: tuple[Exponents, ...]
+
+    @classmethod
+    def of(cls, array: np.ndarray, lead: int) -> HostRows:
+        """The rows of an array with some axes of loops and examples in front."""
+        if np.issubdtype(array.dtype, np.complexfloating):
+            array = np.abs(array)
+        x = array.astype(np.float64 if array.dtype == np.float64 else np.float32, order="C", copy=False)
+        front, shape = x.shape[:lead], x.shape[lead:]
+        rows = x.reshape(math.prod(front), math.prod(shape))
+        return cls(rows, front, shape, tuple(map(Exponents.of, rows)) if x.size else ())
+
+    @property
+    def array(self) -> np.ndarray:
+        """The array."""
+        return self.rows.reshape(*self.front, *self.shape)
+
+    def together(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What was found in each row as arrays with the axes in front."""
+        return {
+            name: np.reshape([row[name] for row in found], (*self.front, *np.shape(one)))
+            for name, one in found[0].items()
+        }
 
 
 @functools.cache

@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from sonde.core.arrays import arrays_in
-from sonde.tools.exponents import Exponents
+from sonde.tools.exponents import Exponents, HostRows
 
 _MOST = 20
 _POWERS = 2.0 ** np.arange(-_MOST, _MOST + 1)
@@ -113,35 +113,36 @@ def moments_of_whole(array: np.ndarray, lead: int = 0, names: Collection[str] = 
         lead: How many axes are in front: they stay.
         names: Which statistics.
     """
-    if np.issubdtype(array.dtype, np.complexfloating):
-        array = np.abs(array)
-    x = array.astype(np.float64 if array.dtype == np.float64 else np.float32, order="C", copy=False)
-    front, shape = x.shape[:lead], x.shape[lead:]
+    return moments_of_rows(HostRows.of(array, lead), names)
+
+
+def moments_of_rows(rows: HostRows, names: Collection[str] = NAMES) -> dict[str, Any]:
+    """The same of an array that is rows already."""
     with np.errstate(all="ignore"):
-        if not x.size:
-            return _carefully(x, names, lead, np)
-        # Row by row: what is computed of a row stays in the cache.
-        rows = [_of_row(row, shape, names) for row in x.reshape(math.prod(front), math.prod(shape))]
-    return {name: np.reshape([row[name] for row in rows], (*front, *np.shape(one))) for name, one in rows[0].items()}
+        if not rows.exponents:
+            return _carefully(rows.array, names, len(rows.front), np)
+        return rows.together([_of_row(row, by, rows.shape, names) for row, by in zip(rows.rows, rows.exponents)])
 
 
-def _of_row(row: np.ndarray, shape: tuple[int, ...], names: Collection[str]) -> dict[str, Any]:
+def _of_row(row: np.ndarray, exponents: Exponents, shape: tuple[int, ...], names: Collection[str]) -> dict[str, Any]:
     """The moments of a row with at least one number, on the host; `shape` is its shape in the array."""
-    exponents = Exponents.of(row)
-    peak = float(max(row.max(), -row.min()))  # NaN if there is one
+    low, high = row.min(), row.max()
+    peak = float(max(high, -low))  # NaN if there is one
     if not 2.0**-40 <= peak <= 2.0**40:
         return _carefully(row.reshape(shape), names, 0, np)
     zeros = row.size - int(np.count_nonzero(row)) if exponents.smallest else 0
     mean = row.sum() / row.dtype.type(row.size)
+    around = row - mean
+    squares = float(np.square(around, out=around).sum())
     made = {
         "finite": lambda: row.size,
         "size": lambda: row.size,
         "scale": lambda: 1.0,
         "mean": lambda: mean,
-        "deviation": lambda: np.sqrt(np.square(row - mean).sum()),
-        "norm": lambda: np.sqrt(np.square(row).sum()),
-        "low": lambda: row.min(),
-        "high": lambda: row.max(),
+        "deviation": lambda: math.sqrt(squares),
+        "norm": lambda: math.sqrt(squares + row.size * float(mean) ** 2),
+        "low": lambda: low,
+        "high": lambda: high,
         "zeros": lambda: zeros,
     }
     needed = {moment for name in names for moment in _NEEDED[name]}
