@@ -44,6 +44,14 @@ def test_an_error_of_a_reduce_function_names_the_site():
     assert any("the reduce function at site 'a/b'" in note for note in caught.value.__notes__)
 
 
+def test_a_reduce_function_that_returns_no_arrays_is_named():
+    with pytest.raises(TypeError, match="arrays and numbers, not str") as caught:
+        reduce_at(lambda x: {"a": x, "b": "text"}, [X], site_of(X, "a/b"), View())
+    assert any("the reduce function at site 'a/b'" in note for note in caught.value.__notes__)
+    for numbers in (1, 2.0, True, None, np.float32(1), X):
+        assert reduce_at(lambda x, numbers=numbers: numbers, [X], site_of(X, "a/b"), View()) is numbers
+
+
 def test_a_gradient_for_a_reduce_function_has_a_part_for_every_array():
     site = site_of({"n": np.arange(2), "x": X[0], "y": X[0]})
     view = View(gradient_of=(2,), axes=(Axis("vmap", 3),))

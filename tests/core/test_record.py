@@ -167,3 +167,23 @@ def test_tree_map_along_an_axis_that_some_leaves_do_not_vary_over(way):
     assert jax.tree.map(jnp.shape, jax.eval_shape(capture, x, b)[1]["h"].value) == {"x": (3, 2), "b": (3, 2)}
     many = jax.vmap(capture, (None, 0))(x, np.stack([b, 2 * b]))[1]
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(lambda a: a[0], many)["h"].value, wanted)
+
+
+def test_flags_and_counts_have_the_axes_of_their_value():
+    """So that what `jax.tree.map` does along an axis, it does to all of a record."""
+    xs = jnp.arange(6.0).reshape(3, 2)
+
+    def f(chosen, n, x):
+        x = lax.cond(chosen, lambda x: sow(x * 2, "taken"), lambda x: x, x)
+        return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, sow(s[1] + 1, "counted")), (0, x))[1]
+
+    program = lambda chosen, n, xs: jax.vmap(f, (None, None, 0))(chosen, n, xs)
+    for g in (capture(program), jax.jit(capture(program))):
+        records = g(True, 2, xs)[1]
+        equal((records["taken"].taken, records["counted"].counts), ((jnp.full(3, True),), (jnp.full(3, 2),)))
+        last = jax.tree.map(lambda a: a[-1], records)
+        equal((last["taken"].value, last["taken"].taken[0]), (xs[-1] * 2, True))
+        equal((last["counted"].value, last["counted"].counts[0]), (xs[-1] * 2 + 2, 2))
+    rows = lambda x: lax.scan(lambda c, x: (c, f(c > 0, 2, x)), 1.0, x)[1]
+    record = capture(rows, last=2)(xs)[1]["counted"]
+    assert (record.value.shape, record.counts[0].shape) == ((3, 2, 2), (3,))

@@ -17,7 +17,7 @@ from sonde.core.handler import Handler
 from sonde.core.item import Extra, Item
 from sonde.core.keeping import by_identity
 from sonde.core.path import Pattern
-from sonde.core.site import Site, View, naming
+from sonde.core.site import Site, View, is_array, naming
 
 Reduce = Callable[[Any], Any]
 
@@ -98,8 +98,16 @@ def reduce_at(reduce: Reduce, arrays: Sequence[Any], site: Site, view: View) -> 
     """Applies a `reduce` function to a value or gradient at a site."""
     if view.gradient_of is not None:
         arrays, view = whole_gradient(arrays, site, view)
+
+    def one(*xs: Any) -> Any:
+        result = reduce(site.rebuild(xs))
+        for leaf in jax.tree.leaves(result):
+            if not isinstance(leaf, bool | int | float | complex) and not is_array(leaf):
+                raise TypeError(f"a reduce function returns arrays and numbers, not {type(leaf).__name__}")
+        return result
+
     with look(None), naming(site, "the reduce function"):
-        return per_example(lambda *xs: reduce(site.rebuild(xs)), view.axes, len(arrays))(*arrays)
+        return per_example(one, view.axes, len(arrays))(*arrays)
 
 
 def whole_gradient(arrays: Sequence[Any], site: Site, view: View) -> tuple[list[Any], View]:

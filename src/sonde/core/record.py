@@ -6,7 +6,7 @@ Its arrays are one flat tuple and everything else is static, so it costs a jitte
 
 An array that does not vary over an axis which other arrays of its site have is stored without that axis. As a leaf of
 the pytree it has the axis: what `jax.tree.map` does along an axis, it does along the same one of all values and
-gradients. Sharp edge: `taken` and `counts` are leaves as they are stored, and may lack an outer axis.
+gradients. Flags and counts are stored with all axes, but for that of the `while_loop` whose iterations are counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
-from sonde.core.axes import Axis, spread
+from sonde.core.axes import Axis, leaf_has, repeated_along, spread
 from sonde.core.choices import merge_choices
 from sonde.core.collect import Reduce, leaf_indices, reduce_at
 from sonde.core.handler import Met
@@ -532,7 +532,7 @@ def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[Layout
 
 def _call_spec(call: Call, reduce: Reduce | None) -> tuple[CallSpec, list[Any]]:
     item = call.item
-    extras = {name: x for name, x in item.extras.items() if name != "token"}
+    item, extras = _with_whole_extras(item)
     arrays = [*item.leaves, *extras.values()]
     grads: list[tuple[int, ArraysSpec | None]] = []
     for order, gradient in sorted(call.grads.items()):
@@ -550,6 +550,29 @@ def record_of(call: Call) -> Record:
     """A record of one call alone."""
     spec, arrays = _call_spec(call, None)
     return Record(call.item.path, (spec,), arrays)
+
+
+def _with_whole_extras(item: Item) -> tuple[Item, dict[Extra, Any]]:
+    """An item, and its flags and counts with the axes that they lacked."""
+    view, extras = item.view, {name: x for name, x in item.extras.items() if name != "token"}
+    for name in extras:
+        wanted = [axis.on_extra(name) or name != "count" or axis.kind != "while" for axis in view.axes]
+        position = 0
+        for i, axis in enumerate(view.axes):
+            if wanted[i] and not axis.on_extra(name):
+                extras[name] = repeated_along(extras[name], _size_of(item, i), position)
+            position += wanted[i]
+        view = view.extra_on(name, wanted)
+    return dataclasses.replace(item, view=view), extras
+
+
+def _size_of(item: Item, index: int) -> int:
+    """The length of an axis of an item; that of a mesh axis is known only with an array."""
+    axes = item.view.axes
+    if (size := axes[index].size) is not None:
+        return size
+    having = ((x, leaf_has(axes, i)) for i, x in enumerate(item.leaves))
+    return next(x.shape[sum(on[:index])] for x, on in having if on[index])
 
 
 def _arrays_spec(item: Item) -> ArraysSpec:
