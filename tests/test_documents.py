@@ -148,6 +148,11 @@ def test_every_make_target_that_a_page_names_exists() -> None:
         assert {a or b for a, b in named} <= targets, page
 
 
+def test_the_changelog_begins_with_the_version_that_is_being_made() -> None:
+    first = re.search(r"^## \[([^]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first is not None and first[1] == sonde.__version__.partition(".dev")[0]
+
+
 def test_every_error_of_the_engine_has_a_page_that_raises_it() -> None:
     """`LinenError` stands for a family with the names of `flax.errors`; it has one page."""
     for error in sonde.errors.SondeError.__subclasses__():

@@ -73,7 +73,7 @@ class alias:
 
 
 class _Around(types.ModuleType):
-    """A module of Flax that is no part of nnx or linen: Sonde's names, then Flax's own."""
+    """A module of Flax that is not part of nnx or linen: Sonde's names, then Flax's own."""
 
     def __init__(self, name: str, places: Sequence[str]):
         super().__init__(name, f"Stands for {name} while `sonde.alias` is on.")

@@ -116,11 +116,11 @@ class ApplyScopeInvalidVariablesTypeError(LinenError):
 
 
 class AssignSubModuleError(LinenError):
-    """A submodule is made outside of `setup` and of a method marked `@nn.compact`."""
+    """A submodule is made outside `setup` and outside a method marked `@nn.compact`."""
 
 
 class CallCompactUnboundModuleError(LinenError):
-    """A compact method is called on a module that has no variables, outside of `init` and `apply`."""
+    """A compact method is called on a module that has no variables, outside `init` and `apply`."""
 
 
 class CallSetupUnboundModuleError(LinenError):
@@ -160,7 +160,7 @@ class InvalidScopeError(LinenError):
 
 
 class JaxTransformError(LinenError):
-    """A variable was set inside a JAX transform to a value that does not exist outside of it."""
+    """A variable was set inside a JAX transform to a value that does not exist outside it."""
 
 
 class LazyInitError(LinenError):
@@ -200,7 +200,7 @@ class ScopeVariableNotFoundError(LinenError):
 
 
 class SetAttributeFrozenModuleError(LinenError, AttributeError):
-    """An attribute of a module is set outside of `setup`."""
+    """An attribute of a module is set outside `setup`."""
 
 
 class SetAttributeInModuleSetupError(LinenError):

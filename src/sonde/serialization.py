@@ -342,7 +342,7 @@ def _packed(thing: Any) -> Any:
     if isinstance(thing, complex):
         return msgpack.ExtType(_COMPLEX, _pack((thing.real, thing.imag)))
     raise TypeError(
-        f"A {type(thing).__name__} cannot be written as bytes: it is no array, number, string or dict of them. "
+        f"A {type(thing).__name__} cannot be written as bytes: it is not an array, number, string or dict of them. "
         "`register_serialization_state` says how a type becomes a dict."
     )
 

@@ -172,9 +172,9 @@ def test_what_runs_is_known():
 
 def test_errors():
     Dense = dense(sonde.nnx)
-    with pytest.raises(ValueError, match="Dense cannot make parameters outside of a run"):
+    with pytest.raises(ValueError, match="Dense cannot make parameters outside a run"):
         Dense(3)(X)
     with pytest.raises(ScopeParamNotFoundError, match="needs 'kernel' of the collection 'params'"):
         Dense(3).apply({}, X, rngs=0)
-    with pytest.raises(ValueError, match="outside of a bridge.Module that runs"):
+    with pytest.raises(ValueError, match="outside a bridge.Module that runs"):
         sonde.nnx.bridge.nnx_in_bridge_mdl(lambda rngs: None)

@@ -67,7 +67,7 @@ FOUND = {
         5,
         A,
     ),
-    "a function inside and outside of a map, where some leaves do not vary": (
+    "a function inside and outside a map, where some leaves do not vary": (
         Program(((Grad((Sow("s", "tree"),), "vjp_twice"),),), (Call(0), Vmap((Call(0),), 0, 1))),
         6,
         B,
@@ -103,7 +103,7 @@ FOUND = {
         5,
         C,
     ),
-    "how often a loop ran that is in both branches": (
+    "how many times a loop ran that is in both branches": (
         Program(((While((), "test"),),), (Vmap((Loop((Cond(((Call(0),), (Call(0),))),), 2, "map"),), 0, 1),)),
         5,
         C,
@@ -123,7 +123,7 @@ FOUND = {
         0,
         B,
     ),
-    "how often a loop ran in a branch, with a branch inside": (
+    "how many times a loop ran in a branch, with a branch inside": (
         Program((), (Vmap((Cond(((While((Cond((ONE_SITE, ())),), None, stop=True),), ())),), 0, 1),)),
         0,
         A,

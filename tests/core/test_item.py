@@ -57,4 +57,4 @@ def test_another_run_has_loops_of_its_own():
     assert a.loops == b.loops  # what ran in one loop still does
     assert a.view.axes[0].loop is a.loops[0]
     assert c is outside
-    assert [a, b] == specs  # which loop it is, is no part of equality
+    assert [a, b] == specs  # which loop it is, is not part of equality

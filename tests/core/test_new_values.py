@@ -21,7 +21,7 @@ STACK = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 def test_a_value_as_it_is():
     np.testing.assert_array_equal(given_arrays(OLD * 2, [OLD], SITE, PLAIN)[0], OLD * 2)
-    tree = {"n": 3, "x": OLD}  # what is no array may be anything: it is not replaced
+    tree = {"n": 3, "x": OLD}  # what is not an array may be anything: it is not replaced
     (x,) = given_arrays({"n": "other", "x": OLD + 1}, [OLD], site_of(tree), PLAIN)
     np.testing.assert_array_equal(x, OLD + 1)
 

@@ -96,9 +96,7 @@ def test_edits_that_hit_nothing_are_errors() -> None:
         x = sonde.sow(sonde.sow(x, "h"), "h")
         return lax.scan(lambda c, _: (sonde.sow(c + 1, "c"), None), x, None, length=4)[0]
 
-    with pytest.raises(
-        EditError, match=r"edit of 'h': it names call \[5\], counted from 0, but the site is met 2 times"
-    ):
+    with pytest.raises(EditError, match=r"edit of 'h': it names call \[5\], counted from 0, but the site runs 2 times"):
         sonde.edit(f, {"h": sonde.Edit(0.0, calls=5)})(1.0)
     with pytest.raises(EditError, match=r"edit of 'c' .*it names iteration \[9\], counted from 0, but the loop has 4"):
         sonde.edit(f, {"c": sonde.Edit(0.0, iterations=(1, 9))})(1.0)

@@ -113,7 +113,7 @@ def test_an_edit_of_a_value_marked_in_place_is_an_error() -> None:
         mark_in_place(x, "x")
         return x
 
-    with pytest.raises(sonde.errors.EditError, match=r"edit of 'x' .*goes on with the value itself"):
+    with pytest.raises(sonde.errors.EditError, match=r"edit of 'x' .*continues with the value itself"):
         sonde.edit(f, {"x": 0.0})(1.0)
 
 

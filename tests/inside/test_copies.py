@@ -219,7 +219,7 @@ def test_values_gradients_and_edits_by_path(library, name):
     def loss(x):
         if library != "flax.nnx":
             return model(x).sum()
-        graph, state = nnx.split(model)  # Flax refuses to change Variables from outside of the jit
+        graph, state = nnx.split(model)  # Flax refuses to change Variables from outside the jit
         return nnx.merge(graph, jax.tree.map(lambda a: a + 0, state))(x).sum()
 
     gradients = jax.vmap(jax.grad(loss))  # jit in grad in vmap

@@ -517,7 +517,7 @@ WRONG = {
     "frozen": (
         lambda: model_with(set_outside).init(KEY, X),
         errors.SetAttributeFrozenModuleError,
-        r"cannot set late=3 on Model at /: a module is frozen outside of its setup method",
+        r"cannot set late=3 on Model at /: a module is frozen outside its setup method",
     ),
     "leak": (
         lambda: model_with(leak).init(KEY, X),
@@ -552,14 +552,14 @@ def test_submodules_belong_into_setup_or_compact():
         def __call__(self, x):
             return self.helper(x)
 
-    with pytest.raises(errors.AssignSubModuleError, match="submodule Dense is made in Model at / outside of setup"):
+    with pytest.raises(errors.AssignSubModuleError, match="submodule Dense is made in Model at / outside setup"):
         Model().init(KEY, X)
 
     class Params(nn.Module):
         def __call__(self, x):
             return self.param("w", nn.initializers.ones, ())
 
-    with pytest.raises(ValueError, match="param 'w' of Params at / is made outside of setup"):
+    with pytest.raises(ValueError, match="param 'w' of Params at / is made outside setup"):
         Params().init(KEY, X)
 
 

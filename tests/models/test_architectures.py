@@ -17,7 +17,7 @@ from sonde.models.names import expand
 
 
 def counted(given: dict[str, np.ndarray], values: Any) -> Any:
-    """The values at tokens that are no padding."""
+    """The values at tokens that are not padding."""
     return np.asarray(values)[given["mask"]] if "mask" in given else values
 
 

@@ -1,4 +1,4 @@
-"""What a Variable knows beside its value, and the hooks among it."""
+"""What a Variable knows besides its value, and the hooks among it."""
 
 import pickle
 

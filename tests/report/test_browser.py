@@ -261,7 +261,7 @@ def test_nothing_is_requested(browser):
 def test_empty_and_healthy_pages_say_so(browser):
     page = browser.open("empty")
     assert page.texts("#tree-empty") == ["The program has no sites."]
-    assert "no site was met" in page.texts(".findings")[0]
+    assert "the program has no sites" in page.texts(".findings")[0]
     assert "Nothing wrong was found" in browser.open("healthy").texts("#findings-body")[0]
 
 

@@ -152,7 +152,7 @@ def test_attention_heads() -> None:
         np.testing.assert_allclose(found[kind][0], total[:, 0] / total[:, 1], rtol=1e-5)
     model = both()["scan"]
     assert attention_heads(model, "blocks/*/attn/weights")(TOKENS).previous.shape == (LAYERS, 2)
-    with pytest.raises(ValueError, match="is no attention over 6 tokens"):
+    with pytest.raises(ValueError, match="is not attention over 6 tokens"):
         attention_heads(lambda t: sow(weights[..., :5], "w"), "w")(tokens)
 
 

@@ -114,7 +114,7 @@ class Arguments:
     def find(self, tracer: Any) -> tuple[Any, int, Any] | None:
         """Of an argument of a program: the description of the call, its number, and the array that it stands for.
 
-        The array is None if it is not known. The result is None if the tracer is no argument, or one of a program
+        The array is None if it is not known. The result is None if the tracer is not an argument, or one of a program
         that was being traced before.
         """
         if not isinstance(tracer, _pe.DynamicJaxprTracer) or any(tracer._trace is trace for trace in self._around):

@@ -629,7 +629,7 @@ def jit_options(fn: Any) -> tuple[Callable, dict[str, Any]] | None:
 def trace_level() -> Any:
     """A token for the current trace, to be compared with `is`; it does not keep the trace alive.
 
-    A trace that stands for its parent (a capture does) shares the parent's token, so that it is no level of its own.
+    A trace that stands for its parent (a capture does) shares the parent's token, so that it is not a level of its own.
     """
     return _core.trace_ctx.trace._weakref
 

@@ -295,7 +295,7 @@ def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool], changes:
 
 
 def meshes_can_be_set(trace_type: Any) -> InPlace:
-    """`jax.set_mesh` works in a captured function that runs outside of other transforms.
+    """`jax.set_mesh` works in a captured function that runs outside other transforms.
 
     JAX refuses it under every trace but its own. Under that of a capture values are what they are without it.
     """

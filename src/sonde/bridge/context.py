@@ -72,11 +72,11 @@ MODULE_CONTEXT = ModuleContext()
 
 
 def current_context() -> ModuleStackEntry | None:
-    """The innermost module that runs, with its method; None outside of all."""
+    """The innermost module that runs, with its method; None outside all of them."""
     return MODULE_CONTEXT.module_stack[-1]
 
 
 def current_module() -> Any:
-    """The innermost module that runs; None outside of all."""
+    """The innermost module that runs; None outside all of them."""
     entry = current_context()
     return None if entry is None else entry.module

@@ -56,7 +56,7 @@ class _Linen(ToNNX):
 def _running(verb: str) -> tuple[Any, Scope]:
     entry = current_context()
     if entry is None or entry.module.scope is None:
-        raise ValueError(f"{verb} is called outside of a bridge.Module that runs: call it in `setup` or a method.")
+        raise ValueError(f"{verb} is called outside a bridge.Module that runs: call it in `setup` or a method.")
     return entry.module, entry.module.scope
 
 

@@ -148,7 +148,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
 
     @property
     def scope(self) -> Scope | None:
-        """What the module is bound to, None outside of a run."""
+        """What the module is bound to, None outside a run."""
         return vars(self).get("_scope")
 
     def _start(self, scope: Scope, pending: dict[Any, Any]) -> None:
@@ -203,7 +203,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         scope = self.scope
         if scope is None:
             raise ValueError(
-                f"{type(self).__name__} cannot {what} outside of a run: call `init` or `apply`, or make it inside a "
+                f"{type(self).__name__} cannot {what} outside a run: call `init` or `apply`, or make it inside a "
                 "module that runs."
             )
         return scope

@@ -161,7 +161,7 @@ def collection_of(variable: Any) -> str:
 
 
 def leaves_of(nested: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Pairs of path and value of a nested mapping; everything that is no mapping is a value."""
+    """Pairs of path and value of a nested mapping; everything that is not a mapping is a value."""
     if not isinstance(nested, Mapping):
         yield path, nested
         return

@@ -51,7 +51,7 @@ def show_page(page: Path) -> None:
 
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[Say]:
-    """Shows on stderr that work is going on, and how far it is; nothing if stderr is no terminal."""
+    """Shows on stderr that work is going on, and how far it is; nothing if stderr is not a terminal."""
     err = console(stderr=True)
     if not err.is_terminal:
         yield lambda what, done: None

@@ -83,7 +83,7 @@ def _changed_inputs_of(jaxpr: Any) -> list[frozenset[int]]:
 
 
 class Changed:
-    """The arrays outside of traced programs that are changes of some arrays, with those.
+    """The arrays outside traced programs that are changes of some arrays, with those.
 
     Attributes:
         shapes: The shapes of the arrays. What has another shape is not followed: JAX calls compiled functions without a
@@ -165,7 +165,7 @@ class Sources:
     """Finds where arrays come from.
 
     Args:
-        changed: What is known of arrays outside of traced programs.
+        changed: What is known of arrays outside traced programs.
     """
 
     def __init__(self, changed: Changed) -> None:

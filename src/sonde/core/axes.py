@@ -1,9 +1,9 @@
 """The axes in front of a value, and what can be done with arrays that have some of them.
 
 Loops, `vmap` and meshes put axes in front of what is seen at a site. An array of the site, or an extra that goes with
-it (its token, whether its branch was taken, how often a loop ran), has only the axes that it varies over; `Axis` says
-which. Where arrays with different axes meet, `over_axes` maps a function over each axis that at least one of them has,
-so that no shape is ever compared with another, and shardings are left to JAX.
+it (its token, whether its branch was taken, how many times a loop ran), has only the axes that it varies over; `Axis`
+says which. Where arrays with different axes meet, `over_axes` maps a function over each axis that at least one of them
+has, so that no shape is ever compared with another, and shardings are left to JAX.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Variant:
 
     Attributes:
         fun: A function that calls it; None for the function itself, which is not kept alive.
-        labels: For every capture, where the modules among the arguments stand; and what the trace was made for beside.
+        labels: For every capture, where the modules among the arguments stand; and what else the trace was made for.
         used: For every capture, what the trace has asked of the program around.
     """
 
@@ -97,7 +97,7 @@ def pass_boundary(
         values: Returns the arrays that its program gets, if they can be found.
         trace: Traces a function in its place, or returns the trace that JAX has of it.
         description: Of the call, as JAX gives it to the trace; None if JAX has not made it yet.
-        more: What a trace must have been made for, beside where the modules stand.
+        more: What a trace must have been made for, besides where the modules stand.
     """
     trails = thread.trails
     if fun is _tracing.fun:  # a cache behind another
@@ -120,7 +120,7 @@ def pass_boundary(
         result = trace(chosen)
         if (why := strange_scope()) is not None:
             for site in filter(None, map(first_site, _jax.jaxprs_in(result))):
-                raise ScopeError(f"site {site.path!r} ({site.source}) is met under {why}")
+                raise ScopeError(f"site {site.path!r} ({site.source}) runs under {why}")
         return result
     finally:
         _tracing.fun, _tracing.given = before

@@ -1,4 +1,4 @@
-"""How often each site was met: an edit may be for the third call alone."""
+"""How many times each site ran: an edit may be for the third call alone."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class CallCounts:
         self._calls: dict[str, int] = {}
 
     def next(self, path: str) -> int:
-        """The number of the call that is met now, from 0."""
+        """The number of the call that runs now, from 0."""
         number = self._calls.get(path, 0)
         self._calls[path] = number + 1
         return number
 
     def items(self) -> Iterable[tuple[str, int]]:
-        """Every path, and how often it was met."""
+        """Every path, and how many times it ran."""
         return self._calls.items()
 
     def mark(self) -> dict[str, int]:
@@ -31,7 +31,7 @@ class CallCounts:
         self._calls.update(mark)
 
     def join(self, marks: Iterable[dict[str, int]]) -> None:
-        """After branches that ended at these marks: a site was met as often as in the branch that met it most."""
+        """After branches that ended at these marks: a site counts as often as in the branch that ran it most."""
         for mark in marks:
             for path, count in mark.items():
                 self._calls[path] = max(count, self._calls.get(path, 0))

@@ -1,4 +1,4 @@
-"""From what a handler recorded to calls: one for every time that a site was met.
+"""From what a handler recorded to calls: one for every time that a site ran.
 
 A handler keeps items, as they came out of loops, branches and jitted functions. Here branches become one, values get
 their gradients, calls their numbers, and loops their place in the order of the program. Whatever reads items reads them

@@ -1,4 +1,4 @@
-"""What a function depends on beside its arguments: what it closes over, its defaults, and the globals that it names.
+"""What a function depends on besides its arguments: what it closes over, its defaults, and the globals that it names.
 
 Programs that were rewritten for a predicate or a `reduce` function are kept for later calls. If the function has come
 to mean something else since, because a variable that it reads was changed, they are not the right ones any more.
@@ -46,7 +46,7 @@ class _Same:
 
 
 def state_of(*functions: Any) -> Hashable:
-    """What some functions depend on beside their arguments; None if that is nothing."""
+    """What some functions depend on besides their arguments; None if that is nothing."""
     found = tuple(_Snapshot().of(f) for f in functions if callable(f))
     return found if any(found) else None
 

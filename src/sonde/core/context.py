@@ -198,7 +198,7 @@ def path_under(names: tuple[Any, ...], before: str, depth: int) -> str:
 def check_scopes(name: object) -> None:
     """Raises ScopeError if a scope is open that is none of the scopes of the code that runs; see `strange_scope`."""
     if (why := strange_scope()) is not None:
-        raise ScopeError(f"site {name!r} is met under {why}")
+        raise ScopeError(f"site {name!r} runs under {why}")
 
 
 def strange_scope() -> str | None:

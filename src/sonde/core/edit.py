@@ -91,7 +91,7 @@ def edit(f: Callable[P, R], edits: Mapping[str, Any] | Mapping[Pattern, Any], *,
         A function with the arguments and results of `f`.
 
     Raises:
-        TypeError: `f` is not callable, or `edits` is no mapping from patterns.
+        TypeError: `f` is not callable, or `edits` is not a mapping from patterns.
         NoSuchSiteError: When called: a pattern matches no site.
         EditError: When called: a new value has another structure, shape or dtype than the value at the site.
 
@@ -182,7 +182,7 @@ class Editing(Handler):
             if missed:
                 most = max(self._hit_counts(pattern), default=0)
                 raise EditError(
-                    f"edit of {pattern!r}: it names call {sorted(missed)}, counted from 0, but the site is met {most} "
+                    f"edit of {pattern!r}: it names call {sorted(missed)}, counted from 0, but the site runs {most} "
                     "times"
                 )
 
@@ -202,7 +202,7 @@ class Editing(Handler):
             self._hit.setdefault(pattern, set()).add(call)
             if site.in_place:
                 raise EditError(
-                    f"edit of {path!r} ({site.source}): the program goes on with the value itself, as after "
+                    f"edit of {path!r} ({site.source}): the program continues with the value itself, as after "
                     "`Module.sow`, and not with what the site returns; use `sonde.sow` and its result there, or edit "
                     "the output of a method"
                 )

@@ -35,7 +35,7 @@ class Handler:
         prefix: The path at which the handler, a child of the one that the run began with, runs.
         items: What was recorded, in program order.
         met: What is known about the sites met so far; what a child has met is added when it is done.
-        counts: How often each site was met, for handlers that go by it.
+        counts: How many times each site ran, for handlers that go by it.
         named_loops: The loops around the handler that have a name, outermost first.
         loop_name: The path of a scope around the handler that names the next loop inside.
         within: The rows of these loops for which the code is run; see `context.RowsName`.
@@ -251,7 +251,7 @@ class Handler:
     # -- for the kinds of handlers -------------------------------------------------------------------------------------
 
     def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:
-        """The arrays that the program goes on with."""
+        """The arrays that the program continues with."""
         del site, path, view
         return arrays
 

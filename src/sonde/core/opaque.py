@@ -1,6 +1,6 @@
 """Calls that a capture cannot see into: functions of the host, and functions that were compiled ahead of time.
 
-A site in them would be lost without a word. In a function that a traced program calls on the host (`jax.pure_callback`
+A site in them would be lost silently. In a function that a traced program calls on the host (`jax.pure_callback`
 and the like) the capture is told of it: the function runs as one that is looked at, where every site is an error. A
 function that was compiled ahead of time says nothing of the sites that its source has; calling it is an error.
 
@@ -49,7 +49,7 @@ def _refuse() -> None:
     if state is not None and (state.inside is None or state.inside.names_functions()):
         raise CaptureError(
             "a captured function calls a function that was compiled ahead of time, whose program is fixed: sites in it "
-            "would be missing from the records. Call the jitted function, or the compiled one outside of the capture"
+            "would be missing from the records. Call the jitted function, or the compiled one outside the capture"
         )
 
 

@@ -87,7 +87,7 @@ def _some_rows(path: str, record: Record, patterns: Sequence[Pattern]) -> list[s
 
 
 def _only_looked_at(record: Record) -> Site | None:
-    """The first site of a record after which the program goes on with the value itself, if one can be perturbed."""
+    """The first site of a record after which the program continues with the value itself, if one can be perturbed."""
     stuck = (c.site for c, _ in record.calls() if c.site.in_place and any(map(_is_inexact, c.types)))
     return next(stuck, None)
 
@@ -102,8 +102,8 @@ def _check_any_passes(patterns: Sequence[Pattern], records: Mapping[str, Record]
 
 def _only_looks(path: str, site: Site) -> EditError:
     return EditError(
-        f"perturbation of {path!r} ({site.source}): the program goes on with the value itself, as after `Module.sow`, "
-        "and not with what the site returns; perturb an array that is computed from it"
+        f"perturbation of {path!r} ({site.source}): the program continues with the value itself, as after "
+        "`Module.sow`, and not with what the site returns; perturb an array that is computed from it"
     )
 
 
@@ -127,7 +127,7 @@ def perturbed(f: Callable, *, inside: Any = None) -> Callable:
     Returns:
         A function `g(deltas, *args, **kwargs)` with the results of `f`. `deltas` is a mapping from paths to pytrees
         like the values there, as `sonde.perturbations` returns it. In a loop, an array with the loop's axis in front
-        gives each iteration its slice; one without is added in every iteration. At a site that is met several times,
+        gives each iteration its slice; one without is added in every iteration. At a site that runs several times,
         the same is added every time.
 
     Raises:

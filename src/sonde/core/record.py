@@ -187,10 +187,10 @@ class Record:
 
     @property
     def value(self) -> Any:
-        """The value, of a site that was met once.
+        """The value, if the site ran exactly once.
 
         Raises:
-            ValueError: The site was met more than once, or only its gradient was.
+            ValueError: The site ran more than once, or only its gradient was recorded.
         """
         return self._only(self.values, "values")
 
@@ -205,7 +205,7 @@ class Record:
 
     @property
     def grad(self) -> Any:
-        """The gradient, of a site that was met once. Raises ValueError otherwise."""
+        """The gradient, if the site ran exactly once. Raises ValueError otherwise."""
         return self._only(self.grads, "grads")
 
     def gradients(self, order: int) -> tuple[Any, ...]:

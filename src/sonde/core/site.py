@@ -30,7 +30,7 @@ class Site:
             scopes and the module around it.
         tag: What the layer above attached to it, such as the type of a Variable; None for a plain `sow`.
         grads: Whether its gradient was asked for when the program was traced.
-        in_place: Whether the program goes on with the value itself and not with what the site returns, so that it
+        in_place: Whether the program continues with the value itself and not with what the site returns, so that it
             cannot be replaced.
         has_gradient: Whether later uses of the value go through the site; not so for a value of an outer transform
             that was marked in place.
@@ -97,7 +97,7 @@ class Site:
         return found
 
     def rebuild(self, arrays: Sequence[Any]) -> Any:
-        """The pytree that was sown, with these arrays in it; leaves that are no arrays come back as they were."""
+        """The pytree that was sown, with these arrays in it; leaves that are not arrays come back as they were."""
         if self.tree is LEAF and self.arrays == (True,):
             return arrays[0]
         remaining, statics = iter(arrays), iter(self.statics)
@@ -156,7 +156,7 @@ class View:
         gradient_of: For a gradient, the indices of the arrays that it has a part for; None for a value.
         axes: The mapped axes in front, outermost first.
         role: `"site"` does all that a site does. In a loop that is differentiated its work is divided: `"mark"` is
-            what the program goes on with and what is differentiated, `"look"` is what is recorded; its further
+            what the program continues with and what is differentiated, `"look"` is what is recorded; its further
             operands are the number of the iteration, which keeps it inside the loop, and the token of the other.
         anchored: How many of the loops around have a part in that number of the iteration, counted from the inside;
             not 0 for a site whose value may be replaced, either.

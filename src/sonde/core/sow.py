@@ -29,7 +29,7 @@ def sow(value: T, name: str) -> T:
     """Marks a value, so that a capture can see it and an edit can replace it. Returns it.
 
     Use what it returns: where an edit runs, that is the new value. Without a capture it returns `value` itself and
-    leaves no trace in the program. Any pytree will do; leaves that are no arrays are kept as they are.
+    leaves no trace in the program. Any pytree will do; leaves that are not arrays are kept as they are.
 
     Args:
         value: Any pytree.
@@ -100,7 +100,7 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
 
     A capture with `grads=True` sees the gradient at the site all the same: a tracer in `value` becomes the tracer that
     came out of the site, so every later use of it is a use of the marked value. An edit of such a site is an error,
-    because an array that is no tracer cannot be replaced in place.
+    because an array that is not a tracer cannot be replaced in place.
 
     A tracer of an outer transform (a value that a jitted function or a loop body closes over) cannot become one of the
     inner transform: its value is recorded, and its gradient is None.
@@ -141,7 +141,7 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
             site.has_gradient = False
         if replaces and after is not given:
             raise EditError(
-                f"site {site.path!r} ({site.source}) cannot be replaced: the program goes on with the value itself, "
+                f"site {site.path!r} ({site.source}) cannot be replaced: the program continues with the value itself, "
                 "which is not traced; mark it with sonde.sow or Module.perturb, and use what that returns"
             )
 

@@ -76,7 +76,7 @@ class Located:
 
     @property
     def problems(self) -> list[str]:
-        """Why this is no single induction head; empty if it is one."""
+        """Why this is not a single induction head; empty if it is one."""
         found = []
         if not self.restored[self.head] > NEEDED:
             found.append(

@@ -42,7 +42,7 @@ UNSPECIFIED: Any = _Unspecified()
 
 
 class ModuleState:
-    """What a module remembers beside its fields.
+    """What a module remembers besides its fields.
 
     Attributes:
         attached: Whether parent, name and scope are settled.
@@ -100,9 +100,8 @@ def attach(module: Module) -> None:
         above: ModuleState = parent._state
         if above.attached and not (above.in_setup or above.in_compact):
             raise AssignSubModuleError(
-                f"submodule {type(module).__name__} is made in {describe(parent)} outside of setup and of a "
-                "compact method; "
-                "make it in setup, or mark the method with @nn.compact"
+                f"submodule {type(module).__name__} is made in {describe(parent)} outside setup and compact "
+                "methods; make it in setup, or mark the method with @nn.compact"
             )
         if module.name is None:
             if above.in_setup:

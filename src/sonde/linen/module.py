@@ -155,9 +155,8 @@ class Module:
         is_field = name in type(self).__dataclass_fields__ and type(self).__dataclass_fields__[name].init
         if not state.in_setup:
             raise SetAttributeFrozenModuleError(
-                f"cannot set {name}={_short(value)} on {attach.describe(self)}: a module is frozen outside of "
-                "its setup method; "
-                "use clone(...) for a module with another field, or a variable for state"
+                f"cannot set {name}={_short(value)} on {attach.describe(self)}: a module is frozen outside its "
+                "setup method; use clone(...) for a module with another field, or a variable for state"
             )
         if is_field:
             raise SetAttributeInModuleSetupError(
@@ -285,9 +284,8 @@ class Module:
         scope = self.bound_scope(f"make the {what} {name!r}")
         if not (self._state.in_setup or self._state.in_compact):
             raise ValueError(
-                f"{what} {name!r} of {attach.describe(self)} is made outside of setup and of a compact method; "
-                "make it in "
-                "setup, or mark the method with @nn.compact"
+                f"{what} {name!r} of {attach.describe(self)} is made outside setup and compact methods; "
+                "make it in setup, or mark the method with @nn.compact"
             )
         scope.reserve(name, collection, what=what, owner=type(self).__name__)
         return scope

@@ -102,7 +102,7 @@ def _constrained(value: Any, axes: Any, fallback: RulesFallback = RulesFallback.
 def _running(module: Module | None, what: str) -> Module:
     module = context.module_stack[-1] if module is None else module
     if module is None:
-        raise ValueError(f"{what} is called outside of a module's method; pass module=")
+        raise ValueError(f"{what} is called outside a module's method; pass module=")
     return module
 
 

@@ -63,7 +63,7 @@ def _bytes(word: Word) -> bytes:
 
 
 class Counts:
-    """How often each stream was asked for a key at one place of a run, and at the places inside it.
+    """How many times each stream was asked for a key at one place of a run, and at the places inside it.
 
     Kept apart from the scope, so that a module that is called again, or called inside a transform, goes on counting.
     """

@@ -131,7 +131,7 @@ def check_no_dead_tracers(tree: Any, collection: str, path: Path) -> None:
             names = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in key_path]
             raise JaxTransformError(
                 f"variable {path_text((*path, *names))} in collection {collection!r} was set inside a JAX transform "
-                "(jax.jit, jax.lax.scan, ...) to a value that does not exist outside of it; use the transform "
+                "(jax.jit, jax.lax.scan, ...) to a value that does not exist outside it; use the transform "
                 "of the same "
                 "name in sonde.linen, or create the variable before the transform"
             )
@@ -226,7 +226,7 @@ class Scope:
         return frozenset(name for name, taken in self._names.items() if None in taken)
 
     def take_names(self, names: Iterable[str]) -> None:
-        """Keeps names from being taken by submodules: they have them outside of a transform."""
+        """Keeps names from being taken by submodules: they have them outside a transform."""
         for name in names:
             self._names.setdefault(name, set()).add(None)
 

@@ -207,7 +207,7 @@ def _place(run: Run, path: Path) -> Scope:
     for root in run.roots:
         if path[: len(root.path)] == root.path:
             return root.descend(path[len(root.path) :])
-    raise AssertionError(f"a value was sown at {path}, outside of the run")
+    raise AssertionError(f"a value was sown at {path}, outside the run")
 
 
 def _loops(item: Item) -> tuple[Axis, ...]:

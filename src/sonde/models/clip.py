@@ -90,7 +90,7 @@ class CLIP(nnx.Module):
         Args:
             images: `(images, height, width, 3)`, scaled as the model was trained.
             tokens: integers, `(texts, length)`.
-            mask: boolean, `(texts, length)`: which tokens are no padding.
+            mask: boolean, `(texts, length)`: which tokens are not padding.
 
         Returns:
             Logits, `(images, texts)`.

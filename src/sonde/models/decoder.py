@@ -24,7 +24,7 @@ class Decoder(Tower):
 
         Args:
             tokens: integers, `(batch, length)`.
-            mask: boolean, `(batch, length)`: which tokens are no padding. Padding may be on either side; positions
+            mask: boolean, `(batch, length)`: which tokens are not padding. Padding may be on either side; positions
                 are counted from the first token that is none.
 
         Returns:

@@ -24,7 +24,7 @@ class Encoder(Tower):
 
         Args:
             tokens: integers, `(batch, length)`.
-            mask: boolean, `(batch, length)`: which tokens are no padding, which comes last.
+            mask: boolean, `(batch, length)`: which tokens are not padding, which comes last.
             types: integers, `(batch, length)`: the segment of every token, for models that have segments.
 
         Returns:

@@ -73,7 +73,7 @@ def fill(
     plan = {path: _plan(path, leaf, sources) for path, leaf in wanted.items()}
     _check(plan, wanted, rows, tensors, where)
     finished = _release_after_last_use([source for found in plan.values() for source in found])
-    # The largest first: what is needed beside the model while a tensor is converted is then small when most is there.
+    # The largest first: what is needed besides the model while a tensor is converted is then small when most is there.
     for path in sorted(wanted, key=lambda p: -_size(wanted[p])):
         leaf, found = wanted[path], plan[path]
         sharding = sharding_of(path, leaf.shape, mesh)
@@ -184,7 +184,7 @@ def _check(
 
 
 def _expected(row: Row, wanted: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The shape that a tensor must have; None if it is no parameter of the model."""
+    """The shape that a tensor must have; None if it is not a parameter of the model."""
     found = [_shape(path, wanted) for path in row.ours]
     shapes = [shape for shape in found if shape is not None]
     if not shapes or len(shapes) < len(found):

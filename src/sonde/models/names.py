@@ -62,7 +62,7 @@ def matrix(theirs: str, ours: str) -> Row:
 
 
 def ignored(theirs: str) -> Row:
-    """A tensor that a checkpoint may have and that is no parameter."""
+    """A tensor that a checkpoint may have and that is not a parameter."""
     return Row(theirs, (), lambda x: (), optional=True)
 
 

@@ -52,7 +52,7 @@ def pooled(hidden: jax.Array, mask: jax.Array, pooling: Pooling = "mean") -> jax
 
     Args:
         hidden: `(texts, length, width)`.
-        mask: boolean, `(texts, length)`: which tokens are no padding.
+        mask: boolean, `(texts, length)`: which tokens are not padding.
         pooling: `"mean"` or `"first"`.
 
     Example:

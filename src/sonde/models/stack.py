@@ -92,7 +92,7 @@ def run_blocks(
         config: what they are made of.
         x: `(batch, length, width)`.
         positions: `(batch or 1, length)`: the position of every token in its text.
-        valid: `(batch or 1, keys)`: which keys are no padding; with a cache, which of its slots.
+        valid: `(batch or 1, keys)`: which keys are not padding; with a cache, which of its slots.
         cache: what earlier positions left; the tokens of `x` go into its next slots.
         text_length: `(batch or 1, 1)`: how long each text is, where rotary frequencies depend on it; up to the last
             position if None.

@@ -21,7 +21,7 @@ class Batch(NamedTuple):
 
     Attributes:
         tokens: integers, `(texts, length)`.
-        mask: boolean, `(texts, length)`: which tokens are no padding.
+        mask: boolean, `(texts, length)`: which tokens are not padding.
     """
 
     tokens: np.ndarray

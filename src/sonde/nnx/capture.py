@@ -52,7 +52,7 @@ def capture(
         A function that returns the result and one State per type; the result alone if there are no types.
 
     Raises:
-        TypeError: `fn` is not callable, a type is no type of Variable, or there is no Module to look at.
+        TypeError: `fn` is not callable, a type is not a type of Variable, or there is no Module to look at.
 
     Example:
         >>> from sonde import nnx
@@ -216,7 +216,7 @@ class _Adding(Adding):
         return values
 
     def finish(self) -> None:
-        """Values that nothing asked for are no error: a State may hold more than one function needs."""
+        """Values that nothing asked for are not an error: a State may hold more than one function needs."""
 
 
 def _run(

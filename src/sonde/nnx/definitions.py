@@ -42,7 +42,7 @@ def has_references(definition: Any) -> bool:
 
 
 def flatten_once(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
-    """Keys and children of a container, and what `unflatten_once` needs beside its class and keys."""
+    """Keys and children of a container, and what `unflatten_once` needs besides its class and keys."""
     cls = type(value)
     if cls is list or cls is tuple:
         return tuple(range(len(value))), list(value), None

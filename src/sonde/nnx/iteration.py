@@ -20,7 +20,7 @@ def iter_graph(node: Any, /, *, graph: bool | None = None) -> Iterator[tuple[Pat
 
     Args:
         node: a Module, any other node, or a pytree of them.
-        graph: True allows shared references (each is met once) and shows static attributes; False demands a tree and
+        graph: True allows shared references (each is visited once) and shows static attributes; False needs a tree and
             shows what JAX sees. None: the current mode.
 
     Example:

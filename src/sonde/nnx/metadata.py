@@ -1,4 +1,4 @@
-"""What a Variable knows beside its value: a frozen mapping that many Variables share, and the hooks among it.
+"""What a Variable knows besides its value: a frozen mapping that many Variables share, and the hooks among it.
 
 Most Variables of a model carry the same few entries, so a `Metadata` is made once, shared, and replaced as a whole when
 a Variable's metadata is edited. It is what JAX sees as the static part of a Variable, hence it can be hashed and

@@ -71,7 +71,7 @@ class Module(Pytree, metaclass=ModuleMeta):
     ) -> bool:
         """Records a value under a name, for `nnx.capture` to return.
 
-        Outside of a capture the value is stored in the Module, as a Variable in the attribute `name`; that way is
+        Outside a capture the value is stored in the Module, as a Variable in the attribute `name`; that way is
         deprecated.
 
         Args:
@@ -103,10 +103,10 @@ class Module(Pytree, metaclass=ModuleMeta):
         return True
 
     def perturb(self, name: str, value: Any, variable_type: type[Variable[Any]] | str = Perturbation) -> Any:
-        """Marks a value whose gradient is wanted; go on with the value that is returned.
+        """Marks a value whose gradient is wanted; use the value that it returns.
 
         Within `nnx.capture`, whatever the capture has under `name` is added to the value, so that the gradient with
-        respect to it is the gradient at this place. Outside of a capture a zero is stored in the Module, as a Variable
+        respect to it is the gradient at this place. Outside a capture a zero is stored in the Module, as a Variable
         in the attribute `name`; that way is deprecated.
 
         Args:
@@ -132,7 +132,7 @@ class Module(Pytree, metaclass=ModuleMeta):
     def __captures__(self) -> tuple[Variable[Any], ...]:
         """What `nnx.capture` has recorded in this Module so far: one Variable per type, with a dict by name.
 
-        There is no such attribute when no `nnx.capture` runs, or for a Module outside of its model. It is a view:
+        There is no such attribute when no `nnx.capture` runs, or for a Module outside its model. It is a view:
         changing it changes nothing.
         """
         from sonde.nnx.capture import captures_of
@@ -255,7 +255,7 @@ def iter_modules(module: Any, /, *, graph: bool | None = None) -> Iterator[tuple
 
     Args:
         module: a Module, any other node, or a pytree of them.
-        graph: True allows shared references (each is met once), False demands a tree. None: the current mode.
+        graph: True allows shared references (each is visited once), False demands a tree. None: the current mode.
 
     Example:
         >>> from sonde import nnx

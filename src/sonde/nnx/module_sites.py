@@ -142,7 +142,7 @@ def noted(trail: Trail, module: Any) -> Iterator[tuple[Sown, Any]]:
 
 
 def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | None:
-    """The value to go on with if a capture runs; None if none does."""
+    """The value to continue with if a capture runs; None if none does."""
     if not RUNNING_CAPTURES.count or looking() is None:
         return None
     if not _is_wanted(variable_type):

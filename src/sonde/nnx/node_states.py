@@ -125,7 +125,7 @@ def to_tree(
         prefix: a tree whose values stand for all that is below them; `split_fn` gets them.
         split_fn: a function of (context, path, prefix, object) that makes what takes the place of the object. The
             context splits several objects as one graph.
-        map_non_graph_nodes: whether `split_fn` is called for leaves that are no objects too.
+        map_non_graph_nodes: whether `split_fn` is called for leaves that are not objects too.
         ctxtag: the name of an open `nnx.update_context`.
         check_aliasing: whether a Variable that is met under two different values of the prefix is an error.
 
@@ -223,7 +223,7 @@ def _check_aliasing(found: Iterable[tuple[Any, Any]], prefixes: Iterable[Any]) -
 
 
 def clear_non_graph_nodes(tree: Any) -> Any:
-    """A pytree with None in the place of all that is no object."""
+    """A pytree with None in the place of all that is not an object."""
     return jax.tree.map(lambda x: x if is_object(x) else None, tree, is_leaf=is_object)
 
 

@@ -1,4 +1,4 @@
-"""Random numbers: streams of keys that count how often they were asked.
+"""Random numbers: streams of keys that count how many keys they gave.
 
 An `RngStream` holds a key and a counter; calling it folds the counter into the key and counts on. `Rngs` holds several
 streams by name; a name it does not have falls back to the stream `default`. Both are Pytrees, so the counters are part
@@ -46,7 +46,7 @@ class RngState(Variable[jax.Array]):
 
 
 class RngCount(RngState):
-    """How often a stream was asked for a key."""
+    """How many times a stream was asked for a key."""
 
     __slots__ = ()
 
@@ -142,7 +142,7 @@ class RngStream(_KeySource):
         """A new key.
 
         Raises:
-            ValueError: the stream was split and is asked outside of a function mapped over it.
+            ValueError: the stream was split and is asked outside a function mapped over it.
             TraceContextError: the stream was made at another trace level.
         """
         self.count._check_level()
@@ -150,7 +150,7 @@ class RngStream(_KeySource):
         if self.key.shape:
             raise ValueError(
                 f"The stream '{self.tag}' holds {self.key.shape} keys, because it was split; it can be asked for a key "
-                f"inside of a function mapped over it (nnx.vmap, nnx.scan), where it holds one."
+                f"inside a function mapped over it (nnx.vmap, nnx.scan), where it holds one."
             )
         key = jax.random.fold_in(self.key.get_value(), count)
         self.count.set_value(count + 1)

@@ -72,7 +72,7 @@ def walk(
             mode), children before parents.
 
     Raises:
-        ValueError: with `graph=False`, a Variable is met twice, or an object contains itself.
+        ValueError: with `graph=False`, a Variable occurs twice, or an object contains itself.
     """
     walker = _Walker(root, graph, verb, numbers, {} if seen is None else seen, everything)
     walker.found.definition = walker.visit_node(root, (), again=True) if again else walker.visit_data(root, ())
@@ -110,7 +110,7 @@ class _Walker:
         self.found = found = Walk()
         self.leaves, self.paths = found.leaves, found.paths
         self.entered: set[int] = set()
-        self.announced: set[int] = set()  # dicts inside of States, whose changes move the epoch
+        self.announced: set[int] = set()  # dicts inside States, whose changes move the epoch
 
     def visit(self, value: Any, path: Path) -> Any:
         """The definition of anything."""
@@ -274,7 +274,7 @@ def _look_for(target: Any, value: Any, path: Path, found: list[Path], entered: s
 
 
 def not_a_tree(value: Any, path: Path, verb: str) -> ValueError:
-    """The error for an object that is no pytree, in tree mode."""
+    """The error for an object that is not a pytree, in tree mode."""
     return ValueError(
         f"nnx.{verb} was asked to treat its input as a tree (graph=False), and {type(value).__name__} is declared with "
         f"pytree=False. Found at path: {show_path(path)}. Pass graph=True: nnx.{verb}(..., graph=True)."

@@ -87,7 +87,7 @@ def visible(
         key_positions: `(batch or 1, keys)`.
         causal: whether keys after the query are hidden.
         window: how many positions back a query sees, its own counted; all if None.
-        valid: `(batch or 1, keys)`: keys that are no padding.
+        valid: `(batch or 1, keys)`: keys that are not padding.
 
     Returns:
         Boolean, `(batch or 1, queries, keys)`; None if everything is visible.

@@ -459,7 +459,7 @@ def group_count(features: int, *, num_groups: int | None, group_size: int | None
     """How many groups a group norm has: exactly one of the two options says so.
 
     Raises:
-        LayerInputError: both or none are given, or the features are no multiple of the size.
+        LayerInputError: both or none are given, or the number of features is not a multiple of the size.
 
     Example:
         >>> group_count(6, num_groups=None, group_size=2)

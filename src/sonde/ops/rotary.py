@@ -87,7 +87,7 @@ class Rotary:
         trained = told.get("original_max_position_embeddings", original) or max_positions
         factor = told.get("factor")
         if kind in ("longrope", "su"):
-            # Two lengths say more than a factor, which some checkpoints have beside them.
+            # Two lengths say more than a factor, which some checkpoints have besides them.
             kind, factor = "longrope", factor if original is None and factor else max_positions / trained
         return cls(
             width=width,

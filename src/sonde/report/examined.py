@@ -41,7 +41,7 @@ class Step:
 
     @property
     def when(self) -> str:
-        """Which call and iteration, in words; empty for the only one of a site that is met once."""
+        """Which call and iteration, in words; empty for the only one of a site that runs once."""
         call = f"call {self.row.call}" if self.row.call else ""
         loop = f"iteration {', '.join(map(str, self.row.iteration))}" if self.row.iteration else ""
         return ", ".join(filter(None, (call, loop)))

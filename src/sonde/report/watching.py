@@ -128,7 +128,7 @@ class Watch(KeepingSmall, Watching):
         return new
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
-        """The handler inside. What is compiled for a loop has smaller pictures and must not be used outside of it."""
+        """The handler inside. What is compiled for a loop has smaller pictures and must not be used outside it."""
         new = super().child(base, steps, prefix)
         if steps and self._length is None:  # a while loop
             new.iterations = None
@@ -269,7 +269,7 @@ def _on_host(items: list[Item]) -> list[Item]:
     for item in items:
         if any(isinstance(x, _jax.Tracer) for x in item.arrays):
             raise CaptureError(
-                f"examine must run on numbers, but {item.path!r} is being traced: call it outside of jit, vmap and grad"
+                f"examine must run on numbers, but {item.path!r} is being traced: call it outside jit, vmap and grad"
             )
     kept = [_keeps(item) for item in items]
     arrived = iter(to_host([[x for x in item.arrays if not _is_key(x)] for item, mine in zip(items, kept) if mine]))

@@ -55,7 +55,7 @@ def harvest(
     """Runs a program on many batches and stores what passes its sites, one Zarr array per site.
 
     The rows of an array are the elements along the first axis of the value, batch after batch. A site in a `scan` is
-    stored as one array per iteration (`h[0]`, `h[1]`, ...), a site that is met several times as one per call (`h#0`).
+    stored as one array per iteration (`h[0]`, `h[1]`, ...), a site that runs several times as one per call (`h#0`).
     Writing goes on while the next batch is computed.
 
     The same call on the same folder goes on after the last batch that is in it: batches before that one are drawn and

@@ -73,7 +73,7 @@ class Manifest:
         """From text.
 
         Raises:
-            StoreError: It is no manifest of this version.
+            StoreError: It is not a manifest of this version.
         """
         try:
             data = json.loads(text)

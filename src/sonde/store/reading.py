@@ -201,7 +201,7 @@ class Store(_Arrays):
             window: How many rows are held in memory and mixed; by default as many as make 256 MiB.
             axes: How many of the first axes count as rows: with 2, arrays of examples by positions are read as rows of
                 positions.
-            epochs: How often to go through the store; None for ever.
+            epochs: How many times to go through the store; None for ever.
             process: Which part of the store to read, when several processes train together.
             processes: How many there are.
 

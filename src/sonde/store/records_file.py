@@ -98,7 +98,7 @@ def _kind(array: Any) -> dict[str, Any]:
 
 def _numbers(array: Any) -> np.ndarray:
     if isinstance(array, _jax.Tracer):
-        raise TypeError("save takes numbers, but the records are being traced: call it outside of jit, vmap and grad")
+        raise TypeError("save takes numbers, but the records are being traced: call it outside jit, vmap and grad")
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(array))
     return np.ascontiguousarray(array)

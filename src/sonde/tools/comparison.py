@@ -134,7 +134,7 @@ class Comparison(Drawn):
         for drift in self.drifts:
             if drift.gradient or not np.isfinite(drift.rel_norm):
                 continue
-            # Rounding alone is no jump.
+            # Rounding alone is not a jump.
             floor = max(before, float(np.finfo(np.float32).eps) if drift.limit is None else drift.limit / 8)
             if drift.rel_norm > floor:
                 found.append((drift, drift.rel_norm / floor))

@@ -1,6 +1,6 @@
 """What happened at the sites of a program, in the order in which it happened.
 
-`Watching` is the handler: beside what a `reduce` function makes of a value it records when that was, as numbers that
+`Watching` is the handler: besides what a `reduce` function makes of a value it records when that was, as numbers that
 come out of the compiled program: the iteration of every loop around, the line, and the call (by its token). `events_of`
 sorts what it saw. Order is that of the run: forward before backward, and in a loop by iteration before by place in the
 body. Of a `while_loop`, whose length is not known in advance, the first bad iteration is kept, or the last.

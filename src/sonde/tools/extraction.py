@@ -27,7 +27,7 @@ def extract(
         inside: Code without sites to look into, as in `sonde.capture`.
 
     Returns:
-        A function with the arguments of `f` that returns a dict from names to values; of a site that is met several
+        A function with the arguments of `f` that returns a dict from names to values; of a site that runs several
         times, a tuple.
 
     Raises:

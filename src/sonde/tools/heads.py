@@ -90,7 +90,7 @@ def attention_heads(
 
     Raises:
         NoSuchSiteError: When called: a pattern matches no site.
-        ValueError: When called: a value is no attention over the tokens.
+        ValueError: When called: a value is not attention over the tokens.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -115,7 +115,7 @@ def attention_heads(
             n = text.shape[1]
             if weights.ndim < 3 or weights.shape[-2:] != (n, n):
                 raise ValueError(
-                    f"attention_heads: a value of shape {list(weights.shape)} is no attention over {n} tokens: "
+                    f"attention_heads: a value of shape {list(weights.shape)} is not attention over {n} tokens: "
                     f"expected [..., heads, {n}, {n}]"
                 )
             weights = weights.reshape(-1, *weights.shape[-3:]).astype(jnp.float32)

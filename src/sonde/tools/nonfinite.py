@@ -107,8 +107,8 @@ def first_nonfinite(f: Callable, *, context: int = 5, inside: Any = None) -> Cal
         for item in items:
             if any(isinstance(x, _jax.Tracer) for x in item.arrays):
                 raise CaptureError(
-                    f"first_nonfinite must run on numbers, but {item.path!r} is being traced: call it outside of "
-                    "jit, vmap and grad"
+                    f"first_nonfinite must run on numbers, but {item.path!r} is being traced: call it outside jit, "
+                    "vmap and grad"
                 )
         return first_of(events_of(items), context)
 

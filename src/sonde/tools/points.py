@@ -22,7 +22,7 @@ def checked_axes(axis: Any) -> Axes:
     """The axes that an argument `axis=` names.
 
     Raises:
-        TypeError: It is no number, no tuple of numbers, and not None.
+        TypeError: It is not a number, a tuple of numbers or None.
     """
     axes = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     if isinstance(axis, (bool, str)) or not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):

@@ -23,7 +23,7 @@ class Rest:
 
     Attributes:
         tree: The structure.
-        statics: The leaves that are no arrays, with None in the places of arrays.
+        statics: The leaves that are not arrays, with None in the places of arrays.
     """
 
     tree: Any

@@ -33,7 +33,7 @@ class Seen:
         axes: The axes in front: loops, outermost first, then mapped ones.
         types: Shape and dtype of the site's arrays, without the axes of loops.
         taken: Whether the branch with the site was taken; None where there was no other way.
-        count: How often the `while_loop` around the site ran; None where there is none.
+        count: How many times the `while_loop` around the site ran; None where there is none.
         site: The site.
         row: Where the value is in `Records.stacked`, if it is a row of a loop that has a name.
         rows: Of a value with the axes of loops that have a name, the rows that were recorded; None if all were.
@@ -154,7 +154,7 @@ def check_numbers(tree: Any, verb: str) -> None:
     """Raises CaptureError if a pytree is being traced, so that there are no numbers; `verb` needs them."""
     if any(isinstance(x, _jax.Tracer) for x in jax.tree.leaves(tree)):
         raise CaptureError(
-            f"{verb} must run on numbers, but its values are being traced: call it outside of jit, vmap and grad"
+            f"{verb} must run on numbers, but its values are being traced: call it outside jit, vmap and grad"
         )
 
 

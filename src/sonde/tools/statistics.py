@@ -30,7 +30,7 @@ _POWERS = 2.0 ** np.arange(-_MOST, _MOST + 1)
 EDGES: np.ndarray = np.concatenate([[-np.inf], -_POWERS[::-1], _POWERS, [np.inf]])
 """The edges of the histogram's bins; the bin in the middle holds zero and what is nearly zero."""
 
-_TAILED = ("alive", "histogram")  # moments that are no single number
+_TAILED = ("alive", "histogram")  # moments that are not a single number
 _COUNTS = ("size", "finite", "zeros")
 _FLOATS = ("scale", "mean", "deviation", "norm", "low", "high")
 _NEEDED = {
@@ -334,7 +334,7 @@ def _or_nan(x: Any) -> float:
 
 
 def check_names(names: Sequence[object], asked: str, known: Sequence[str] = NAMES) -> None:
-    """Raises ValueError for a name that is no statistic; `asked` says by whom."""
+    """Raises ValueError for a name that is not a statistic; `asked` says by whom."""
     for name in names:
         if name not in known:
             raise ValueError(f"{asked}: there is no statistic {name!r}; there are {', '.join(known)}")

@@ -68,7 +68,7 @@ WAYS: dict[Way, Callable[[Any], Any]] = {
 
 
 def structures_agree() -> bool:
-    """What is true of equal submodules outside of a capture is true inside."""
+    """What is true of equal submodules outside a capture is true inside."""
     first, second = NET.blocks
     jax.tree.map(lambda a, b: jnp.stack([a, b]), first, second)
     return (

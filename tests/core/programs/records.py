@@ -34,7 +34,7 @@ class Rec:
     """One value, by hand: arrays and how many axes of each kind stand in front of them.
 
     `grads` holds, innermost differentiation first, what corresponds to the floating-point arrays of `value`.
-    `mapped_inside` says for each of them how many of the mapped axes were inside of the differentiation, `mesh_inside`
+    `mapped_inside` says for each of them how many of the mapped axes were inside the differentiation, `mesh_inside`
     how many of those of meshes. Flags and
     counts may come from outside of some of the loops that the value is in, so their axes are counted apart.
     """

@@ -1,4 +1,4 @@
-"""Gates of choices that were made outside of a loop, read from the body of the loop."""
+"""Gates of choices that were made outside a loop, read from the body of the loop."""
 
 import jax
 import jax.numpy as jnp

@@ -129,8 +129,8 @@ def _specs_of(run: Callable[[], list[Item]]) -> list[ItemSpec]:
 
 
 def _kind(spec: ItemSpec) -> Any:
-    # How often a value was differentiated depends on which rule runs it, and says nothing about where it belongs; and
-    # the choices that led to it are made anew.
+    # How many times a value was differentiated depends on which rule runs it, and says nothing about where it belongs.
+    # The choices that led to it are made again.
     gates = frozenset(dataclasses.replace(gate, choice=None) for gate in spec.view.gates)
     return spec.path, spec.view.replace(order=0, gates=gates), spec.size
 

@@ -1,4 +1,4 @@
-"""Gates of choices that were made outside of a loop.
+"""Gates of choices that were made outside a loop.
 
 A branch that runs beside its siblings gives the sites in it a gate. A loop in the branch hands it through: then the
 flag of a site is known before the loop, also for an element whose loop never runs. The gate of a choice that is made in

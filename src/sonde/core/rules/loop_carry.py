@@ -50,7 +50,7 @@ class Keep:
     # -- before and in the loop ----------------------------------------------------------------------------------------
 
     def no_iterations(self) -> Any:
-        """How often every element has run before the loop."""
+        """How many times every element has run before the loop."""
         return _jax.zeros_of_type(self.active.update(dtype=jnp.dtype("int32"), weak_type=False))
 
     def empty(self, types: Sequence[Any], known: Sequence[Any] = ()) -> list[Any]:

@@ -68,7 +68,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         return [answer] * carries_answer, keep_test.update(count - 1, seen, kept, slot=count)
 
     def divide(state: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
-        """What the program carries, what is kept of body and test, how often the body ran, the answer of the test."""
+        """What the program carries, what is kept of body and test, how many times the body ran, the test's answer."""
         n, n_kept = len(init), body.new.n_extra
         carry, kept, (count, *rest) = state[:n], state[n : n + n_kept], state[n + n_kept :]
         return carry, kept, rest[carries_answer:], count, rest[:carries_answer]

@@ -140,7 +140,7 @@ def dot_product_attention(
         )
     if qk_attn_weights_einsum is not None and not (precision is None and einsum_dot_general is None):
         raise ValueError(
-            "precision and einsum_dot_general are for products that are not replaced: leave them out beside "
+            "precision and einsum_dot_general are for products that are not replaced: leave them out with "
             "qk_attn_weights_einsum and attn_weights_value_einsum"
         )
     return ops.dot_product_attention(

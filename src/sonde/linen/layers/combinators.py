@@ -67,7 +67,7 @@ class BatchApply:
         self.num_dims = num_dims
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function; scalars and what is no array are passed as they are."""
+        """Calls the function; scalars and what is not an array are passed as they are."""
         n = self.num_dims
 
         def merged(x: Any) -> Any:

@@ -17,7 +17,7 @@ from sonde.linen.module import Module
 from sonde.ops.fp8 import dot_general_with_precision, fp8_scaled_dot_general, in_qdq, out_qdq
 
 OVERWRITE_WITH_GRADIENT = "_overwrite_with_gradient"
-#: Whether arrays of `fp32_max_grad` can be made outside of jit.
+#: Whether arrays of `fp32_max_grad` can be made outside jit.
 CAN_USE_EARRAY = True
 
 

@@ -1,7 +1,7 @@
 """`nn.jit` and `nn.fold_rngs`.
 
 A jitted method is compiled once for all modules that are equal in class and fields, in whatever `apply` they are
-called. For that its random keys must not depend on where and how often it was called before: every call is given
+called. For that its random keys must not depend on where and how many times it was called before: every call is given
 streams of its own, made from the next key of each stream (`fold_rngs` is that part alone).
 """
 
@@ -87,7 +87,7 @@ class _CompiledCall:
     """One call of a compiled method.
 
     Attributes:
-        key: Everything that the compiled program depends on beside its arrays; equal calls share one compilation.
+        key: Everything that the compiled program depends on besides its arrays; equal calls share one compilation.
     """
 
     def __init__(self, lifting: Lifting, bridge: Bridge, body: Any, variables: Filter) -> None:

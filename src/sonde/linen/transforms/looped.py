@@ -1,6 +1,6 @@
 """`nn.scan`, `nn.remat_scan` and `nn.while_loop`.
 
-`nn.scan` runs the body twice in Python. The first time outside of the loop and without computing, to make the variables
+`nn.scan` runs the body twice in Python. The first time outside the loop and without computing, to make the variables
 that all iterations share (and to check that they do not depend on the iteration), the second time as the loop's body.
 Random keys in the loop are those of the second run; a body that JAX traces once more gets the same ones.
 """
@@ -182,7 +182,7 @@ def _scan(
 def _first_run(
     step: Callable[..., Any], carry: Any, sliced: Any, lifting: Lifting, shared: Filter, out_axes: Any, where: str
 ) -> tuple[Any, Any]:
-    """Runs the body outside of the loop, for the variables and outputs that all iterations share.
+    """Runs the body outside the loop, for the variables and outputs that all iterations share.
 
     It is mapped over an axis of length 1 of everything that differs between iterations: what does not depend on the
     iteration comes out unmapped, and anything else is an error. No capture sees it.

@@ -42,11 +42,11 @@ def read_file(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
     """The config, the tensors and the tokenizer of a file, as of a Hugging Face folder.
 
     Raises:
-        ModelFileError: the file is no GGUF file, was cut off, or is of an architecture that is not known.
+        ModelFileError: the file is not a GGUF file, was cut off, or is of an architecture that is not known.
     """
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise ModelFileError(f"{path} is no GGUF file.")
+            raise ModelFileError(f"{path} is not a GGUF file.")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     reader = _Reader(mapped, path)
     version, count, entries = reader.numbers("IQQ")
@@ -166,7 +166,7 @@ def _dequantised(quants: Any, stored: np.ndarray, quantisation: Any) -> np.ndarr
 
 
 def _renamed(tensors: Tensors, architecture: str, raw: dict[str, Any]) -> Tensors:
-    """The tensors with the names and layouts of a Hugging Face folder; those that are no parameters are left out."""
+    """The tensors with the names and layouts of a Hugging Face folder; those that are not parameters are left out."""
     names, changes = names_of(architecture), changes_of(architecture, raw)
     found: Tensors = {}
     for whole, tensor in tensors.items():

@@ -97,7 +97,7 @@ _FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 
 def names_of(architecture: str) -> Callable[[str], str | None]:
-    """A function from names in the file to names in a Hugging Face folder; None for what is no parameter."""
+    """A function from names in the file to names in a Hugging Face folder; None for what is not a parameter."""
     table = _TABLES[architecture]
 
     def name(theirs: str) -> str | None:

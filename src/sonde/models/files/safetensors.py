@@ -45,7 +45,7 @@ def read_folder(folder: Path) -> Tensors:
     """The tensors of a folder: of `model.safetensors`, or of the files that an index names.
 
     Raises:
-        ModelFileError: there is no file of safetensors, one that the index names is missing, or one cannot be read.
+        ModelFileError: there is no safetensors file, one that the index names is missing, or one cannot be read.
     """
     index = folder / _INDEX
     if index.exists():
@@ -79,13 +79,13 @@ def read_file(path: Path) -> Tensors:
     with path.open("rb") as file:
         start = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= start <= _LARGEST_HEADER:
-            raise ModelFileError(f"{path} is no file of safetensors.")
+            raise ModelFileError(f"{path} is not a safetensors file.")
         if size < 8 + start:
             raise ModelFileError(f"{path} is cut off: its header has {start} bytes, the file {size}.")
         try:
             header: dict[str, Any] = json.loads(file.read(start))
         except ValueError as error:
-            raise ModelFileError(f"{path} is no file of safetensors: its header cannot be read.") from error
+            raise ModelFileError(f"{path} is not a safetensors file: its header cannot be read.") from error
         header.pop("__metadata__", None)
         needed = 8 + start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         if size < needed:

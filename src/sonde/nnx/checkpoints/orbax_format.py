@@ -4,7 +4,7 @@ Sharp edges:
 
 * The arrays are read through orbax's handler of plain pytrees, because the standard one cannot leave anything out. What
   it reads is the same.
-* orbax turns numbers in paths into strings, and keeps lists that are inside of a value as lists.
+* orbax turns numbers in paths into strings, and keeps lists that are inside a value as lists.
 """
 
 from __future__ import annotations

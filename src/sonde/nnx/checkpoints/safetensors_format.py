@@ -95,7 +95,7 @@ def describe(path: str) -> dict[Name, jax.ShapeDtypeStruct]:
     """
     found = {}
     with _opened(path) as file:
-        for name in file.keys():  # noqa: SIM118 - it is no dict
+        for name in file.keys():  # noqa: SIM118 - it is not a dict
             array = file.get_slice(name)
             if array.get_dtype() not in _DTYPES:
                 raise ValueError(f"{path} has {name} in the dtype {array.get_dtype()}, which cannot be read here.")

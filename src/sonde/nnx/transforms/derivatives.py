@@ -47,7 +47,7 @@ def grad(
         f: the function; it returns a scalar, or with `has_aux` a pair of a scalar and anything else. Leave it out to
             use `grad` as a decorator with options.
         argnums: the arguments to differentiate with respect to: positions, or `DiffState(position, filter)`.
-        has_aux: whether the function returns something beside the scalar.
+        has_aux: whether the function returns something besides the scalar.
         holomorphic: see `jax.grad`.
         allow_int: see `jax.grad`.
         reduce_axes: must be empty; Flax's name for something that JAX no longer has.
@@ -63,7 +63,7 @@ def grad(
 
     Raises:
         TypeError: something is to be differentiated that has no gradient, such as a random key; use `wrt`.
-        ValueError: `graph` is False and a Variable is met twice; or an argument is named twice; or a Variable is to be
+        ValueError: `graph` is False and a Variable occurs twice; or an argument is named twice; or a Variable is to be
             differentiated at one of its places and not at another; or there is a `DiffState` without graph updates.
 
     Example:
@@ -99,7 +99,7 @@ def value_and_grad(
     Args:
         f: see `nnx.grad`, as for the other arguments.
         argnums: the arguments to differentiate with respect to.
-        has_aux: whether the function returns something beside the scalar.
+        has_aux: whether the function returns something besides the scalar.
         holomorphic: see `jax.grad`.
         allow_int: see `jax.grad`.
         reduce_axes: must be empty.

@@ -392,13 +392,13 @@ class Entered:
                 )
 
     def check_captured(self, found: Walk) -> None:
-        """Refuses an output that holds Variables from outside which are no arguments: it would hold copies of them."""
+        """Refuses an output that holds Variables from outside which are not arguments: it would hold copies of them."""
         level, came_in = trace_level(), {id(x) for x in self.leaves}
         for path, leaf in found.flat():
             if isinstance(leaf, Variable) and leaf._level is not level and id(leaf) not in came_in:
                 raise ValueError(
                     f"The function under nnx.{self.verb} returns a captured {type(leaf).__name__} at "
-                    f"{show_path(path)}: it was made outside of the function, and is not among its arguments. Pass the "
+                    f"{show_path(path)}: it was made outside the function, and is not among its arguments. Pass the "
                     f"object that holds it as an argument, or return a copy, nnx.clone(...)."
                 )
 
@@ -433,7 +433,7 @@ def take(
         names: what messages call each of them, instead.
 
     Raises:
-        ValueError: the mode demands trees, and a Variable is met twice.
+        ValueError: the mode demands trees, and a Variable occurs twice.
     """
     keywords = tuple(sorted(kwargs)) if kwargs else ()
     if names is None:

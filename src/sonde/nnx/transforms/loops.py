@@ -45,7 +45,7 @@ def while_loop(
 
     Raises:
         ValueError: the body returns something of another form, or other Variables; or `graph` is False and a Variable
-            is met twice.
+            occurs twice.
 
     Example:
         >>> from sonde import nnx
@@ -149,7 +149,7 @@ class Carried:
 
 
 def _objects(tree: Any) -> list[int]:
-    """The identities of the Modules and Variables in a pytree, without those inside of them."""
+    """The identities of the Modules and Variables in a pytree, without those inside them."""
     return [id(x) for x in jax.tree.leaves(tree, is_leaf=is_object) if is_object(x)]
 
 

@@ -60,7 +60,7 @@ def scan(
 
     Raises:
         ValueError: `nnx.Carry` is there more than once, or only on one side; the axes do not fit; the carry changes its
-            form or its Variables; `graph` is False and a Variable is met twice.
+            form or its Variables; `graph` is False and a Variable occurs twice.
 
     Example:
         >>> from sonde import nnx

@@ -42,7 +42,7 @@ def shard_map(
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
-        ValueError: the specs do not fit the arguments, or `graph` is False and a Variable is met twice.
+        ValueError: the specs do not fit the arguments, or `graph` is False and a Variable occurs twice.
 
     Example:
         >>> import jax, jax.numpy as jnp

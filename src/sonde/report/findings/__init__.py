@@ -40,10 +40,10 @@ def find(sites: Sequence[Examined], events: Sequence[Event], *, failed: bool = F
     Args:
         sites: What was seen, in program order.
         events: The same for the search for the first NaN.
-        failed: Whether the program failed, so that what is missing is no finding.
+        failed: Whether the program failed, so that what is missing is not a finding.
     """
     if not sites and not failed:
-        return (Finding("note", "no-sites", "", "There is nothing to look at: no site was met.", _NO_SITES),)
+        return (Finding("note", "no-sites", "", "There is nothing to look at: the program has no sites.", _NO_SITES),)
     found = nonfinite(sites, events)
     for rule in _RULES:
         found += _joined(rule(sites))

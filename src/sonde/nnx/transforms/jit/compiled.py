@@ -62,7 +62,7 @@ def jit(
 
     Raises:
         ValueError: a bound method is given; or, in a call, a Variable of the arguments is returned without graph
-            updates, or `graph` is False and a Variable is met twice.
+            updates, or `graph` is False and a Variable occurs twice.
 
     Example:
         >>> from sonde import nnx

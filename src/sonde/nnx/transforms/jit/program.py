@@ -69,7 +69,7 @@ class Program:
         structure: what the roots are.
         run: the jitted function of some lists (bare arrays, values of Variables that are kept, values of those that are
             donated; the empty ones are left out) and of the plain arguments. It returns a tuple of the output, if it is
-            plain, and what every transform returns; or the output alone, if that is all there is and it is no tuple.
+            plain, and what every transform returns; or the output alone, if that is all there is and it is not a tuple.
         arrays: the leaves that are bare arrays.
         kept: the Variables whose values stay.
         donated: the Variables whose values are donated.
