@@ -572,7 +572,7 @@ def test_a_mesh_can_be_set_in_a_captured_function():
     np.testing.assert_array_equal(result, X * 2)
     assert any(path.endswith("/y") for path in records)
     assert jax.set_mesh.__init__ is plain
-    with pytest.raises(ValueError, match="outside `jax.jit`"):
+    with pytest.raises(ValueError, match="outside of `jax.jit`"):
         sonde.capture(jax.jit(f), inside=f)(X)
 
 
