@@ -45,7 +45,7 @@ class Handler:
     records_only = False
     # Whether children inside loops are given the number of the iteration, as the first of their steps.
     counts_iterations = False
-    # Whether every run of a loop is to be an object of its own in `ItemSpec.loops`, also if it was compiled once.
+    # Whether every run of a loop is to be an object of its own in `Item.loops`, also if it was compiled once.
     tells_loops_apart = False
     # Whether gradients are wanted.
     grads = False

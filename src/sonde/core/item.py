@@ -1,7 +1,7 @@
 """What a handler saw at one site: arrays on their way out of loops, branches and jitted calls.
 
-Inside a rewritten jaxpr the arrays of an item are extra outputs. An `ItemSpec` is the static rest, from which the item
-is put together again outside.
+Inside a rewritten jaxpr the arrays of an item are extra outputs. What is left of it there is its spec, the same item
+without arrays, from which it is put together again outside.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from sonde.core.site import Site, View
 Extra = str  # what may go with the leaves of an item: `"token"`, `"taken"`, `"count"`
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ItemSpec:
-    """The static part of an item.
+@dataclasses.dataclass(slots=True)
+class Item:
+    """What was seen at a site once: a value or a gradient.
 
     Attributes:
         sites: The site; several where branches of a `cond` have the same path and one place in the results.
         path: Where the site was met. Of a gradient it says nothing; it belongs where its value does.
         view: Value or gradient, and the axes in front, loops included.
-        n_leaves: How many arrays it has.
-        extras: Names of the arrays that come after the leaves.
+        leaves: Its arrays; in a spec, None for each.
+        extras: Arrays that go with them, by name; in a spec, None for each.
         tree: The structure of the leaves if a `reduce` function made them; None if they are the site's arrays.
         types: The types of the site's arrays, before a `reduce` function.
         loops: The loops around, outermost first, each an object of its own. A `while_loop` is one, though it leaves no
@@ -36,8 +36,8 @@ class ItemSpec:
     sites: tuple[Site, ...]
     path: str
     view: View
-    n_leaves: int
-    extras: tuple[Extra, ...]
+    leaves: list[Any]
+    extras: dict[Extra, Any]
     tree: Any
     types: tuple[Any, ...]
     loops: tuple[object, ...] = dataclasses.field(default=(), compare=False)
@@ -48,64 +48,49 @@ class ItemSpec:
         return self.sites[0]
 
     @property
-    def size(self) -> int:
-        """How many arrays an item of this kind has in all."""
-        return self.n_leaves + len(self.extras)
+    def arrays(self) -> list[Any]:
+        """All arrays, in the order in which `build` takes them."""
+        return [*self.leaves, *self.extras.values()]
 
-    def inside(self, axis: Axis) -> ItemSpec:
+    @property
+    def names(self) -> list[Extra | None]:
+        """For each of the arrays its name; None for a leaf."""
+        return [*[None] * len(self.leaves), *self.extras]
+
+    @property
+    def size(self) -> int:
+        """How many arrays it has in all."""
+        return len(self.leaves) + len(self.extras)
+
+    @property
+    def spec(self) -> Item:
+        """The same without arrays."""
+        return self.build([None] * self.size)
+
+    @property
+    def specs(self) -> list[Item]:
+        """The spec, as a list of one: what a bundle has of each of its items."""
+        return [self.spec]
+
+    def build(self, arrays: Sequence[Any]) -> Item:
+        """The same with these arrays."""
+        n = len(self.leaves)
+        leaves, extras = list(arrays[:n]), dict(zip(self.extras, arrays[n:]))
+        return Item(self.sites, self.path, self.view, leaves, extras, self.tree, self.types, self.loops)
+
+    def map_arrays(self, fn: Any) -> Item:
+        """A copy with `fn` applied to every array."""
+        return self.build([fn(x) for x in self.arrays])
+
+    def inside(self, axis: Axis) -> Item:
         """The same, seen from outside a loop that leaves an axis."""
         return dataclasses.replace(
             self, view=self.view.replace(axes=(axis, *self.view.axes)), loops=(axis.loop, *self.loops)
         )
 
-    def inside_loop(self, loop: object) -> ItemSpec:
+    def inside_loop(self, loop: object) -> Item:
         """The same, seen from outside a loop that leaves no axis."""
         return dataclasses.replace(self, loops=(loop, *self.loops))
-
-    def build(self, arrays: Sequence[Any]) -> Item:
-        """The item with these arrays."""
-        extras = dict(zip(self.extras, arrays[self.n_leaves :]))
-        leaves = list(arrays[: self.n_leaves])
-        return Item(self.sites, self.path, self.view, leaves, extras, self.tree, self.types, self.loops)
-
-
-@dataclasses.dataclass(slots=True)
-class Item:
-    """What was seen at a site once: a value or a gradient. See `ItemSpec` for the fields."""
-
-    sites: tuple[Site, ...]
-    path: str
-    view: View
-    leaves: list[Any]
-    extras: dict[Extra, Any]
-    tree: Any
-    types: tuple[Any, ...]
-    loops: tuple[object, ...] = ()
-
-    @property
-    def site(self) -> Site:
-        """The first of the sites."""
-        return self.sites[0]
-
-    @property
-    def specs(self) -> list[ItemSpec]:
-        """The static part, as a list of one: what a bundle has of each of its items."""
-        return [self.spec]
-
-    @property
-    def spec(self) -> ItemSpec:
-        """The static part."""
-        n, extras = len(self.leaves), tuple(self.extras)
-        return ItemSpec(self.sites, self.path, self.view, n, extras, self.tree, self.types, self.loops)
-
-    @property
-    def arrays(self) -> list[Any]:
-        """All arrays, in the order in which `ItemSpec.build` takes them."""
-        return [*self.leaves, *self.extras.values()]
-
-    def map_arrays(self, fn: Any) -> Item:
-        """A copy with `fn` applied to every array."""
-        return self.spec.build([fn(x) for x in self.arrays])
 
 
 @dataclasses.dataclass(slots=True)
@@ -113,12 +98,12 @@ class Bundle:
     """The items that came out of one jitted call, kept unsplit until one of them is asked for.
 
     Attributes:
-        specs: The static parts; the same list for every call of the same compiled function.
+        specs: The items without arrays; the same list for every call of the same compiled function.
         arrays: All arrays in one flat list.
         cache: Belongs to the compiled function, for what depends on the specs alone.
     """
 
-    specs: list[ItemSpec]
+    specs: list[Item]
     arrays: Sequence[Any]
     cache: dict[Any, Any]
 
@@ -131,7 +116,7 @@ def expand(items: Iterable[Item | Bundle]) -> list[Item]:
     return result
 
 
-def build_items(specs: Iterable[ItemSpec], arrays: Sequence[Any]) -> list[Item]:
+def build_items(specs: Iterable[Item], arrays: Sequence[Any]) -> list[Item]:
     """The items that these specs describe, from their arrays in one flat list."""
     items, start = [], 0
     for spec in specs:
@@ -145,8 +130,8 @@ def flat_arrays(items: Iterable[Item | Bundle]) -> list[Any]:
     return [x for item in items for x in item.arrays]
 
 
-def flat_specs(items: Iterable[Item | Bundle]) -> list[ItemSpec]:
-    """The static parts of all items in one flat list."""
+def flat_specs(items: Iterable[Item | Bundle]) -> list[Item]:
+    """The specs of all items in one flat list."""
     return [spec for item in items for spec in item.specs]
 
 
@@ -159,7 +144,7 @@ def in_runs_of_maps(items: Iterable[Item | Bundle], runs: tuple[object, ...]) ->
     return result
 
 
-def in_new_loops(specs: Iterable[ItemSpec]) -> list[ItemSpec]:
+def in_new_loops(specs: Iterable[Item]) -> list[Item]:
     """The specs of another run of the same program: what ran in one loop there does here too, in a new one."""
     new: dict[int, Any] = {}
 

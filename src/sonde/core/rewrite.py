@@ -16,7 +16,7 @@ from sonde.core.axes import Axis
 from sonde.core.context import looking
 from sonde.core.handler import Handler, Met
 from sonde.core.inside import gives_tokens, gradient_sites, has_sites
-from sonde.core.item import Bundle, Item, ItemSpec, build_items, flat_arrays, flat_specs, in_new_loops
+from sonde.core.item import Bundle, Item, build_items, flat_arrays, flat_specs, in_new_loops
 from sonde.core.jaxpr_cache import JaxprCache
 from sonde.core.known import known_outputs, plan_of
 from sonde.core.operands import TOKEN_TYPE, operands_of
@@ -40,7 +40,7 @@ class Rewritten:
     jaxpr: Any
     consts: list[Any]
     n_outs: int
-    specs: list[ItemSpec]
+    specs: list[Item]
     takes_base: bool
     span: int
     met: Met
@@ -65,12 +65,7 @@ class Rewritten:
     @property
     def _tokens(self) -> list[bool]:
         """For each output, whether it is the token of an item."""
-        extra = [
-            i >= spec.n_leaves and spec.extras[i - spec.n_leaves] == "token"
-            for spec in self.specs
-            for i in range(spec.size)
-        ]
-        return [False] * self.n_outs + extra
+        return [False] * self.n_outs + [name == "token" for spec in self.specs for name in spec.names]
 
     @property
     def n_extra(self) -> int:

@@ -22,7 +22,7 @@ from sonde.core.along import along
 from sonde.core.context import path_under
 from sonde.core.handler import Rebinding
 from sonde.core.inside import has_sites, sites_inside
-from sonde.core.item import ItemSpec, build_items
+from sonde.core.item import Item, build_items
 from sonde.core.operands import TOKEN_TYPE, operands_of
 from sonde.core.primitive import bind_site, site_p
 from sonde.core.rewrite import Rewritten, rewrite
@@ -82,7 +82,7 @@ class _Places:
         self.varying = varying
         self.n_outs = new[0].n_outs
         self.takes_base = any(b.takes_base for b in new)
-        places: dict[Any, tuple[ItemSpec, list[Any]]] = {}
+        places: dict[Any, tuple[Item, list[Any]]] = {}
         self.starts: list[dict[Any, int]] = []
         for branch in new:
             starts: dict[Any, int] = {}
@@ -102,12 +102,12 @@ class _Places:
         self.filled = [[k in starts for starts in self.starts] for k in self.keys]
 
     @staticmethod
-    def _free_key(spec: ItemSpec, types: Sequence[Any], taken: dict[Any, int]) -> Any:
+    def _free_key(spec: Item, types: Sequence[Any], taken: dict[Any, int]) -> Any:
         shapes = tuple((t.shape, t.dtype) for t in types)
         site = spec.site
         # One branch may be differentiated where another computes with constants.
         view = spec.view.replace(order=0) if spec.view.is_value else spec.view
-        kind = (spec.path, site.tag, view, site.tree, site.arrays, spec.extras, spec.tree, shapes)
+        kind = (spec.path, site.tag, view, site.tree, site.arrays, tuple(spec.extras), spec.tree, shapes)
         number = 0
         while (kind, number) in taken:
             number += 1
@@ -142,7 +142,7 @@ class _Places:
                 else:
                     arrays = [_jax.zeros_of_type(t) for t in place]
                 # Whether a site was met varies over the mesh where the choice of the branch does.
-                n = spec.n_leaves + ("token" not in spec.extras) * len(spec.extras)
+                n = len(spec.leaves) + ("token" not in spec.extras) * len(spec.extras)
                 filled += [_jax.varying_over(x, self.varying) if i < n else x for i, x in enumerate(arrays)]
             return filled
 

@@ -21,7 +21,7 @@ import jax
 from sonde import _jax
 from sonde.core.context import look, looking
 from sonde.core.handler import Handler, Rebinding
-from sonde.core.item import Item, ItemSpec, build_items, expand, flat_arrays
+from sonde.core.item import Item, build_items, expand, flat_arrays
 from sonde.core.trace import CUSTOM_RULES, SiteTrace, run_under
 from sonde.errors import CaptureError
 
@@ -38,7 +38,7 @@ class _Recorded:
         self.calls = handler.counts.mark()
         self.prefix, self.loop_name = handler.here(), handler.entering().loop_name
         self.n_outs: int | None = None
-        self.specs: list[ItemSpec] = []
+        self.specs: list[Item] = []
         self.types: list[Any] = []
 
     def divide(self, operands: Sequence[Any], each: int = 1) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -115,9 +115,9 @@ class _Recorded:
         return list(outs[: self.n_outs])
 
 
-def _specs_of(run: Callable[[], list[Item]]) -> list[ItemSpec]:
+def _specs_of(run: Callable[[], list[Item]]) -> list[Item]:
     """What running something would record, found out without computing anything."""
-    found: list[ItemSpec] = []
+    found: list[Item] = []
 
     def traced() -> list[Any]:
         items = run()
@@ -128,7 +128,7 @@ def _specs_of(run: Callable[[], list[Item]]) -> list[ItemSpec]:
     return found
 
 
-def _kind(spec: ItemSpec) -> Any:
+def _kind(spec: Item) -> Any:
     # How many times a value was differentiated depends on which rule runs it, and says nothing about where it belongs.
     # The choices that led to it are made again.
     gates = frozenset(dataclasses.replace(gate, choice=None) for gate in spec.view.gates)

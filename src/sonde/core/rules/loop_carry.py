@@ -16,7 +16,7 @@ from jax import lax
 
 from sonde import _jax
 from sonde.core.axes import Axis, extra_has, leaf_has, repeated_along
-from sonde.core.item import Item, ItemSpec, build_items, flat_arrays
+from sonde.core.item import Item, build_items, flat_arrays
 
 
 class Keep:
@@ -32,7 +32,7 @@ class Keep:
 
     def __init__(
         self,
-        specs: Sequence[ItemSpec],
+        specs: Sequence[Item],
         active: Any,
         last: int,
         fold: Any,
@@ -129,11 +129,11 @@ class Keep:
         """The array again."""
         return jnp.moveaxis(x, range(self.n), axes) if self.n else x
 
-    def _active_axes(self, spec: ItemSpec) -> list[int]:
+    def _active_axes(self, spec: Item) -> list[int]:
         """Which axes of an item are those of the predicate."""
         return [i for i, axis in enumerate(spec.view.axes) if self.loop in axis.stopping]
 
-    def _with_active_axes(self, spec: ItemSpec) -> ItemSpec:
+    def _with_active_axes(self, spec: Item) -> Item:
         """An item all of whose arrays vary over the predicate: an element that never ran has zeros in each."""
         active, extras = self._active_axes(spec), frozenset(spec.extras)
         axes = [
@@ -142,13 +142,11 @@ class Keep:
         ]
         return dataclasses.replace(spec, view=spec.view.replace(axes=tuple(axes)))
 
-    def _axes_in_array(self, spec: ItemSpec, index: int) -> list[int]:
+    def _axes_in_array(self, spec: Item, index: int) -> list[int]:
         """Where an array of an item has the axes of the predicate."""
         active, axes = self._active_axes(spec), spec.view.axes
-        if index >= spec.n_leaves:
-            has = extra_has(axes, spec.extras[index - spec.n_leaves])
-        else:
-            has = leaf_has(axes, index, reduced=spec.tree is not None)
+        name = spec.names[index]
+        has = leaf_has(axes, index, reduced=spec.tree is not None) if name is None else extra_has(axes, name)
         return [sum(has[:i]) for i in active]
 
     def _grown(self, arrays: Sequence[Any]) -> list[Any]:

@@ -51,15 +51,14 @@ def _with_mesh_axes(item: Item, names: list[str], mesh: Any, checked: bool) -> t
     """An item whose arrays have an axis of length one per mesh axis they vary over, and how these are laid out."""
     n_loops = sum(axis.is_loop for axis in item.view.axes)
     arrays, specs, varying = [], [], []
-    for i, array in enumerate(item.arrays):
-        name = item.spec.extras[i - len(item.leaves)] if i >= len(item.leaves) else None
+    for array, name in zip(item.arrays, item.names):
         everywhere = name == "token" or not checked
         mine = [n for n in names if everywhere or n in _jax.varying_axes(array)]
         loops = n_loops if name is None else sum(a.on_extra(name) for a in item.view.axes[:n_loops])
         arrays.append(lax.expand_dims(array, range(loops, loops + len(mine))) if mine else array)
         specs.append(PartitionSpec(*[None] * loops, *mine, *[None] * (array.ndim - loops)))
         varying.append(mine)
-    leaves, extras = varying[: len(item.leaves)], dict(zip(item.spec.extras, varying[len(item.leaves) :]))
+    leaves, extras = varying[: len(item.leaves)], dict(zip(item.extras, varying[len(item.leaves) :]))
     extras.pop("token", None)
     used = [n for n in names if any(n in mine for mine in (*leaves, *extras.values()))]
     axes = [
