@@ -1,10 +1,12 @@
 """The arrays that an edit puts at a site, from a value, a function, a record, or some positions of one."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.core.making import item_of, site_of
 
+import sonde
 from sonde.core.axes import Axis
 from sonde.core.handler import Met
 from sonde.core.new_values import Loop, at_positions, given_arrays, new_arrays, recorded_arrays, rows_along
@@ -125,3 +127,16 @@ def test_a_record_is_put_where_its_branch_was_taken():
 def test_a_record_that_says_nothing_about_this_call_is_refused(extras, call, says):
     with pytest.raises(EditError, match=says):
         recorded_arrays(record_with(OLD, **extras), call, [OLD], SITE, PLAIN, [])
+
+
+def test_examples_that_took_different_branches_get_back_what_each_had() -> None:
+    def f(x):
+        one = lambda x: jax.lax.cond(x.sum() > 0, lambda x: sonde.sow(x * 2, "up"), lambda x: x, x)
+        return jax.vmap(one)(x)
+
+    x = jnp.array([[1.0, 2.0], [-1.0, -2.0], [3.0, 4.0]])
+    expected, records = sonde.capture(f)(x)
+    assert records["up"].taken[0].tolist() == [True, False, True]
+    np.testing.assert_array_equal(sonde.edit(f, records)(x), expected)
+    others = sonde.edit(f, records)(jnp.abs(x) * 7)  # all take the branch now; the second has no value to get back
+    np.testing.assert_array_equal(others, [[2.0, 4.0], [14.0, 28.0], [6.0, 8.0]])

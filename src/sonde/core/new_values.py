@@ -73,11 +73,12 @@ def recorded_arrays(
         return new
     for loop in loops[: jnp.ndim(taken)]:
         taken = loop.slice_of(taken)
-    if jnp.ndim(taken):
+    shape = jnp.shape(taken)  # one flag for each example
+    if any(sum(axis.on_leaf(i) for axis in view.axes) < len(shape) for i in range(len(arrays))):
         raise EditError(
             f"edit of {site.path!r} ({site.source}): examples took different branches in the run that was recorded"
         )
-    return [jnp.where(taken, a, b) for a, b in zip(new, arrays)]
+    return [jnp.where(jnp.reshape(taken, shape + (1,) * (b.ndim - len(shape))), a, b) for a, b in zip(new, arrays)]
 
 
 def given_arrays(new: Any, arrays: list[Any], site: Site, view: View, loops: Sequence[Loop] = ()) -> list[Any]:
