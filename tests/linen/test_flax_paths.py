@@ -91,3 +91,9 @@ def test_fields_stay_keyword_only_and_own_fields_come_first():
     assert list(parameters) == ["width", "size", "parent", "name", "depth"]
     assert parameters["depth"].default == 2
     assert Last(4, 5.0).depth == 2
+
+
+def test_which_axes_of_a_convolution_are_which():
+    theirs = importlib.import_module("flax.linen.linear")
+    for shape in ((2, 5, 3), (2, 5, 5, 3)):
+        assert nn.linear._conv_dimension_numbers(shape) == theirs._conv_dimension_numbers(shape)

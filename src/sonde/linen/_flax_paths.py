@@ -10,7 +10,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "combinators": ("layers.combinators",),
     "dtypes": (),
     "fp8_ops": ("layers.fp8", "sonde.ops.fp8", "sonde.ops.max_gradient"),
-    "linear": ("layers.linear", "layers.conv", "sonde.ops.padding", "sonde.ops.initializers"),
+    "linear": ("layers.linear", "layers.conv", "sonde.ops.padding", "sonde.ops.initializers", "path_names"),
     "module": ("path_names",),
     "normalization": ("layers.norm", "layers.weight_norm", "sonde.ops.norm"),
     "pooling": ("sonde.ops.pooling",),
