@@ -4,6 +4,7 @@ import functools
 import threading
 import warnings
 
+import flax.nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -436,3 +437,23 @@ def shifted_layers(x, shifts):
     for w, shift in zip(WS, shifts):
         x = jnp.sin(x * w + shift)
     return x
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_perturbed_numbers_keep_their_weak_types(jitted):
+    def types(nnx):
+        class Model(nnx.Module):
+            def __call__(self, x):
+                return 3 * self.perturb("g", x)
+
+        model = Model()
+        run = nnx.jit(lambda m, x: m(x)) if jitted else lambda m, x: m(x)
+        _, zeros = nnx.capture(run, nnx.Perturbation)(model, 1.0)
+
+        def loss(zeros):
+            return nnx.capture(run, nnx.Intermediate, init=zeros)(model, 1.0)[0]
+
+        gradient = nnx.grad(loss)(zeros)["g"].get_value()
+        return gradient.item(), gradient.weak_type, loss(zeros).weak_type
+
+    assert types(nnx) == types(flax.nnx)

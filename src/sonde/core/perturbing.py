@@ -273,4 +273,5 @@ def _sum(array: Any, delta: Any, site: Site, view: View, index: int) -> Any:
     mapped = sum(axis.on_leaf(index) for axis in view.axes)
     if got not in (expected.shape, expected.shape[mapped:]):
         raise EditError(f"perturbation of {site.path!r} ({site.source}): expected shape {expected.shape}, got {got}")
-    return array + jnp.asarray(delta).astype(expected.dtype)
+    delta = jnp.asarray(delta)
+    return array + (delta if delta.dtype == expected.dtype else delta.astype(expected.dtype))  # weak types stay weak
