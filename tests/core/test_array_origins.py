@@ -57,17 +57,22 @@ def test_outputs_of_a_program_are_followed_one_by_one():
     assert [list(changed_inputs(call.primitive, call.params, i, 2)) for i in range(3)] == [[1], [], [0, 1]]
 
 
-def test_arrays_outside_of_programs_are_noted_if_they_have_the_shape_of_one_that_is_followed():
+def test_arrays_outside_of_programs_are_noted():
     weight = jnp.arange(6.0).reshape(2, 3)
     changed = Changed([weight])
     assert changed.ends(weight) == {id(weight)} and not changed.ends(W)
     other = weight + 1
     changed.note(jax.lax.add_p, {}, [weight, W], other)
     assert changed.ends(other) == {id(weight)}
+    rows = jnp.ones((4, 2, 3)) + weight  # a layer's result has another shape than its bias, and is no bias
+    changed.note(jax.lax.add_p, {}, [weight, rows], rows)
+    assert not changed.ends(rows)
     flat = weight.reshape(6)
     changed.note(jax.lax.reshape_p, {}, [weight], flat)
-    assert not changed.ends(flat)
-    step = jax.make_jaxpr(lambda w: w * 2)(weight)
-    assert changed.can_be_change(step) and not changed.can_be_change(jax.make_jaxpr(lambda w: w @ w.T)(weight))
-    del other
+    half = flat / 2
+    changed.note(jax.lax.div_p, {}, [flat, jnp.float32(2)], half)
+    assert changed.ends(flat) == changed.ends(half) == {id(weight)}
+    programs = [jax.make_jaxpr(f)(weight) for f in (lambda w: w * 2, lambda w: w[0][None], lambda w: w @ w.T)]
+    assert [changed.can_be_change({"jaxpr": jaxpr}) for jaxpr in programs] == [True, True, False]
+    del other, flat, half
     assert len(changed._ends) == 1

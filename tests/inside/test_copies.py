@@ -493,3 +493,17 @@ def test_an_array_is_not_kept_alive_by_what_is_known_of_it():
     sonde.capture(run, inside=model)(model, X)
     gc.collect()
     assert made[0]() is None
+
+
+def test_weights_that_get_another_shape_outside_of_jit_are_the_weights():
+    def mapped_over(m, x):
+        return jax.vmap(call)(jax.tree.map(lambda a: a[None], m), x[None])[0]
+
+    model: Any = equinox_model(mapped_over)
+    for _ in range(2):  # the second time JAX has compiled everything
+        assert lens(model, X, inside=model) == {"one/out": 1, "two/out": 1, "out": 1}
+        assert lens(lambda x: jax.grad(lambda x: model(x).sum())(x), X, inside=model) == {
+            "one/out": 1,
+            "two/out": 1,
+            "out": 1,
+        }

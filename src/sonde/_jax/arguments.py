@@ -81,14 +81,17 @@ def notes_described(info: Any) -> Any:
 def arrays_described(info: Any, types: Sequence[Any]) -> list[Any] | None:
     """The arrays that a described call was made with, for arguments of some types.
 
-    Numbers, and arrays that are gone, are None. What `scan` runs over has one axis more than its type. The result is
+    Numbers, and arrays that are gone, are None, and so are arguments that Sonde has added at the end. The result is
     None if the description is not of a call with these.
     """
-    if type(info) is not _Description or len(info.arrays) < len(types):
+    if type(info) is not _Description:
         return None
     found = [None if ref is None else ref() for ref in info.arrays[: len(types)]]
-    fits = all(x is None or np.ndim(x) - len(getattr(t, "shape", ())) in (0, 1) for x, t in zip(found, types))
-    return found if fits else None
+    if len(info.arrays) != len(types):  # a rule gets tangents after the arguments, or not all of them
+        ranks = [(np.ndim(x), len(getattr(t, "shape", ()))) for x, t in zip(found, types) if x is not None]
+        if any(mine != other for mine, other in ranks):
+            return None
+    return [*found, *[None] * (len(types) - len(found))]
 
 
 def traces_around() -> list[Any]:

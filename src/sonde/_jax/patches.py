@@ -285,7 +285,7 @@ def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool], changes:
             with set_current_trace(eval_trace):
                 result = plain(p, args_flat, fun, args, kwargs)
             noting = changes(trace)
-            if noting is not None and noting.can_be_change(p.params["jaxpr"]):
+            if noting is not None and noting.can_be_change(p.params):
                 noting.note(_pjit.jit_p, p.params, args_flat, result[1])
                 return (*result[:5], None, *result[6:])  # without what was compiled: the next call comes here too
             return result

@@ -9,6 +9,7 @@ of its arrays is noted (`Changed`), by weak references.
 from __future__ import annotations
 
 import dataclasses
+import math
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -31,7 +32,22 @@ _CHANGES = frozenset({
     "scatter-add", "scatter_add", "scatter_mul", "select_n", "sharding_constraint", "sign", "sin", "slice",
     "sonde_site", "split", "sqrt", "square", "squeeze", "stack", "stop_gradient", "sub", "tanh", "transpose", "unstack",
 })
+# Those that only put elements elsewhere: the result may have another shape.
+_MOVES = frozenset({
+    "concatenate", "convert_element_type", "copy", "copy_p", "dynamic_slice", "expand_dims", "gather", "reshape", "rev",
+    "slice", "split", "squeeze", "stack", "transpose", "unstack",
+})
 # fmt: on
+
+
+def _moves(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> bool:
+    """Whether what a primitive does to arrays, or to their types, only puts elements elsewhere."""
+    if primitive.name == "broadcast_in_dim":  # for axes of one element
+        return math.prod(params["shape"]) == inputs[0].size
+    if primitive is _jax.jit_p:
+        eqns = [e for e in _jax.open_jaxpr(params["jaxpr"]).eqns if getattr(e.outvars[0].aval, "ndim", 0)]
+        return all(_moves(e.primitive, e.params, [var.aval for var in e.invars]) for e in eqns)
+    return primitive.name in _MOVES
 
 
 def changed_inputs(primitive: Any, params: dict[str, Any], position: int, n_inputs: int) -> Iterable[int]:
@@ -86,18 +102,20 @@ class Changed:
     """The arrays outside traced programs that are changes of some arrays, with those.
 
     Attributes:
-        shapes: The shapes of the arrays. What has another shape is not followed: JAX calls compiled functions without a
-            word if it has called them with the same shapes before, so it must be known which to look at every time.
+        shapes: The shapes of the arrays. JAX calls compiled functions without a word if it has called them with the
+            same shapes before, so it must be known which to look at every time: those that get an array of such a shape
+            and return one, or put its elements elsewhere.
         around: The traces that were under way when it was made.
     """
 
-    __slots__ = ("_ends", "_is_change", "around", "shapes")
+    __slots__ = ("_all_shapes", "_ends", "_is_change", "around", "shapes")
 
     def __init__(self, arrays: Iterable[Any] = ()) -> None:
         self.around = _jax.traces_around()
         self._ends: dict[int, tuple[weakref.ref[Any], frozenset[int]]] = {}
         arrays = [x for x in arrays if isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer) and np.ndim(x)]
         self.shapes = frozenset(np.shape(array) for array in arrays)
+        self._all_shapes = set(self.shapes)  # those of arrays whose elements were put elsewhere, too
         self._is_change: dict[Any, bool] = {}
         for array in arrays:
             self._note(array, frozenset({id(array)}))
@@ -111,16 +129,19 @@ class Changed:
         found = self._ends.get(id(array))
         return found[1] if found is not None and found[0]() is array else frozenset()
 
-    def can_be_change(self, jaxpr: Any) -> bool:
-        """Whether a program may return a change of such an array that it is called with, by its shapes."""
+    def can_be_change(self, params: dict[str, Any]) -> bool:
+        """Whether a jitted call may return a change of such an array that it is called with, by its shapes."""
+        jaxpr = params["jaxpr"]
         if not self.shapes:
             return False
         found = self._is_change.get(jaxpr)
         if found is None:
             of = _jax.open_jaxpr(jaxpr)
-            outs = [i for i, var in enumerate(of.outvars) if getattr(var.aval, "shape", None) in self.shapes]
+            outs = [i for i, var in enumerate(of.outvars) if getattr(var.aval, "shape", None) in self._all_shapes]
+            if _moves(_jax.jit_p, params, ()):
+                outs = range(len(of.outvars))
             inputs = _changed_inputs_of(jaxpr) if outs else []
-            found = any(of.invars[k].aval.shape in self.shapes for i in outs for k in inputs[i])
+            found = any(of.invars[k].aval.shape in self._all_shapes for i in outs for k in inputs[i])
             self._is_change[jaxpr] = found
         return found
 
@@ -129,12 +150,17 @@ class Changed:
         known = self._ends
         if not any(id(x) in known for x in inputs):
             return
+        moves = _moves(primitive, params, inputs)
         for position, out in enumerate(outputs if primitive.multiple_results else (outputs,)):
-            if isinstance(out, _jax.Tracer) or np.shape(out) not in self.shapes or self.ends(out):
+            is_followed = moves or np.shape(out) in self._all_shapes
+            if isinstance(out, _jax.Tracer) or not np.ndim(out) or not is_followed or self.ends(out):
                 continue
             of = [inputs[i] for i in changed_inputs(primitive, params, position, len(inputs))]
             if ends := frozenset[int]().union(*[self.ends(x) for x in of]):
                 self._note(out, ends)
+                if np.shape(out) not in self._all_shapes:
+                    self._all_shapes.add(np.shape(out))
+                    self._is_change.clear()
 
 
 @dataclasses.dataclass(slots=True)

@@ -40,6 +40,7 @@ from sonde.core.module_roots import find_roots
 from sonde.errors import ScopeError
 
 _SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,11 +163,11 @@ class InnerStranger:
 
 
 def _where(n: int) -> tuple[tuple[Any, int], ...]:
-    """Where the program is: the code of the innermost functions outside of Sonde, each with its instruction."""
+    """Where the program is: the code of the innermost functions outside of Sonde and JAX, each with its instruction."""
     found: list[tuple[Any, int]] = []
     frame = sys._getframe(1)
     while frame is not None and len(found) < n:
-        if not frame.f_code.co_filename.startswith(_SONDE):
+        if not frame.f_code.co_filename.startswith((_SONDE, _JAX)):
             found.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
     return tuple(found)
