@@ -1,4 +1,4 @@
-"""Makes the pictures of the README and the site anew: `make pictures`.
+"""Makes the pictures of the README and the site again: `make pictures`.
 
 SmolLM2 comes from the package registry; pages are photographed by Chromium, which has to be installed.
 """

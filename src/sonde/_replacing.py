@@ -20,7 +20,7 @@ PathLike = str | os.PathLike[str]
 
 @contextlib.contextmanager
 def replaced_file(path: PathLike) -> Iterator[Path]:
-    """A file to write in the place of another, whose name it takes when the block ends without an error.
+    """A file to write in place of another, whose name it takes when the block ends without an error.
 
     Args:
         path: The name. If it is a link, the file that it leads to is replaced. What is no ordinary file, such as a

@@ -186,7 +186,7 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return types.ModuleType(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Puts the module that is meant in the place of the empty one."""
+        """Puts the module that is meant in place of the empty one."""
         found = self.module(module.__name__)
         assert found is not None
         if isinstance(found, _Around):

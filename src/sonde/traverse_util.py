@@ -78,7 +78,7 @@ def unflatten_dict(xs: Mapping[Any, Any], sep: str | None = None) -> dict[Any, A
 
 
 def path_aware_map(f: Callable[[Path, Any], Any], nested_dict: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A nested dict with `f(path, leaf)` in the place of every leaf.
+    """A nested dict with `f(path, leaf)` in place of every leaf.
 
     Example:
         >>> path_aware_map(lambda path, x: x if "bias" in path else 2 * x, {"dense": {"bias": 1, "kernel": 2}})

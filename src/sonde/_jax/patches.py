@@ -414,7 +414,7 @@ def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], No
     """Calls of what a trace does not see into: functions of the host, and those that were compiled ahead of time.
 
     Args:
-        changed: Returns the function that a program calls on the host in the place of another.
+        changed: Returns the function that a program calls on the host in place of another.
         before_compiled: Called before a function that was compiled ahead of time is.
     """
 

@@ -1,6 +1,6 @@
 """`ToLinen`: an nnx Module, or a module of the other library, as a module of linen.
 
-The Module is made anew in every run, from its class and arguments, and takes over the variables that linen has for it.
+The Module is made again in every run, from its class and arguments, and takes over the variables that linen has for it.
 The class is written against the names that `sonde.linen` and `flax.linen` share, so that `for_flax` can make the same
 for Flax.
 """

@@ -17,7 +17,7 @@ from sonde.core.axes import common_axes, either, extra_has, in_row, leaf_has, ov
 from sonde.core.item import Item
 from sonde.core.site import Gate
 
-# In the place of the gate of a choice that is dealt with, if one of its branches does not have the site.
+# In place of the gate of a choice that is dealt with, if one of its branches does not have the site.
 _PARTLY = frozenset({Gate("partly", 0, 2)})
 
 
@@ -87,7 +87,7 @@ def _shape_of(item: Item) -> Any:
 
 
 def _merged(choice: object, items: list[Item]) -> list[Item]:
-    """One item in the place of several, unless it is not known which of their axes are the same."""
+    """One item in place of several, unless it is not known which of their axes are the same."""
     first = items[0]
     gate = _gate_at(choice, first)
     axes: Any = first.view.axes

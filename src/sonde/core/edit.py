@@ -141,7 +141,7 @@ def edit(f: Callable[P, R], edits: Mapping[str, Any] | Mapping[Pattern, Any], *,
 
 
 class Editing(Handler):
-    """Puts new values in the place of old ones."""
+    """Puts new values in place of old ones."""
 
     def __init__(self, edits: Mapping[Pattern, Edit], *, depth: int = 1) -> None:
         super().__init__(None, tuple(edits), depth=depth)

@@ -317,7 +317,7 @@ class Met:
     around: Met | None = None
 
     def child(self) -> Met:
-        """For the inside of something: it begins anew and knows what was met before."""
+        """For the inside of something: it starts empty and knows what was met before."""
         return Met(around=self)
 
     def alone(self) -> Met:

@@ -89,7 +89,7 @@ def plan_of(jaxpr: Any, ours: Sequence[bool], scan: dict[str, Any] | None = None
 
 
 def known_outputs(outs: Sequence[Any], plan: Plan, inputs: Sequence[Any]) -> Sequence[Any]:
-    """The outputs of a jaxpr that was run with these inputs, with numbers in the place of those that are known."""
+    """The outputs of a jaxpr that was run with these inputs, with numbers in place of those that are known."""
     if not plan:
         return outs
     outs = list(outs)

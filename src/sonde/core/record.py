@@ -156,7 +156,7 @@ class Layout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
 
 def _filled(arrays: Sequence[Any], lacking: Sequence[tuple[ArraysSpec, int] | None]) -> list[Any]:
     def one(array: Any, how: tuple[ArraysSpec, int] | None) -> Any:
-        if how is None or not hasattr(array, "shape"):  # JAX puts other objects in the place of arrays now and then
+        if how is None or not hasattr(array, "shape"):  # JAX puts other objects in place of arrays now and then
             return array
         return how[0].spread(array, how[1])
 
@@ -362,7 +362,7 @@ class Records(Mapping[str, Record]):
 
     @property
     def stacked(self) -> dict[str, Record]:
-        """The records as loops left them: those of a loop that has a name have a `*` in the place of its number."""
+        """The records as loops left them: those of a loop that has a name have a `*` in place of its number."""
         if self._made is None:
             made, start = {}, 0
             for path, calls in self._layout:

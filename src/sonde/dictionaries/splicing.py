@@ -1,4 +1,4 @@
-"""Putting a dictionary into a program, in the place of a value: its features become sites."""
+"""Putting a dictionary into a program, in place of a value: its features become sites."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def splice(f: Callable, dictionaries: Mapping[Pattern, Dictionary], *, keep_erro
         if dictionary.d_in != dictionary.d_out:
             raise ValueError(
                 f"splice: the dictionary for {pattern!r} is a transcoder, from {dictionary.d_in} to "
-                f"{dictionary.d_out}: only an autoencoder can stand in the place of a value"
+                f"{dictionary.d_out}: only an autoencoder can stand in place of a value"
             )
 
     def rule(dictionary: Dictionary) -> Callable[[Any], Any]:

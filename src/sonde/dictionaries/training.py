@@ -4,7 +4,7 @@ What is minimised is the squared error of the output, and something that keeps f
 features, each times the length of its decoder row; for `"jumprelu"` the number of active features, whose thresholds
 learn from what is near them; for `"topk"` nothing, as `k` says how many there are. Decoder rows keep length one.
 
-Features that were not active for a while are dead: they are set anew on inputs that the dictionary gets wrong.
+Features that were not active for a while are dead: they are reset on inputs that the dictionary gets wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class History:
         error: The squared error, of the variance of the target.
         active: How many features were active per input.
         dead: How many features were dead.
-        revived: How many features were set anew, in all.
+        revived: How many features were reset, in all.
     """
 
     steps: list[int]
@@ -87,7 +87,7 @@ def train(
         sparsity: The weight of the part that keeps features few; it grows from zero while the training warms up.
         learning_rate: Of Adam; it falls to zero over the last fifth of the steps.
         warm_up: How many steps the learning rate and the sparsity take to reach their values.
-        dead_after: A feature that was not active for so many steps is set anew; 0 for never.
+        dead_after: A feature that was not active for so many steps is reset; 0 for never.
         report_every: How many steps apart the numbers of the history are.
         seed: For the choice of inputs that dead features are set on.
 
@@ -194,7 +194,7 @@ def _revive(
 
 
 def _forget(optimizer: nnx.Optimizer, dead: np.ndarray) -> None:
-    """Clears what the optimizer remembers of features that were set anew."""
+    """Clears what the optimizer remembers of features that were reset."""
     for path, variable in nnx.to_flat_state(nnx.state(optimizer, nnx.optimizer.OptState)):
         value = variable[...]
         if "decoder" in path and value.ndim == 2:

@@ -2,7 +2,7 @@
 
 A `Run` is one execution of a module function: one `init` or `apply`, or the body of one lifted transform. It owns the
 variables (a nested dict per collection), says which collections may change, and knows the trace it runs under. A
-`Scope` is a place in a run: the variables and random streams of one module. Scopes are cheap and made anew whenever a
+`Scope` is a place in a run: the variables and random streams of one module. Scopes are cheap and made again whenever a
 module is; what must outlive them (variables, counts of random keys) belongs to the run.
 """
 

@@ -327,7 +327,7 @@ def perturb(module: Module, name: str, value: Any, collection: str) -> Any:
             raise ValueError(
                 f"module {scope.path_text} perturbs {name!r}, which collection {collection!r} does not have, "
                 "although the "
-                "collection was given; make it anew with init"
+                "collection was given; make it again with init"
             )
         else:
             return _perturbed(scope, name, value)

@@ -10,7 +10,7 @@ computes when it reads generated token `i`. Otherwise the loop ends when every r
 
 Sharp edge: where rotary frequencies change with the length of a text (`dynamic`, `longrope`) and prompts grow past the
 length that the model was trained on, what is in the cache does not hold any more. The text before the new token is then
-read anew at every step, which takes the time of a prompt for each token. Its sites are not seen again.
+read again at every step, which takes the time of a prompt for each token. Its sites are not seen again.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _State(NamedTuple):
     tokens: jax.Array  # those chosen last
     done: jax.Array
     cache: Cache
-    texts: jax.Array | None = None  # `(batch, slots)`: all tokens so far, where they are to be read anew
+    texts: jax.Array | None = None  # `(batch, slots)`: all tokens so far, where they are to be read again
 
 
 def generate(
@@ -210,7 +210,7 @@ def _outgrows_its_cache(model: Decoder, rows: list[list[int]], new: int) -> bool
     """Whether rotary frequencies change while these prompts are continued.
 
     Raises:
-        ValueError: they do, and an edit is running, which would have to be made again in what is read anew.
+        ValueError: they do, and an edit is running, which would have to be made again in what is read again.
     """
     rotaries = [kind.rotary for kind in model.config.kinds if kind.rotary is not None]
     found = any(rotary.changes_between(len(row), len(row) + new - 1) for rotary in rotaries for row in rows)
@@ -218,7 +218,7 @@ def _outgrows_its_cache(model: Decoder, rows: list[list[int]], new: int) -> bool
     if found and state is not None and state.edits:
         raise ValueError(
             f"the rotary frequencies of this model change when a text is longer than {rotaries[0].trained_length} "
-            f"tokens, so what came before is read anew for every new token, and edits cannot be made in it again. "
+            f"tokens, so what came before is read again for every new token, and edits cannot be made in it again. "
             f"Generate fewer tokens, or edit the model itself."
         )
     return found

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 class Sampling(NamedTuple):
-    """How the next token is chosen. Numbers may change without compiling anew; what is None may not.
+    """How the next token is chosen. Numbers may change without compiling again; what is None may not.
 
     Attributes:
         temperature: what logits are divided by; None takes the largest logit.

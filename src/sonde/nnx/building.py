@@ -40,12 +40,12 @@ def build(
     Args:
         definition: what `walk` made.
         leaves: in the order of the walk. A leaf that is a Variable becomes part of the object as it is; another value
-            in the place of a Variable gets a Variable around it.
+            in place of a Variable gets a Variable around it.
         state: instead of `leaves`, a State or nested mapping with the leaves.
         known: objects by index, for several definitions that share a numbering; it is added to.
         finish: called with path and value on everything that is built, children before parents; what it returns
             takes the place of the value. Only with `leaves`.
-        recreate: False leaves values in the place of Variables bare.
+        recreate: False leaves values in place of Variables bare.
         prototypes: attributes of nodes by the identity of their definition, kept from one call to the next
             along with the definition; copying a dict is cheaper than making one.
         remember: False if the definition has no references, and `known` was not asked for.

@@ -296,9 +296,9 @@ def unflatten(
         graphdef: the structure.
         state: a State, a FlatState, or the list of leaves.
         index_ref: objects by number, to unflatten several that share references; it is added to.
-        outer_index_outer_ref: objects by number that are changed, in the place of making new ones.
+        outer_index_outer_ref: objects by number that are changed, in place of making new ones.
         copy_variables: make copies of the Variables.
-        recreate_variables: put a Variable around values that stand in the place of one.
+        recreate_variables: put a Variable around values that stand in place of one.
     """
     if outer_index_outer_ref is not None:
         from sonde.nnx.graph_contexts import restore
@@ -337,7 +337,7 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
         graphdef_or_graphstate: a GraphDef, or a GraphState, which brings its own.
         *states: the leaves; each exactly once.
         copy: make copies of the Variables, else they become part of the new object as they are.
-        recreate_variables: put a Variable around values that stand in the place of one.
+        recreate_variables: put a Variable around values that stand in place of one.
 
     Raises:
         ValueError: the leaves do not fit the structure.
@@ -569,7 +569,7 @@ def call(graphdef_state: tuple[GraphDef[Any], Any], /) -> ApplyCaller:
 
 
 def as_pure(tree: A) -> A:
-    """A copy of a pytree (or model) with bare values in the place of Variables; what was shared is there twice.
+    """A copy of a pytree (or model) with bare values in place of Variables; what was shared is there twice.
 
     Example:
         >>> from sonde import nnx

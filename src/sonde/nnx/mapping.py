@@ -18,7 +18,7 @@ A = TypeVar("A")
 def map(
     f: Callable[[PathParts, Any], Any], node: A, /, *, graph: bool | None = None, recreate_variables: bool = True
 ) -> A:
-    """A copy of a model with `f(path, leaf)` in the place of every leaf.
+    """A copy of a model with `f(path, leaf)` in place of every leaf.
 
     Args:
         f: gets a path and a Variable or array. If it returns a bare value for a Variable, the copy has a Variable

@@ -145,12 +145,12 @@ class Module(Pytree, metaclass=ModuleMeta):
     # ------------------------------------------------------------------------------------------- iteration
 
     def iter_modules(self) -> Iterator[tuple[PathParts, Module]]:
-        """The same as `nnx.iter_modules(self)`, which is to be preferred."""
+        """The same as `nnx.iter_modules(self)`, which is preferred."""
         _warn_of_method("iter_modules")
         return iter_modules(self)
 
     def iter_children(self) -> Iterator[tuple[Any, Any]]:
-        """The same as `nnx.iter_children(self)`, which is to be preferred."""
+        """The same as `nnx.iter_children(self)`, which is preferred."""
         _warn_of_method("iter_children")
         return iteration.iter_children(self)
 

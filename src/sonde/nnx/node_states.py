@@ -1,6 +1,6 @@
 """Objects in a pytree as states that JAX can map over: `to_tree`, `from_tree`, and transforms made of the two.
 
-`to_tree` puts a `NodeStates` in the place of every object: its leaves are the values of the object's Variables and
+`to_tree` puts a `NodeStates` in place of every object: its leaves are the values of the object's Variables and
 arrays. An object that was met before becomes one without leaves, which refers to the first. `from_tree` is the inverse.
 Under the name of an update context, the objects that come out again are the ones that went in (`graph_contexts`).
 """
@@ -96,7 +96,7 @@ def is_object(value: Any) -> bool:
 
 
 def is_node_states(value: Any) -> bool:
-    """Whether a value is what `to_tree` puts in the place of an object."""
+    """Whether a value is what `to_tree` puts in place of an object."""
     return isinstance(value, NodeStates)
 
 
@@ -118,7 +118,7 @@ def to_tree(
     ctxtag: Any = None,
     check_aliasing: bool = True,
 ) -> Any:
-    """A pytree with a `NodeStates` in the place of every object.
+    """A pytree with a `NodeStates` in place of every object.
 
     Args:
         tree: any pytree with Modules, Variables and the like in it.
@@ -223,7 +223,7 @@ def _check_aliasing(found: Iterable[tuple[Any, Any]], prefixes: Iterable[Any]) -
 
 
 def clear_non_graph_nodes(tree: Any) -> Any:
-    """A pytree with None in the place of all that is not an object."""
+    """A pytree with None in place of all that is not an object."""
     return jax.tree.map(lambda x: x if is_object(x) else None, tree, is_leaf=is_object)
 
 

@@ -114,7 +114,7 @@ def fork_rngs(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> AnyType:
-    """Makes the streams of a model start anew from a key of their own.
+    """Makes the streams of a model start again from a key of their own.
 
     Args:
         node: the model. Without it, returns a decorator that does this to all arguments of a function, and puts them
@@ -212,7 +212,7 @@ def with_rngs(
     Args:
         node: the model. Without it, returns a decorator that does this to all arguments of a function.
         split: a shape, or shapes by filter: these streams hold arrays of keys.
-        fork: which of the others start anew from a key of their own.
+        fork: which of the others start again from a key of their own.
         broadcast: a shape, or shapes by filter: these streams hold one key many times.
         only: leaves all streams alone that it does not match.
         graph: True allows shared references, False demands a tree. None: the current mode.

@@ -52,12 +52,12 @@ def _over_variables(f: Callable[[Variable[Any]], Any], tree: Any, otherwise: Cal
 
 
 def get_partition_spec(tree: A) -> A:
-    """A copy of a State or pytree with a PartitionSpec in the place of every array."""
+    """A copy of a State or pytree with a PartitionSpec in place of every array."""
     return _over_variables(spec_of, tree, lambda leaf: PartitionSpec() if hasattr(leaf, "shape") else leaf)
 
 
 def get_named_sharding(tree: A, mesh: Mesh) -> A:
-    """A copy of a State or pytree with a NamedSharding on `mesh` in the place of every array."""
+    """A copy of a State or pytree with a NamedSharding on `mesh` in place of every array."""
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, spec) if isinstance(spec, PartitionSpec) else spec,
         get_partition_spec(tree),

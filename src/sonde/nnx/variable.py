@@ -415,7 +415,7 @@ def _unpickle(cls: type[Variable[Any]], value: Any, metadata: dict[str, Any]) ->
 
 
 def copied(leaves: Iterable[Any]) -> list[Any]:
-    """The leaves, with a copy in the place of every Variable."""
+    """The leaves, with a copy in place of every Variable."""
     level, new_object = trace_level(), object.__new__
     out = []
     for leaf in leaves:

@@ -77,7 +77,7 @@ def _own_settings() -> Iterator[None]:
 
 
 def _whole(value: Any) -> tuple[Any, Any]:
-    """The arrays themselves, with one number in the place of those that `_reduce` makes: when it was."""
+    """The arrays themselves, with one number in place of those that `_reduce` makes: when it was."""
     arrays = arrays_in(value)
     # Inside a shard_map a number must vary over what the arrays vary over: there, it is made of them.
     over_mesh = [x for x in arrays if _jax.varying_axes(x) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)]

@@ -182,7 +182,7 @@ def statistics(
         samples: How many samples to keep, chosen at random, for `ablate(..., resample=seed)`.
         seed: For the choice of these samples.
         reduce: A function of the value, applied at the site first.
-        grads: Whether to take gradients in the place of values, of what `f` differentiates.
+        grads: Whether to take gradients in place of values, of what `f` differentiates.
         inside: Functions or modules that mark no values themselves; see `sonde.capture`.
 
     Example:

@@ -41,7 +41,7 @@ def ablate(
             the means of single heads the statistics need the axis of the heads: `statistics(..., axes=2)`.
         units: Which indices along `axis` to take away. All, if None.
         axis: Where the units are: the last axis, unless given.
-        resample: A seed: in the place of means, put samples that `statistics(..., samples=n)` kept, each drawn at
+        resample: A seed: in place of means, put samples that `statistics(..., samples=n)` kept, each drawn at
             random. All sites draw the same, so that what stood together at two sites stays together.
         positions: At which positions only. All, if None.
         position_axis: Where the positions are: the last axis but one, unless given.
@@ -123,7 +123,7 @@ def _place(path: str) -> tuple[str, int | None, Any]:
 
 
 class _FromData:
-    """What statistics of a data set put in the place of values.
+    """What statistics of a data set put in place of values.
 
     Attributes:
         path: The path of the statistics.
@@ -148,7 +148,7 @@ class _FromData:
 
 
 class _Mean(_FromData):
-    """Means in the place of values."""
+    """Means in place of values."""
 
     def __init__(self, path: str, mean: Any) -> None:
         super().__init__(path, jnp.shape(mean))
@@ -160,7 +160,7 @@ class _Mean(_FromData):
 
 
 class _Drawn(_FromData):
-    """Samples in the place of values."""
+    """Samples in place of values."""
 
     def __init__(self, path: str, samples: Any, seed: int) -> None:
         if samples is None or not len(samples):

@@ -53,7 +53,7 @@ class Drawn:
         return as_html(self._heat())
 
     def html(self, tokens: Any = None, names: Any = None) -> str:
-        """The table as HTML, with tokens in the place of positions.
+        """The table as HTML, with tokens in place of positions.
 
         Args:
             tokens: Strings for the columns, or numbers of tokens.
@@ -62,7 +62,7 @@ class Drawn:
         return as_html(self.heat(tokens, names))
 
     def heat(self, tokens: Any = None, names: Any = None) -> Heat:
-        """What is drawn, with tokens in the place of positions.
+        """What is drawn, with tokens in place of positions.
 
         Args:
             tokens: Strings for the columns, or numbers of tokens.

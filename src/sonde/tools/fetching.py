@@ -27,7 +27,7 @@ def in_turn(tree: Any) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """A pytree with NumPy arrays in the place of JAX's.
+    """A pytree with NumPy arrays in place of JAX's.
 
     Arrays that several processes share are gathered: every process must ask for them.
     """

@@ -63,7 +63,7 @@ def _parts(value: Any) -> list[dict[str, Any]]:
 
 
 def _together(items: list[Item], names: Collection[str]) -> list[Item]:
-    """The items, with moments in the place of arrays that were kept whole."""
+    """The items, with moments in place of arrays that were kept whole."""
     alike: dict[Any, list[tuple[int, int]]] = {}  # by shape: which item, which of its arrays
     whole = [jax.tree.unflatten(item.tree, item.leaves) for item in items]
     for i, (item, parts) in enumerate(zip(items, whole)):

@@ -194,7 +194,7 @@ def summarize(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any 
 
 
 def _parts(value: Any) -> list[dict[str, Any]]:
-    """The arrays of a pytree themselves, in the place of their moments."""
+    """The arrays of a pytree themselves, in place of their moments."""
     return [
         {} if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else {_WHOLE: jnp.asarray(x)}
         for x in arrays_in(value)

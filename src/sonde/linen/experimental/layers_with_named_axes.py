@@ -60,7 +60,7 @@ class Embed(_Named, linear.Embed):
     Attributes:
         cast_input_dtype: What the indices are converted to first, None to leave them.
         attend_dtype: What `attend` converts the query to; `dtype` if it is None.
-        one_hot: Whether to multiply with one-hot vectors in the place of looking rows up.
+        one_hot: Whether to multiply with one-hot vectors in place of looking rows up.
     """
 
     axes_of: ClassVar[dict[str, tuple[str, ...]]] = {"embedding": ("vocab", "embed")}

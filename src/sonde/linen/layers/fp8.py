@@ -1,4 +1,4 @@
-"""Products in 8 bit floats for the layers of Linen: given as `dot_general_cls=`, or called in the place of an einsum.
+"""Products in 8 bit floats for the layers of Linen: given as `dot_general_cls=`, or called in place of an einsum.
 
 Their scales and histories are in a collection of their own, `_overwrite_with_gradient`: its gradients are its next
 values (`sonde.ops.fp8`). `TrainState.apply_gradients` knows it.

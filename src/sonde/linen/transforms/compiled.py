@@ -174,7 +174,7 @@ def _jit(
 
 
 def fold_rngs(target: Any, variables: Filter = True, rngs: Filter = True, methods: Any = None) -> Any:
-    """A module class or function whose random streams are made anew, from the next key of each, for every call.
+    """A module class or function whose random streams are made again, from the next key of each, for every call.
 
     Args:
         target: The module class, or a function whose first argument is a module.

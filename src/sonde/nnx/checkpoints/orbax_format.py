@@ -70,7 +70,7 @@ def _reader(ocp: Any) -> Iterator[Any]:
 
 
 def _tree(path: str, checkpointer: Any) -> Any:
-    """The nested dicts and lists of a checkpoint, with descriptions in the place of arrays."""
+    """The nested dicts and lists of a checkpoint, with descriptions in place of arrays."""
     if "://" not in path and not os.path.exists(os.path.join(path, "_METADATA")):
         raise FileNotFoundError(_not_a_checkpoint(Path(path)))
     with readable(path):

@@ -36,11 +36,11 @@ def eval_shape(
     graph_updates: bool | None = None,
     **kwargs: Any,
 ) -> Any:
-    """The output of a function with `jax.ShapeDtypeStruct` in the place of arrays.
+    """The output of a function with `jax.ShapeDtypeStruct` in place of arrays.
 
     Args:
         f: the function, such as the class of a model.
-        *args: its arguments; shapes in the place of arrays will do.
+        *args: its arguments; shapes in place of arrays will do.
         graph: True allows shared references, False demands trees. None: the current mode.
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
         **kwargs: its keyword arguments.

@@ -127,6 +127,6 @@ def _returning(branch: Callable[[list[Any]], Left], agreed: Outcome) -> Callable
 
 
 def _shown(taken: Taken, left: Left) -> str:
-    """The output of a branch, for messages: its containers, with types in the place of arrays."""
+    """The output of a branch, for messages: its containers, with types in place of arrays."""
     out = taken.output(left)
     return repr(jax.tree.map(lambda x: describe(x) if hasattr(x, "dtype") else x, out))

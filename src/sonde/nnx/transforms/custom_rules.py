@@ -1,6 +1,6 @@
 """`nnx.custom_vjp`: a function with a backward rule of its own.
 
-With graph updates, the default, the backward rule gets a pair in the place of the output's cotangent: the cotangents of
+With graph updates, the default, the backward rule gets a pair in place of the output's cotangent: the cotangents of
 the Variables of the arguments as the function left them, and the cotangent of the output. Both, and what the rule
 returns, have States in the places of nodes.
 
@@ -240,7 +240,7 @@ class _Bound:
                     f"nnx.custom_vjp: the backward rule returned a cotangent with {len(got)} leaves for "
                     f"{names[place]}, which has {len(leaves)}"
                     + "".join(f"; {show_path(path)} is not one of them" for path in surplus[:1])
-                    + ". The cotangent has the form of the argument, with graph updates with a State in the place of a "
+                    + ". The cotangent has the form of the argument, with graph updates with a State in place of a "
                     "Module."
                 )
             out.update({leaves[path]: value for path, value in got.items()})

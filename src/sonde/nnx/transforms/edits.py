@@ -37,7 +37,7 @@ class Before:
     def put_back(self, carried: Container[int]) -> None:
         """Turns new Variables in the places of others into new values of those, which stay in their places.
 
-        What goes round a loop keeps its form; a Variable of the same kind in the place of one does not change it.
+        What goes round a loop keeps its form; a Variable of the same kind in place of one does not change it.
 
         Args:
             carried: the identities of the Variables that may be replaced.

@@ -76,7 +76,7 @@ class StateAxes(ByFilter):
 
     Args:
         filter_axes: from filter to axis, in order; an axis is an int, None, or `nnx.Carry` in `nnx.scan`. Or a State
-            with an axis in the place of every Variable.
+            with an axis in place of every Variable.
 
     Example:
         >>> from sonde import nnx
