@@ -1,0 +1,121 @@
+"""Under `vmap`, sites of two branches that share a place get the same axes.
+
+The record of the place has the values of both, and the gradient for each example at one of them cannot stand beside the
+sum over the examples at the other. Once JAX has made the branches of a `cond` a select, later maps meet the sites one
+by one; so each follows what any of them depends on.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Self
+
+from sonde import _jax
+from sonde.core.along import along
+from sonde.core.context import path_under
+from sonde.core.handler import Rebinding
+from sonde.core.inside import sites_inside
+from sonde.core.operands import operands_of
+from sonde.core.primitive import bind_site, site_p
+from sonde.core.site import Site, View
+from sonde.core.trace import run_under
+
+# For each array of a site, the operands that it follows; the first is a number that is mapped over the axis at hand.
+_Follows = dict[Site, tuple[tuple[int, ...], ...]]
+
+
+class _Follow(Rebinding):
+    """Has arrays of some sites mapped wherever some of the operands of a branch are."""
+
+    def __init__(self, operands: Sequence[Any], follows: _Follows) -> None:
+        super().__init__()
+        self.operands = operands
+        self.follows = follows
+
+    def carried(self) -> list[Any]:
+        """The operands."""
+        return list(self.operands)
+
+    def carrying(self, values: Sequence[Any]) -> Self:
+        """A handler with other operands."""
+        new = copy.copy(self)
+        new.operands = values
+        return new
+
+    def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Binds the site again with arrays that follow the operands."""
+        given = operands_of(args, site, view)
+        for i, others in enumerate(self.follows.get(site, ()) if view.is_value else ()):
+            (given.arrays[i],) = along(given.arrays[i : i + 1], [self.operands[j] for j in others])
+        return bind_site(given, site, view)
+
+    def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
+        """The outputs, mapped alike whether they go through a site or a rule that does not meet it."""
+        followed = sorted({j for leaves in self.follows.values() for others in leaves for j in others})
+        return along(outs, [self.operands[j] for j in followed])
+
+
+class _Shared(NamedTuple):
+    """A site of a branch, which of its arrays vary over an axis, and the operands that they may depend on."""
+
+    site: Site
+    varies: tuple[bool, ...]
+    sources: frozenset[int]
+
+
+def _sources(branch: Any) -> Iterator[frozenset[int]]:
+    """For every site inside, the operands of the branch that it may depend on."""
+    jaxpr = _jax.open_jaxpr(branch)
+    reached = {v: frozenset([i]) for i, v in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        inputs = [reached[v] for v in eqn.invars if not isinstance(v, _jax.Literal) and v in reached]
+        sources: frozenset[int] = frozenset().union(*inputs)
+        inner = 1 if eqn.primitive is site_p else sum(1 for j in _jax.sub_jaxprs(eqn.params) for _ in sites_inside(j))
+        yield from [sources] * inner
+        reached.update(dict.fromkeys(eqn.outvars, sources))
+
+
+def _sites_by_place(branch: Any, axis_data: Any, mapped: Sequence[bool]) -> dict[Any, _Shared]:
+    """The sites of a branch if these operands are mapped."""
+    after = sites_inside(_jax.mapped_jaxpr(branch, axis_data, mapped))
+    places: dict[Any, _Shared] = {}
+    for old, new, sources in zip(sites_inside(branch), after, _sources(branch)):
+        site, axes = new.site, new.view.axes
+        if old.site is not site or not new.view.is_value:
+            continue
+        types = tuple((t.shape, t.dtype) for t in old.types)
+        kind = (path_under(old.names, "", 1) + site.path, site.tag, site.tree, site.arrays, types)
+        number = sum(1 for other, _ in places if other == kind)
+        is_mapped = len(axes) > len(old.view.axes)
+        varies = tuple(is_mapped and axes[0].on_leaf(i) for i in range(len(types)))
+        places[kind, number] = _Shared(site, varies, sources)
+    return places
+
+
+def mapped_alike(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:
+    """The operands of a cond, where they are mapped, and its branches: with the same axes for sites of one place."""
+    found = [_sites_by_place(branch, axis_data, [d is not None for d in dims[1:]]) for branch in branches]
+    follows: list[_Follows] = [{} for _ in branches]
+    for place in {place: None for each in found for place in each}:
+        here = [each[place] for each in found if place in each]
+        # An element has the value of the branch that it takes, so all of them vary over the axis of the predicate.
+        varies = [any(has) or dims[0] is not None for has in zip(*[shared.varies for shared in here])]
+        later = frozenset[int]().union(*[s.sources for s in here]) if dims[0] is not None else ()
+        for each, mine in zip(found, follows):
+            if place in each and len(here) > 1 and (each[place].site.grads or dims[0] is None):
+                now = [wanted and not has for wanted, has in zip(varies, each[place].varies)]
+                mine[each[place].site] = tuple((*[0] * lacks, *[i + 1 for i in sorted(later)]) for lacks in now)
+    if not any(others for mine in follows for leaves in mine.values() for others in leaves):
+        return args, dims, branches
+    number = next(_jax.numbers_along(x, d) for x, d in zip(args, dims) if d is not None)
+    number_type = _jax.mapped_type(_jax.typeof(number), axis_data.size, 0)
+    types = [number_type, *[v.aval for v in _jax.open_jaxpr(branches[0]).invars]]
+
+    def alike(branch: Any, mine: _Follows) -> Any:
+        def run(*operands: Any) -> list[Any]:
+            return run_under(_Follow(operands, mine), _jax.eval_jaxpr, branch, *operands[1:])
+
+        return _jax.trace_to_closed_jaxpr(run, types)
+
+    return [args[0], number, *args[1:]], [dims[0], 0, *dims[1:]], tuple(map(alike, branches, follows))
