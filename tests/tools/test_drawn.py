@@ -138,3 +138,11 @@ def test_results_on_a_page_have_its_tokens() -> None:
     sweep, lens = report.to_json()["panels"]
     assert report.tokens == ("b", "a", "b") and sweep["columns"] == ["b", "a", "b"]
     assert {text for row in lens["texts"] for text in row} == {"no"}
+    heads = patch_sweep(f, X, -X, "end", lambda y: y, axis=-1)
+    assert heads.along == "index along axis -1"
+    report = examine(f, tokens=["a", "b"])(X).add(heads).add(RESULTS["sweep"](), tokens=["x", "y", "z"])
+    own, given = report.to_json()["panels"]
+    assert own["columns"] == ["0", "1"] and own["column_title"] == "index along axis -1"  # no positions, no tokens
+    assert given["columns"] == ["x", "y", "z"]
+    with pytest.raises(ValueError, match="2 tokens for 3 columns"):
+        report.add(RESULTS["sweep"](), tokens=["x", "y"])

@@ -176,7 +176,7 @@ def test_table_and_errors():
 
     shown = io.StringIO()
     Console(file=shown, width=100).print(patch_sweep(network, CLEAN, CORRUPT, "first", metric))
-    assert "restored of" in shown.getvalue() and "first" in shown.getvalue()
+    assert "restored: 0 is" in shown.getvalue() and "first" in shown.getvalue()
     with pytest.raises(NoSuchSiteError, match="pattern 'no' matches none"):
         patch_sweep(network, CLEAN, CORRUPT, "no", metric)
     with pytest.raises(ValueError, match=r"'first' \(.*\) has the shape \[4, 3\] and no axis 2"):

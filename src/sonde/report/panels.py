@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sonde.report.plain import plain
-from sonde.tools.drawn import Drawn
+from sonde.tools.drawn import POSITION, Drawn
 
 _MOST_CELLS = 40_000
 _MOST_POINTS = 2_000
@@ -77,11 +77,12 @@ class HeatMap(Panel):
 
         Args:
             result: What can draw itself.
-            tokens: What stands at each position; used if there is one for each column.
+            tokens: What stands at each position; used if columns are positions, and there is one for each.
             names: What shows a token that is a number, as in `Lens.table`.
         """
         heat = result.heat(None, names)
-        columns = list(tokens) if tokens and len(tokens) == len(heat.columns) else list(heat.columns)
+        fits = heat.column_title == POSITION and len(tokens) == len(heat.columns)
+        columns = list(tokens) if tokens and fits else list(heat.columns)
         return cls(
             title=heat.title,
             values=heat.values,

@@ -23,6 +23,7 @@ from sonde.report.tables import picture_data, sites_data
 from sonde.tools.drawn import Drawn
 from sonde.tools.statistics import EDGES
 from sonde.tools.summary import Summary
+from sonde.tools.words import words
 
 PICTURE_BYTES = 1_500_000
 """How many bytes of pictures a page holds at most, before they are written as text."""
@@ -68,16 +69,20 @@ class Report:
         """The paths of all sites, in program order."""
         return tuple(dict.fromkeys(site.path for site in self.sites))
 
-    def add(self, panel: Panel | Drawn, *, names: Any = None) -> Report:
+    def add(self, panel: Panel | Drawn, *, tokens: Any = None, names: Any = None) -> Report:
         """Adds a panel to the page; returns the report itself.
 
         Args:
             panel: A `HeatMap`, `Lines` or `Text`; or what a tool returned, such as a sweep or a lens, whose positions
                 are named by the tokens of the report.
+            tokens: Other tokens for the positions of what a tool returned: strings, or numbers of tokens.
             names: What shows a token that is a number: a function, a list of strings, or a tokenizer (with `decode`).
         """
         if isinstance(panel, Drawn):
-            panel = HeatMap.of(panel, self.tokens, names)
+            given = self.tokens if tokens is None else words(tokens, names)
+            if tokens is not None and len(given) != len(panel.heat().columns):
+                raise ValueError(f"there are {len(given)} tokens for {len(panel.heat().columns)} columns")
+            panel = HeatMap.of(panel, given, names)
         if not isinstance(panel, Panel):
             raise TypeError(
                 f"Report.add takes a HeatMap, Lines, Text or what a tool returned, got {panel!r} of type "

@@ -18,6 +18,8 @@ from sonde._array_text import indexed
 from sonde.tools.words import words
 
 _MOST_CELLS = 20_000
+POSITION = "position"
+"""The title of columns that are positions, which tokens can name."""
 
 
 @dataclasses.dataclass(frozen=True)

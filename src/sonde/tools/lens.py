@@ -17,7 +17,7 @@ from sonde._array_text import indexed
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture_only, check_callable, like
 from sonde.core.path import Pattern, check_pattern
-from sonde.tools.drawn import Drawn, Heat
+from sonde.tools.drawn import POSITION, Drawn, Heat
 from sonde.tools.reading import each_seen
 from sonde.tools.words import shown_by, words
 
@@ -45,7 +45,7 @@ class Reading(Drawn):
         values = np.stack([sure[at] for at in rows]).astype(np.float64)
         names = [",".join(map(str, at)) for at in rows]
         texts = [[str(int(t)) for t in best[at]] for at in rows]
-        return Heat(values, names, list(map(str, range(values.shape[1]))), _BEST, "position", texts)
+        return Heat(values, names, list(map(str, range(values.shape[1]))), _BEST, POSITION, texts)
 
     def heat(self, tokens: Any = None, names: Any = None) -> Heat:
         """What is drawn; `names` shows the best tokens too."""
@@ -110,7 +110,7 @@ class Lens(Mapping[str, Reading], Drawn):
         sure = [np.pad(p.astype(np.float64), (0, width - len(p)), constant_values=np.nan) for _, _, p in rows]
         texts = [[str(int(t)) for t in best] + [""] * (width - len(best)) for _, best, _ in rows]
         values = np.stack(sure) if sure else np.zeros((0, 0))
-        return Heat(values, [name for name, _, _ in rows], list(map(str, range(width))), _BEST, "position", texts)
+        return Heat(values, [name for name, _, _ in rows], list(map(str, range(width))), _BEST, POSITION, texts)
 
     def heat(self, tokens: Any = None, names: Any = None) -> Heat:
         """What is drawn; `names` shows the best tokens too."""

@@ -29,6 +29,7 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable
 from sonde.core.keeping import by_identity, kept_with
 from sonde.core.path import Pattern, check_pattern
+from sonde.tools.drawn import POSITION
 from sonde.tools.effort import effort
 from sonde.tools.placing import Place, placed, values_to_place
 from sonde.tools.points import Axes, Target, checked_axes
@@ -125,7 +126,9 @@ def patch_sweep(
     owner = next((g for g in (f, metric) if isinstance(g, types.FunctionType | jax.stages.Wrapped)), _sweep)
     sweep = kept_with(owner, key, lambda: _sweep(patterns, metric, axes, at_a_time, asked))
     found, of_clean, of_corrupt = sweep(rest, arrays)
-    return Sweep({name: scores for (_, name), scores in sorted(found.items())}, of_clean, of_corrupt)
+    names = f"index along axis {axes[-1]}" if axes and axes != (-2,) else POSITION
+    shown = "direction" if along is not None else names
+    return Sweep({name: scores for (_, name), scores in sorted(found.items())}, of_clean, of_corrupt, shown)
 
 
 def _checked_directions(directions: Any) -> Any:

@@ -24,6 +24,7 @@ from sonde.tools.placing import Place, placed, values_to_place
 from sonde.tools.points import Axes, Target, checked_axes
 from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import Seen, each_seen
+from sonde.tools.sweep import restored_title
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -48,9 +49,8 @@ class Paths(Drawn):
         return {pair: (np.asarray(s, np.float64) - float(self.corrupt)) / lost for pair, s in self.scores.items()}
 
     def _heat(self) -> Heat:
-        return by_last_axis(
-            {f"{a} -> {b}": x for (a, b), x in self.restored.items()}, repr(self), "index of the sender"
-        )
+        found = {f"{a} -> {b}": x for (a, b), x in self.restored.items()}
+        return by_last_axis(found, restored_title(self.clean, self.corrupt), "index of the sender")
 
     def best(self, n: int = 5) -> list[tuple[str, str, tuple[int, ...], float]]:
         """Where most is restored: sender, receiver, index and restored part of the `n` best paths."""
@@ -65,10 +65,16 @@ class Paths(Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("from", "to", "at", "restored", title=repr(self))
-        for sender, receiver, index, x in self.best(30):
+        table = Table("from", "to", "at", "restored", title=restored_title(self.clean, self.corrupt))
+        best = self.best(sum(np.size(x) for x in self.scores.values()))
+        for sender, receiver, index, x in best[:_SHOWN]:
             table.add_row(Text(sender), Text(receiver), ",".join(map(str, index)), f"{x:.3f}")
+        if len(best) > _SHOWN:
+            table.add_row(f"... and {len(best) - _SHOWN} more", "", "", "")
         return table
+
+
+_SHOWN = 30
 
 
 def patch_paths(

@@ -9,9 +9,14 @@ import jax
 import numpy as np
 
 from sonde.core.path import glob_matches, no_such_site
-from sonde.tools.drawn import Drawn, Heat, by_last_axis
+from sonde.tools.drawn import POSITION, Drawn, Heat, by_last_axis
 
 _SHADES = " ░▒▓█"
+
+
+def restored_title(clean: Any, corrupt: Any) -> str:
+    """What the numbers of a picture of restored parts mean."""
+    return f"restored: 0 is as in the corrupt run ({float(corrupt):.4g}), 1 as in the clean one ({float(clean):.4g})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -24,11 +29,13 @@ class Sweep(Drawn):
             sites. Calls of a site after the first have their number in the name, as in `h[1]`.
         clean: The metric of the run on the clean input.
         corrupt: The metric of the run on the corrupt input.
+        along: What the last axis of the scores is: positions, the indices along another axis, or directions.
     """
 
     scores: dict[str, jax.Array]
     clean: jax.Array
     corrupt: jax.Array
+    along: str = POSITION
 
     @property
     def restored(self) -> dict[str, np.ndarray]:
@@ -40,8 +47,7 @@ class Sweep(Drawn):
         return {name: (np.asarray(s, np.float64) - float(self.corrupt)) / lost for name, s in self.scores.items()}
 
     def _heat(self) -> Heat:
-        title = f"restored of {float(self.corrupt):.4g} (corrupt) to {float(self.clean):.4g} (clean)"
-        return by_last_axis(self.restored, title, "position")
+        return by_last_axis(self.restored, restored_title(self.clean, self.corrupt), self.along)
 
     def best(self, n: int = 5) -> list[tuple[str, tuple[int, ...], float]]:
         """Where most is restored: name, index and restored part of the `n` best points."""
@@ -59,8 +65,8 @@ class Sweep(Drawn):
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("site", "most", "at", "positions")
-        table.title = f"restored of {float(self.corrupt):.4g} (corrupt) to {float(self.clean):.4g} (clean)"
+        table = Table("site", "most", "at", self.along)
+        table.title = restored_title(self.clean, self.corrupt)
         for name, restored in self.restored.items():
             for index in np.ndindex(restored.shape[:-1]):
                 row = restored[index].reshape(-1)
