@@ -450,10 +450,10 @@ def test_perturbed_numbers_keep_their_weak_types(jitted):
         run = nnx.jit(lambda m, x: m(x)) if jitted else lambda m, x: m(x)
         _, zeros = nnx.capture(run, nnx.Perturbation)(model, 1.0)
 
-        def loss(zeros):
+        def loss(model, zeros):
             return nnx.capture(run, nnx.Intermediate, init=zeros)(model, 1.0)[0]
 
-        gradient = nnx.grad(loss)(zeros)["g"].get_value()
-        return gradient.item(), gradient.weak_type, loss(zeros).weak_type
+        gradient = nnx.grad(loss, argnums=1)(model, zeros)["g"].get_value()
+        return gradient.item(), gradient.weak_type, loss(model, zeros).weak_type
 
     assert types(nnx) == types(flax.nnx)
