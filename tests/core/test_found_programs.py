@@ -9,12 +9,15 @@ from tests.core.checking import check_program
 from tests.core.programs import (
     Call,
     Cond,
+    CustomJvp,
     CustomVjp,
     Grad,
     Grid,
+    Instead,
     Loop,
     Model,
     Program,
+    Pullbacks,
     Remat,
     Scope,
     Shard,
@@ -186,6 +189,50 @@ FOUND = {
         Program(((Model("jitted"),),), (Scope("a", (Call(0),)), Call(0))),
         0,
         A,
+    ),
+    "a model that goes into a jitted function in a scope that is open in another": (
+        Program((), (Scope("a", (Model("jitted"),)),)),
+        14,
+        B,
+    ),
+    "a site in the test of a loop of which a part is known": (
+        Program(
+            ((While((), "again", stop=True),),),
+            (Grad((Loop((Pullbacks((Call(0),)),), 1, "map"),), "value_and_grad"),),
+        ),
+        8,
+        B,
+    ),
+    "a loop that does not vary, differentiated in a loop that is": (
+        Program(
+            ((Sow("s1"), Loop((Sow("s2"),), 1, "scan_without_xs")),),
+            (Grad((Loop((Pullbacks((Sow("s3"), Call(0))),), 1, "scan_without_xs"),), "vjp_twice"),),
+        ),
+        8,
+        C,
+    ),
+    "an array that examples share beside one that they do not, on an explicit mesh": (
+        Program(
+            ((Sow("s1", "mixed"), Sow("s2", "half")),),
+            (Vmap((Grad((Call(0),), "grad", "outer"),), 1, 1, (1.0, -0.6), "x", True),),
+            differentiable=False,
+            explicit=True,
+        ),
+        14,
+        A,
+    ),
+    "branches that are mapped over different axes": (
+        Program((), (Grid((Cond((ONE_SITE, (Instead(ONE_SITE),)), keeps=True),), False),)),
+        4,
+        C,
+    ),
+    "branches that are mapped over different axes, with a rule that does not meet the site": (
+        Program(
+            ((CustomJvp(ONE_SITE, through=False),),),
+            (Grid((Cond(((Call(0),), (Call(0, 1, True),)), True, True),), True),),
+        ),
+        6,
+        B,
     ),
     "two captures of a loop that stops at different times": (
         Program((), (Vmap((While(ONE_SITE, "test"),), 0, 1),)),
