@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from sonde import linen as nn
-from sonde.linen.flax_flags import flag
+from sonde.linen.flax_flags import flag, frozen
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def setting():
 
 def test_variables_are_frozen_if_asked(setting):
     x = jnp.ones((1, 2))
-    for wanted, kind in ((True, nn.FrozenDict), (False, dict)):
+    for wanted, kind in ((True, flax.core.FrozenDict), (False, dict)):
         setting("flax_return_frozendict", wanted)
         variables = nn.BatchNorm(use_running_average=False).init(jax.random.key(0), x)
         _, changed = nn.BatchNorm(use_running_average=False).apply(variables, x, mutable=["batch_stats"])
@@ -83,3 +83,4 @@ def test_without_flax_the_environment_counts(monkeypatch):
     for value, expected in (("true", True), ("1", True), ("no", False)):
         monkeypatch.setenv("FLAX_RETURN_FROZENDICT", value)
         assert flag("flax_return_frozendict") is expected
+    assert type(frozen({"a": {"b": 1}})) is nn.FrozenDict

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
+
+from sonde.linen.frozen_dict import freeze
 
 _YES = ("y", "yes", "t", "true", "on", "1")
 
@@ -25,3 +28,9 @@ def flag(name: str) -> bool:
     if config is not None:
         return bool(getattr(config, name, False))
     return os.environ.get(name.upper(), "").lower() in _YES
+
+
+def frozen(variables: dict[str, Any]) -> Any:
+    """A FrozenDict: that of Flax if Flax is loaded, since programs that set the flag compare with it; else Sonde's."""
+    core = getattr(sys.modules.get("flax"), "core", None)
+    return getattr(core, "freeze", freeze)(variables)

@@ -22,8 +22,7 @@ from sonde.errors import (
 )
 from sonde.linen import attach, sites
 from sonde.linen.filters import DenyList, Either, Filter, check, matches
-from sonde.linen.flax_flags import flag
-from sonde.linen.frozen_dict import freeze
+from sonde.linen.flax_flags import flag, frozen
 from sonde.linen.rng import streams
 from sonde.linen.scope import Run, Scope, check_no_dead_tracers, open_collections
 
@@ -149,7 +148,7 @@ def changed_variables(scope: Scope) -> Any:
     changed = {name: tree for name, tree in scope.collections().items() if matches(scope.run.mutable, name)}
     for name, tree in changed.items():
         check_no_dead_tracers(tree, name, scope.path)
-    return freeze(changed) if flag("flax_return_frozendict") else changed
+    return frozen(changed) if flag("flax_return_frozendict") else changed
 
 
 def apply(
