@@ -88,15 +88,15 @@ def test_a_site_may_be_for_some_captures_only():
 def test_what_was_met_inside_is_known_outside_only_when_it_is_taken_over():
     met = Met()
     inside = met.child()
-    inside.sites.add(A)
+    inside.sites[A] = {2}
     inside.wanted.add(A)
-    inside.backward.add(0)
+    inside.backward.add((A, 0))
     assert inside.wants_gradient(A)
     assert not met.has_met(A)
     met.update(inside)
     assert met.has_met(A)
     assert met.wants_gradient(A)
-    assert met.backward == {0}
+    assert met.passes == {1}  # not the outermost of the two differentiations that the value has been through
     assert not met.has_met(B)
 
 

@@ -317,3 +317,23 @@ def test_linear_transpose_has_a_cotangent_and_no_value():
     equal(result, X * 6)
     assert records["h"].values == ()
     equal(records["h"].grads, (X * 3,))
+
+
+@pytest.mark.parametrize("inner", ["jvp", "linearize", "vjp"])
+def test_a_differentiation_that_does_not_run_backward_leaves_no_zeros(inner):
+    """The outer pass is the second differentiation of one site, and the first of the other."""
+    ways = {
+        "jvp": lambda f, x: jax.jvp(f, (x,), (x,))[0],
+        "linearize": lambda f, x: jax.linearize(f, x)[0],
+        "vjp": lambda f, x: jax.vjp(f, x)[0],
+    }
+
+    def loss(x):
+        y = ways[inner](lambda x: sonde.sow(jnp.tanh(x), "inside"), x)
+        return jnp.sum(sonde.sow(y, "outside") ** 2)
+
+    x = jnp.array([0.3, 0.7])
+    for g in (jax.grad(loss), jax.jit(jax.grad(loss)), jax.grad(jax.jit(loss))):
+        records = sonde.capture(g, grads=True)(x)[1]
+        np.testing.assert_allclose(records["outside"].grad, 2 * jnp.tanh(x), rtol=1e-6)
+        np.testing.assert_allclose(records["inside"].grad, 2 * jnp.tanh(x), rtol=1e-6)

@@ -212,9 +212,9 @@ class Handler:
         self._within_here = self._within(names)
         if view.is_value:
             self.met.paths[path] = None
-            self.met.sites.add(site)
+            self.met.sites.setdefault(site, set()).add(view.order)
         elif self.grads:
-            self.met.backward.add(view.order)
+            self.met.backward.add((site, view.order))
         return path
 
     def chosen(self, site: Site, path: str) -> list[Pattern]:
@@ -302,18 +302,18 @@ class Met:
 
     Attributes:
         paths: The paths of all sites, chosen or not, in program order (a dict for its order).
-        sites: The sites whose values were met.
+        sites: The sites whose values were met, and how many differentiations those had been through.
         wanted: The sites whose values were recorded, and whose gradients therefore are.
         used: The patterns that chose something.
-        backward: The orders of differentiation whose backward pass was met.
+        backward: The sites whose gradients were met, each with its order.
         around: What was met before, while something inside is run.
     """
 
     paths: dict[str, None] = dataclasses.field(default_factory=dict)
-    sites: set[Site] = dataclasses.field(default_factory=set)
+    sites: dict[Site, set[int]] = dataclasses.field(default_factory=dict)
     wanted: set[Site] = dataclasses.field(default_factory=set)
     used: set[Pattern] = dataclasses.field(default_factory=set)
-    backward: set[int] = dataclasses.field(default_factory=set)
+    backward: set[tuple[Site, int]] = dataclasses.field(default_factory=set)
     around: Met | None = None
 
     def child(self) -> Met:
@@ -332,10 +332,22 @@ class Met:
         """Whether the value of a site was recorded, here or before."""
         return site in self.wanted or (self.around is not None and self.around.wants_gradient(site))
 
+    @property
+    def passes(self) -> frozenset[int]:
+        """The differentiations that ran backward, counted from the outermost one.
+
+        From there the count is the same for a value inside a further differentiation, such as a `jax.jvp`, and for one
+        outside of it.
+        """
+        return frozenset(
+            n - 1 - order for site, order in self.backward for n in self.sites.get(site, {order + 1}) if n > order
+        )
+
     def update(self, other: Met) -> None:
         """Takes over what was met inside."""
         self.paths.update(other.paths)
-        self.sites |= other.sites
+        for site, orders in other.sites.items():
+            self.sites.setdefault(site, set()).update(orders)
         self.wanted |= other.wanted
         self.used |= other.used
         self.backward |= other.backward

@@ -2,8 +2,8 @@
 
 A site that was traced once and run once needs no thought. A function that is compiled once and called twice has one
 site for both calls; there the token tells, at once if it is a number by now, by a select in the program if it is still
-being traced. A site that was differentiated but got no gradient, while a backward pass ran, has gradient zero; one that
-no backward pass concerns has none.
+being traced. A site that was differentiated but got no gradient, while that differentiation ran backward, has gradient
+zero; one that no backward pass concerns has none.
 
 The rows of a gradient are put into the order of the value's rows: the gradient of a loop comes from a loop that runs
 the other way, a gradient that was taken inside a loop body does not.
@@ -65,10 +65,11 @@ def pair(items: Iterable[Item], met: Met) -> list[Call]:
                 orphans.append(Call(item, {}))
         elif not any(site in met.sites for site in item.sites):
             orphans.append(Call(item, {}))
+    passes = met.passes
     for call in calls:
         call.grads = {order: _with_axes_of(call.item, item) for order, item in call.grads.items() if item is not None}
-        for order in met.backward:
-            if call.item.view.order > order and all(site.has_gradient for site in call.item.sites):
+        for order in (call.item.view.order - 1 - number for number in passes):
+            if order >= 0 and all(site.has_gradient for site in call.item.sites):
                 call.grads.setdefault(order, None)
     return calls + orphans
 

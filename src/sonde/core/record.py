@@ -487,7 +487,7 @@ def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | N
     if bundles and len(bundles) == len(items):
         known = bundles[0].cache
         specs = [bundle.specs for bundle in bundles]
-        key = ("records", tuple(map(id, specs)), frozenset(met.backward), by_identity(reduce))
+        key = ("records", tuple(map(id, specs)), met.passes, by_identity(reduce))
         if key not in known:
             known[key] = (specs, _places(items, met, reduce))  # holding the specs: their ids stay theirs
         places = known[key][1]
