@@ -21,6 +21,7 @@ import threading
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,20 @@ if _OWN_FOLDER is not None:
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
+def _write_whole_programs() -> None:
+    """Has JAX put a compiled program into its cache all at once: another process may read it at any moment."""
+    from jax._src import lru_cache
+
+    def put(self: Any, key: str, value: bytes) -> None:
+        entry = Path(self.path, f"{key}{lru_cache._CACHE_SUFFIX}")
+        if not entry.exists():
+            new = entry.with_name(f"{os.getpid()}-{threading.get_ident()}.new")
+            new.write_bytes(value)
+            new.replace(entry)
+
+    lru_cache.LRUCache.put = put
+
+
 def _reuse_lowering_contexts(programs: int = 10) -> None:
     """Lets lowering use one MLIR context for several programs. A new one, with its dialects, takes 2 ms."""
     from jax._src.interpreters import mlir
@@ -64,6 +79,7 @@ def _reuse_lowering_contexts(programs: int = 10) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):  # the process that hands out tests runs none
         return
+    _write_whole_programs()
     if version("jax").split(".")[:2] in (["0", "10"], ["0", "11"]):
         _reuse_lowering_contexts()
 
