@@ -18,10 +18,11 @@ def test_nothing_asks_for_nothing():
 
 
 def test_the_same_functions_are_the_same_request():
-    """Captures are compiled once for each request, so that a new object for each call would compile each call."""
-    assert asked_for(jax.nn.silu) is asked_for(jax.nn.silu)
-    assert asked_for([jax.nn.silu]) is asked_for(jax.nn.silu)
-    assert asked_for(jax.nn.silu) is not asked_for(jax.nn.gelu)
+    """Captures are compiled once for each request; if those of two calls were not equal, each would compile."""
+    first, again, listed = asked_for(jax.nn.silu), asked_for(jax.nn.silu), asked_for([jax.nn.silu])
+    assert first == again == listed
+    assert hash(first) == hash(again) == hash(listed)
+    assert first != asked_for(jax.nn.gelu)
 
 
 def test_a_request_is_a_request_already():
