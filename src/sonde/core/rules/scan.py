@@ -93,12 +93,13 @@ class _Anchor(Rebinding):
             bind_site(given, site, view.replace(role="look", anchored=self.loops))
             return [] if view.role == "look" else given.arrays
         state = looking()
-        edits = state is not None and state.edits  # the new values may be others in every iteration
-        if edits or view.role == "look":
+        # New values, and gradients of a later differentiation, may be others in every iteration.
+        stays = site.grads or (state is not None and state.edits)
+        if stays or view.role == "look":
             given.anchor = self.operand
             return bind_site(given, site, view.replace(anchored=self.loops))
         outs = bind_site(given, site, view.replace(role="mark"))
-        given.anchor, given.token = self.operand, outs[-1] if site.grads else None
+        given.anchor = self.operand
         bind_site(given, site, view.replace(role="look", anchored=self.loops))
         return outs
 
