@@ -240,6 +240,14 @@ FOUND = {
         6,
         B,
     ),
+    "a function that is called in a map in one branch and without in another": (
+        Program(
+            SHARED,
+            (Cond(((Grid((Cond(((), (Call(0),)), True, True),), True),), (), (Call(0),)), keeps=True),),
+        ),
+        6,
+        C,
+    ),
     "two captures of a loop that stops at different times": (
         Program((), (Vmap((While(ONE_SITE, "test"),), 0, 1),)),
         10,

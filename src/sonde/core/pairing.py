@@ -169,10 +169,16 @@ def _check_told_apart(gradient: Item, candidates: Sequence[Call]) -> None:
 
 
 def _may_be_of(gradient: Item, value: Item) -> bool:
-    """Whether a gradient has the loops of a value, if nothing but their shapes is known yet."""
+    """Whether a gradient has the loops of a value, and its value's maps are those of this one.
+
+    Of the loops nothing but their shapes is known.
+    """
     mine, others = _loops(value), _loops(gradient)
     others = others[len(others) - len(mine) :]
-    return len(mine) == len(others) and all(map(Axis.looks_like, mine, others))
+    maps = [axis.mapped_by for axis in value.view.axes if axis.kind == "vmap"]
+    of_its_value = [a.mapped_by for a in gradient.view.axes if a.mapped_by is not None and a.mapped_by.inherited]
+    mapped_alike = None in maps or all(any(m and m[:2] == own[:2] for m in maps) for own in of_its_value)
+    return mapped_alike and len(mine) == len(others) and all(map(Axis.looks_like, mine, others))
 
 
 def _loops(item: Item) -> list[Axis]:
