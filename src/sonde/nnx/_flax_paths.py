@@ -3,6 +3,18 @@
 Code in the wild imports `flax.nnx.nn.linear`, `flax.nnx.variablelib` and the like. See `sonde._handing_on`.
 """
 
+# What stands beside `sonde.nnx.graph` in Flax's file of that name.
+_GRAPH = (
+    "popping",
+    "graph_nodes",
+    "graph_contexts",
+    "iteration",
+    "mapping",
+    "graph_mode",
+    "transforms.jit",
+    "path_names",
+)
+
 PATHS: dict[str, tuple[str, ...]] = {
     "bridge": ("sonde.bridge",),
     "bridge.interop": ("sonde.bridge.interop",),
@@ -12,27 +24,8 @@ PATHS: dict[str, tuple[str, ...]] = {
     "deprecations": ("deprecated_functions",),
     "extract": ("node_states", "trees", "transforms.prefixes"),
     "filterlib": ("filters",),
-    "graph": (
-        "popping",
-        "graph_nodes",
-        "graph_contexts",
-        "iteration",
-        "mapping",
-        "graph_mode",
-        "transforms.jit",
-        "path_names",
-    ),
-    "graphlib": (
-        "graph",
-        "popping",
-        "graph_nodes",
-        "graph_contexts",
-        "iteration",
-        "mapping",
-        "graph_mode",
-        "transforms.jit",
-        "path_names",
-    ),
+    "graph": _GRAPH,
+    "graphlib": ("graph", *_GRAPH),
     "helpers": ("containers", "training.train_state", "graph", "path_names"),
     "ids": ("identities",),
     "module": ("views", "capture", "path_names"),

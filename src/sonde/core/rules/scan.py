@@ -84,23 +84,21 @@ class _Anchor(Rebinding):
         """Binds the site again with the anchor."""
         if view.anchored >= self.loops or view.role == "mark":
             return site_p.bind(*args, site=site, view=view)
-        given = operands_of(args, site, view)
+        given, anchored = operands_of(args, site, view), view.replace(anchored=self.loops)
         if view.anchored:  # in the loops inside, by a differentiation in the body
             given.anchor = given.anchor + self.operand
-            return bind_site(given, site, view.replace(anchored=self.loops))
+            return bind_site(given, site, anchored)
+        given.anchor = self.operand
         if not view.is_value:  # a gradient that was taken in the loop body; differentiated again it is the identity
-            given.anchor = self.operand
-            bind_site(given, site, view.replace(role="look", anchored=self.loops))
+            bind_site(given, site, anchored.replace(role="look"))
             return [] if view.role == "look" else given.arrays
         state = looking()
         # New values, and gradients of a later differentiation, may be others in every iteration.
         stays = site.grads or (state is not None and state.edits)
         if stays or view.role == "look":
-            given.anchor = self.operand
-            return bind_site(given, site, view.replace(anchored=self.loops))
+            return bind_site(given, site, anchored)
         outs = bind_site(given, site, view.replace(role="mark"))
-        given.anchor = self.operand
-        bind_site(given, site, view.replace(role="look", anchored=self.loops))
+        bind_site(given, site, anchored.replace(role="look"))
         return outs
 
 
