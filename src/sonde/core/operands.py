@@ -10,8 +10,8 @@ never given to the wrong call. The gate is a boolean that says whether the branc
 when `vmap` turns a `cond` into a select, where both branches run. There is a number for every `while_loop` around the
 site whose predicate is being mapped; that it is mapped is all it says, and once the site is mapped it is gone. The
 anchor is the number of the iteration; it appears when a loop is differentiated, which would otherwise move a site whose
-value does not change out of the loop. There the site is divided in two, so that the value itself stays free to move
-(see `View.role`).
+value does not change out of the loop. A site that is only looked at is divided in two there, so that the value itself
+stays free to move (see `View.role`).
 """
 
 from __future__ import annotations

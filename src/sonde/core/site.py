@@ -155,11 +155,11 @@ class View:
             0 being the innermost).
         gradient_of: For a gradient, the indices of the arrays that it has a part for; None for a value.
         axes: The mapped axes in front, outermost first.
-        role: `"site"` does all that a site does. In a loop that is differentiated its work is divided: `"mark"` is
-            what the program continues with and what is differentiated, `"look"` is what is recorded; its further
-            operands are the number of the iteration, which keeps it inside the loop, and the token of the other.
-        anchored: How many of the loops around have a part in that number of the iteration, counted from the inside;
-            not 0 for a site whose value may be replaced, either.
+        role: `"site"` does all that a site does. In a loop that is differentiated, the work of a site that is neither
+            edited nor asked for its gradient is divided: `"mark"` is what the program continues with, `"look"` is what
+            is recorded. A further operand of the look, the number of the iteration, keeps it inside the loop.
+        anchored: How many of the loops around have a part in that number, counted from the inside. Sites that are not
+            divided have it too.
         gates: The choices, between branches that all run, that led to the site; a further operand says, per element, if
             it was reached.
         whiles: The `while_loop`s around the site whose predicate is being mapped, each an object of its own; there is
