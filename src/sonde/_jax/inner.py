@@ -74,9 +74,12 @@ __all__ = [
     "flat_tree",
     "has_ended",
     "hold_weakly",
+    "in_one_piece",
+    "in_pieces_like",
     "inlined_primitives",
     "instantiated_zero_tangent",
     "is_array_type",
+    "is_in_pieces",
     "is_innermost",
     "is_number_type",
     "is_on_explicit_mesh",
@@ -568,6 +571,28 @@ def numbers_along(value: Any, axis: int) -> Any:
 def is_on_explicit_mesh(value: Any) -> bool:
     """Whether the sharding of a value is part of its type."""
     return _explicit_sharding(typeof(value)) is not None
+
+
+def is_in_pieces(aval: Any) -> bool:
+    """Whether values of a type are laid out over a mesh with explicit axes."""
+    sharding = _explicit_sharding(aval)
+    return sharding is not None and any(names is not None for names in sharding.spec)
+
+
+def in_one_piece(value: Any) -> Any:
+    """A value that is not laid out over a mesh with explicit axes."""
+    if not is_in_pieces(typeof(value)):
+        return value
+    return jax.sharding.reshard(value, jax.NamedSharding(typeof(value).sharding.mesh, jax.P()))
+
+
+def in_pieces_like(value: Any, aval: Any, dim: int) -> Any:
+    """A value whose elements along an axis are laid out as a type says."""
+    if not is_in_pieces(aval):
+        return value
+    names = list(aval.sharding.spec)
+    names.insert(dim, typeof(value).sharding.spec[dim])
+    return jax.sharding.reshard(value, jax.NamedSharding(aval.sharding.mesh, jax.P(*names)))
 
 
 def repeated_like(value: Any, other: Any) -> Any:

@@ -97,7 +97,16 @@ class _Places:
         self.keys = _in_order(list(starts) for starts in self.starts)
         self.specs = [places[k][0] for k in self.keys]
         self.types = [places[k][1] for k in self.keys]
+        self.spread = [self._spread(k, spec) for k, spec in zip(self.keys, self.specs)]
         self.filled = [[k in starts for starts in self.starts] for k in self.keys]
+
+    def _spread(self, key: Any, spec: Item) -> list[frozenset[str]]:
+        """The mesh axes that each array at a place varies over: JAX wants them alike in all branches."""
+        here = [b.types[starts[key] :][: spec.size] for b, starts in zip(self.new, self.starts) if key in starts]
+        own = [frozenset[str]().union(*map(_jax.varying_axes_of_type, types)) for types in zip(*here)]
+        # Whether a site was met varies where the choice of the branch does.
+        n = len(spec.leaves) + ("token" not in spec.extras) * len(spec.extras)
+        return [axes | self.varying if i < n else axes for i, axes in enumerate(own)]
 
     @staticmethod
     def _free_key(spec: Item, types: Sequence[Any], taken: dict[Any, int]) -> Any:
@@ -111,10 +120,15 @@ class _Places:
             number += 1
         return kind, number
 
+    def _has_types(self, branch: Rewritten, starts: dict[Any, int]) -> bool:
+        """Whether a branch returns the arrays of all places, in order, as they are."""
+        wanted = [axes for place in self.spread for axes in place]
+        return list(starts) == self.keys and [_jax.varying_axes_of_type(t) for t in branch.types] == wanted
+
     def branches(self, old: Sequence[Any]) -> tuple[Any, ...]:
         """The new branches, which take the base token, everybody's constants, and the old operands."""
         simple = not any(b.consts for b in self.new) and len({b.takes_base for b in self.new}) == 1
-        if simple and not self.varying and all(list(starts) == self.keys for starts in self.starts):
+        if simple and all(map(self._has_types, self.new, self.starts)):
             return tuple(b.jaxpr for b in self.new)
         operands = [v.aval for v in _jax.open_jaxpr(old[0]).invars]
         const_types = [_jax.typeof(c) for b in self.new for c in b.consts]
@@ -134,14 +148,12 @@ class _Places:
             consts, operands = flat[:n_consts][mine], flat[n_consts:]
             outs = _jax.eval_jaxpr(branch.jaxpr, *consts, *(base if branch.takes_base else ()), *operands)
             extra, filled = outs[self.n_outs :], outs[: self.n_outs]
-            for key, place, spec in zip(self.keys, self.types, self.specs):
+            for key, place, axes in zip(self.keys, self.types, self.spread):
                 if key in starts:
                     arrays = extra[starts[key] : starts[key] + len(place)]
                 else:
                     arrays = [_jax.zeros_of_type(t) for t in place]
-                # Whether a site was met varies over the mesh where the choice of the branch does.
-                n = len(spec.leaves) + ("token" not in spec.extras) * len(spec.extras)
-                filled += [_jax.varying_over(x, self.varying) if i < n else x for i, x in enumerate(arrays)]
+                filled += map(_jax.varying_over, arrays, axes)
             return filled
 
         return _jax.trace_to_closed_jaxpr(run, types)
@@ -199,21 +211,38 @@ def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
     return _jax.trace_to_closed_jaxpr(run, [*[gate_type] * gate.branches, *types])
 
 
+def _gates(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:
+    """The operands of a cond, where they are mapped, and its branches: with a gate for the sites of each."""
+    n, choice = len(branches), object()
+    index = jnp.clip(args[0], 0, n - 1)
+    gates = [index == i for i in range(n)]
+    gate_type = _jax.mapped_type(_jax.typeof(gates[0]), axis_data.size, dims[0])
+    gated = tuple(_gated(branch, Gate(choice, i, n), gate_type) for i, branch in enumerate(branches))
+    return [args[0], *gates, *args[1:]], [dims[0], *[dims[0]] * n, *dims[1:]], gated
+
+
+def _whole(branch: Any) -> Any:
+    """A branch whose outputs are not laid out over a mesh with explicit axes."""
+    types = [v.aval for v in _jax.open_jaxpr(branch).invars]
+
+    def run(*operands: Any) -> list[Any]:
+        return [_jax.in_one_piece(x) for x in _jax.eval_jaxpr(branch, *operands)]
+
+    return _jax.trace_to_closed_jaxpr(run, types)
+
+
 def _gating_batcher(plain: Any) -> Any:
     def rule(axis_data: Any, args: Any, dims: Any, *, branches: Any, **params: Any) -> Any:
-        if not any(map(has_sites, branches)):
+        if any(map(has_sites, branches)):
+            args, dims, branches = mapped_alike(axis_data, args, dims, branches)
+            if dims[0] is not None:
+                args, dims, branches = _gates(axis_data, args, dims, branches)
+        types = [v.aval for v in _jax.open_jaxpr(branches[0]).outvars]
+        if dims[0] is None or not any(map(_jax.is_in_pieces, types)):
             return plain(axis_data, args, dims, branches=branches, **params)
-        args, dims, branches = mapped_alike(axis_data, args, dims, branches)
-        if dims[0] is None:
-            return plain(axis_data, args, dims, branches=branches, **params)
-        n, choice = len(branches), object()
-        index = jnp.clip(args[0], 0, n - 1)
-        gates = [index == i for i in range(n)]
-        gate_type = _jax.mapped_type(_jax.typeof(gates[0]), axis_data.size, dims[0])
-        args = [args[0], *gates, *args[1:]]
-        dims = [dims[0], *[dims[0]] * n, *dims[1:]]
-        gated = tuple(_gated(branch, Gate(choice, i, n), gate_type) for i, branch in enumerate(branches))
-        return plain(axis_data, args, dims, branches=gated, **params)
+        # JAX selects among the outputs of the branches, with a predicate that is not laid out over the mesh.
+        outs, out_dims = plain(axis_data, args, dims, branches=tuple(map(_whole, branches)), **params)
+        return [_jax.in_pieces_like(x, t, d) for x, t, d in zip(outs, types, out_dims)], out_dims
 
     return rule
 
