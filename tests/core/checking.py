@@ -276,11 +276,11 @@ def look_at(program: Program, look: int, x: Any) -> None:
 N_LOOKS = 15
 
 
-def jax_can_run(program: Program, look: int, x: Any) -> bool:
+def jax_can_run(program: Program, look: int, x: Any, *, rtol: float = 1e-2) -> bool:
     """Whether JAX runs the program without a capture, and its result is the one by hand.
 
     Some nestings of transforms are more than JAX can do (a `vmap` of a `shard_map` of a `cond`, say), and some results
-    it gets wrong.
+    it gets wrong (second derivatives of a `custom_jvp` function in a `scan`, say).
     """
     f, by_hand = program.make(), program.by_hand
     if differentiates(program, look):
@@ -293,7 +293,7 @@ def jax_can_run(program: Program, look: int, x: Any) -> bool:
         want, _ = jax.jit(by_hand)(x)
     except (NotImplementedError, TypeError, ValueError):
         return False
-    return all(np.allclose(result, want, rtol=1e-2, atol=1e-3) for result in results)
+    return all(np.allclose(result, want, rtol=rtol, atol=rtol / 10) for result in results)
 
 
 def check_program(program: Program, look: int, x: Any) -> bool:
@@ -307,7 +307,13 @@ def check_program(program: Program, look: int, x: Any) -> bool:
         if not jax_can_run(program, look, x):
             return False
         with jax.enable_x64(True):
-            look_at(program, look, x.astype(np.float64))
+            x = x.astype(np.float64)
+            try:
+                look_at(program, look, x)
+            except Exception:
+                if not jax_can_run(program, look, x, rtol=1e-6):
+                    return False
+                raise
     return True
 
 

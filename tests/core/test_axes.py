@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from tests.core.comparing import equal, kinds
 
-from sonde import capture, sow
+from sonde import _jax, capture, sow
 from sonde.core.axes import (
     Axis,
     common_axes,
@@ -137,6 +137,16 @@ def test_axes_of_two_rows_are_found_in_each_other_if_there_is_one_way():
     assert common_axes([TWO, TWO], [TWO]) is None  # two ways
     assert common_axes([TWO, THREE], [THREE, TWO]) is None  # none
     assert common_axes([scan, TWO], [TWO]) == ([scan, TWO], [True, True], [False, True])
+
+
+def test_two_rows_that_each_lack_an_axis_are_one_if_the_order_is_known():
+    program, other = object(), object()
+    outer, inner = (Axis("vmap", 2, mapped_by=_jax.MappedBy(program, path)) for path in ((1,), (1, 2)))
+    last = Axis("vmap", 2, mapped_by=_jax.MappedBy(other, (1,)))
+    apart = Axis("vmap", 2, mapped_by=_jax.MappedBy(other, (5,)))
+    assert common_axes([inner, last], [outer, last]) == ([outer, inner, last], [False, True, True], [True, False, True])
+    assert common_axes([outer, last], [inner, last]) == ([outer, inner, last], [True, False, True], [False, True, True])
+    assert common_axes([apart, last], [outer, last]) is None
 
 
 def test_which_loop_an_axis_is_of_is_no_part_of_equality():

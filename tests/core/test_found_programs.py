@@ -253,6 +253,25 @@ FOUND = {
         10,
         A,
     ),
+    "branches that vary over a mesh where others do not": (
+        Program(
+            ((Cond(((Instead((Sow("s", "half"),)),), (Sow("s", "half"),)), True, keeps=True),),), (Shard((Call(0),)),)
+        ),
+        10,
+        C,
+    ),
+    "a branch with a value that is laid out over an explicit mesh": (
+        Program(
+            (), (Cond(((), (Vmap(ONE_SITE, 1, 1, (1.0, -0.6), over="x", spread=True),)), keeps=True),), explicit=True
+        ),
+        8,
+        A,
+    ),
+    "two backward passes that lack one another's maps": (
+        Program(((Grid(ONE_SITE, False),),), (Grid((Pullbacks((Call(0),)),), False),), differentiable=False),
+        13,
+        B,
+    ),
 }
 
 

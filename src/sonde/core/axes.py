@@ -221,10 +221,10 @@ def _joined(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[bool
         if first is not None and second is not None and first.looks_like(second):
             row.append((first, True, True))
             a, b = a[1:], b[1:]
-        elif first is not None and _comes_first(first, second, b):
+        elif first is not None and _comes_first(a, b):
             row.append((first, True, False))
             a = a[1:]
-        elif second is not None and _comes_first(second, first, a):
+        elif second is not None and _comes_first(b, a):
             row.append((second, False, True))
             b = b[1:]
         else:
@@ -232,11 +232,12 @@ def _joined(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[bool
     return [axis for axis, _, _ in row], [on for _, on, _ in row], [on for _, _, on in row]
 
 
-def _comes_first(axis: Axis, other: Axis | None, others: Sequence[Axis]) -> bool:
-    """Whether an axis that is not among `others`, the first of which is `other`, comes before them."""
-    if any(map(axis.looks_like, others)):
+def _comes_first(row: Sequence[Axis], other: Sequence[Axis]) -> bool:
+    """Whether the first axis of a row, which the other row lacks, comes before what is first in that one."""
+    axis, *rest = row
+    if any(map(axis.looks_like, other)):
         return False
-    return other is None or axis.is_around(other)
+    return not other or axis.is_around(other[0]) or any(map(other[0].looks_like, rest))
 
 
 def _places(row: Sequence[Axis], inside: Sequence[Axis], start: int = 0) -> Any:

@@ -12,6 +12,7 @@ from tests.core.programs.nodes import WEIGHTS, Body, Env, Node, by_hand, layout,
 from tests.core.programs.records import NO_AXES, Perts, Rec, zeros_like
 
 import sonde
+from sonde import _jax
 
 LoopKind = Literal["scan", "scan_without_xs", "map", "fori"]
 
@@ -94,7 +95,10 @@ class While(Node):
 
     def run(self, x: Any, env: Env) -> Any:
         way_around, x = 0.5 * x, lax.stop_gradient(x) if self.stop else x
-        n, inner = self.length(x, env), self.inside(x, env)
+        n = self.length(x, env)
+        # JAX lets the result of a loop vary over a mesh where its start does, and forgets how often it goes round.
+        x = _jax.varying_over(x, _jax.varying_axes(n))
+        inner = self.inside(x, env)
         if self.fori:  # in a jit, because a concrete bound makes a scan of it
             y = jax.jit(lambda x, n: lax.fori_loop(0, n, lambda _, c: run(self.body, c, inner), x))(x, n)
             return way_around + y
