@@ -720,6 +720,23 @@ def test_what_a_lambda_gets_stays_the_same_object():
     assert path.endswith("/return") and len(record.values) == 2
 
 
+def test_what_is_one_object_stays_one_to_code_that_asks():
+    def attend(query, key):
+        same = query is key
+        others = [x for x in (query, key) if x is not query]
+        return (query * (2 if same else 3)).sum() + len(others) * key.sum()
+
+    one, two = (lambda x: attend(x, x)), (lambda x: attend(x, x + 0))
+    for loss, expected in ((one, 2), (two, 4)):
+        new, records = sonde.capture(jax.grad(loss), inside=attend, grads=True)(jnp.ones(2))
+        assert np.array_equal(new, jax.grad(loss)(jnp.ones(2))) and np.array_equal(new, np.full(2, expected))
+        query = next(record for path, record in records.items() if path.endswith("/query"))
+        assert np.array_equal(query.grad, np.full(2, 2 if loss is one else 3))
+    # An edit makes one of the two another value, and code that asks is told so.
+    path = next(path for path in records if path.endswith("/key"))
+    assert sonde.edit(one, {path: lambda x: x * 10}, inside=attend)(jnp.ones(2)) == 6 + 20
+
+
 def test_a_name_that_is_bound_in_a_string():
     def shown(x):
         text = f"{(doubled := x * 2).shape}"

@@ -9,6 +9,7 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple, Protocol
 
 from sonde.core.context import looking, scope, scope_seen_by
+from sonde.inside.identity import is_same
 from sonde.inside.syntax import Function
 from sonde.inside.values import NEVER, marked
 
@@ -165,6 +166,10 @@ class FunctionMarks:
         with self:
             new = [marked(x, name, frame, state, depths) for x, name in zip(args[start:], marks)]
             return marked(body(*args[:start], *new), "return", frame, state, depths, is_kept=is_kept)
+
+    def same(self, a: Any, b: Any) -> bool:
+        """`a is b`."""
+        return is_same(a, b)
 
     def made(self, function: FunctionType) -> FunctionType:
         """A function object that marked code has just made."""

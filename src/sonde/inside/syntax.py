@@ -27,7 +27,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeVar
 
-Role = Literal["enter", "scope", "mark", "part", "call", "get", "made"]
+Role = Literal["enter", "scope", "mark", "part", "call", "get", "made", "same"]
 _PREFIX = "\0sonde:"
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -386,7 +386,16 @@ class _Inside(_Outside):
         node = self.generic_visit(node)
         return node if label is None else self._mark("part", node, label, node)
 
-    visit_Call = visit_BinOp = visit_UnaryOp = visit_Compare = _part
+    visit_Call = visit_BinOp = visit_UnaryOp = _part
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        if not (len(node.ops) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot))):
+            return self._part(node)
+        node = self.generic_visit(node)  # pyright: ignore[reportAssignmentType]
+        if any(isinstance(side, ast.Constant) for side in (node.left, *node.comparators)):  # `x is None`
+            return node
+        same = _call("same", self.index, [node.left, *node.comparators], node)
+        return same if isinstance(node.ops[0], ast.Is) else _at(ast.UnaryOp(ast.Not(), same), node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
         # Before Python 3.12 the parts of a string have no lines of their own; a name may be bound in them all the same.

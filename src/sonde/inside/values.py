@@ -31,6 +31,7 @@ from sonde.core.primitive import site_p
 from sonde.core.site import LEAF, PLAIN, Site
 from sonde.core.trace import SiteTrace
 from sonde.errors import CaptureError
+from sonde.inside.identity import note
 
 # Types of most values that are not arrays; one test tells them all.
 NEVER: frozenset[type] = frozenset({type(None), bool, int, float, complex, str, bytes, type, slice, type(Ellipsis)})
@@ -144,6 +145,10 @@ def marked(
         outs = trace.at_site(given, site, PLAIN) if own else site_p.bind(*given, site=site, view=PLAIN)
     if in_place:
         return value
+    if not state.edits:
+        for before, after in zip(given, outs):
+            if after is not before:
+                note(before, after)
     if tree is LEAF:
         return outs[0]
     if all(a is b for a, b in zip(given, outs)):

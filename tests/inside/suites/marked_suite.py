@@ -80,7 +80,7 @@ def main() -> int:
     names, *arguments = [x for x in given if x not in ("--grads", "--expressions", "--")]
     marked, messages = outcomes(names, arguments, options)
     failed = [test for test, outcome in marked.items() if outcome == "failed"]
-    rest = [x for x in arguments if x.startswith("-")]
+    rest = [x for x in arguments if not Path(x.partition("::")[0]).exists()]  # options, some with a value of their own
     without = outcomes("", [*failed, *rest], {})[0] if failed else {}
     lost = [test for test in failed if without.get(test) != "failed"]
     for test in lost:
