@@ -12,6 +12,8 @@ import jax
 import numpy as np
 
 from sonde._array_text import describe
+from sonde.core.abstract_call import shapes_of_call
+from sonde.core.asking import asked_for
 from sonde.core.axes import Axis
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
@@ -142,21 +144,14 @@ def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = No
         ('h', (5, 3), (5,), 60)
     """
     check_callable(f, "sites")
-    capture(f, *patterns, grads=grads, inside=inside)  # for its checks
+    asked = asked_for(inside)
+    capture(f, *patterns, grads=grads, inside=asked)  # for its checks
 
     def listed(*args: Any, **kwargs: Any) -> Sites:
-        # A model is a pytree and may change its state when it is called: the copy inside may, the model must not.
-        leaves, tree = jax.tree.flatten((f, args, kwargs))
-        traced = [i for i, x in enumerate(leaves) if hasattr(x, "shape") and hasattr(x, "dtype")]
+        return Sites(list(_infos(shapes_of_call(records, f, args, kwargs, asked))))
 
-        def records(*arrays: Any) -> Records:
-            whole = list(leaves)
-            for i, x in zip(traced, arrays):
-                whole[i] = x
-            fn, args, kwargs = jax.tree.unflatten(tree, whole)
-            return capture(fn, *patterns, grads=grads, inside=inside)(*args, **kwargs)[1]
-
-        return Sites(list(_infos(jax.eval_shape(records, *[leaves[i] for i in traced]))))
+    def records(fn: Any, args: Any, kwargs: Any) -> Records:
+        return capture(fn, *patterns, grads=grads, inside=asked)(*args, **kwargs)[1]
 
     return like(listed, f)
 

@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sonde import _jax
 from sonde.core.asking import Request
 from sonde.core.module_index import at_path, has_modules, module_kind, outermost_in, path_between
+from sonde.core.stand_ins import model_of
 from sonde.errors import ScopeError
 
 
@@ -25,21 +25,23 @@ def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> li
     argument: what a program is called with is often the model after some steps.
 
     Raises:
-        ScopeError: There are several such arguments, and they are copies that do not say what they are copies of.
+        ScopeError: There are several such arguments, and nothing says which is the model.
     """
     found, in_containers = _found_in(f, args, kwargs)
     if not models:
         return [("" if i == 0 and not in_containers else name, x) for i, (name, x) in enumerate(found)]
-    first, *others = models
+    first, *others = [next((x for _, x in found if _stands_for(x, model)), model) for model in models]
     names = {id(x): name for name, x in found}
     roots = [("", first)]
     if id(first) not in names:
         alike = [x for _, x in found if type(x) is type(first) and all(x is not other for other in others)]
-        if len(alike) > 1 and _has_tracers(alike[0]):
+        if len(alike) > 1:
             raise ScopeError(
-                f"the function is called with {len(alike)} modules of the class {type(first).__name__}, in a program "
-                "that is compiled: which of them is the model of `inside=` is not known. Give it as the only argument "
-                "of its class: functools.partial can hold the others"
+                f"the function is called with {len(alike)} modules of the class {type(first).__name__}, and none of "
+                "them is the model of `inside=` itself, which was changed, or copied by a transform around this run. "
+                "Which of them is the model is not known. Call the function with the very object, or look into the "
+                "others too, inside=[model, *others], so that one is left; in a function that is transformed, capture "
+                "with inside= its own argument"
             )
         roots += [("", x) for x in alike[:1]]
     for x in (*others, *(x for _, x in found)):
@@ -79,9 +81,15 @@ def models_of_call(asked: Request, args: Any, kwargs: Any) -> ModelsOfCall:
     return ModelsOfCall(paths, asked.at([m for m, path in zip(models, paths) if path is None]))
 
 
-def _has_tracers(module: Any) -> bool:
-    kind = module_kind(module)
-    return kind is not None and kind.arrays is not None and any(isinstance(x, _jax.Tracer) for x in kind.arrays(module))
+def _stands_for(module: Any, model: Any) -> bool:
+    """Whether a module is a copy of a model."""
+    kind: Any = module_kind(module)
+    origin = kind.origin(module)
+    while origin is not None:
+        if origin.ref() is model:
+            return True
+        origin = origin.before
+    return model_of(module) is model
 
 
 def _numbered(name: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.core.abstract_call import shapes_of_call
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like, run_with
 from sonde.core.context import LoopName, path_under
@@ -47,9 +48,11 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
     """
     check_callable(f, "perturbations")
     patterns = patterns or (_is_perturbed,)
-    captured = capture(f, *patterns, inside=inside)
+    asked = asked_for(inside)
+    capture(f, *patterns, inside=asked)  # for its checks
 
-    def shapes(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    def shapes(f: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+        captured = capture(f, *patterns, inside=asked)
         # As in `perturbed`, values pass through the sites where they can.
         (_, records), _ = run_with(lambda depth: Adding({}, depth=depth), captured, args, kwargs, edits=True)
         _check_any_passes(patterns, records)
@@ -63,7 +66,7 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
         return found
 
     def zeros(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(shapes, *args, **kwargs))
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes_of_call(shapes, f, args, kwargs, asked))
 
     return like(zeros, f)
 

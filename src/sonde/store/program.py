@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sonde.core.asking import asked_for
 from sonde.core.capture import capture
 from sonde.core.path import Pattern
 from sonde.core.record import Record, Records
@@ -86,12 +87,12 @@ class Program:
     def __call__(self, batch: Any) -> Outcome:
         """What to store of a batch."""
         run = self._jitted if self.wanted.compiled else self._outcome
-        return run(*rest_and_arrays((self.wanted.f, arguments(batch))))
+        return run(*rest_and_arrays((self.wanted.f, arguments(batch)), asked_for(self.wanted.inside)))
 
     def describe(self, batch: Any) -> dict[str, str]:
         """Checksums of the program for such a batch and of its weights."""
         n_weights = len(rest_and_arrays(self.wanted.f)[1])
-        rest, arrays = rest_and_arrays((self.wanted.f, arguments(batch)))
+        rest, arrays = rest_and_arrays((self.wanted.f, arguments(batch)), asked_for(self.wanted.inside))
         said = {"weights": checksums.of_arrays(arrays[:n_weights])}
         if self.wanted.compiled:
             jaxpr = self._jitted.at(rest).trace(arrays).jaxpr

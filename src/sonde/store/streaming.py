@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable
 from sonde.core.path import Pattern, check_pattern, no_such_site
 from sonde.errors import StoreError
@@ -195,12 +196,13 @@ def statistics(
     """
     check_callable(f, "statistics")
     patterns = tuple(map(check_pattern, patterns))
-    options = _Options(patterns, keep, axes, covariance, histogram, samples, seed, reduce, grads, inside)
+    asked = asked_for(inside)
+    options = _Options(patterns, keep, axes, covariance, histogram, samples, seed, reduce, grads, asked)
     run = JitByRest(options.sums)
     joined: dict[str, _Sums] = {}
     n = 0
     for batch in batches:
-        sums = to_host(in_turn(run(*rest_and_arrays((f, arguments(batch))), np.uint32(n))))
+        sums = to_host(in_turn(run(*rest_and_arrays((f, arguments(batch)), asked), np.uint32(n))))
         for path, new in sums.items():
             joined[path] = _joined(joined[path], new, samples) if path in joined else _double(new)
         n += 1

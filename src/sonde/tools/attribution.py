@@ -124,7 +124,8 @@ def attribute(
     compiled = JitByRest(run)
 
     def attributed(*args: Any, **kwargs: Any) -> Attribution:
-        found, output = compiled(*rest_and_arrays((f, args, kwargs, None if other is None else (other, kwargs))))
+        call = f, args, kwargs, None if other is None else (other, kwargs)
+        found, output = compiled(*rest_and_arrays(call, asked))
         return Attribution({path: record.values for path, record in found.items()}, output)
 
     return like(attributed, f)

@@ -221,7 +221,7 @@ def attribute_edges(
 
     def scored(*args: Any, **kwargs: Any) -> Edges:
         given = (f, args, kwargs, other)
-        found, output, before = compiled(*rest_and_arrays(given))
+        found, output, before = compiled(*rest_and_arrays(given, asked))
         edges = [Edge(s, r, float(score)) for (s, r), score in found.items()]
         program = Pruned(list(found), sending, receiving, metric, asked, given)
         return Edges(tuple(sorted(edges, key=lambda e: -abs(e.score))), float(output), float(before), program)

@@ -61,7 +61,7 @@ def extract(
     compiled = JitByRest(run)
 
     def extracted(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return compiled(*rest_and_arrays((f, args, kwargs)))
+        return compiled(*rest_and_arrays((f, args, kwargs), asked))
 
     return like(extracted, f)
 

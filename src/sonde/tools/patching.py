@@ -117,11 +117,11 @@ def patch_sweep(
             "patch_sweep puts values of the clean run into the corrupt one, so both inputs must have the same arrays; "
             f"the clean one has {', '.join(shapes[0])}, the corrupt one {', '.join(shapes[1])}"
         )
-    rest, arrays = rest_and_arrays((f, *inputs, along))
+    asked = asked_for(inside)
+    rest, arrays = rest_and_arrays((f, *inputs, along), asked)
     at_a_time = _CPU if jax.default_backend() == "cpu" else _ACCELERATOR
     if chunk is not None:
         at_a_time = at_a_time._replace(most=chunk)
-    asked = asked_for(inside)
     key = ("sweep", patterns, by_identity(metric), axes, at_a_time, asked)
     owner = next((g for g in (f, metric) if isinstance(g, types.FunctionType | jax.stages.Wrapped)), _sweep)
     sweep = kept_with(owner, key, lambda: _sweep(patterns, metric, axes, at_a_time, asked))

@@ -124,8 +124,9 @@ def patch_paths(
     if not sending or not receiving:
         raise ValueError("patch_paths needs senders and receivers: a pattern or several of each")
     inputs = [x if isinstance(x, tuple) else (x,) for x in (clean, corrupt)]
-    run = JitByRest(_Run(sending, receiving, held, metric, checked_axes(axis), asked_for(inside)))
-    found, of_clean, of_corrupt = run(*rest_and_arrays((f, *inputs)))
+    asked = asked_for(inside)
+    run = JitByRest(_Run(sending, receiving, held, metric, checked_axes(axis), asked))
+    found, of_clean, of_corrupt = run(*rest_and_arrays((f, *inputs), asked))
     return Paths({pair: score for (_, pair), score in sorted(found.items())}, of_clean, of_corrupt)
 
 

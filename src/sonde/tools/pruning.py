@@ -62,7 +62,7 @@ class Pruned:
         cut = np.zeros((len(self._senders), len(self._receivers)), np.float32)
         for sender, receiver in self._pairs.difference(kept):
             cut[self._senders.index(sender), self._receivers.index(receiver)] = 1
-        rest, arrays = rest_and_arrays((*self._given, cut))
+        rest, arrays = rest_and_arrays((*self._given, cut), self._inside)
         return float(self._compiled(rest, arrays))
 
     def _run(self, rest: Rest, arrays: Any) -> Any:

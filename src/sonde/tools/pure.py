@@ -14,7 +14,9 @@ from typing import Any
 import jax
 
 from sonde.core.arrays import is_array_like
+from sonde.core.asking import Request
 from sonde.core.keeping import Bounded
+from sonde.core.stand_ins import NO_MODELS, StandIns, stand_ins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,16 +26,20 @@ class Rest:
     Attributes:
         tree: The structure.
         statics: The leaves that are not arrays, with None in the places of arrays.
+        models: Where the models are that are looked into.
     """
 
     tree: Any
     statics: tuple[Any, ...]
+    models: StandIns = NO_MODELS
 
     def whole(self, arrays: Sequence[Any]) -> Any:
         """The pytree with these arrays."""
         remaining = iter(arrays)
         leaves = [next(remaining) if x is _ARRAY else x for x in self.statics]
-        return jax.tree.unflatten(self.tree, leaves)
+        made = jax.tree.unflatten(self.tree, leaves)
+        self.models.note(made)
+        return made
 
 
 class _Array:
@@ -46,12 +52,18 @@ class _Array:
 _ARRAY = _Array()
 
 
-def rest_and_arrays(tree: Any) -> tuple[Rest, list[Any]]:
-    """What is left of a pytree without its arrays, and the arrays, from which `Rest.whole` makes it again."""
+def rest_and_arrays(tree: Any, asked: Request | None = None) -> tuple[Rest, list[Any]]:
+    """What is left of a pytree without its arrays, and the arrays, from which `Rest.whole` makes it again.
+
+    Args:
+        tree: The pytree.
+        asked: What will be looked into where it is made again.
+    """
     leaves, structure = jax.tree.flatten(tree)
     is_array = [is_array_like(x) for x in leaves]
     arrays = [x for x, a in zip(leaves, is_array) if a]
-    return Rest(structure, tuple(_ARRAY if a else x for x, a in zip(leaves, is_array))), arrays
+    statics = tuple(_ARRAY if a else x for x, a in zip(leaves, is_array))
+    return Rest(structure, statics, stand_ins(asked, tree)), arrays
 
 
 class JitByRest:

@@ -19,9 +19,11 @@ from sonde import _jax
 from sonde.core.arrays import arrays_in
 from sonde.core.capture import like
 from sonde.core.item import Item, expand
+from sonde.core.keeping import Bounded
 from sonde.core.path import Pattern
 from sonde.core.record import make_records
 from sonde.core.run import run_with
+from sonde.core.stand_ins import StandIns, stand_ins
 from sonde.tools.fetching import Fetching
 from sonde.tools.keeping_small import KeepingSmall
 from sonde.tools.statistics import moments, moments_of_parts
@@ -44,15 +46,23 @@ def stacked_capture(
     fn, options = jitted
     reduce = functools.partial(moments_of_parts, names=names)
 
-    def captured(*args: Any, **kwargs: Any) -> tuple[Any, Fetching]:
+    def captured(models: StandIns, *args: Any, **kwargs: Any) -> tuple[Any, Fetching]:
         def make(depth: int) -> KeepingSmall:
             return KeepingSmall(patterns, grads=grads, large=reduce, small=_parts, depth=depth)
 
+        models.note((args, kwargs))
         result, handler = run_with(make, fn, args, kwargs, grads=grads, inside=inside)
         items = _together(expand(handler.items), names)
         return result, Fetching.packed(make_records(items, handler.met, reduce=reduce))
 
-    return jax.jit(like(captured, fn), **options)
+    programs = Bounded()
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        models = stand_ins(inside, (args, kwargs))
+        now = like(functools.partial(captured, models), fn)
+        return programs.remembered(models, lambda: jax.jit(now, **options))(*args, **kwargs)
+
+    return compiled
 
 
 def _parts(value: Any) -> list[dict[str, Any]]:

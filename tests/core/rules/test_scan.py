@@ -8,7 +8,8 @@ import pytest
 from jax import lax
 from tests.core.comparing import equal, kinds
 
-from sonde import capture, sow
+from sonde import capture, edit, sow
+from sonde.tools import first_nonfinite
 
 X = jnp.array([0.5, -1.0, 2.0])
 
@@ -115,3 +116,11 @@ def test_a_loop_that_is_the_same_in_every_iteration_and_differentiated_there_has
     rows = jnp.broadcast_to(jnp.array([0.25, jnp.sin(0.25)]), (3, 2))
     for f in (loss, jax.grad(loss), jax.jit(jax.grad(loss)), jax.grad(jax.grad(loss))):
         equal(capture(f)(0.5)[1]["c"].value, rows)
+
+
+def test_a_loop_of_no_iterations():
+    def run(x):
+        return jax.lax.scan(lambda c, _: (sow(c * 2, "h"), None), x, length=0)[0]
+
+    assert first_nonfinite(run)(jnp.ones(2)) is None
+    assert edit(run, {"h": lambda h: h + 1})(jnp.ones(2)).tolist() == [1.0, 1.0]

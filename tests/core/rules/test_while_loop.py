@@ -187,3 +187,12 @@ def test_a_site_in_the_test_of_a_loop_that_is_split_into_what_is_known_and_the_r
 
     for f in (loss, jax.grad(loss), jax.jit(jax.grad(loss))):
         equal(capture(f)(3.0)[1]["seen"].value, jnp.ones(3))
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_loops_over_nothing(last: int) -> None:
+    nothing = jnp.ones(0)
+    result, records = capture(jax.vmap(adding), last=last)(nothing, nothing)
+    assert result.shape == (0,)
+    assert records["c"].values[0].shape == ((0,) if last == 1 else (last, 0))
+    assert sonde.tools.first_nonfinite(jax.vmap(adding))(nothing, nothing) is None

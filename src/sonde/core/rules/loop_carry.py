@@ -72,7 +72,7 @@ class Keep:
     def update(self, count: Any, new: Sequence[Any], kept: Sequence[Any], slot: Any = None) -> list[Any]:
         """What is carried after an iteration that computed `new`; `slot` is its number if not `count`."""
         new = self.folded(count, self.first(new), kept)
-        return new if self.last == 1 else self._put(new, kept, jnp.max(count if slot is None else slot))
+        return new if self.last == 1 else self._put(new, kept, jnp.max(count if slot is None else slot, initial=0))
 
     def _put(self, new: Sequence[Any], kept: Sequence[Any], slot: Any) -> list[Any]:
         slot = slot % self.last
@@ -85,7 +85,7 @@ class Keep:
         old = build_items(self.specs, [self._from_front(x, axis) for x, axis in zip(kept, self.axes)])
         items = build_items(self.specs, [self._from_front(x, axis) for x, axis in zip(new, self.axes)])
         for item, before in zip(items, old):
-            item.leaves = self.fold(before.leaves, item.leaves, jnp.max(count))
+            item.leaves = self.fold(before.leaves, item.leaves, jnp.max(count, initial=0))
         return [self._to_front(x, axis) for x, axis in zip(flat_arrays(items), self.axes)]
 
     # -- after the loop ------------------------------------------------------------------------------------------------

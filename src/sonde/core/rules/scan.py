@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -35,7 +34,7 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     xs = handler.loop_inputs(body, length, reverse)
     if handler.counts_iterations:
         xs = [jnp.flip(jnp.arange(length)) if reverse else jnp.arange(length), *xs]
-    steps = [_jax.typeof(jax.eval_shape(lambda x: x[0], x)) for x in xs]
+    steps = [_jax.mapped_type(_jax.typeof(x), length, 0) for x in xs]
     new = rewrite(body, handler, steps, length=length)
     inputs = new.inputs(handler)
     wider = _jax.scan_params(params, new.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=new.n_extra)

@@ -1,0 +1,62 @@
+"""Copies that a program of Sonde's own has of the models that are looked into.
+
+Tools compile a call as a function of its arrays: inside, the models among the arguments are copies with tracers in
+them, and most libraries keep nothing in a copy that says what it was. The tool knows: a copy is where the model was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from typing import Any
+
+from sonde.core.asking import Request
+from sonde.core.module_index import Path, at_path, outermost_in
+
+# For a copy, by identity: references to it and to the model.
+_models: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StandIns:
+    """Where the models that are looked into are in a tree. Equal to another one if programs can be used for both.
+
+    Attributes:
+        places: The number of a model, and the keys that lead to it.
+        models: The models.
+    """
+
+    places: tuple[tuple[int, Path], ...] = ()
+    models: tuple[weakref.ref[Any], ...] = dataclasses.field(default=(), compare=False)
+
+    def note(self, tree: Any) -> None:
+        """Takes note of the copies in a copy of the tree."""
+        for number, path in self.places:
+            model, copy = self.models[number](), at_path(tree, path)
+            if model is not None and copy is not model:
+                _models[id(copy)] = weakref.ref(copy, functools.partial(_forget, id(copy))), weakref.ref(model)
+
+
+NO_MODELS = StandIns()
+
+
+def _forget(key: int, copy: weakref.ref[Any]) -> None:
+    if key in _models and _models[key][0] is copy:
+        del _models[key]
+
+
+def stand_ins(asked: Request | None, tree: Any) -> StandIns:
+    """Where the models that are looked into are in a tree."""
+    models = [] if asked is None else asked.known_models()
+    if not models:
+        return NO_MODELS
+    numbers = {id(model): i for i, model in enumerate(models)}
+    places = [(numbers[id(x)], path) for path, x in outermost_in(tree, ()) if id(x) in numbers]
+    return StandIns(tuple(places), tuple(map(weakref.ref, models)))
+
+
+def model_of(copy: Any) -> Any:
+    """The model that a copy stands for; None if it is none."""
+    found = _models.get(id(copy))
+    return found[1]() if found is not None and found[0]() is copy else None
