@@ -337,3 +337,22 @@ def test_a_differentiation_that_does_not_run_backward_leaves_no_zeros(inner):
         records = sonde.capture(g, grads=True)(x)[1]
         np.testing.assert_allclose(records["outside"].grad, 2 * jnp.tanh(x), rtol=1e-6)
         np.testing.assert_allclose(records["inside"].grad, 2 * jnp.tanh(x), rtol=1e-6)
+
+
+def test_a_branch_that_is_not_taken_gets_no_part_of_other_calls():
+    @jax.jit
+    def g(y, chosen):
+        return lax.cond(chosen, lambda y: sow(jnp.sin(y), "s") ** 2, lambda y: y, y)
+
+    rows, flags = jnp.array([0.3, 0.5, 0.7]), jnp.array([False, False, True])
+
+    def f(x):
+        mapped = jax.vmap(jax.grad(g))(x * rows, flags)
+        return jnp.sum(mapped) + jax.grad(g)(x, x > 9) + jnp.sum(jax.vmap(jax.grad(g), (0, None))(x * rows, x > 9))
+
+    _, records = capture(f, grads=True)(jnp.float32(1.0))
+    found = records["s"]
+    assert [np.shape(value) for value in found.values] == [(3,), (), (3,)]
+    assert [np.shape(gradient) for gradient in found.grads] == [(3,), (), (3,)]
+    np.testing.assert_allclose(found.grads[0], [0, 0, 2 * np.sin(0.7)], rtol=1e-6)
+    assert not np.any(found.grads[1]) and not np.any(found.grads[2])

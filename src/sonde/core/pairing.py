@@ -122,8 +122,8 @@ def _give(gradient: Item, candidates: Sequence[Call]) -> bool:
     for call in candidates:
         mine = [_one(token) for token in tokens_of(call.item)]
         if not traced and not any(isinstance(t, _jax.Tracer) for t in mine):
-            here = np.isin(token, mine)
-            if np.all(here | (token == 0)):  # where it is 0, the gradient is too
+            here = np.isin(token, mine) & (token != 0)  # where it is 0, the gradient is too
+            if np.all(here | (token == 0)):
                 if np.any(here):
                     _add(call, gradient)
                 continue
