@@ -1,8 +1,8 @@
 """What a value is to the walk and to attribute assignment, decided once per type.
 
-Five kinds: a Variable, a node (Pytree, Module, ...), an array, a container (list, tuple, dict, or another pytree known
-to JAX), and everything else. Variables, nodes, arrays and registered types are *data*; a container is not data itself
-but may hold some.
+Five kinds: a Variable, a node (Pytree, Module, ...), an array (or array reference), a container (list, tuple, dict, or
+another pytree known to JAX), and everything else. Variables, nodes, arrays and registered types are *data*; a container
+is not data itself but may hold some.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ KIND: dict[type, int] = dict.fromkeys(
     (int, float, complex, bool, str, bytes, type, type(len), type(lambda: None), np.float32, np.dtype), OTHER
 )
 KIND.update(dict.fromkeys((list, tuple, dict, type(None)), CONTAINER))
+KIND[jax.Ref] = ARRAY
 _data_types: set[type] = set()
 _node_types: list[type] = []
 

@@ -96,7 +96,10 @@ class _Builder:
         if tag == VARIABLE:
             return self.make_variable(d, source)
         if tag == ARRAY:
-            return source if self.from_state else self.next_leaf()
+            value = source if self.from_state else self.next_leaf()
+            if len(d) == 2:
+                self.known[d[1]] = value
+            return value
         if tag == OTHER:
             return d[1]
         if tag == REFERENCE:

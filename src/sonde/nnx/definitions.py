@@ -2,6 +2,7 @@
 
     (VARIABLE, class, index, metadata)      a leaf that is a Variable; trees have no indices
     (ARRAY,)                                a leaf that is not
+    (ARRAY, index)                          a leaf that is an array reference; trees have no indices
     (OTHER, value)                          part of the structure
     (REFERENCE, index)                      the object that was met before under that index
     (NODE, class, index, layout, static values, definitions of the data attributes, entries, leaves)

@@ -15,6 +15,7 @@ from sonde._jax import trace_level
 from sonde.core.module_index import ModuleKind, Origin, register_modules
 from sonde.nnx import traversals
 from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
+from sonde.nnx.array_references import is_reference
 from sonde.nnx.building import build, collect
 from sonde.nnx.definitions import count_leaves, flatten_once, has_references, show_path
 from sonde.nnx.filters import Filter, PathParts
@@ -433,13 +434,16 @@ def update(node: Any, state: Any, /, *states: Any) -> None:
         raise TypeError(f"update takes a State or nested dicts, got {type(state).__name__}.")
     writes: list[tuple[Variable[Any], Any]] = []
     sets: list[tuple[Any, Any, Any]] = []
-    _plan_update(node, state, (), writes, sets)
+    stores: list[tuple[Any, Any]] = []
+    _plan_update(node, state, (), writes, sets, stores)
     level = trace_level()
     for variable, _ in writes:
         if variable._level is not level:
             variable._check_level()
     for parent, key, value in sets:
         _set_child(parent, key, value)
+    for reference, value in stores:
+        reference[...] = value
     for variable, value in writes:
         _write(variable, value)
     return None
@@ -448,20 +452,26 @@ def update(node: Any, state: Any, /, *states: Any) -> None:
 def _write(variable: Variable[Any], value: Any) -> None:
     if not isinstance(value, Variable):
         variable.set_raw_value(value)
-    elif variable._metadata is value._metadata:
+    elif variable._metadata is value._metadata and not value._metadata.by_reference:
         _set_value(variable, value._raw_value)  # the common case of `update_from_state`
     else:
         variable.update_from_state(value)
 
 
-def _plan_update(node: Any, mapping: Any, path: PathParts, writes: list[Any], sets: list[Any]) -> None:
+def _plan_update(
+    node: Any, mapping: Any, path: PathParts, writes: list[Any], sets: list[Any], stores: list[Any]
+) -> None:
+    """Notes what an update writes: into Variables, in the places of other leaves, and into array references."""
     children = _children(node, path)
     for key, value in (mapping.raw_mapping if isinstance(mapping, State) else mapping).items():
         child = children.get(key, _NOTHING)
         if isinstance(child, Variable):
             writes.append((child, value))
+        elif is_reference(child):
+            if child is not value:
+                stores.append((child, value))
         elif isinstance(value, Mapping) and child is not None and kind_of(child) in (NODE, CONTAINER):
-            _plan_update(child, value, (*path, key), writes, sets)
+            _plan_update(child, value, (*path, key), writes, sets, stores)
         else:
             if not can_set_child(node):
                 raise ValueError(

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from sonde.nnx.building import build
+from sonde.nnx.definitions import show_path
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph_mode import resolve
+from sonde.nnx.iteration import find_duplicates
 from sonde.nnx.module_sites import carry_all
 from sonde.nnx.variable import Variable
 from sonde.nnx.walking import walk
@@ -60,22 +62,30 @@ def with_vars(
     only: Filter = ...,
     allow_duplicates: bool = False,
 ) -> A:
-    """A copy of a model, with other entries `hijax` and `ref` in the metadata of its Variables.
+    """A copy of a model whose Variables keep their values in array references, or no longer do.
 
-    In Flax they change how Variables are backed. Sonde's Variables hold plain arrays, so the entries are all that
-    changes. A Variable whose entries stay as they are is shared with the model.
+    Such Variables can be written from inside plain `jax.jit`. A Variable whose entries stay as they are is shared with
+    the model.
 
     Args:
         node: a Module, any other node, or a pytree of them.
-        hijax: the entry of that name; None leaves it.
+        hijax: the entry of that name, see `nnx.Variable`; None leaves it.
         ref: the entry of that name; None leaves it.
         mutable: must not be False.
         only: which Variables.
-        allow_duplicates: accepted; shared references stay shared.
+        allow_duplicates: whether a Variable may occur twice.
+
+    Raises:
+        ValueError: a Variable occurs twice, and that was not allowed.
     """
-    del allow_duplicates
     if mutable is False:
         raise ValueError("with_vars(mutable=False): Sonde's Variables can always be changed at their trace level.")
+    if not allow_duplicates and (shared := find_duplicates(node, only=only)):
+        places = ", ".join(show_path(path) for path in shared[0])
+        raise ValueError(
+            f"with_vars: Found duplicate at paths: {places}. A copy has Variables of its own in both places; make them "
+            f"two first, or pass allow_duplicates=True to keep them one."
+        )
     entries = {name: value for name, value in (("hijax", hijax), ("ref", ref)) if value is not None}
     chosen = to_predicate(only)
 

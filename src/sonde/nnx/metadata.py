@@ -16,8 +16,7 @@ from sonde.nnx import variable_defaults
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Entries that every Variable has. `hijax` and `ref` are Flax's names for Variables backed by other objects than
-#: arrays; Sonde has none, so they are kept and change nothing.
+#: Entries that every Variable has. `hijax` and `ref` say that the value is kept in array references.
 REQUIRED = ("hijax", "ref", "eager_sharding")
 HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 
@@ -33,13 +32,14 @@ def structural_hash(value: Any) -> int:
 class Metadata(Mapping[str, Any]):
     """An immutable, comparable mapping of a Variable's metadata."""
 
-    __slots__ = ("_entries", "_hash", "hooked", "reads_hooked")
+    __slots__ = ("_entries", "_hash", "by_reference", "hooked", "reads_hooked")
 
     def __init__(self, entries: Mapping[str, Any]):
         self._entries = dict(entries)
         self._hash: int | None = None
         self.hooked = any(name in self._entries for name in HOOKS)
-        self.reads_hooked = "on_get_value" in self._entries
+        self.by_reference = bool(self._entries.get("ref") or self._entries.get("hijax"))
+        self.reads_hooked = self.by_reference or "on_get_value" in self._entries
 
     def __getitem__(self, name: str) -> Any:
         return self._entries[name]

@@ -11,6 +11,8 @@ Sharp edges:
 * `==` compares values, so Variables cannot be hashed; compare identities with `is`.
 * The value is kept in a list of one element, the cell. A jitted call reads and writes the cells of thousands of
   Variables; an attribute of a class with `__getattr__` takes twice as long to read, and three times to write.
+* With `ref=True` or `hijax=True` the cell holds array references, and writing goes through to them at any trace level;
+  see `array_references`.
 * Attributes cannot be set; metadata is set with `set_metadata` and read as attributes. Other attributes are those of
   the value (`v.shape`, `v.dtype`, `v.at`).
 """
@@ -24,10 +26,11 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 import jax
 import numpy as np
 
-from sonde._jax import trace_level
+from sonde._jax import eval_trace, trace_level
 from sonde.errors import TraceContextError
 from sonde.nnx import _epoch, eager_sharding
 from sonde.nnx.array_like import ArrayLike
+from sonde.nnx.array_references import is_reference, load, referring, store
 from sonde.nnx.metadata import HOOKS, REQUIRED, Metadata, VariableMetadata, shared
 
 A = TypeVar("A")
@@ -45,8 +48,9 @@ class Variable(ArrayLike, Generic[A]):
         value: what the Variable holds; or a `VariableMetadata`, as wrapped initializers return.
         eager_sharding: whether to place the value as `out_sharding` says when the Variable is made.
         **metadata: anything worth knowing about the value. Names with a meaning: `out_sharding` (axis names of a
-            mesh, one per dimension), `mesh`, `sharding_rules`, `tag` (what a string filter matches) and the hooks
-            `on_get_value`, `on_set_value`, `on_create_value`, `on_add_axis`, `on_remove_axis`.
+            mesh, one per dimension), `mesh`, `sharding_rules`, `tag` (what a string filter matches), `ref=True` (keep
+            the array in a `jax.Ref`), `hijax=True` (keep each array of a tree in one) and the hooks `on_get_value`,
+            `on_set_value`, `on_create_value`, `on_add_axis`, `on_remove_axis`.
 
     Example:
         >>> from sonde import nnx
@@ -83,6 +87,8 @@ class Variable(ArrayLike, Generic[A]):
             value = meta.run_hooks("on_create_value", self, self.create_value(cast(A, value)))
         if "out_sharding" in meta:
             value = place_value(value, meta)
+        if meta.by_reference or type(value) is jax.Ref:
+            value = _new_references(self, value, meta)
         _set_cell(self, [value])
         _set_level(self, trace_level())
         _set_metadata(self, meta)
@@ -109,6 +115,7 @@ class Variable(ArrayLike, Generic[A]):
         """The value, after the `on_get_value` hooks; with `index`, the part of it at that index."""
         value = self._cell[0]
         if self._metadata.reads_hooked:
+            value = load(value) if self._metadata.by_reference else value
             value = self._metadata.run_hooks("on_get_value", self, value)
         return value if index is _MISSING else value[index]
 
@@ -120,19 +127,23 @@ class Variable(ArrayLike, Generic[A]):
         """
         self._check_level()
         if index is not _MISSING:
-            value = _with_item(self._cell[0], index, value)
+            value = _with_item(self._held(), index, value)
         if self._metadata.hooked:
             value = self._metadata.run_hooks("on_set_value", self, value)
         _set_value(self, value)
 
     def get_raw_value(self) -> A:
-        """What the Variable holds, past all hooks."""
-        return self._cell[0]
+        """What the Variable holds, past all hooks; with `ref=True` the array reference."""
+        return self._cell[0] if self._metadata["ref"] else self._held()
 
     def set_raw_value(self, value: Any) -> None:
-        """Replaces what the Variable holds, past all hooks."""
+        """Replaces what the Variable holds, past all hooks; an array goes into the array reference, if there is one."""
         self._check_level()
         _set_value(self, value)
+
+    def _held(self) -> Any:
+        """The value, past all hooks, whether it is kept in array references or not."""
+        return load(self._cell[0]) if self._metadata.by_reference else self._cell[0]
 
     @property
     def _raw_value(self) -> Any:
@@ -141,7 +152,7 @@ class Variable(ArrayLike, Generic[A]):
     @property
     def raw_value(self) -> A:
         """What the Variable holds, past all hooks."""
-        return self._cell[0]
+        return self.get_raw_value()
 
     def create_value(self, value: A) -> A:
         """What a new Variable holds when it is made with `value`; for subclasses to override."""
@@ -160,12 +171,12 @@ class Variable(ArrayLike, Generic[A]):
 
     def __delitem__(self, index: Any) -> None:
         self._check_level()
-        value = copy_module.copy(self._cell[0])
+        value = copy_module.copy(self._held())
         del value[index]
         _set_value(self, value)
 
     def _check_level(self) -> None:
-        if self._level is not trace_level():
+        if self._level is not trace_level() and not self._metadata.by_reference:
             raise TraceContextError(
                 f"A {type(self).__name__} is changed from another trace level than the one it was made at. Inside a "
                 f"transformed function, change only Variables of its own arguments: pass the object that holds this "
@@ -208,7 +219,10 @@ class Variable(ArrayLike, Generic[A]):
             raise TypeError(
                 f"set_metadata takes a dict, a name and a value, or keywords; got args={args}, kwargs={kwargs}."
             )
-        _set_metadata(self, shared(entries))
+        metadata, held = shared(entries), self._held()
+        if metadata.by_reference != self._metadata.by_reference:
+            _set_cell(self, [_new_references(self, held, metadata)])
+        _set_metadata(self, metadata)
         _epoch.bump()
 
     def del_metadata(self, name: str) -> None:
@@ -241,12 +255,12 @@ class Variable(ArrayLike, Generic[A]):
 
     @property
     def hijax(self) -> bool:
-        """The metadata entry of that name, which changes nothing: Sonde's Variables hold plain arrays."""
+        """Whether the value is kept in array references, one for every array in it."""
         return self._metadata["hijax"]
 
     @property
     def ref(self) -> bool:
-        """The metadata entry of that name, which changes nothing: Sonde's Variables hold plain arrays."""
+        """Whether the value is kept in an array reference, a `jax.Ref`."""
         return self._metadata["ref"]
 
     @property
@@ -296,12 +310,18 @@ class Variable(ArrayLike, Generic[A]):
     @classmethod
     def from_metadata(cls, value: Any, attributes: Mapping[str, Any]) -> Self:
         """A Variable with this value and metadata, past all hooks."""
-        return cls._make(value, shared(_canonical(dict(attributes))))
+        new = cls._make(value, shared(_canonical(dict(attributes))))
+        if new._metadata.by_reference and not is_reference(value):
+            new._cell[0] = _new_references(new, value, new._metadata)
+        return new
 
     def replace(self, value: Any = _MISSING, **updates: Any) -> Self:
         """A new Variable with another value or other metadata."""
         metadata = self._metadata.replaced(**_canonical(updates)) if updates else self._metadata
-        return type(self)._make(self._cell[0] if value is _MISSING else value, metadata)
+        new = type(self)._make(self._held() if value is _MISSING else value, metadata)
+        if metadata.by_reference:
+            new._cell[0] = _new_references(new, new._cell[0], metadata)
+        return new
 
     def copy(self, value: Any = _MISSING, **updates: Any) -> Self:
         """A new Variable with the same value and metadata, except for what is given."""
@@ -327,10 +347,13 @@ class Variable(ArrayLike, Generic[A]):
     def update_from_state(self, variable_state: Variable[A]) -> None:
         """Takes over the value and the metadata of another Variable, past all hooks."""
         self._check_level()
-        _set_value(self, variable_state._cell[0])
-        if self._metadata is not variable_state._metadata:
-            changed = self._metadata != variable_state._metadata
-            _set_metadata(self, variable_state._metadata)
+        _set_value(self, variable_state._held())
+        metadata = variable_state._metadata
+        if self._metadata is not metadata:
+            if metadata.by_reference or self._metadata.by_reference:  # how a value is kept is a Variable's own matter
+                metadata = metadata.replaced(hijax=self._metadata["hijax"], ref=self._metadata["ref"])
+            changed = self._metadata != metadata
+            _set_metadata(self, metadata)
             if changed:
                 _epoch.bump()
 
@@ -339,11 +362,12 @@ class Variable(ArrayLike, Generic[A]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         memo[id(self)] = new = type(self)._make(None, copy_module.deepcopy(self._metadata, memo))
-        _set_value(new, copy_module.deepcopy(self._cell[0], memo))
+        held = copy_module.deepcopy(self._held(), memo)
+        new._cell[0] = _new_references(new, held, new._metadata) if new._metadata.by_reference else held
         return new
 
     def __reduce__(self) -> Any:
-        return _unpickle, (type(self), self._cell[0], dict(self._metadata))
+        return _unpickle, (type(self), self._held(), dict(self._metadata))
 
     # --------------------------------------------------------------------------------------------- display
 
@@ -364,8 +388,39 @@ _set_metadata = cast(Callable[[Any, Any], None], Variable.__dict__["_metadata"].
 
 
 def _set_value(variable: Variable[Any], value: Any) -> None:
-    """Replaces what a Variable holds, past all hooks and checks."""
-    variable._cell[0] = value
+    """Replaces what a Variable holds, past all hooks and checks; references that fit are written to instead."""
+    if variable._metadata.by_reference:
+        _write_references(variable, value)
+    else:
+        variable._cell[0] = value
+
+
+def _write_references(variable: Variable[Any], value: Any) -> None:
+    held, level = variable._cell[0], trace_level()
+    leaves = jax.tree.leaves(held)
+    if leaves and variable._level is level and not any(map(is_reference, leaves)):
+        variable._cell[0] = value  # a copy of a Variable that holds another value for now, as under nnx.grad
+    elif is_reference(held) and variable._metadata["ref"]:
+        held[...] = value
+    elif not store(held, value):
+        # inside a trace nothing tells whether the Variable stands for one outside
+        if variable._level is not level or level is not eval_trace._weakref:
+            raise TraceContextError(
+                f"The value of a {type(variable).__name__} with hijax=True gets another form inside a transformed "
+                f"function: another structure, shape or dtype. That would not reach the caller. Give it its final form "
+                f"outside, or pass the object that holds it to an nnx transform without hijax=True."
+            )
+        variable._cell[0] = referring(value)
+
+
+def _new_references(variable: Variable[Any], value: Any, metadata: Metadata) -> Any:
+    """What the cell of a Variable holds for a value that is given, or copied: references of its own, if it is to."""
+    if any(map(is_reference, jax.tree.leaves(value))):
+        raise ValueError(
+            f"A {type(variable).__name__} was given an array reference. Give it the array, reference[...], and "
+            f"ref=True for a reference of its own; or make the reference an attribute of a Module."
+        )
+    return jax.new_ref(value) if metadata["ref"] else referring(value) if metadata["hijax"] else value
 
 
 def _eager(asked: bool | None) -> bool:
@@ -411,7 +466,7 @@ def _with_item(current: Any, index: Any, value: Any) -> Any:
 
 
 def _unpickle(cls: type[Variable[Any]], value: Any, metadata: dict[str, Any]) -> Variable[Any]:
-    return cls._make(value, shared(metadata))
+    return cls.from_metadata(value, metadata)
 
 
 def copied(leaves: Iterable[Any]) -> list[Any]:
@@ -420,6 +475,9 @@ def copied(leaves: Iterable[Any]) -> list[Any]:
     out = []
     for leaf in leaves:
         if isinstance(leaf, Variable):
+            if leaf._metadata.by_reference:
+                out.append(leaf.copy())
+                continue
             new = new_object(type(leaf))
             _set_cell(new, [leaf._cell[0]])
             _set_level(new, level)
@@ -446,6 +504,15 @@ def _register(cls: type[Variable[Any]]) -> None:
 
 
 _register(Variable)
+
+
+class _AskedByKind(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, Variable) and value.hijax
+
+
+class HijaxVariable(metaclass=_AskedByKind):
+    """What Variables with `hijax=True` are instances of, beside their own class; only for `isinstance`."""
 
 
 class Param(Variable[A]):

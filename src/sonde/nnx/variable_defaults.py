@@ -1,8 +1,6 @@
 """`var_defaults`: what new Variables have as `ref` and `hijax` by default.
 
-Both are names of Flax for Variables that are backed by something else than an array. Sonde's Variables always hold
-plain arrays: the entries are kept, as metadata, and change nothing else. Code that relies on them (a Variable written
-from inside a function that closes over it, under plain `jax.jit`) raises a `TraceContextError` as with any Variable.
+Both are Flax's names for Variables that can be written from inside any function of JAX; see `array_references`.
 """
 
 from __future__ import annotations
@@ -53,24 +51,35 @@ _here = _Here()
 _everywhere = _Values()
 
 
+def _set_everywhere(values: _Values) -> None:
+    global _everywhere
+    _everywhere = values
+
+
 def current() -> _Values:
     """The defaults in force."""
     return _here.stack[-1] if _here.stack else _everywhere
 
 
 class VarDefaultsContext:
-    """Defaults that were set for good; as a context manager or decorator, for a block or a function only."""
+    """Defaults that were set; as a context manager or decorator, for a block or a function only.
+
+    Set inside a block of another one, they hold until that block ends; else for good.
+    """
 
     def __init__(self, hijax: bool | None, ref: bool | None):
-        global _everywhere
-        self._before: _Values | None = _everywhere
+        self._before: tuple[_Values, tuple[_Values, ...]] | None = (_everywhere, _here.stack)
         self._values = current().changed(hijax, ref)
-        _everywhere = _everywhere.changed(hijax, ref)
+        if _here.stack:
+            _here.stack = (*_here.stack[:-1], self._values)
+        else:
+            _set_everywhere(self._values)
 
     def _only_here(self) -> None:
-        global _everywhere
         if self._before is not None:
-            _everywhere, self._before = self._before, None
+            everywhere, _here.stack = self._before
+            _set_everywhere(everywhere)
+            self._before = None
 
     def __enter__(self) -> None:
         self._only_here()

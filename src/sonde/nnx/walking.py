@@ -16,6 +16,7 @@ from typing import Any
 
 from sonde.nnx._epoch import EPOCH
 from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
+from sonde.nnx.array_references import is_reference
 from sonde.nnx.definitions import REFERENCE, Path, flatten_once, show_path
 from sonde.nnx.states import State
 
@@ -134,10 +135,17 @@ class _Walker:
         return result
 
     def leaf(self, value: Any, path: Path) -> Any:
-        """Notes an array, or what is treated as one."""
+        """Notes an array, or what is treated as one. An array reference is noted when it is met first."""
+        index = None
+        if is_reference(value):
+            if (before := self.seen.get(id(value))) is not None:
+                if not self.graph:
+                    raise alias_error(self.root, value, self.verb)
+                return (REFERENCE, before)
+            self.seen[id(value)] = index = len(self.seen)
         self.leaves.append(value)
         self.paths.append(path)
-        return (ARRAY,)
+        return (ARRAY,) if index is None else (ARRAY, index if self.graph else None)
 
     def visit_variable(self, value: Any, path: Path) -> Any:
         """A Variable: a leaf when it is met first."""

@@ -78,10 +78,11 @@ def conv(
     rank = kernel.ndim - 2
     folded, unfold = _fold_batch(jnp.asarray(inputs), rank)
     _check_groups(folded, kernel, feature_group_count)
-    folded, kernel, bias = promote_all(promote_dtype, (folded, _masked(kernel, mask), bias), dtype)
     kernel_dilation = per_axis(kernel_dilation, rank, option="kernel_dilation")
     input_dilation = per_axis(input_dilation, rank, option="input_dilation")
+    # padded before it is cast, as in Flax: the gradients of an element that occurs twice are added in its own dtype
     folded, padding = apply_padding(folded, padding, kernel_size=kernel.shape[:-2], kernel_dilation=kernel_dilation)
+    folded, kernel, bias = promote_all(promote_dtype, (folded, _masked(kernel, mask), bias), dtype)
     if isinstance(padding, str) and padding != "VALID" and any(d > 1 for d in input_dilation):
         raise LayerInputError(
             f"padding {padding!r} says nothing about a dilated input: with input_dilation={input_dilation} "
@@ -222,9 +223,9 @@ def conv_local(
     folded, unfold = _fold_batch(jnp.asarray(inputs), rank)
     size = kernel.shape[-2] // math.prod(kernel_size)
     expect_size(folded, axis=-1, size=size, argument="inputs", meaning="input features")
-    folded, kernel, bias = promote_all(promote_dtype, (folded, _masked(kernel, mask), bias), dtype)
     kernel_dilation = per_axis(kernel_dilation, rank, option="kernel_dilation")
     folded, padding = apply_padding(folded, padding, kernel_size=kernel_size, kernel_dilation=kernel_dilation)
+    folded, kernel, bias = promote_all(promote_dtype, (folded, _masked(kernel, mask), bias), dtype)
     y = lax.conv_general_dilated_local(
         lhs=folded,
         rhs=kernel,

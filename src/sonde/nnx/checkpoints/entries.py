@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from sonde.nnx import graph as graphs
+from sonde.nnx.array_references import load
 from sonde.nnx.filters import Filter
 from sonde.nnx.states import State, from_flat_state, to_flat_state
 from sonde.nnx.variable import Variable
@@ -43,7 +44,7 @@ class Entry:
     @property
     def value(self) -> Any:
         """The value, past all hooks."""
-        return self.leaf.get_raw_value() if isinstance(self.leaf, Variable) else self.leaf
+        return load(self.leaf.get_raw_value() if isinstance(self.leaf, Variable) else self.leaf)
 
     def parts(self) -> Iterator[tuple[Name, Any]]:
         """The arrays inside, each with the keys that lead to it from the entry."""

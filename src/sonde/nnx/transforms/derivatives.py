@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde.nnx import traversals
+from sonde.nnx.array_references import load
 from sonde.nnx.definitions import Path, count_leaves, show_path
 from sonde.nnx.filters import Filter, Predicate, to_predicate
 from sonde.nnx.states import State
@@ -154,7 +155,7 @@ def _differentiated(
 
         pure.__name__ = getattr(f, "__name__", verb)
         run = jax.value_and_grad(pure, has_aux=True, holomorphic=holomorphic, allow_int=allow_int)
-        diff = [taken.values[i] for i in chosen]
+        diff = [load(taken.values[i]) for i in chosen]
         (value, left), grads = run(diff, [taken.values[i] for i in others])
         found = _gradients(taken, wanted, dict(zip(chosen, grads)))
         aux = taken.settle(left)

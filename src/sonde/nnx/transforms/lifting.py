@@ -35,6 +35,7 @@ from sonde._jax import trace_level
 from sonde.core.context import looking
 from sonde.nnx import module_sites
 from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
+from sonde.nnx.array_references import is_reference, load
 from sonde.nnx.building import build
 from sonde.nnx.definitions import REFERENCE, show_path, unflatten_once
 from sonde.nnx.graph import GraphDef
@@ -140,7 +141,7 @@ def _gather_indices(d: Any, of_leaves: list[Any], of_nodes: list[Any]) -> None:
     if d[0] == VARIABLE:
         of_leaves.append(d[2])
     elif d[0] == ARRAY:
-        of_leaves.append(None)
+        of_leaves.append(d[1] if len(d) == 2 else None)
     elif d[0] in (NODE, CONTAINER):
         for child in d[5 if d[0] == NODE else 4]:
             _gather_indices(child, of_leaves, of_nodes)
@@ -351,11 +352,16 @@ class Entered:
         edits, seen = ([], {}) if self._before is None or output_only else self._before.edits(self.verb)
         lists: tuple[list[Any], ...] = tuple([] for _ in range(placement.n_lists))
         places: list[int] = []
+        references: list[int] = []
 
         def put(leaves: Sequence[Any], into: Sequence[int]) -> None:
-            places.extend(into)
             for leaf, place in zip(leaves, into):
-                lists[place].append(raw(leaf))
+                value = raw(leaf)
+                if any(map(is_reference, jax.tree.leaves(value))):  # JAX's functions do not return references
+                    references.append(len(places))
+                    value = load(value)
+                places.append(place)
+                lists[place].append(value)
 
         edits = [edit for edit in edits if not (edit.leaves and edit.definition[2] in skip)]
         for edit in edits:
@@ -373,9 +379,10 @@ class Entered:
         changed = tuple(sorted({*changed, *always}) if always else changed)
         change_places = tuple(map(placement.of_change, changed))
         for i, place in zip(changed, change_places):
-            lists[place].append(raw(self.leaves[i]))
+            lists[place].append(load(raw(self.leaves[i])))
         new = tuple(GraphDef(edit.definition) for edit in edits)
-        return lists, Outcome(definition, new, tuple(places), changed, change_places, self._new_metadata(changed))
+        metadata = self._new_metadata(changed)
+        return lists, Outcome(definition, new, tuple(places), changed, change_places, metadata, tuple(references))
 
     def check_output(self, found: Walk) -> None:
         """Refuses an output that holds Variables of the arguments: they are already on their way to the caller."""

@@ -15,6 +15,7 @@ import jax
 
 from sonde._jax import trace_level
 from sonde.nnx import _epoch
+from sonde.nnx.array_references import referring
 from sonde.nnx.building import build
 from sonde.nnx.definitions import has_references
 from sonde.nnx.graph import GraphDef
@@ -34,6 +35,7 @@ class Outcome:
         changed: the leaves of the arguments that were given a new value or new metadata.
         change_places: for each of them, which list it is in.
         metadata: for each of them, the new metadata, or None if it stayed.
+        references: which leaves of the edits and of the output were array references.
         nothing: whether there is nothing to do: the output took another way out, and nothing changed.
         values_only: whether there is nothing to do but to give Variables new values.
         n_edited: how many leaves the edits have.
@@ -50,6 +52,7 @@ class Outcome:
         "n_edited",
         "nothing",
         "places",
+        "references",
         "refers",
         "values_only",
     )
@@ -62,6 +65,7 @@ class Outcome:
         changed: tuple[int, ...],
         change_places: tuple[int, ...],
         metadata: tuple[Any, ...],
+        references: tuple[int, ...] = (),
     ):
         self.definition = definition
         self.edits = edits
@@ -69,11 +73,12 @@ class Outcome:
         self.changed = changed
         self.change_places = change_places
         self.metadata = metadata
+        self.references = references
         self.values_only = definition is None and not edits and all(m is None for m in metadata)
         self.nothing = self.values_only and not changed
         self.n_edited = sum(edit.num_leaves for edit in edits)
         self.refers = bool(edits) or (definition is not None and has_references(definition.definition))
-        self._key: Hashable = (definition, edits, places, changed, change_places)
+        self._key: Hashable = (definition, edits, places, changed, change_places, references)
 
     def split(self, lists: Sequence[Sequence[Any]]) -> tuple[list[Any], list[Any]]:
         """What is in the lists: leaves of the edits and of the output, and new values of Variables."""
@@ -91,7 +96,8 @@ class Outcome:
     def with_changes(self, changed: Sequence[int], metadata: Mapping[int, Any]) -> Outcome:
         """The same with other changed leaves, whose values are in the first list."""
         news = tuple(metadata.get(i) for i in changed)
-        return Outcome(self.definition, self.edits, self.places, tuple(changed), (0,) * len(changed), news)
+        places = (0,) * len(changed)
+        return Outcome(self.definition, self.edits, self.places, tuple(changed), places, news, self.references)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -122,6 +128,8 @@ def settle(left: Left, leaves: Sequence[Any], objects: Callable[[], Mapping[int,
     """
     lists, outcome = left
     built, news = outcome.split(lists)
+    for i in outcome.references:
+        built[i] = referring(built[i])
     known = dict(objects()) if outcome.refers else {}
     arrays = iter(built)
     if output_only:

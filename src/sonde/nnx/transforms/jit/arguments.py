@@ -10,7 +10,10 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
+
 from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
+from sonde.nnx.array_references import is_reference
 from sonde.nnx.definitions import flatten_once, unflatten_once
 from sonde.nnx.transforms.lifting import Fixed
 
@@ -18,12 +21,12 @@ ROOT, PLAIN = "root", "plain"
 
 
 def holds_objects(value: Any) -> bool:
-    """Whether there are Modules or Variables in a value."""
+    """Whether there are Modules, Variables or array references in a value."""
     kind = KIND.get(type(value))
     if kind is None:
         kind = kind_of(value)
     if kind != CONTAINER:
-        return kind in (NODE, VARIABLE)
+        return kind in (NODE, VARIABLE) or type(value) is jax.Ref
     if value is None:
         return False
     cls = type(value)
@@ -33,10 +36,15 @@ def holds_objects(value: Any) -> bool:
         children = value
     else:
         children = flatten_once(value)[1]
-    kinds = {KIND.get(t) for t in set(map(type, children))}  # most containers hold arrays only: one look at each type
-    if kinds <= {ARRAY, OTHER}:
+    types = set(map(type, children))  # most containers hold arrays only: one look at each type
+    if {KIND.get(t) for t in types} <= {ARRAY, OTHER} and jax.Ref not in types:
         return False
     return any(map(holds_objects, children))
+
+
+def holds_references(value: Any) -> bool:
+    """Whether there are array references in a value inside a trace."""
+    return any(map(is_reference, jax.tree.leaves(value)))
 
 
 class Arguments:

@@ -180,7 +180,8 @@ class Plan:
         """The same for outcomes that take more than setting values, and for those met for the first time."""
         lists, outcome = left
         built = settle(left, self.leaves, self._objects)
-        if outcome.values_only and len(lists) == 1:
+        plain = not any(self.leaves[i]._metadata.by_reference for i in outcome.changed)
+        if outcome.values_only and len(lists) == 1 and plain:
             self._targets[id(outcome)] = (outcome, [self.leaves[i]._cell for i in outcome.changed])
         return out if outcome.definition is None else built
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from sonde.nnx.transforms.jit.arguments import Arguments, assemble, holds_objects, shardings_along
+from sonde.nnx.transforms.jit.arguments import Arguments, assemble, holds_objects, holds_references, shardings_along
 from sonde.nnx.transforms.lifting import ONE_LIST, Placement, Structure, enter
 from sonde.nnx.transforms.options import Mode
 from sonde.nnx.transforms.result_lists import Lists
@@ -84,8 +84,9 @@ class Program:
         numbers = range(len(structure.kinds))
         variables = [i for i in numbers if structure.kinds[i] is not None]
         self.arrays = [i for i in numbers if structure.kinds[i] is None]  # they get no new values: never donated
-        self.kept = [i for i in variables if structure.paths[i][0] not in gone]
-        self.donated = [i for i in variables if structure.paths[i][0] in gone]
+        of_gone = [i for i in variables if structure.paths[i][0] in gone]
+        self.donated = [i for i in of_gone if (kind := structure.kinds[i]) and not kind[1].by_reference]
+        self.kept = sorted({*variables} - {*self.donated})
         leading = self.lists(numbers)
         n_lead = len(leading)
         self.places = {leaf: (k, i) for k, one in enumerate(leading) for i, leaf in enumerate(one)}
@@ -132,7 +133,7 @@ class Program:
             entered = enter(structure, leaves, verb="jit", mode=mode, originals=originals)
             args, kwargs = assemble(skeleton, entered.args, given[n_lead:])
             out = fun(*args, **kwargs)
-            beside = placement is ONE_LIST and not holds_objects(out)
+            beside = placement is ONE_LIST and not holds_objects(out) and not holds_references(out)
             left = entered.leave(out, placement=placement, always=always, beside=beside)
             if left[1].nothing and type(out) is not tuple:
                 return out

@@ -1,0 +1,54 @@
+"""Array references, `jax.Ref`: arrays that are changed in place, inside any function of JAX that sees them.
+
+A Module may have one among its attributes, and a Variable keeps its value in one with `ref=True`, or in a tree of them
+with `hijax=True` (Flax's two names; Sonde has one mechanism for both). Such a Variable may be written from inside plain
+`jax.jit`, whether it is an argument of the function or not.
+
+A reference is a leaf with an identity: met twice, it is one object. Functions of JAX take references and do not return
+them, so a transform returns what a new one holds, and makes a reference of it again outside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from sonde._jax import Tracer
+
+_HELD = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+
+
+def is_reference(value: Any) -> bool:
+    """Whether a value is an array reference, or stands for one inside a trace."""
+    return type(value) is jax.Ref or (isinstance(value, Tracer) and isinstance(value, jax.Ref))
+
+
+def load(tree: Any) -> Any:
+    """A value with the arrays that are in its references now."""
+    return jax.tree.map(lambda x: x[...] if is_reference(x) else x, tree)
+
+
+def referring(tree: Any) -> Any:
+    """A value with new references in place of its arrays."""
+    return jax.tree.map(lambda x: jax.new_ref(x) if isinstance(x, _HELD) else x, tree)
+
+
+def store(held: Any, value: Any) -> bool:
+    """Writes a value into the references that hold one of the same form; False if the form is another."""
+    references, form = jax.tree.flatten(held)
+    leaves, new_form = jax.tree.flatten(value)
+    if form != new_form or not all(map(_fits, references, leaves)):
+        return False
+    for reference, leaf in zip(references, leaves):
+        reference[...] = leaf
+    return True
+
+
+def _fits(reference: Any, leaf: Any) -> bool:
+    if not is_reference(reference) or is_reference(leaf) or not isinstance(leaf, _HELD):
+        return False
+    return np.shape(leaf) == reference.shape and (
+        isinstance(leaf, (bool, int, float, complex)) or leaf.dtype == reference.dtype
+    )
