@@ -313,7 +313,10 @@ def meshes_can_be_set(trace_type: Any) -> InPlace:
 
 
 def tracing_hook(
-    with_arguments: Callable[..., Any], with_description: Callable[..., Any], notes: Callable[..., Any]
+    is_free: Callable[..., bool],
+    with_arguments: Callable[..., Any],
+    with_description: Callable[..., Any],
+    notes: Callable[..., Any],
 ) -> InPlace:
     """The tracing of functions to jaxprs goes through functions of ours.
 
@@ -322,6 +325,8 @@ def tracing_hook(
     described with their arguments: see `arguments.py`.
 
     Args:
+        is_free: Called with the function, its positional and keyword arguments, where jit looks for a trace: whether it
+            may do so without `with_arguments`.
         with_arguments: Called with the function, its positional and keyword arguments, a function that returns the
             arrays among them that the program gets, and a function that goes on with another function in its place;
             where jit looks for a trace.
@@ -334,6 +339,8 @@ def tracing_hook(
     describe = _api_util.debug_info
 
     def infer_params(fun: Any, info: Any, args: Any, kwargs: Any) -> Any:
+        if is_free(fun, args, kwargs):
+            return infer(fun, info, args, kwargs)
         return with_arguments(
             fun,
             args,

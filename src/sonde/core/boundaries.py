@@ -21,7 +21,7 @@ from sonde import _jax
 from sonde.core.context import looking, strange_scope
 from sonde.core.inside import first_site
 from sonde.core.module_copies import Copy
-from sonde.core.module_index import ByIdentity, module_kind, outermost_modules
+from sonde.core.module_index import ByIdentity, holds_modules, module_kind, outermost_modules
 from sonde.core.module_paths import Place, Trail, thread
 from sonde.core.strangers import InnerStranger
 from sonde.errors import ScopeError
@@ -184,6 +184,19 @@ def _notes(args: Any, kwargs: Any) -> Any:
 told_apart_by: list[Callable[[Sequence[Any]], Hashable]] = []
 
 
+def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call of a jitted function needs no care before JAX looks for its trace, as those of `jax.numpy` do not.
+
+    So it is if the call has no modules and the traces of the function, if there are any, have asked for nothing. If JAX
+    has to trace it, `_from_description` is called in time.
+    """
+    if not thread.trails or looking() is None:
+        return True
+    if _tracing.given or told_apart_by or fun is _tracing.fun or _variants.get(fun):
+        return False
+    return not holds_modules(args) and not (kwargs and holds_modules(kwargs.values())) and strange_scope() is None
+
+
 def _from_arguments(fun: Any, args: Any, kwargs: Any, values: Values, trace: Callable[[Any], Any]) -> Any:
     more = tuple([found for f in told_apart_by if (found := f(args)) is not None]) or None
     return pass_boundary(fun, lambda: outermost_modules((*args, *kwargs.values())), values, trace, more=more)
@@ -193,4 +206,4 @@ def _from_description(fun: Any, description: Any, values: Values, trace: Callabl
     return pass_boundary(fun, lambda: _described_modules(description), values, trace, description=description)
 
 
-hook = _jax.tracing_hook(_from_arguments, _from_description, _notes)
+hook = _jax.tracing_hook(_is_crossed_freely, _from_arguments, _from_description, _notes)

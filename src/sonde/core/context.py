@@ -201,15 +201,29 @@ def check_scopes(name: object) -> None:
         raise ScopeError(f"site {name!r} runs under {why}")
 
 
+class _Suspects(threading.local):
+    """The scopes among those that were open when it was asked last that a task or a generator has entered."""
+
+    def __init__(self) -> None:
+        self.stack: Any = None
+        self.names: list[ScopeName] = []
+
+
+_suspects = _Suspects()
+
+
 def strange_scope() -> str | None:
     """Which open scope, if any, was entered by what does not run now, and what to do about it.
 
     The name stack belongs to the thread. An asyncio task that waits, and a generator that has yielded, leave their
     scopes open there for whatever runs meanwhile.
     """
-    for opened in _jax.name_stack():
-        if not isinstance(opened, ScopeName):
-            continue
+    stack = _jax.open_names()
+    if stack is not _suspects.stack:
+        names = [name for name in _jax.names_in(stack) if isinstance(name, ScopeName)]
+        _suspects.names = [name for name in names if name.task is not None or name.entered is not None]
+        _suspects.stack = stack
+    for opened in _suspects.names:
         if opened.task is not None and opened.task != _current_task():
             return (
                 f"scope {str(opened)!r}, which another asyncio task entered and has not left: do not await inside "

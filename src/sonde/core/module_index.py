@@ -154,6 +154,15 @@ def outermost_modules(values: Iterable[Any]) -> Iterator[Any]:
             yield from (module for _, module in outermost_in(value, ()))
 
 
+def holds_modules(values: Iterable[Any]) -> bool:
+    """Whether there is a module among some values or in their containers."""
+    for value in values:
+        if type(value) not in _plain:
+            for _ in outermost_in(value, ()):
+                return True
+    return False
+
+
 def outermost_in(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     """The same for one value, with the keys that lead to each."""
     cls = type(value)
@@ -245,6 +254,11 @@ class ByIdentity(Generic[T]):
             entry = (weakref.ref(key, lambda _: entries.pop(number, None)), self._make(key))
             entries[number] = entry
         return entry[1]
+
+    def get(self, key: Any) -> T | None:
+        """What belongs to an object; None if nothing was made for it."""
+        entry = self._entries.get(id(key))
+        return None if entry is None or entry[0]() is not key else entry[1]
 
 
 _indices = ByIdentity(Index)

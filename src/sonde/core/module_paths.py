@@ -499,15 +499,15 @@ NOTHING = Wanted()
 @contextlib.contextmanager
 def trail(
     f: Any, args: Any, kwargs: Any, request: Request | None, handler: Any, models: Sequence[Any] = ()
-) -> Iterator[Changed]:
-    """Around the run of a capture, which looks into some models if they are given."""
+) -> Iterator[Changed | None]:
+    """Around the run of a capture, which looks into some models if they are given: what to note of their arrays."""
     root = None if request is None else request.root
     roots = [("", root)] if root is not None else find_roots(f, args, kwargs, models)
     trees = [x for x in (*args, *kwargs.values()) if isinstance(x, Mapping)] if models else []
     trails = thread.trails
     trails.append(Trail(roots, len(trails) + 1, only_roots=root is not None, handler=handler, trees=trees))
     try:
-        yield trails[-1].changed
+        yield trails[-1].changed if trails[-1].changed.shapes else None
     finally:
         trails.pop()
 

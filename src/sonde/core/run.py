@@ -86,6 +86,6 @@ def run_with(
 
 def _with_shapes(modules: tuple[Wanted, ...], changed: Changed | None) -> tuple[Wanted, ...]:
     """What the captures want of modules, with the shapes of arrays that are followed: jitted functions depend on it."""
-    if changed is None or not changed.shapes:
+    if changed is None:
         return modules
     return (*modules[:-1], modules[-1]._replace(shapes=changed.shapes))
