@@ -202,6 +202,17 @@ def test_what_is_looked_for_holds_for_a_block_and_blocks_nest():
     assert (looking(), RUNNING_CAPTURES.mine()) == (None, 0)
 
 
+def test_what_is_looked_for_is_one_object_as_long_as_it_is_the_same():
+    with look(Looking(grads=True)):
+        first = looking()
+    with look(Looking(grads=True)):
+        assert looking() is first
+    with look(Looking(grads=False)):
+        assert looking() is not first
+    assert Looking(grads=True, sows=False) != first
+    assert (Looking(grads=True), hash(Looking(grads=True))) == (first, hash(first))
+
+
 def test_a_block_leaves_the_thread_as_it_was_whatever_was_left_open():
     with unchanged_after():
         look(Looking(grads=False)).__enter__()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import sonde
 from sonde import nnx
 
 X = jnp.arange(4.0) * 0.3 + 0.1
@@ -397,8 +398,6 @@ def test_values_and_gradients_of_a_training_step_in_one_call():
     close(flat(inner)["__call__"][0], jnp.ones(4))
 
 
-# ---------------------------------------------------------------------------------- the engine on Modules
-
 
 # ---------------------------------------------------------------------------------- errors
 
@@ -457,3 +456,22 @@ def test_perturbed_numbers_keep_their_weak_types(jitted):
         return gradient.item(), gradient.weak_type, loss(model, zeros).weak_type
 
     assert types(nnx) == types(flax.nnx)
+
+
+def test_only_what_modules_mark_is_in_the_program():
+    layer = nnx.MultiHeadAttention(2, 4, rngs=nnx.Rngs(0), decode=False)
+    norm = nnx.LayerNorm(4, rngs=nnx.Rngs(0))
+
+    def run(layer, x):
+        return layer(norm(x))
+
+    def seen(layer, x):
+        return nnx.capture(run, nnx.Intermediate)(layer, x)[0]
+
+    plain = str(jax.make_jaxpr(run, static_argnums=0)(layer, XB))
+    assert str(jax.make_jaxpr(seen, static_argnums=0)(layer, XB)) == plain  # the layers' own sites are not wanted
+    around, records = sonde.capture(seen)(layer, XB)
+    assert "weights" in records  # unless a capture around is there to see them
+    inside, _ = nnx.capture(lambda layer, x: sonde.capture(run)(layer, x), nnx.Intermediate)(layer, XB)
+    close(inside[1]["weights"].value, records["weights"].value)
+    close(around, inside[0])

@@ -7,6 +7,7 @@ site is.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -64,6 +65,7 @@ __all__ = [
     "close_jaxpr",
     "cond_p",
     "copy_of_tracer",
+    "count_names",
     "current_trace",
     "custom_vmap_p",
     "eval_jaxpr",
@@ -239,17 +241,23 @@ def first_outputs(jaxpr: Any, n: int) -> Any:
     return fewer if inner is jaxpr else jaxpr.replace(jaxpr=fewer)
 
 
-def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+def sub_jaxprs(params: dict[str, Any]) -> list[Any]:
     """The jaxprs among the parameters of an equation, open or closed."""
     if "_prim" in params:  # an operation that says itself what it stands for, and has parameters of its own
         params = params["_prim"].params
+    found = []
     for value in params.values():
-        if hasattr(value, "eqns"):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            for element in value:
-                if hasattr(element, "eqns"):
-                    yield element
+        if type(value) in _NO_JAXPR:
+            continue
+        if isinstance(value, (tuple, list)):
+            found += [x for x in value if type(x) not in _NO_JAXPR and hasattr(x, "eqns")]
+        elif hasattr(value, "eqns"):
+            found.append(value)
+    return found
+
+
+# What most parameters are: asking these for an attribute that they lack costs more than to look for their type.
+_NO_JAXPR = {type(None), bool, int, float, str, np.dtype, type(np.dtype("float32")), type(np.dtype("int32"))}
 
 
 def jaxprs_in(traced: Any) -> Iterator[Any]:
@@ -332,6 +340,11 @@ def open_names() -> Any:
 def names_in(stack: Any) -> tuple[Any, ...]:
     """The names of the scopes that were open."""
     return tuple([element.name for element in stack.stack])
+
+
+def count_names(stack: Any) -> int:
+    """How many scopes were open."""
+    return len(stack.stack)
 
 
 def names_of(eqn: Any) -> tuple[Any, ...]:
@@ -785,12 +798,17 @@ def become(tracer: Tracer, other: Any, copied: Tracer) -> bool:
 
 
 def _take_over(tracer: Any, other: Any) -> None:
-    for kind in type(other).__mro__:
-        for name in getattr(kind, "__slots__", ()):
-            if name not in ("__weakref__", "__dict__") and hasattr(other, name):
-                object.__setattr__(tracer, name, getattr(other, name))
+    for name in _slots(type(other)):
+        if hasattr(other, name):
+            object.__setattr__(tracer, name, getattr(other, name))
     if hasattr(other, "__dict__"):
         tracer.__dict__.update(other.__dict__)
+
+
+@functools.lru_cache(maxsize=64)
+def _slots(cls: type) -> list[str]:
+    found = [name for kind in cls.__mro__ for name in getattr(kind, "__slots__", ())]
+    return [name for name in found if name not in ("__weakref__", "__dict__")]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -570,10 +570,11 @@ def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
     interest; all others are batched as ever.
     """
     batch, batch_jaxpr, batch_jaxpr_axes = _batching.batch, _batching.batch_jaxpr2, _batching.batch_jaxpr_axes
+    names = [field.name for field in dataclasses.fields(_batching.AxisData)]
 
     def new_batch(fun: Any, axis_data: Any, *rest: Any, **options: Any) -> Any:
         if type(axis_data) is _batching.AxisData:
-            fields = [getattr(axis_data, field.name) for field in dataclasses.fields(axis_data)]
+            fields = [getattr(axis_data, name) for name in names]
             mapped = _mapped_next()
             new = batch(fun, _AxisData(*fields, mapped_by=mapped, plain=axis_data), *rest, **options)
             return _Call(new, len(mapped.path) - 1) if mapped.program is _RUNNING else new

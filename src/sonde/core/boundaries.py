@@ -21,7 +21,7 @@ from sonde import _jax
 from sonde.core.context import looking, strange_scope
 from sonde.core.inside import first_site
 from sonde.core.module_copies import Copy
-from sonde.core.module_index import ByIdentity, holds_modules, module_kind, outermost_modules
+from sonde.core.module_index import WITHOUT_MODULES, ByIdentity, holds_modules, module_kind, outermost_modules
 from sonde.core.module_paths import Place, Trail, thread
 from sonde.core.strangers import InnerStranger
 from sonde.errors import ScopeError
@@ -190,11 +190,14 @@ def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
     So it is if the call has no modules and the traces of the function, if there are any, have asked for nothing. If JAX
     has to trace it, `_from_description` is called in time.
     """
-    if not thread.trails or looking() is None:
+    if not thread.trails:
         return True
-    if _tracing.given or told_apart_by or fun is _tracing.fun or _variants.get(fun):
+    if _tracing.given or told_apart_by or fun is _tracing.fun or _variants.get(fun) or strange_scope() is not None:
         return False
-    return not holds_modules(args) and not (kwargs and holds_modules(kwargs.values())) and strange_scope() is None
+    for x in (*args, *kwargs.values()) if kwargs else args:
+        if type(x) not in WITHOUT_MODULES and holds_modules(x):
+            return False
+    return True
 
 
 def _from_arguments(fun: Any, args: Any, kwargs: Any, values: Values, trace: Callable[[Any], Any]) -> Any:

@@ -28,9 +28,12 @@ from sonde.core.path import checked_name
 from sonde.errors import ScopeError
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Looking:
     """What is being looked for, as far as the traced program depends on it.
+
+    JAX compares it whenever it looks for a trace. To make that cheap, its hash is computed once, and `look` takes the
+    object that was used before for the same, as long as there is one: then the two are one.
 
     Attributes:
         grads: Whether gradients are wanted too.
@@ -38,6 +41,7 @@ class Looking:
         depth: How many captures, edits and so on are nested around.
         modules: What each of them wants of modules (`module_paths.Wanted`).
         inside: What is to be seen of code without sites; see `core/asking.py`.
+        sows: Whether any of them wants what is marked without a tag: `nnx.capture` wants what Modules mark alone.
     """
 
     grads: bool
@@ -45,14 +49,42 @@ class Looking:
     depth: int = 1
     modules: tuple[Any, ...] = ()
     inside: Asked | None = None
+    sows: bool = True
+    _hash: int = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self._key))
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return self.grads, self.edits, self.depth, self.modules, self.inside, self.sows
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Looking) and self._hash == other._hash and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def known(self) -> Looking:
+        """The object that stands for this; one that is asked to look inside of functions keeps what it has found."""
+        return self if self.inside is not None else _known.setdefault(self._key, self)
 
 
+_known: weakref.WeakValueDictionary[tuple[Any, ...], Looking] = weakref.WeakValueDictionary()
 _context = jax.make_user_context(None)
 
 
 def looking() -> Looking | None:
     """What the current thread is looking for, or None."""
     return _context.value
+
+
+def sows_are_seen() -> bool:
+    """Whether a capture wants what `sow` marks: if not, what is computed only to be marked need not be."""
+    state = _context.value
+    return state is not None and state.sows
 
 
 class _RunningCaptures:
@@ -118,7 +150,7 @@ class look:
     __slots__ = ("_context", "_names", "_value")
 
     def __init__(self, value: Looking | None) -> None:
-        self._value = value
+        self._value = value = value and value.known()
         self._context = _context(value)
         self._names = _jax.same_names_after()
 
@@ -201,15 +233,16 @@ def check_scopes(name: object) -> None:
         raise ScopeError(f"site {name!r} runs under {why}")
 
 
-class _Suspects(threading.local):
-    """The scopes among those that were open when it was asked last that a task or a generator has entered."""
+class _Suspendable:
+    """Whether a task or a generator has ever entered a scope: if none has, open scopes need not be looked at."""
+
+    __slots__ = ("any",)
 
     def __init__(self) -> None:
-        self.stack: Any = None
-        self.names: list[ScopeName] = []
+        self.any = False
 
 
-_suspects = _Suspects()
+_SUSPENDABLE = _Suspendable()
 
 
 def strange_scope() -> str | None:
@@ -218,12 +251,11 @@ def strange_scope() -> str | None:
     The name stack belongs to the thread. An asyncio task that waits, and a generator that has yielded, leave their
     scopes open there for whatever runs meanwhile.
     """
-    stack = _jax.open_names()
-    if stack is not _suspects.stack:
-        names = [name for name in _jax.names_in(stack) if isinstance(name, ScopeName)]
-        _suspects.names = [name for name in names if name.task is not None or name.entered is not None]
-        _suspects.stack = stack
-    for opened in _suspects.names:
+    if not _SUSPENDABLE.any:
+        return None
+    for opened in _jax.name_stack():
+        if not isinstance(opened, ScopeName):
+            continue
         if opened.task is not None and opened.task != _current_task():
             return (
                 f"scope {str(opened)!r}, which another asyncio task entered and has not left: do not await inside "
@@ -312,6 +344,8 @@ class scope:
         self._generator = _generator_around()
         if self._generator is not None:
             self._name.entered = weakref.ref(self)
+        if self._generator is not None or self._name.task is not None:
+            _SUSPENDABLE.any = True
         self._manager = _jax.open_name(self._name)
         self._opened = self._manager.__enter__()
 

@@ -7,6 +7,7 @@ remembered as long as the jaxpr lives.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -36,26 +37,39 @@ class Found(NamedTuple):
 
 
 _answers = JaxprCache()
+_without_sites: dict[int, weakref.ref[Any]] = {}  # by identity; most jaxprs that are asked about are small and have none
 
 
 def has_sites(jaxpr: Any) -> bool:
     """Whether a site is anywhere inside."""
-    jaxpr = _jax.open_jaxpr(jaxpr)
-    for effect in jaxpr.effects:
+    key = id(jaxpr)
+    if key in _without_sites:
+        return False
+    opened = _jax.open_jaxpr(jaxpr)
+    for effect in opened.effects:
         if type(effect) is SiteEffect:
             return True
+    if equations_with_sites(opened):
+        return True
+    _without_sites[key] = weakref.ref(jaxpr, lambda _: _without_sites.pop(key, None))
+    return False
+
+
+def equations_with_sites(jaxpr: Any) -> list[Any]:
+    """The equations that are sites, or have sites inside, in program order."""
+    jaxpr = _jax.open_jaxpr(jaxpr)
     known = _answers.of(jaxpr)
-    answer = known.get("has_sites")
-    if answer is None:
-        answer = known["has_sites"] = any(
-            eqn.primitive is site_p or any(map(has_sites, _jax.sub_jaxprs(eqn.params))) for eqn in jaxpr.eqns
-        )
-    return answer
+    found = known.get("equations")
+    if found is None:
+        found = known["equations"] = [
+            eqn for eqn in jaxpr.eqns if eqn.primitive is site_p or any(map(has_sites, _jax.sub_jaxprs(eqn.params)))
+        ]
+    return found
 
 
 def sites_inside(jaxpr: Any, loops: tuple[tuple[int, int], ...] = (), names: tuple[Any, ...] = ()) -> Iterator[Found]:
     """All sites inside, in program order."""
-    for eqn in _jax.open_jaxpr(jaxpr).eqns:
+    for eqn in equations_with_sites(jaxpr):
         if eqn.primitive is site_p:
             view = eqn.params["view"]
             site = eqn.params["site"]

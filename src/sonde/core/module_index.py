@@ -74,9 +74,10 @@ class ModuleKind:
 
 
 _registered: dict[type, ModuleKind] = {}
-_kinds: weakref.WeakKeyDictionary[type, ModuleKind | None] = weakref.WeakKeyDictionary()
-_plain: set[type] = {int, float, complex, bool, str, bytes, type, type(None), type(lambda: 0), type(len)}
-_plain |= {np.ndarray, np.dtype, slice, type(...)}
+_kinds: dict[int, tuple[weakref.ref[type], ModuleKind | None]] = {}  # by identity of the class: it is asked very often
+# The types, of those met so far, that are no modules and hold none; arrays and tracers are added when they are met.
+WITHOUT_MODULES: set[type] = {int, float, complex, bool, str, bytes, type, type(None), type(lambda: 0), type(len)}
+WITHOUT_MODULES |= {np.ndarray, np.dtype, slice, type(...)}
 
 
 def register_modules(cls: type, kind: ModuleKind) -> None:
@@ -92,17 +93,17 @@ def has_modules() -> bool:
 
 def register_no_modules(cls: type) -> None:
     """Says that instances of a class hold no modules, so that nothing has to be looked for in them."""
-    _plain.add(cls)
+    WITHOUT_MODULES.add(cls)
 
 
 def module_kind(value: Any) -> ModuleKind | None:
     """How to look at a module; None if the value is none."""
     cls = type(value)
-    try:
-        return _kinds[cls]
-    except KeyError:
-        kind = _kinds[cls] = next((_registered[c] for c in cls.__mro__ if c in _registered), None)
-        return kind
+    found = _kinds.get(id(cls))
+    if found is None:
+        number, kind = id(cls), next((_registered[c] for c in cls.__mro__ if c in _registered), None)
+        found = _kinds[number] = weakref.ref(cls, lambda _: _kinds.pop(number, None)), kind
+    return found[1]
 
 
 def is_found_by_arrays(module: Any) -> bool:
@@ -139,10 +140,10 @@ def _key(entry: Any) -> Any:
 
 def _is_plain(value: Any) -> bool:
     cls = type(value)
-    if cls in _plain:
+    if cls in WITHOUT_MODULES:
         return True
     if isinstance(value, (jax.Array, np.generic, np.dtype)):
-        _plain.add(cls)
+        WITHOUT_MODULES.add(cls)
         return True
     return isinstance(value, type) or jax.tree_util.all_leaves([value])
 
@@ -150,23 +151,21 @@ def _is_plain(value: Any) -> bool:
 def outermost_modules(values: Iterable[Any]) -> Iterator[Any]:
     """The modules among some values and in their containers, but not the modules inside modules."""
     for value in values:
-        if type(value) not in _plain:
+        if type(value) not in WITHOUT_MODULES:
             yield from (module for _, module in outermost_in(value, ()))
 
 
-def holds_modules(values: Iterable[Any]) -> bool:
-    """Whether there is a module among some values or in their containers."""
-    for value in values:
-        if type(value) not in _plain:
-            for _ in outermost_in(value, ()):
-                return True
-    return False
+def holds_modules(value: Any) -> bool:
+    """Whether a value is a module, or a container with one."""
+    if type(value) is tuple and all([type(x) in WITHOUT_MODULES for x in value]):
+        return False
+    return any(True for _ in outermost_in(value, ()))
 
 
 def outermost_in(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     """The same for one value, with the keys that lead to each."""
     cls = type(value)
-    if cls in _plain:
+    if cls in WITHOUT_MODULES:
         return
     if cls is not list and cls is not tuple and cls is not dict:
         if module_kind(value) is not None:
@@ -175,7 +174,7 @@ def outermost_in(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         if _is_plain(value):
             return
     for key, child in children_of(value):
-        if type(child) not in _plain:
+        if type(child) not in WITHOUT_MODULES:
             yield from outermost_in(child, (*path, key))
 
 
@@ -194,7 +193,7 @@ def everything_in(root: Any) -> Iterator[tuple[Path, Any]]:
     stack: list[tuple[Path, Any]] = [((), root)]
     while stack:
         path, value = stack.pop()
-        if type(value) in _plain or id(value) in seen:
+        if type(value) in WITHOUT_MODULES or id(value) in seen:
             continue
         seen.add(id(value))
         yield path, value
@@ -223,10 +222,19 @@ class Index:
     def path(self, root: Any, module: Any) -> Path | None:
         """The attributes that lead from the root to a module: the first way, if there are several."""
         found = self._checked(root, module)
-        if found is None and self._kind is not None and (self._loose or self._stamp != self._kind.stamp()):
+        if found is None and self._may_be_old():
             self._build(root)
             found = self._checked(root, module)
         return found
+
+    def paths(self, root: Any) -> Iterable[Path]:
+        """The paths of all modules, as they are now."""
+        if self._may_be_old():
+            self._build(root)
+        return self._paths.values()
+
+    def _may_be_old(self) -> bool:
+        return self._kind is not None and (self._loose or self._stamp != self._kind.stamp())
 
     def _checked(self, root: Any, module: Any) -> Path | None:
         """The path at which the module was; None if it is not there any more."""
@@ -267,6 +275,11 @@ _indices = ByIdentity(Index)
 def path_between(root: Any, module: Any) -> Path | None:
     """The attributes that lead from one module to another; `()` if they are the same, None if there is no way."""
     return () if root is module else _indices.of(root).path(root, module)
+
+
+def paths_below(root: Any) -> Iterable[Path]:
+    """The paths of the modules inside a module, itself included: the first one of each."""
+    return _indices.of(root).paths(root)
 
 
 def at_path(root: Any, path: Path) -> Any:

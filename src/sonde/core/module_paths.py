@@ -57,7 +57,9 @@ class Place:
 
     def below(self, text: str) -> Place:
         """A place further down."""
-        return dataclasses.replace(self, text=_join(self.text, text), here=False) if text else self
+        if not text:
+            return self
+        return Place(f"{self.text}/{text}" if self.text else text, self.absolute, self.known)
 
 
 def _arrays_of(module: Any) -> Sequence[Any]:
@@ -89,7 +91,7 @@ class Frame:
         module: The module.
         method: The name of the method, and its function.
         scope: The scope of the call.
-        n_names: How many names are open with it.
+        names: The names that are open with it.
         level: The trace that it began under.
         strangers: The modules that it has called and that are nowhere.
     """
@@ -98,7 +100,7 @@ class Frame:
     module: Any
     method: tuple[str, Any]
     scope: ModuleScope | None
-    n_names: int
+    names: Any
     level: Any
     strangers: Strangers = dataclasses.field(default_factory=Strangers)
 
@@ -146,9 +148,12 @@ class Stretch:
 
     def find(self, module: Any) -> Place | None:
         """Where a module stands, by identity."""
-        for place, root in self.roots():
+        for place, root in self.given:
             if (path := path_between(root, module)) is not None:
                 return place.below("/".join(map(str, path)))
+        for frame in self.frames:
+            if (path := path_between(frame.module, module)) is not None:
+                return frame.place.below("/".join(map(str, path)))
         return None
 
     def roots(self) -> Iterator[tuple[Place, Any]]:
@@ -163,11 +168,14 @@ class Stretch:
 
     def here(self, depth: int, stack: Any = None) -> str:
         """The path of what is recorded now, or was under some names, scopes included, counted as `innermost` is."""
-        names = _jax.names_in(_jax.open_names() if stack is None else stack)
+        stack = _jax.open_names() if stack is None else stack
+        if self.frames and stack is self.frames[-1].names:  # no scope was opened since
+            return self.frames[-1].place.text
+        names = _jax.names_in(stack)
         start = self.n_names
         if self.frames:
             frame = self.frames[-1]
-            n = frame.n_names
+            n = _jax.count_names(frame.names)
             start = n if n <= len(names) and (n == 0 or names[n - 1] is frame.scope) else 0
         before = self.innermost.text
         return path_under(names[start:] if start <= len(names) else names, before and before + "/", depth).rstrip("/")
@@ -239,7 +247,8 @@ class Trail:
                     found = stretch.find(asked)
                 origin = origin.before
             if found is not None:
-                if level == 0 and any(path_between(root, asked) is not None for _, root in stretch.given):
+                is_news = not self._model_met or self._stand_in is not None
+                if level == 0 and is_news and any(path_between(root, asked) is not None for _, root in stretch.given):
                     self.meet_model(asked)
                 return self._seen_from_inside(found, level, asked)
         copies: Sequence[Copy] = ()
@@ -473,11 +482,13 @@ class Request:
         root: The module that paths count from, and beside which nothing belongs to the model; None: found.
         methods: The methods whose arguments and results are sites, `"in"` and `"out"`.
         more: What else the library of the modules wants to know while they run; hashable.
+        sows: Whether it wants what is marked without a tag, by `sonde.sow`.
     """
 
     root: Any = None
     methods: frozenset[str] = frozenset()
     more: Hashable = None
+    sows: bool = True
 
     @property
     def traced(self) -> Wanted:
@@ -537,10 +548,29 @@ class ModuleScope(ScopeName):
         return f"{before}{down}/" if down else before
 
 
-def scope_at(module: Any) -> tuple[ModuleScope, list[Place]]:
-    """The scope of what a module records, and where the module stands for every capture."""
-    places = [trail.place_of(module) for trail in thread.trails]
-    return ModuleScope.of(tuple([t.move_to(place) for t, place in zip(thread.trails, places)])), places
+def at_module(module: Any) -> tuple[contextlib.AbstractContextManager[Any], list[Place]]:
+    """A block whose sites stand at the path of a module, and where the module stands for every capture."""
+    open_calls = [trail.stretches[-1].frames for trail in thread.trails]
+    if _is_innermost(module, open_calls):
+        places = [frames[-1].place for frames in open_calls]
+        names = _jax.open_names()
+        if all([names is frames[-1].names for frames in open_calls]):
+            return _NO_SCOPE, places
+    else:
+        places = [trail.place_of(module) for trail in thread.trails]
+    return _jax.open_name(_scope_to(places)), places
+
+
+_NO_SCOPE = contextlib.nullcontext()
+
+
+def _is_innermost(module: Any, open_calls: list[list[Frame]]) -> bool:
+    """Whether the innermost call, for every capture, is one of the module."""
+    return all([frames and frames[-1].module is module for frames in open_calls])
+
+
+def _scope_to(places: list[Place]) -> ModuleScope:
+    return ModuleScope.of(tuple([trail.move_to(place) for trail, place in zip(thread.trails, places)]))
 
 
 class calling:
@@ -553,19 +583,18 @@ class calling:
 
     def __enter__(self) -> None:
         module, method = self._module, self._method
-        trails = thread.trails
-        frames = [t.stretches[-1].frames for t in trails]
+        open_calls = [trail.stretches[-1].frames for trail in thread.trails]
         self._opened = None
-        if all(f and f[-1].module is module for f in frames):  # a method calls another of the same module
-            for f in frames:
-                f.append(dataclasses.replace(f[-1], method=method))
+        if _is_innermost(module, open_calls):  # a method calls another of the same module
+            for frames in open_calls:
+                frames.append(dataclasses.replace(frames[-1], method=method))
             return
-        scope, places = scope_at(module)
+        places = [trail.place_of(module) for trail in thread.trails]
+        scope = _scope_to(places)
         self._opened = _jax.open_name(scope)
-        self._opened.__enter__()
-        n, level = len(_jax.name_stack()), _jax.trace_level()
-        for f, place in zip(frames, places):
-            f.append(Frame(place, module, method, scope, n, level))
+        names, level = self._opened.__enter__(), _jax.trace_level()
+        for frames, place in zip(open_calls, places):
+            frames.append(Frame(place, module, method, scope, names, level))
 
     def __exit__(self, *error: Any) -> None:
         for t in thread.trails:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from sonde import _jax
-from sonde.core.site import Site, View
+from sonde.core.site import PLAIN, Site, View
 
 TOKEN = np.dtype("int32")
 TOKEN_TYPE = _jax.typeof(np.zeros((), TOKEN))
@@ -63,6 +63,8 @@ def _further(site: Site, view: View) -> Iterator[str]:
 
 def operands_of(args: Sequence[Any], site: Site, view: View) -> Operands:
     """The operands of an equation, by what they are."""
+    if view is PLAIN:  # as most are
+        return Operands(list(args))
     names = list(_further(site, view))
     n = len(args) - len(names) - len(view.whiles)
     return Operands(list(args[:n]), active=tuple(args[n + len(names) :]), **dict(zip(names, args[n : n + len(names)])))

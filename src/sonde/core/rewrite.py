@@ -15,7 +15,7 @@ from sonde import _jax
 from sonde.core.axes import Axis
 from sonde.core.context import looking
 from sonde.core.handler import Handler, Met
-from sonde.core.inside import gives_tokens, gradient_sites, has_sites
+from sonde.core.inside import equations_with_sites, gives_tokens, gradient_sites
 from sonde.core.item import Bundle, Item, build_items, flat_arrays, flat_specs, in_new_loops
 from sonde.core.jaxpr_cache import JaxprCache
 from sonde.core.known import known_outputs, plan_of
@@ -156,7 +156,12 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
         eqns.append(eqn)
         return var
 
+    ours = set(map(id, equations_with_sites(old)))
     for eqn in old.eqns:
+        if id(eqn) not in ours:
+            uses_sites = any([v in replaced for v in eqn.invars if type(v) is _jax.Var])
+            eqns.append(eqn.replace(invars=[*map(now, eqn.invars)]) if uses_sites else eqn)
+            continue
         invars = [now(v) for v in eqn.invars]
         if eqn.primitive is site_p:
             site, view = eqn.params["site"], eqn.params["view"]
@@ -173,9 +178,9 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
                 if view.role != "mark":
                     child.record(seen.arrays, site, path, view, seen.extras)
             replaced.update(zip(eqn.outvars, outs))
-        elif any(map(has_sites, _jax.sub_jaxprs(eqn.params))):
-            if eqn.primitive is not _jax.jit_p:
-                return None
+        elif eqn.primitive is not _jax.jit_p:
+            return None
+        else:
             with _jax.open_names_of(eqn):
                 inner = rewrite(eqn.params["jaxpr"], child)
             if inner.consts:
@@ -186,9 +191,6 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
             outvars, effects = [*eqn.outvars, *extra], eqn.effects - {site_effect}
             eqns.append(eqn.replace(invars=[*front, *invars], outvars=outvars, params=params, effects=effects))
             child.items.append(Bundle(inner.specs, extra, inner.cache))
-        else:
-            changed = any(a is not b for a, b in zip(invars, eqn.invars))
-            eqns.append(eqn.replace(invars=invars) if changed else eqn)
     specs = flat_specs(child.items)
     new = _jax.replace_jaxpr(
         jaxpr,

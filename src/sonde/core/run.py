@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -54,9 +55,10 @@ def run_with(
     if inside is not None:
         wanted = wanted._replace(methods=wanted.methods | inside.methods)
     depth, asked, modules = 1, None, (wanted,)
+    sows = request is None or request.sows
     if outer is not None:
         grads, edits, depth, asked = grads or outer.grads, edits or outer.edits, outer.depth + 1, outer.inside
-        modules = (*outer.modules, *modules)
+        modules, sows = (*outer.modules, *modules), sows or outer.sows
     if inside is not None:
         asked = inside.nested_in(asked, depth)
     handler: Handler = make(depth)
@@ -68,14 +70,14 @@ def run_with(
             unchanged_after(),
             trail(f, args, kwargs, request, handler, models) as trace.changed,
             boundaries.hook,
-            _shortcut,
+            _shortcut if trace.parent is _jax.eval_trace else contextlib.nullcontext(),
             _meshes,
             _maps,
             kept,
             opaque,
             inlined(),
             _jax.set_current_trace(trace),
-            look(Looking(grads, edits, depth, _with_shapes(modules, trace.changed), asked)),
+            look(Looking(grads, edits, depth, _with_shapes(modules, trace.changed), asked, sows)),
         ):
             result = f(*args, **kwargs)
     finally:

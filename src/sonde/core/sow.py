@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
-from sonde.core.context import check_scopes, looking
+from sonde.core.context import check_scopes, looking, sows_are_seen
 from sonde.core.path import checked_name
 from sonde.core.primitive import site_p
 from sonde.core.site import LEAF, PLAIN, Site, take_apart
@@ -50,7 +50,7 @@ def sow(value: T, name: str) -> T:
         >>> print(f"{records['h'].value:.4f}")
         0.4794
     """
-    return value if looking() is None else mark(value, name, depth=2)
+    return mark(value, name, depth=2) if sows_are_seen() else value
 
 
 def perturb(value: T, name: str) -> T:
@@ -67,7 +67,7 @@ def perturb(value: T, name: str) -> T:
         >>> print(grads["h"])
         12.0
     """
-    return value if looking() is None else mark(value, name, tag=PERTURBED, depth=2)
+    return mark(value, name, tag=PERTURBED, depth=2) if sows_are_seen() else value
 
 
 def mark(

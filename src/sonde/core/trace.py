@@ -81,7 +81,7 @@ class SiteTrace(_jax.Trace):
         if primitive is _jax.jit_p:
             inside = has_sites(params["jaxpr"])
         else:
-            inside = any(has_sites(jaxpr) for jaxpr in _jax.sub_jaxprs(params))
+            inside = any(map(has_sites, _jax.sub_jaxprs(params)))
         if inside:
             rule = RULES.get(primitive)
             if rule is None:

@@ -14,13 +14,13 @@ from sonde import _jax
 from sonde.core.calls import calls_of
 from sonde.core.capture import check_callable, run_with
 from sonde.core.collect import Collect
+from sonde.core.module_index import paths_below
 from sonde.core.module_paths import Request, thread
 from sonde.core.pairing import Call
 from sonde.core.perturbing import Adding
 from sonde.core.record import record_of
 from sonde.core.rows import unstarred
 from sonde.core.site import Site, View
-from sonde.nnx import iteration
 from sonde.nnx.module import Module
 from sonde.nnx.module_sites import Sown, Types, noted
 from sonde.nnx.states import State, from_flat_state, to_flat_state
@@ -236,7 +236,7 @@ def _run(
     if deltas:
 
         def inner(*args: Any, **kwargs: Any) -> Any:
-            request = Request(root, more=Types(given=tuple(given)))
+            request = Request(root, more=Types(given=tuple(given)), sows=False)
             make = functools.partial(_Adding, deltas)
             return run_with(lambda depth: make(depth=depth), fn, args, kwargs, edits=True, request=request)[0]
 
@@ -248,7 +248,7 @@ def _run(
         args,
         kwargs,
         grads=grads,
-        request=Request(root, more=Types(types, outputs=outputs)),
+        request=Request(root, more=Types(types, outputs=outputs), sows=False),
     )
     return result, calls_of(handler)
 
@@ -359,7 +359,7 @@ def _iterations(value: Any, n_loops: int) -> Iterator[Any]:
 
 def _states(found: Values, root: Module) -> dict[type, State[Any, Any]]:
     """One State per type."""
-    keys = {_text(path): path for path, _ in iteration.iter_nodes(root, graph=True, verb="capture")}
+    keys = {_text(path): path for path in paths_below(root)}
     return {t: _nested(t, values, keys) for t, values in found.items()}
 
 

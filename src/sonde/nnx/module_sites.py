@@ -19,7 +19,7 @@ from sonde import _jax
 from sonde.core.context import RUNNING_CAPTURES, looking
 from sonde.core.module_calls import code_of, mark_arrays, run_method
 from sonde.core.module_index import ModuleKind, Origin, register_modules, register_no_modules
-from sonde.core.module_paths import Trail, scope_at, thread
+from sonde.core.module_paths import Trail, at_module, thread
 from sonde.core.sow import mark, mark_in_place
 from sonde.nnx._epoch import EPOCH
 from sonde.nnx._kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of
@@ -117,9 +117,9 @@ def sow(
         return None
     if not _is_wanted(variable_type):
         return False
-    scope, places = scope_at(module)
+    scope, places = at_module(module)
     tag = Sown(variable_type, name, tuple([p.known for p in places]), reduce_fn=reduce_fn, init_fn=init_fn)
-    with _jax.open_name(scope):
+    with scope:
         mark_in_place(value, name, tag=tag, depth=3)
     _note(module, tag, value)
     return True
@@ -147,10 +147,10 @@ def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | No
         return None
     if not _is_wanted(variable_type):
         return value
-    scope, places = scope_at(module)
+    scope, places = at_module(module)
     value = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, _NUMBERS) else x, value)
     tag = Sown(variable_type, name, tuple([p.known for p in places]), perturbs=True)
-    with _jax.open_name(scope):
+    with scope:
         value = mark(value, name, tag=tag, depth=3)
     _note(module, tag, value)
     return value
@@ -173,9 +173,9 @@ def _outputs(module: Any, name: str, fn: Callable[..., Any], result: Any) -> Any
     state: Any = looking()
     for variable_type in dict.fromkeys(w.more.outputs for w in state.modules if isinstance(w.more, Types)):
         if variable_type is not None:
-            scope, places = scope_at(module)
+            scope, places = at_module(module)
             tag = Sown(variable_type, name, tuple([p.known for p in places]))
-            with _jax.open_name(scope):
+            with scope:
                 result = mark_arrays(result, name, _is_object, code_of(fn), tag)
     return result
 

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde._array_text import describe
-from sonde.core.context import looking
+from sonde.core.context import sows_are_seen
 from sonde.core.sow import sow
 from sonde.errors import LayerInputError
 from sonde.ops.checks import expect_broadcastable, expect_shape
@@ -227,7 +227,7 @@ def fused_attention(
     """
     _check(query, key, value, bias=bias, mask=mask)
     query, key, value = promote_all(promote_dtype, (query, key, value), dtype)
-    if looking() is not None:
+    if sows_are_seen():
         return _fused_attention_in_sight(query, key, value, bias=bias, mask=mask, is_causal=is_causal)
     batch = query.shape[:-3]
 

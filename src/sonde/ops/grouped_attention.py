@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde._array_text import describe
-from sonde.core.context import looking
+from sonde.core.context import looking, sows_are_seen
 from sonde.core.sow import sow
 from sonde.errors import LayerInputError
 from sonde.ops.soft_cap import soft_cap
@@ -62,7 +62,7 @@ def grouped_attention(
     """
     _check(query, key, value)
     scale = float(query.shape[-1] ** -0.5) if scale is None else scale
-    state = looking()
+    state = looking() if sows_are_seen() else None
     if implementation is None or cap is not None or (state is not None and (state.edits or state.grads)):
         return sow(_heads(_weights(query, key, mask, scale, cap), value), "heads")
     if state is not None:
@@ -154,7 +154,7 @@ def _weights(query: jax.Array, key: jax.Array, mask: jax.Array | None, scale: fl
 
 def _seen(x: jax.Array, name: str, apart: tuple[int, ...]) -> jax.Array:
     """A site whose value has one axis for all heads."""
-    if looking() is None:
+    if not sows_are_seen():
         return x
     batch, key_heads, group, queries, keys = apart
     return sow(x.reshape(batch, key_heads * group, queries, keys), name).reshape(apart)

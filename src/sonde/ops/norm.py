@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde._array_text import describe
-from sonde.core.context import looking
+from sonde.core.context import sows_are_seen
 from sonde.core.sow import sow
 from sonde.errors import LayerInputError
 from sonde.ops.checks import expect_broadcastable, expect_size
@@ -177,7 +177,7 @@ def _scaled(centred: jax.Array, factor: jax.Array, scale: jax.Array | None, bias
         return shifted(sow(centred * factor, "normalised") * scale)
     # Scaling the factor first saves a product per element, but passes by the values before the scale.
     y = shifted(centred * (factor * scale))
-    if looking() is None:
+    if not sows_are_seen():
         return y
     # Whoever looks must not change the result, not even in its last digit: the sum above stays, and an edit
     # comes in as a difference. Where a difference has no meaning, the site's value is scaled and shifted.
