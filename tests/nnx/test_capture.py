@@ -398,7 +398,6 @@ def test_values_and_gradients_of_a_training_step_in_one_call():
     close(flat(inner)["__call__"][0], jnp.ones(4))
 
 
-
 # ---------------------------------------------------------------------------------- errors
 
 

@@ -1,15 +1,53 @@
 """The one door to JAX's inside. A change in JAX is a change in this package alone.
 
-`inner` has the imports and what differs between versions; `patches` every change that is made to JAX; `arguments` what
-the arguments of a program that is traced stand for. Each lists the names that it offers.
+`patches` is every change that is made to JAX; `imported` what is used as it is. The other files say what they are about
+in their names; each holds what differs between the JAX versions that Sonde supports (0.10 to 0.12) for its subject, and
+lists the names that it offers. Nothing here knows what a site is.
 """
 
-from sonde._jax import arguments, inner, patches
+from sonde._jax import (
+    arguments,
+    array_types,
+    custom_derivatives,
+    effects,
+    imported,
+    in_place,
+    jaxprs,
+    meshes,
+    parameters,
+    patches,
+    scope_names,
+    tracers,
+    traces,
+    vmaps,
+)
 from sonde._jax.arguments import *
-from sonde._jax.inner import *
+from sonde._jax.array_types import *
+from sonde._jax.custom_derivatives import *
+from sonde._jax.effects import *
+from sonde._jax.imported import *
+from sonde._jax.in_place import *
+from sonde._jax.jaxprs import *
+from sonde._jax.meshes import *
+from sonde._jax.parameters import *
 from sonde._jax.patches import *
+from sonde._jax.scope_names import *
+from sonde._jax.tracers import *
+from sonde._jax.traces import *
+from sonde._jax.vmaps import *
 
 __all__ = []
 __all__ += arguments.__all__
-__all__ += inner.__all__
+__all__ += array_types.__all__
+__all__ += custom_derivatives.__all__
+__all__ += effects.__all__
+__all__ += imported.__all__
+__all__ += in_place.__all__
+__all__ += jaxprs.__all__
+__all__ += vmaps.__all__
+__all__ += meshes.__all__
+__all__ += scope_names.__all__
+__all__ += parameters.__all__
 __all__ += patches.__all__
+__all__ += tracers.__all__
+__all__ += traces.__all__

@@ -11,9 +11,8 @@ from __future__ import annotations
 import dataclasses
 import sys
 import threading
-import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax._src import ad_checkpoint as _ad_checkpoint
@@ -29,35 +28,21 @@ from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 
 from sonde._jax.arguments import arrays_described, described, traced_arguments
-from sonde._jax.inner import (
-    Effect,
-    Literal,
-    ad,
-    eval_trace,
-    first_outputs,
-    no_effects,
-    scan_p,
-    set_current_trace,
-    typeof,
-    while_p,
-)
+from sonde._jax.imported import Effect, Literal, ad, eval_trace, no_effects, scan_p, set_current_trace, typeof, while_p
+from sonde._jax.in_place import Change, InPlace
+from sonde._jax.jaxprs import first_outputs
+from sonde._jax.vmaps import RUNNING, CallOfMap, NumberedAxis, mapped_next
 
 __all__ = [
-    "Change",
-    "InPlace",
-    "MappedBy",
     "at_first_capture",
     "eager_shortcut",
-    "in_these_runs",
     "kept_when_partially_evaluated",
     "make_changes",
-    "mapped_by",
     "maps_told_apart",
     "meshes_can_be_set",
     "opaque_calls",
     "prepare_scans_for_differentiation",
     "prepare_while_loops_for_remat",
-    "runs_of_maps",
     "tracing_hook",
     "when_loaded",
 ]
@@ -213,55 +198,6 @@ def _known_part(params: dict[str, Any], is_unknown: list[bool]) -> tuple[dict[st
 # ---------------------------------------------------------------------------------------------------------------------
 # What is in place only while a capture runs
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-class Change(NamedTuple):
-    """A function of JAX and the one in its place: an attribute, or an entry of a table."""
-
-    owner: Any
-    name: Any
-    new: Any
-
-
-_MISSING = object()
-
-
-class InPlace:
-    """Changes that are in place while it is entered. One object serves all threads."""
-
-    def __init__(self, *changes: Change) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._changes = changes
-        self._plain = [_get(change.owner, change.name) for change in changes]
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                for change in self._changes:
-                    _set(*change)
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                for change, plain in zip(self._changes, self._plain):
-                    _set(change.owner, change.name, plain)
-
-
-def _get(owner: Any, name: Any) -> Any:
-    """What the owner itself has; a method that a class inherits is not its own."""
-    return owner.get(name, _MISSING) if isinstance(owner, dict) else vars(owner).get(name, _MISSING)
-
-
-def _set(owner: Any, name: Any, value: Any) -> None:
-    if not isinstance(owner, dict):
-        delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
-    elif value is _MISSING:
-        owner.pop(name, None)
-    else:
-        owner[name] = value
 
 
 def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool], changes: Callable[[Any], Any]) -> InPlace:
@@ -445,123 +381,6 @@ def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], No
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Which vmap an axis is from
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class MappedBy(NamedTuple):
-    """Which `vmap` has made an axis: two of one size are two axes all the same.
-
-    Attributes:
-        program: Stands for the program in which the `vmap` is called: one that is traced, or the one that runs.
-        path: The numbers of the `vmap`s around it in that program, and its own. Each has a number of its own in a
-            program that is traced. In the one that runs all have the same, or nothing compiled could be used again.
-        runs: Stand for the very calls of those `vmap`s, in the program that runs; None if not known.
-        inherited: Of an axis of a gradient, whether it is that of its value.
-    """
-
-    program: object
-    path: tuple[int, ...]
-    runs: tuple[object, ...] | None = None
-    inherited: bool = False
-
-    def is_around(self, other: MappedBy) -> bool:
-        """Whether the other is known to be called inside this one."""
-        n = len(self.path)
-        inside = n < len(other.path) and self[:2] == (other.program, other.path[:n])
-        return inside and (self.runs is None) == (other.runs is None) and (other.runs or ())[:n] == (self.runs or ())
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _AxisData(_batching.AxisData):
-    """What batching rules are told about a mapped axis, and which `vmap` it is from."""
-
-    mapped_by: MappedBy | None = None
-    plain: Any = dataclasses.field(default=None, compare=False)
-
-
-class _Program:
-    """A program that is being traced."""
-
-    __slots__ = ("n_maps",)
-
-    def __init__(self) -> None:
-        self.n_maps = 0
-
-    def number(self) -> int:
-        self.n_maps += 1
-        return self.n_maps
-
-
-_RUNNING = object()  # the program that runs
-_programs: weakref.WeakKeyDictionary[Any, _Program] = weakref.WeakKeyDictionary()
-
-
-class _Runs(threading.local):
-    """The calls of `vmap` that are under way in this thread, in the program that runs."""
-
-    def __init__(self) -> None:
-        self.now: tuple[object, ...] = ()
-
-
-_runs = _Runs()
-
-
-def _program_of(trace: Any) -> tuple[_Program | None, list[Any]]:
-    """The program that is being traced where a trace is, None if it runs; and the axes of the `vmap`s around there."""
-    maps = []
-    while trace is not None and not isinstance(trace, _pe.DynamicJaxprTrace):
-        if isinstance(trace, _batching.BatchTrace):
-            maps.insert(0, trace.axis_data)
-        trace = getattr(trace, "parent_trace", None) or getattr(trace, "parent", None)
-    return None if trace is None else _programs.setdefault(trace, _Program()), maps
-
-
-def _mapped_next() -> MappedBy:
-    """Which one a `vmap` is that begins now."""
-    program, maps = _program_of(_core.trace_ctx.trace)
-    if program is None:
-        return MappedBy(_RUNNING, (0,) * (len(maps) + 1))
-    around = mapped_by(maps[-1]) if maps else None
-    return MappedBy(program, (*(() if around is None else around.path), program.number()))
-
-
-class _Call:
-    """A call of a `vmap` in the program that runs."""
-
-    __slots__ = ("_depth", "_fun")
-
-    def __init__(self, fun: Any, depth: int) -> None:
-        self._fun = fun
-        self._depth = depth
-
-    def call_wrapped(self, *args: Any) -> Any:
-        before = _runs.now
-        _runs.now = (*before[: self._depth], object())
-        try:
-            return self._fun.call_wrapped(*args)
-        finally:
-            _runs.now = before
-
-
-def mapped_by(axis_data: Any) -> MappedBy | None:
-    """Which `vmap` an axis is from, by what JAX tells a batching rule; None if that is not known."""
-    return getattr(axis_data, "mapped_by", None)
-
-
-def runs_of_maps(trace: Any) -> tuple[object, ...]:
-    """The calls of `vmap` around a trace, outermost first, each an object of its own; none if the program is traced."""
-    return _runs.now if _runs.now and _program_of(trace)[0] is None else ()
-
-
-def in_these_runs(mapped: MappedBy | None, runs: tuple[object, ...]) -> MappedBy | None:
-    """The same, and of which call, if it is from a `vmap` that is under way and not from an earlier one."""
-    if mapped is None or mapped.program is not _RUNNING or mapped.inherited or mapped.runs is not None:
-        return mapped
-    return mapped._replace(runs=runs[: len(mapped.path)]) if len(mapped.path) <= len(runs) else mapped
-
-
 def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
     """Batching rules are told which `vmap` an axis is from.
 
@@ -575,13 +394,13 @@ def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
     def new_batch(fun: Any, axis_data: Any, *rest: Any, **options: Any) -> Any:
         if type(axis_data) is _batching.AxisData:
             fields = [getattr(axis_data, name) for name in names]
-            mapped = _mapped_next()
-            new = batch(fun, _AxisData(*fields, mapped_by=mapped, plain=axis_data), *rest, **options)
-            return _Call(new, len(mapped.path) - 1) if mapped.program is _RUNNING else new
+            mapped = mapped_next()
+            new = batch(fun, NumberedAxis(*fields, mapped_by=mapped, plain=axis_data), *rest, **options)
+            return CallOfMap(new, len(mapped.path) - 1) if mapped.program is RUNNING else new
         return batch(fun, axis_data, *rest, **options)
 
     def as_needed(jaxpr: Any, axis_data: Any) -> Any:
-        return axis_data.plain if type(axis_data) is _AxisData and not matters(jaxpr) else axis_data
+        return axis_data.plain if type(axis_data) is NumberedAxis and not matters(jaxpr) else axis_data
 
     def new_batch_jaxpr(jaxpr: Any, axis_data: Any, *rest: Any) -> Any:
         return batch_jaxpr(jaxpr, as_needed(jaxpr, axis_data), *rest)

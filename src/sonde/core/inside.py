@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 _answers = JaxprCache()
-_without_sites: dict[int, weakref.ref[Any]] = {}  # by identity; most jaxprs that are asked about are small and have none
+_without_sites: dict[int, weakref.ref[Any]] = {}  # by identity; most jaxprs are small and have none
 
 
 def has_sites(jaxpr: Any) -> bool:

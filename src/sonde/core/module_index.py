@@ -157,7 +157,7 @@ def outermost_modules(values: Iterable[Any]) -> Iterator[Any]:
 
 def holds_modules(value: Any) -> bool:
     """Whether a value is a module, or a container with one."""
-    if type(value) is tuple and all([type(x) in WITHOUT_MODULES for x in value]):
+    if type(value) is tuple and all(type(x) in WITHOUT_MODULES for x in value):
         return False
     return any(True for _ in outermost_in(value, ()))
 

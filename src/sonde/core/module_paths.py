@@ -554,7 +554,7 @@ def at_module(module: Any) -> tuple[contextlib.AbstractContextManager[Any], list
     if _is_innermost(module, open_calls):
         places = [frames[-1].place for frames in open_calls]
         names = _jax.open_names()
-        if all([names is frames[-1].names for frames in open_calls]):
+        if all(names is frames[-1].names for frames in open_calls):
             return _NO_SCOPE, places
     else:
         places = [trail.place_of(module) for trail in thread.trails]
@@ -566,7 +566,7 @@ _NO_SCOPE = contextlib.nullcontext()
 
 def _is_innermost(module: Any, open_calls: list[list[Frame]]) -> bool:
     """Whether the innermost call, for every capture, is one of the module."""
-    return all([frames and frames[-1].module is module for frames in open_calls])
+    return all(frames and frames[-1].module is module for frames in open_calls)
 
 
 def _scope_to(places: list[Place]) -> ModuleScope:

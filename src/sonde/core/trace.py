@@ -78,10 +78,7 @@ class SiteTrace(_jax.Trace):
             return self.at_site([*map(_jax.not_a_literal, tracers)], params["site"], params["view"])
         if primitive is marker_p:
             return list(tracers[:-1]) if self.parent is _jax.eval_trace else self._bind(primitive, tracers, params)
-        if primitive is _jax.jit_p:
-            inside = has_sites(params["jaxpr"])
-        else:
-            inside = any(map(has_sites, _jax.sub_jaxprs(params)))
+        inside = has_sites(params["jaxpr"]) if primitive is _jax.jit_p else any(map(has_sites, _jax.sub_jaxprs(params)))
         if inside:
             rule = RULES.get(primitive)
             if rule is None:

@@ -1,0 +1,95 @@
+"""The types of arrays: of one element along an axis, of zeros, of what is no array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax._src import core as _core
+from jax._src import dtypes as _dtypes
+from jax._src.interpreters import batching as _batching
+
+from sonde._jax.imported import Literal, Var, typeof
+from sonde._jax.meshes import explicit_sharding, varying_axes_of_type
+
+__all__ = [
+    "is_array_type",
+    "is_number_type",
+    "mapped_jaxpr",
+    "mapped_outputs",
+    "mapped_type",
+    "not_a_literal",
+    "result_of_extended_dtype",
+    "strongly_typed",
+    "type_of",
+    "zeros_of_type",
+]
+
+
+def type_of(value: Any) -> Any:
+    """The type of an array, or of a variable in a jaxpr."""
+    return value.aval if isinstance(value, (Var, Literal)) else typeof(value)
+
+
+def mapped_type(aval: Any, size: int, dim: int) -> Any:
+    """The type of one element along an axis."""
+    return _core.mapped_aval(size, dim, aval)
+
+
+def mapped_outputs(
+    jaxpr: Any, axis_data: Any, mapped: Sequence[bool], instantiate: Sequence[bool] | bool
+) -> list[bool]:
+    """Which outputs of a jaxpr are mapped if these inputs are, or are made to be."""
+    instantiate = instantiate if isinstance(instantiate, bool) else list(instantiate)
+    return list(_batching.batch_jaxpr(jaxpr, axis_data, list(mapped), instantiate)[1])
+
+
+def mapped_jaxpr(jaxpr: Any, axis_data: Any, mapped: Sequence[bool]) -> Any:
+    """A jaxpr with these inputs mapped along their first axis."""
+    return _batching.batch_jaxpr(jaxpr, axis_data, list(mapped), False)[0]
+
+
+def strongly_typed(value: Any) -> Any:
+    """A value whose type does not give way to others, as what a loop carries must not."""
+    aval = typeof(value)
+    return lax.convert_element_type(value, aval.dtype) if getattr(aval, "weak_type", False) else value
+
+
+def zeros_of_type(aval: Any) -> Any:
+    """Zeros of an abstract value: keys become key arrays of zeros, varying axes are kept."""
+    if _dtypes.issubdtype(aval.dtype, _dtypes.extended):
+        like = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+        data = jax.eval_shape(jax.random.key_data, like)
+        zeros = jax.random.wrap_key_data(jax.numpy.zeros(data.shape, data.dtype), impl=aval.dtype._impl)
+    else:
+        zeros = jax.numpy.zeros(aval.shape, aval.dtype, out_sharding=explicit_sharding(aval))
+    varying = varying_axes_of_type(aval)
+    return lax.pcast(zeros, tuple(varying), to="varying") if varying else zeros
+
+
+def result_of_extended_dtype(aval: Any, sharding: Any, committed: Any) -> Any:
+    """How a compiled program's result becomes an array of an extended dtype that is stored as another one."""
+    from jax._src import earray
+    from jax._src.interpreters import pxla
+
+    stored = pxla.global_result_handlers[_core.ShapedArray](_core.physical_aval(aval), sharding, committed)
+    return stored.wrap(lambda array: earray.EArray(aval, array))
+
+
+def not_a_literal(value: Any) -> Any:
+    """A value as an array: evaluating a jaxpr gives numbers that are written in it a type of their own."""
+    dtype = getattr(value, "dtype", None) if isinstance(value, (int, float, complex)) else None
+    return value if dtype is None else np.asarray(value, dtype)
+
+
+def is_array_type(aval: Any) -> bool:
+    """Whether a type is that of arrays of numbers or keys, and not of references or other objects."""
+    return type(aval) is _core.ShapedArray
+
+
+def is_number_type(dtype: Any) -> bool:
+    """Whether JAX has arrays of a NumPy dtype (such as bfloat16)."""
+    return _dtypes.issubdtype(dtype, np.number) or _dtypes.issubdtype(dtype, np.bool_)

@@ -1,0 +1,108 @@
+"""Functions with derivatives of their own: binding them again, and what their rules take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax._src import dtypes as _dtypes
+from jax._src import linear_util as _lu
+from jax._src.interpreters import partial_eval as _pe
+
+from sonde._jax.imported import Primitive, SymbolicZero, ad, typeof
+from sonde._jax.jaxprs import ONE_JAXPR_CLASS
+
+__all__ = [
+    "bind_custom_derivative",
+    "call_again",
+    "call_beside",
+    "instantiated_zero_tangent",
+    "is_unknown_tangent",
+    "is_zero_tangent",
+    "outputs_of_forward_rule",
+    "with_zero_cotangents",
+    "without_forwarding",
+]
+
+
+def bind_custom_derivative(
+    primitive: Primitive, args: Sequence[Any], functions: Sequence[tuple[Callable, Any]], **params
+):
+    """Binds a custom_jvp or custom_vjp call; `functions` pairs each new function with the wrapped one it stands for."""
+    wrapped = tuple(_lu.wrap_init(new, debug_info=old.debug_info) for new, old in functions)
+    return primitive.bind(*args, subfuns=wrapped, **params)
+
+
+def call_again(wrapped: Any, *args: Any) -> Any:
+    """Calls a `WrappedFun` that may have been called before (it stores side results once)."""
+    for store in wrapped.stores:
+        if store:
+            store.reset()
+    return wrapped.call_wrapped(*args)
+
+
+def call_beside(wrapped: Any, *args: Any) -> Any:
+    """Calls a `WrappedFun` for what happens inside it: what it has stored before, or has not, stays like that."""
+    stores = [store for store in wrapped.stores if store is not None]
+    before = [(store.val,) if store else () for store in stores]
+    try:
+        return call_again(wrapped, *args)
+    finally:
+        for store, values in zip(stores, before):
+            store.reset()
+            for value in values:
+                store.store(value)
+
+
+def instantiated_zero_tangent(value: Any, *, symbolic: bool) -> Any:
+    """A zero tangent for `value`, in the form that a custom_jvp rule must return."""
+    aval = typeof(value).to_tangent_aval()
+    return SymbolicZero(aval) if symbolic else ad.instantiate_zeros(ad.Zero(aval))
+
+
+def outputs_of_forward_rule(
+    outs: Sequence[Any], operands: Sequence[Any], out_trees: Callable[[], Any]
+) -> tuple[list[Any], list[Any]]:
+    """From the flat outputs of a custom_vjp forward rule: all residuals, and the outputs of the function.
+
+    JAX leaves out residuals that are operands of the call and remembers their positions.
+    """
+    _, _, forwarded = out_trees()
+    n = sum(position is None for position in forwarded)
+    returned = iter(outs[:n])
+    residuals = [next(returned) if position is None else operands[position] for position in forwarded]
+    return residuals, list(outs[n:])
+
+
+def without_forwarding(out_trees: Callable[[], Any]) -> Callable[[], Any]:
+    """What JAX is told of a forward rule that returns all its residuals.
+
+    Positions among the operands would be wrong where JAX evaluates a function partially: it puts operands in front.
+    """
+
+    def trees() -> Any:
+        out_tree, residual_tree, forwarded = out_trees()
+        return out_tree, residual_tree, [None] * len(forwarded)
+
+    return trees
+
+
+def with_zero_cotangents(result: Any, operands: Sequence[Any]) -> Any:
+    """What a custom_vjp backward rule returned, with zeros at the end for more operands."""
+    zeros = [ad.Zero(typeof(x).to_tangent_aval()) for x in operands]
+    if not zeros:
+        return result
+    if ONE_JAXPR_CLASS:  # the rule also returns what it logged
+        cotangents, logged = result
+        return [*cotangents, *zeros], logged
+    return [*result, *zeros]
+
+
+def is_zero_tangent(tangent: Any) -> bool:
+    """Whether a tangent is symbolically zero or has no numbers in it."""
+    return type(tangent) is ad.Zero or getattr(tangent, "dtype", None) == _dtypes.float0
+
+
+def is_unknown_tangent(value: Any) -> bool:
+    """Whether a value is a tangent in reverse mode, which a rule computes with and which never has numbers."""
+    return isinstance(value, _pe.JaxprTracer) and not value.is_known()

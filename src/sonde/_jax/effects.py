@@ -1,0 +1,59 @@
+"""Effects: equations that JAX keeps though their results are not used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax._src import effects as _effects
+from jax._src import util as _util
+from jax._src.interpreters import partial_eval as _pe
+
+from sonde._jax.imported import Effect, Primitive, Var, no_effects
+
+__all__ = ["allow_effect", "hold_weakly", "register_kept_when_rematerialised"]
+
+
+def allow_effect(effect_type: type[Effect]) -> None:
+    """Lets an effect stand in every place where JAX otherwise refuses effects, and keeps it through dead-code passes.
+
+    Without the last list, an equation whose result is unused disappears from `scan` under reverse mode.
+    """
+    for allowed in (
+        _effects.lowerable_effects,
+        _effects.control_flow_allowed_effects,
+        _effects.remat_allowed_effects,
+        _effects.custom_derivatives_allowed_effects,
+        _effects.partial_eval_kept_effects,
+    ):
+        allowed.add_type(effect_type)
+
+
+def hold_weakly(parameter_type: type) -> None:
+    """Keeps JAX's cache of output types from holding on to parameters of this type, as it does for jaxprs.
+
+    The cache has 2048 entries, and every function that is traced would leave some of its own there.
+    """
+    _util.weakref_cache_key_types.add(parameter_type)
+
+
+def register_kept_when_rematerialised(primitive: Primitive, plain: Primitive, n_values: Callable[[Any], int]) -> None:
+    """Under remat, `primitive` runs in the forward pass only; the recomputation gets `plain` in its place.
+
+    An effectful equation would otherwise make its operands residuals, which defeats rematerialisation, and would run
+    twice. Of the operands and outputs of an equation, the first `n_values(eqn)` are what `plain` passes on; other
+    outputs are saved from the forward pass and become further operands of `plain`.
+    """
+
+    def rule(saveable: Any, unknown_in: Sequence[bool], instantiated_in: Sequence[bool], eqn: Any) -> Any:
+        del saveable
+        n, n_out = n_values(eqn), len(eqn.outvars)
+        residuals = [x for x, i in zip(eqn.invars, instantiated_in) if type(x) is Var and not i]
+        if any(unknown_in):
+            return None, eqn, [True] * n_out, [True] * n_out, residuals
+        saved = [v for v in eqn.outvars[n:] if type(v) is Var]
+        values, outs = [*eqn.invars[:n], *eqn.outvars[n:]], eqn.outvars[:n]
+        staged = eqn.replace(primitive=plain, effects=no_effects, invars=values, outvars=outs)
+        return eqn, staged, [False] * n_out, [True] * n + [False] * (n_out - n), [*residuals, *saved]
+
+    _pe.partial_eval_jaxpr_custom_rules[primitive] = rule

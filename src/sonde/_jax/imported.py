@@ -1,0 +1,79 @@
+"""JAX's own classes, primitives and functions that Sonde uses as they are.
+
+`tests/test_private_jax.py` lists the private ones with what is expected of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src import custom_derivatives as _custom_derivatives
+from jax._src import dtypes as _dtypes
+from jax._src import effects as _effects
+from jax._src.ad_checkpoint import remat_p
+from jax._src.custom_batching import custom_vmap_p
+from jax._src.lax.control_flow.conditionals import cond_p
+from jax._src.lax.control_flow.loops import scan_p, while_p
+from jax._src.pjit import jit_p
+from jax._src.shard_map import shard_map_p
+from jax._src.sharding_impls import UNSPECIFIED
+from jax.interpreters import ad, batching, mlir
+
+try:  # 0.11 and later: what `scan` and `shard_map` describe their values with
+    from jax._src import flattree as _flattree  # pyright: ignore[reportAttributeAccessIssue]
+except ImportError:
+    _flattree = None
+
+__all__ = [
+    "UNSPECIFIED",
+    "Effect",
+    "ExtendedDType",
+    "Literal",
+    "PjitFunction",
+    "Primitive",
+    "SymbolicZero",
+    "Trace",
+    "Tracer",
+    "Var",
+    "ad",
+    "batching",
+    "cond_p",
+    "custom_vmap_p",
+    "eval_trace",
+    "inlined_primitives",
+    "jit_p",
+    "mlir",
+    "no_effects",
+    "remat_p",
+    "scan_p",
+    "set_current_trace",
+    "shard_map_p",
+    "typeof",
+    "while_p",
+]
+
+# Not from jax.extend.core, which has them too: importing it loads Pallas, 20 ms that most programs never need.
+Literal = _core.Literal
+Primitive = _core.Primitive
+Var = _core.Var
+Trace = _core.Trace
+Tracer = _core.Tracer
+Effect = _effects.Effect
+ExtendedDType = _dtypes.ExtendedDType
+SymbolicZero = _custom_derivatives.SymbolicZero
+eval_trace = _core.eval_trace
+no_effects = _core.no_effects
+set_current_trace = _core.set_current_trace
+typeof = _core.typeof
+flattree: Any = _flattree
+PjitFunction = type(jax.jit(lambda: None))
+
+
+def inlined_primitives() -> set[Primitive]:
+    """Primitives that stand for nothing but the one jaxpr among their parameters."""
+    from jax._src.lax import eval_jaxpr  # a function in some versions, a module in others
+
+    found = getattr(eval_jaxpr, "eval_jaxpr_p", None), getattr(_core, "eval_jaxpr_p", None)
+    return {primitive for primitive in found if primitive is not None}

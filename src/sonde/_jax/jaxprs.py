@@ -1,0 +1,136 @@
+"""Jaxprs: looking into them, running them, tracing functions to them.
+
+0.10 has open and closed ones, later versions have one class that carries its constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax._src import core as _core
+from jax._src.interpreters import partial_eval as _pe
+
+from sonde._jax.imported import Literal, Var
+
+__all__ = [
+    "add_equation",
+    "added_amount",
+    "close_jaxpr",
+    "eval_jaxpr",
+    "jaxprs_in",
+    "new_var",
+    "open_jaxpr",
+    "replace_jaxpr",
+    "sub_jaxprs",
+    "trace_to_closed_jaxpr",
+    "trace_to_jaxpr",
+]
+
+ONE_JAXPR_CLASS = getattr(_core, "ClosedJaxpr", _core.Jaxpr) is _core.Jaxpr
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The part with the equations."""
+    return jaxpr if ONE_JAXPR_CLASS or isinstance(jaxpr, _core.Jaxpr) else jaxpr.jaxpr
+
+
+def close_jaxpr(jaxpr: Any) -> Any:
+    """A jaxpr together with its constants; an open one must have none."""
+    return _core.ClosedJaxpr(jaxpr, ()) if not ONE_JAXPR_CLASS and isinstance(jaxpr, _core.Jaxpr) else jaxpr
+
+
+def first_outputs(jaxpr: Any, n: int) -> Any:
+    """A closed jaxpr without the outputs after the first `n`."""
+    inner = open_jaxpr(jaxpr)
+    fewer = inner.replace(outvars=inner.outvars[:n])
+    return fewer if inner is jaxpr else jaxpr.replace(jaxpr=fewer)
+
+
+def sub_jaxprs(params: dict[str, Any]) -> list[Any]:
+    """The jaxprs among the parameters of an equation, open or closed."""
+    if "_prim" in params:  # an operation that says itself what it stands for, and has parameters of its own
+        params = params["_prim"].params
+    found = []
+    for value in params.values():
+        if type(value) in _NO_JAXPR:
+            continue
+        if isinstance(value, (tuple, list)):
+            found += [x for x in value if type(x) not in _NO_JAXPR and hasattr(x, "eqns")]
+        elif hasattr(value, "eqns"):
+            found.append(value)
+    return found
+
+
+# What most parameters are: asking these for an attribute that they lack costs more than to look for their type.
+_NO_JAXPR = {type(None), bool, int, float, str, np.dtype, type(np.dtype("float32")), type(np.dtype("int32"))}
+
+
+def jaxprs_in(traced: Any) -> Iterator[Any]:
+    """The jaxprs in what JAX returns when it has traced a function, or found the trace of it."""
+    for part in traced if isinstance(traced, tuple) else (traced,):
+        if hasattr(part, "eqns"):
+            yield part
+        elif isinstance(params := getattr(part, "params", None), dict):
+            yield from sub_jaxprs(params)
+
+
+def eval_jaxpr(jaxpr: Any, *args: Any) -> list[Any]:
+    """Runs a jaxpr under the current trace."""
+    closed = close_jaxpr(jaxpr)
+    return _core.eval_jaxpr(open_jaxpr(closed), closed.consts, *args)
+
+
+def trace_to_jaxpr(fn: Callable[..., list[Any]], avals: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Traces `fn`, which takes and returns flat values, to a jaxpr whose first inputs are the constants returned."""
+    closed = jax.make_jaxpr(fn)(*avals)
+    consts = list(closed.consts)
+    if not consts:
+        return closed, consts
+    return close_jaxpr(_pe.convert_constvars_jaxpr(open_jaxpr(closed))), consts
+
+
+def trace_to_closed_jaxpr(fn: Callable[..., list[Any]], avals: Sequence[Any]) -> Any:
+    """Traces `fn`, which takes and returns flat values, to a jaxpr that holds its constants itself."""
+    return jax.make_jaxpr(fn)(*avals)
+
+
+def replace_jaxpr(
+    jaxpr: Any, *, extra_invars: Sequence[Any], eqns: Sequence[Any], outvars: Sequence[Any], effects: Any
+) -> Any:
+    """A closed jaxpr with other equations and outputs, and new inputs in front."""
+    old = open_jaxpr(jaxpr)
+    new = old.replace(
+        invars=[*extra_invars, *old.invars],
+        eqns=list(eqns),
+        outvars=list(outvars),
+        effects=effects,
+        debug_info=old.debug_info.with_unknown_names(),
+    )
+    if ONE_JAXPR_CLASS:
+        return new
+    return _core.ClosedJaxpr(new, jaxpr.consts if open_jaxpr(jaxpr) is not jaxpr else ())
+
+
+def new_var(aval: Any) -> Var:
+    """A fresh variable."""
+    return Var(aval)
+
+
+def add_equation(var: Any, amount: int) -> tuple[Any, Any]:
+    """The equation `out = var + amount` for an int32 scalar, and `out`."""
+    jaxpr = open_jaxpr(jax.make_jaxpr(lambda x: x + amount)(var.aval))
+    (template,) = jaxpr.eqns
+    out = new_var(var.aval)
+    invars = [x if isinstance(x, Literal) else var for x in template.invars]
+    return template.replace(invars=invars, outvars=[out]), out
+
+
+def added_amount(eqn: Any) -> int | None:
+    """What an equation adds to its first operand, if it is a number that is written down in it."""
+    if eqn.primitive is not lax.add_p or not isinstance(eqn.invars[1], Literal) or np.ndim(eqn.invars[1].val):
+        return None
+    return int(eqn.invars[1].val)

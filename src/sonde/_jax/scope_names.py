@@ -1,0 +1,64 @@
+"""The names that are open while code runs, which every equation remembers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax._src import source_info_util as _source_info
+
+__all__ = [
+    "count_names",
+    "is_innermost",
+    "name_stack",
+    "names_in",
+    "names_of",
+    "open_name",
+    "open_names",
+    "open_names_of",
+    "same_names_after",
+]
+
+
+def name_stack() -> tuple[Any, ...]:
+    """The names of the scopes that are open, as equations made now will remember them."""
+    return names_in(open_names())
+
+
+def open_names() -> Any:
+    """The scopes that are open, for `names_in`."""
+    return _source_info.current_name_stack()
+
+
+def names_in(stack: Any) -> tuple[Any, ...]:
+    """The names of the scopes that were open."""
+    return tuple([element.name for element in stack.stack])
+
+
+def count_names(stack: Any) -> int:
+    """How many scopes were open."""
+    return len(stack.stack)
+
+
+def names_of(eqn: Any) -> tuple[Any, ...]:
+    """The names of the scopes that were open when an equation was made, counted from its own jaxpr."""
+    return tuple(element.name for element in eqn.source_info.name_stack.stack)
+
+
+def open_name(name: str) -> Any:
+    """A context manager that opens a scope with a name."""
+    return _source_info.extend_name_stack(name)
+
+
+def is_innermost(opened: Any) -> bool:
+    """Whether the scope whose opening gave `opened` is the innermost that is open."""
+    return _source_info.current_name_stack() is opened
+
+
+def open_names_of(eqn: Any) -> Any:
+    """A context manager that opens the scopes in which an equation was made."""
+    return _source_info.set_name_stack(_source_info.current_name_stack() + eqn.source_info.name_stack)
+
+
+def same_names_after() -> Any:
+    """A context manager that restores the open scopes, whatever happens inside."""
+    return _source_info.set_name_stack(_source_info.current_name_stack())

@@ -1,0 +1,49 @@
+"""The trace that is current in a thread, and what else of JAX's state a run changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info
+
+from sonde._jax.imported import Trace
+
+__all__ = ["current_trace", "evaluated_late", "evaluates_early", "restore_thread_state", "thread_state", "trace_level"]
+
+
+def current_trace() -> Trace:
+    """The trace that a primitive bound now would go to."""
+    return _core.trace_ctx.trace
+
+
+def trace_level() -> Any:
+    """A token for the current trace, to be compared with `is`; it does not keep the trace alive.
+
+    A trace that stands for its parent (a capture does) shares the parent's token, so that it is not a level of its own.
+    """
+    return _core.trace_ctx.trace._weakref
+
+
+def thread_state() -> tuple[Any, Any]:
+    """What a run changes in JAX's state of the thread: the current trace and the scopes that are open."""
+    return _core.trace_ctx.trace, _source_info._source_info_context.context
+
+
+def restore_thread_state(state: tuple[Any, Any]) -> None:
+    """Sets the current trace and the open scopes to what they were."""
+    trace, scopes = state
+    if _core.trace_ctx.trace is not trace:
+        _core.trace_ctx.set_trace(trace)
+    _source_info._source_info_context.context = scopes
+
+
+def evaluates_early() -> bool:
+    """Whether code runs under `jax.ensure_compile_time_eval`."""
+    return _config.eager_constant_folding.value
+
+
+def evaluated_late() -> Any:
+    """A context manager that undoes `jax.ensure_compile_time_eval`."""
+    return _config.eager_constant_folding(False)

@@ -1,0 +1,130 @@
+"""Which `vmap` an axis is from: two of one size are two axes all the same.
+
+JAX tells batching rules no more than the size and the name of an axis; `patches.maps_told_apart` has it tell them this
+too, while a capture runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+from jax._src import core as _core
+from jax._src.interpreters import batching as _batching
+from jax._src.interpreters import partial_eval as _pe
+
+__all__ = ["MappedBy", "in_these_runs", "mapped_by", "runs_of_maps"]
+
+
+class MappedBy(NamedTuple):
+    """Which `vmap` has made an axis: two of one size are two axes all the same.
+
+    Attributes:
+        program: Stands for the program in which the `vmap` is called: one that is traced, or the one that runs.
+        path: The numbers of the `vmap`s around it in that program, and its own. Each has a number of its own in a
+            program that is traced. In the one that runs all have the same, or nothing compiled could be used again.
+        runs: Stand for the very calls of those `vmap`s, in the program that runs; None if not known.
+        inherited: Of an axis of a gradient, whether it is that of its value.
+    """
+
+    program: object
+    path: tuple[int, ...]
+    runs: tuple[object, ...] | None = None
+    inherited: bool = False
+
+    def is_around(self, other: MappedBy) -> bool:
+        """Whether the other is known to be called inside this one."""
+        n = len(self.path)
+        inside = n < len(other.path) and self[:2] == (other.program, other.path[:n])
+        return inside and (self.runs is None) == (other.runs is None) and (other.runs or ())[:n] == (self.runs or ())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NumberedAxis(_batching.AxisData):
+    """What batching rules are told about a mapped axis, and which `vmap` it is from."""
+
+    mapped_by: MappedBy | None = None
+    plain: Any = dataclasses.field(default=None, compare=False)
+
+
+class _Program:
+    """A program that is being traced."""
+
+    __slots__ = ("n_maps",)
+
+    def __init__(self) -> None:
+        self.n_maps = 0
+
+    def number(self) -> int:
+        self.n_maps += 1
+        return self.n_maps
+
+
+RUNNING = object()  # the program that runs
+_programs: weakref.WeakKeyDictionary[Any, _Program] = weakref.WeakKeyDictionary()
+
+
+class _Runs(threading.local):
+    """The calls of `vmap` that are under way in this thread, in the program that runs."""
+
+    def __init__(self) -> None:
+        self.now: tuple[object, ...] = ()
+
+
+_runs = _Runs()
+
+
+def _program_of(trace: Any) -> tuple[_Program | None, list[Any]]:
+    """The program that is being traced where a trace is, None if it runs; and the axes of the `vmap`s around there."""
+    maps = []
+    while trace is not None and not isinstance(trace, _pe.DynamicJaxprTrace):
+        if isinstance(trace, _batching.BatchTrace):
+            maps.insert(0, trace.axis_data)
+        trace = getattr(trace, "parent_trace", None) or getattr(trace, "parent", None)
+    return None if trace is None else _programs.setdefault(trace, _Program()), maps
+
+
+def mapped_next() -> MappedBy:
+    """Which one a `vmap` is that begins now."""
+    program, maps = _program_of(_core.trace_ctx.trace)
+    if program is None:
+        return MappedBy(RUNNING, (0,) * (len(maps) + 1))
+    around = mapped_by(maps[-1]) if maps else None
+    return MappedBy(program, (*(() if around is None else around.path), program.number()))
+
+
+class CallOfMap:
+    """A call of a `vmap` in the program that runs."""
+
+    __slots__ = ("_depth", "_fun")
+
+    def __init__(self, fun: Any, depth: int) -> None:
+        self._fun = fun
+        self._depth = depth
+
+    def call_wrapped(self, *args: Any) -> Any:
+        before = _runs.now
+        _runs.now = (*before[: self._depth], object())
+        try:
+            return self._fun.call_wrapped(*args)
+        finally:
+            _runs.now = before
+
+
+def mapped_by(axis_data: Any) -> MappedBy | None:
+    """Which `vmap` an axis is from, by what JAX tells a batching rule; None if that is not known."""
+    return getattr(axis_data, "mapped_by", None)
+
+
+def runs_of_maps(trace: Any) -> tuple[object, ...]:
+    """The calls of `vmap` around a trace, outermost first, each an object of its own; none if the program is traced."""
+    return _runs.now if _runs.now and _program_of(trace)[0] is None else ()
+
+
+def in_these_runs(mapped: MappedBy | None, runs: tuple[object, ...]) -> MappedBy | None:
+    """The same, and of which call, if it is from a `vmap` that is under way and not from an earlier one."""
+    if mapped is None or mapped.program is not RUNNING or mapped.inherited or mapped.runs is not None:
+        return mapped
+    return mapped._replace(runs=runs[: len(mapped.path)]) if len(mapped.path) <= len(runs) else mapped
