@@ -40,10 +40,14 @@ def _port() -> int:
         return free.getsockname()[1]
 
 
-def xla_flags(devices: int) -> str:
-    """The flags of the tests (`tests/conftest.py`), for a process with another number of CPU devices."""
-    count = "--xla_force_host_platform_device_count="
-    return re.sub(rf"{count}\d+", f"{count}{devices}", os.environ["XLA_FLAGS"])
+def xla_flags(devices: int, *, trains: bool = False) -> str:
+    """The flags of the tests (`tests/conftest.py`), for a process with another number of CPU devices.
+
+    What trains runs one program for seconds: it is worth optimizing.
+    """
+    count, level = "--xla_force_host_platform_device_count=", "--xla_backend_optimization_level="
+    flags = re.sub(rf"{count}\d+", f"{count}{devices}", os.environ["XLA_FLAGS"])
+    return flags.replace(f"{level}0", f"{level}1") if trains else flags
 
 
 def start(program: Path, count: int, *arguments: str) -> list[subprocess.Popen]:

@@ -11,12 +11,13 @@ from pathlib import Path
 from tests.processes import xla_flags
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+TRAIN_LONG = {"digits_cnn", "language_model", "lstm"}
 
 
 def run(name: str, *arguments: str) -> str:
     """What an example prints, in a terminal wide enough for its tables. A warning is an error."""
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
-    environment["XLA_FLAGS"] = xla_flags(1)
+    environment["XLA_FLAGS"] = xla_flags(1, trains=name in TRAIN_LONG)
     environment |= {"COLUMNS": "160", "PYTHONPATH": str(EXAMPLES.parent / "src"), "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *arguments]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment)

@@ -21,6 +21,7 @@ import sonde
 from sonde import models
 from sonde.report import examine
 from sonde.tools import attention_heads, patch_sweep
+from sonde.tools.heads import KINDS
 
 HERE = Path(__file__).parent
 SOURCE = Path(sonde.__file__).resolve().parent.parent
@@ -63,12 +64,13 @@ def main() -> None:
         model, (clean,), (corrupt,), "blocks/*/out", lambda logits: logits[0, -1, right] - logits[0, -1, wrong]
     )
     (folder / "sweep.html").write_text(FRAME + sweep.html(tokens=tokenizer.pieces(np.asarray(clean)[0])))
-    photograph(folder / "sweep.html", "sweep.png", (450, 560))
+    photograph(folder / "sweep.html", "sweep.png", (450, 580))
 
     once = np.random.default_rng(0).integers(1000, 40000, (1, 24))
     heads = attention_heads(model, "blocks/*/attn/weights")(jnp.asarray(np.concatenate([once, once], 1)))
-    (folder / "heads.html").write_text(FRAME + heads.html())
-    photograph(folder / "heads.html", "heads.png", (900, 560))
+    columns = [str(head) if head else kind for kind in KINDS for head in range(heads.induction.shape[1])]
+    (folder / "heads.html").write_text(FRAME + heads.html(tokens=columns))
+    photograph(folder / "heads.html", "heads.png", (930, 560))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,27 @@
-"""The demo's training, once in a test run: it takes ten seconds, and both the demo and its tutorial need the model."""
+"""The demo's training, once in a test run: it takes seconds, and both the demo and its tutorial need the model."""
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
+import types
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import pytest
 
 from sonde.demo import training
 from sonde.demo.training import Trained
 
 _train = training.train
+
+# A program that runs for seconds is worth optimizing, unlike those of other tests (`tests/conftest.py`).
+_OPTIMIZING_JAX = types.ModuleType("jax")
+vars(_OPTIMIZING_JAX).update(
+    {**vars(jax), "jit": functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": "1"})}
+)
 
 
 def _train_once(seed: int, on_progress: Callable[[int, float], None] = lambda step, loss: None) -> Trained:
@@ -32,5 +41,6 @@ def _train_once(seed: int, on_progress: Callable[[int, float], None] = lambda st
 
 def use_one_training(patch: pytest.MonkeyPatch) -> None:
     """Until the patch ends, the demo and the tutorial train each seed once in a run."""
+    patch.setattr("sonde.demo.training.jax", _OPTIMIZING_JAX)
     patch.setattr("sonde.demo.training.train", _train_once)
     patch.setattr("sonde.demo.story.train", _train_once)

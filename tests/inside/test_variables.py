@@ -677,8 +677,11 @@ def test_functions_that_python_does_not_list_because_the_heap_was_frozen():
         return y
 
     namespace["f"] = frozen
-    gc.freeze()  # as servers do before they fork; the tests do it once themselves
-    _, records = sonde.capture(lambda x: namespace["f"](x), inside=frozen)(jnp.ones(2))
+    gc.freeze()  # as servers do before they fork
+    try:
+        _, records = sonde.capture(lambda x: namespace["f"](x), inside=frozen)(jnp.ones(2))
+    finally:
+        gc.unfreeze()
     assert [path.rpartition("/")[2] for path in records] == ["x", "y", "return"]
 
 

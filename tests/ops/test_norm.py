@@ -160,7 +160,7 @@ def test_batch_norm_over_devices_equals_linen(draw, close):
         close(jax.vmap(ours, axis_name="devices")(x), jax.vmap(theirs, axis_name="devices")(x))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("dtype, x_dtype, param_dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 6), (2, 5, 6), (2, 4, 5, 6)])
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])

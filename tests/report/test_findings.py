@@ -199,6 +199,9 @@ def test_attention_collapsed():
     found = only(findings(attention(scores)), "attention-collapsed")
     assert found.text == "Head 1 of attn/weights looks at position 7 only."
     assert found.severity == "warning"
+    scores = jnp.zeros((2, 8, 16, 16)).at[:, 1:7, :, 7].set(100.0) + normal(2, 8, 16, 16)
+    found = only(findings(attention(scores)), "attention-collapsed")
+    assert found.text == "Heads 1, 2, 3, 4 and more of attn/weights look at position 7 only."
     at_first = jnp.zeros((2, 1, 16, 16)).at[..., 0].set(100.0)
     assert only(findings(attention(at_first)), "attention-collapsed").severity == "note"
 
@@ -206,6 +209,9 @@ def test_attention_collapsed():
 def test_attention_uniform():
     found = only(findings(attention(jnp.zeros((2, 4, 16, 16)))), "attention-uniform")
     assert found.text == "Every head of attn/weights looks at all positions alike."
+    scores = jnp.zeros((2, 4, 16, 16)).at[:, 2:].set(normal(2, 2, 16, 16))
+    found = only(findings(attention(scores)), "attention-uniform")
+    assert found.text == "Heads 0 and 1 of attn/weights look at all positions alike."
 
 
 def test_sharp_attention_to_different_positions_is_fine():

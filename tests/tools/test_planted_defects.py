@@ -10,9 +10,9 @@ from tests.tools.planted import INPUT, Planted, planted
 
 from sonde import first_nonfinite
 
-FEW = range(24)
+FEW = range(12)
 MANY = range(100)
-MANY_MORE = range(24, 1000)
+MANY_MORE = range(12, 1000)
 
 
 def check(program: Planted) -> None:

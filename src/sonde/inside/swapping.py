@@ -191,11 +191,12 @@ def _reachable() -> list[Any]:
     found: dict[int, Any] = {}
     todo: list[Any] = [*sys.modules.values(), *gc.get_objects()]
     while todo:
-        part, todo = todo[-_PARTS:], todo[:-_PARTS]
-        new = {id(x): x for x in gc.get_referents(*part) if type(x) not in _NO_REFERENTS}
-        fresh = [x for key, x in new.items() if key not in found]
-        found.update({id(x): x for x in fresh})
-        todo += fresh
+        part = todo[-_PARTS:]
+        del todo[-_PARTS:]
+        for x in gc.get_referents(*part):
+            if id(x) not in found and type(x) not in _NO_REFERENTS:
+                found[id(x)] = x
+                todo.append(x)
     return list(found.values())
 
 

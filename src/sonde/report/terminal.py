@@ -26,7 +26,6 @@ _MOST_SITES = 60
 def shown(report: Report) -> Any:
     """A rich renderable."""
     from rich.console import Group
-    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -37,11 +36,12 @@ def shown(report: Report) -> Any:
         parts.append(Text("Nothing wrong was found.", style="green"))
     for f in report.findings[:_MOST_FINDINGS]:
         style, word = _MARKS[f.severity]
-        line = Text()
-        line.append(f"{word:<8}", style=style)
-        line.append(f.text)
+        line = Table.grid(padding=(0, 1, 0, 0))
+        line.add_column(width=7)
+        line.add_column()
+        line.add_row(Text(word, style=style), Text(f.text))
+        line.add_row("", Text(f.help, style="dim"))
         parts.append(line)
-        parts.append(Padding(Text(f.help, style="dim"), (0, 0, 0, 8)))
     if len(report.findings) > _MOST_FINDINGS:
         parts.append(Text(f"... and {len(report.findings) - _MOST_FINDINGS} more, on the page", style="dim"))
     if report.sites:

@@ -33,13 +33,15 @@ def attention(sites: Sequence[Examined]) -> list[Finding]:
             step = max(collapsed, key=lambda step: len(_collapsed(step)[0]))
             heads, keys = _collapsed(step)
             to_first = all(np.all(_collapsed(other)[1] == 0) for other in collapsed)
-            text = f"{_heads(heads, step)} of {site.name}{_when(step, collapsed)} looks at position {keys[0]} only."
+            who, look = _heads(heads, step)
+            text = f"{who} of {site.name}{_when(step, collapsed)} {look} at position {keys[0]} only."
             severity = "note" if to_first else "warning"
             found.append(Finding(severity, "attention-collapsed", site.path, text, _COLLAPSED, site.source))
         uniform = [step for step in steps if _uniform(step).size]
         if uniform:
             step = max(uniform, key=lambda step: len(_uniform(step)))
-            text = f"{_heads(_uniform(step), step)} of {site.name}{_when(step, uniform)} looks at all positions alike."
+            who, look = _heads(_uniform(step), step)
+            text = f"{who} of {site.name}{_when(step, uniform)} {look} at all positions alike."
             found.append(Finding("note", "attention-uniform", site.path, text, _UNIFORM, site.source))
     return found
 
@@ -64,11 +66,14 @@ def _uniform(step: Step) -> np.ndarray:
     return np.flatnonzero((t["head_open"] >= ATTENTION_QUERIES) & (t["head_flat"] >= ATTENTION_SHARE * t["head_open"]))
 
 
-def _heads(heads: np.ndarray, step: Step) -> str:
+def _heads(heads: np.ndarray, step: Step) -> tuple[str, str]:
+    """Some heads of a layer in words, and the verb that goes with them."""
     total = len(step.traits["head_rows"])
     if total == 1:
-        return "The attention"
+        return "The attention", "looks"
     if len(heads) == total:
-        return "Every head"
-    shown = ", ".join(map(str, heads[:4])) + (", ..." if len(heads) > 4 else "")
-    return f"Head {shown}"
+        return "Every head", "looks"
+    if len(heads) == 1:
+        return f"Head {heads[0]}", "looks"
+    first, last = (heads[:4], "more") if len(heads) > 4 else (heads[:-1], heads[-1])
+    return f"Heads {', '.join(map(str, first))} and {last}", "look"
