@@ -30,10 +30,11 @@ hook = load_hook()
 def test_every_public_name_has_an_entry(name: str) -> None:
     page = hook.page(name)
     module = importlib.import_module(name)
-    entries = re.findall(r"^## (.*)\n\n(.*)", page, re.MULTILINE)
+    entries = re.findall(r"^## (.*)\n\n(.*)", page.replace(r"\_", "_"), re.MULTILINE)
     assert [title for title, _ in entries] == hook.public_names(module)
     assert {title for title, _ in entries} >= set(getattr(module, "__all__", ()))
     assert all(text.strip() for _, text in entries)
+    assert "-> '" not in page  # annotations as they are written, without quotes
     assert not re.search(r" at 0x[0-9a-f]+", page)  # an address in memory would differ in every build
 
 

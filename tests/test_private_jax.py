@@ -1,12 +1,17 @@
 """What Sonde expects of JAX's inside, name by name: a new JAX fails here first, in words."""
 
+import ast
 import importlib
+import importlib.util
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+import sonde
 
 # A dotted name below jax, the arguments that a function must take (None: any), and what it is needed for.
 EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
@@ -33,8 +38,8 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.interpreters.partial_eval", "convert_constvars_jaxpr", None, "makes inputs of constants"),
     ("_src.interpreters.ad", "primitive_linearizations", None, "has the rules of linearisation"),
     ("_src.interpreters.batching", "batch_jaxpr", ("closed_jaxpr", "axis_data", "in_batched"), "says what is mapped"),
-    ("_src.interpreters.batching", "broadcast", ("x", "sz", "axis", "mesh_axis"), "repeats what is not mapped"),
-    ("_src.interpreters.batching", "fancy_primitive_batchers", None, "has the batching rules that know the axis"),
+    ("interpreters.batching", "broadcast", ("x", "sz", "axis", "mesh_axis"), "repeats what is not mapped"),
+    ("interpreters.batching", "fancy_primitive_batchers", None, "has the batching rules that know the axis"),
     ("_src.lax.control_flow.loops", "scan_p", None, "is the primitive of scan"),
     ("_src.lax.control_flow.loops", "while_p", None, "is the primitive of while_loop"),
     ("_src.lax.control_flow.conditionals", "cond_p", None, "is the primitive of cond and switch"),
@@ -51,7 +56,105 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.source_info_util", "current_name_stack", (), "has the scopes that are open"),
     ("_src.util", "weakref_cache_key_types", None, "is the set of types that caches hold weakly"),
     ("_src.source_info_util", "extend_name_stack", ("name",), "opens a scope"),
+    ("_src.ad_checkpoint", "_trace_to_jaxpr", None, "is where checkpoint looks for a trace"),
+    ("_src.callback", "io_callback_p", None, "is the primitive of io_callback"),
+    ("_src.callback", "pure_callback_p", None, "is the primitive of pure_callback"),
+    ("_src.core", "Jaxpr", None, "is a traced program"),
+    ("_src.core", "Primitive", None, "is what a site is an instance of"),
+    ("_src.core", "ShapedArray", None, "is the type of an array"),
+    ("_src.core", "Tracer", None, "is what a traced function works with"),
+    ("_src.core", "Var", None, "is a variable of a jaxpr"),
+    ("_src.core", "eval_trace", None, "is the trace that computes"),
+    ("_src.core", "full_lower", ("val",), "takes a value out of the tracers that do nothing with it"),
+    ("_src.core", "no_effects", None, "is the set without effects"),
+    ("_src.core", "physical_aval", ("aval",), "is the type that a dtype of its own is stored as"),
+    ("_src.core", "typeof", None, "gives the type of a value"),
+    ("_src.custom_derivatives", "SymbolicZero", None, "is a zero tangent in a custom rule"),
+    ("_src.debugging", "debug_callback_p", None, "is the primitive of debug.callback"),
+    ("_src.dtypes", "extended", None, "is the kind of dtypes with rules of their own"),
+    ("_src.dtypes", "float0", None, "is the dtype of tangents of whole numbers"),
+    ("_src.dtypes", "issubdtype", None, "sorts dtypes"),
+    ("_src.effects", "Effect", None, "is what the effect of sites derives from"),
+    ("_src.effects", "control_flow_allowed_effects", None, "is a list of effects that loops and branches take"),
+    ("_src.effects", "custom_derivatives_allowed_effects", None, "is a list of effects that custom rules take"),
+    ("_src.interpreters.batching", "AxisData", None, "describes a mapped axis"),
+    ("_src.interpreters.batching", "BatchTrace", None, "is the trace of vmap"),
+    ("_src.interpreters.batching", "BatchTracer", None, "is a value under vmap"),
+    ("_src.interpreters.batching", "batch", None, "maps a function"),
+    ("_src.interpreters.batching", "batch_jaxpr2", None, "maps a jaxpr, and says what is mapped of its outputs"),
+    ("_src.interpreters.batching", "batch_jaxpr_axes", None, "maps a jaxpr over chosen axes"),
+    ("_src.interpreters.partial_eval", "DynamicJaxprTrace", None, "is the trace that makes jaxprs"),
+    ("_src.interpreters.partial_eval", "DynamicJaxprTracer", None, "is a value in it"),
+    ("_src.interpreters.partial_eval", "JaxprTrace", None, "is the trace of reverse mode"),
+    ("_src.interpreters.partial_eval", "custom_staging_rules", None, "has the rules for making equations"),
+    ("_src.mesh", "thread_resources", None, "has the mesh of a `with` block"),
+    ("_src.sharding_impls", "UNSPECIFIED", None, "is the sharding of jit's arguments without one"),
+    ("_src.source_info_util", "_source_info_context", None, "has the scopes that are open, and sets them"),
+    ("_src.source_info_util", "set_name_stack", None, "sets them"),
+    ("interpreters.ad", "Zero", None, "is a zero tangent, with its type"),
+    ("interpreters.ad", "instantiate_zeros", None, "makes an array of it"),
+    ("interpreters.ad", "primitive_jvps", None, "has the rules of differentiation"),
+    ("interpreters.ad", "primitive_transposes", None, "has the rules of transposition"),
+    ("interpreters.batching", "primitive_batchers", None, "has the other batching rules"),
+    ("interpreters.mlir", "lower_fun", None, "makes a lowering rule of a function"),
+    ("interpreters.mlir", "register_lowering", ("prim", "rule"), "sets the lowering rule of a primitive"),
 ]
+
+# Used where JAX has them: names that some of the supported versions lack, with those that stand in for them.
+IN_SOME_VERSIONS = {
+    ("_src", "flattree"): ("_src.tree_util", "FlatTree"),
+    ("_src.tree_util", "FlatTree"): ("_src", "flattree"),
+    ("_src.core", "ClosedJaxpr"): ("_src.core", "Jaxpr"),
+    ("_src.lax", "eval_jaxpr"): ("_src.core", "eval_jaxpr"),
+}
+
+PRIVATE = ("jax._src", "jax.interpreters", "jax.extend")
+
+
+def is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what it would be in is no module
+        return False
+
+
+def has(module: str, name: str) -> bool:
+    whole = f"jax.{module}"
+    return is_module(f"{whole}.{name}") or (is_module(whole) and hasattr(importlib.import_module(whole), name))
+
+
+def private_names(file: Path) -> set[tuple[str, str]]:
+    """The names of JAX's inside that a file uses: those it imports, and attributes of modules that it imports."""
+    tree = ast.parse(file.read_text())
+    modules, found = {}, set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not node.module:
+            continue
+        of_door = node.module.startswith("sonde._jax")  # which hands on three modules of `jax.interpreters`
+        origin = "jax.interpreters" if of_door else node.module
+        for each in node.names if origin.startswith(PRIVATE) else ():
+            if is_module(f"{origin}.{each.name}"):
+                modules[each.asname or each.name] = f"{origin}.{each.name}"
+            elif not of_door:
+                found.add((origin, each.name))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            of = ast.unparse(node.value).removeprefix("_jax.")
+            if of in modules or (of in ("ad", "batching", "mlir") and ast.unparse(node.value).startswith("_jax.")):
+                found.add((modules.get(of, f"jax.interpreters.{of}"), node.attr))
+    return {(module.removeprefix("jax."), name) for module, name in found}
+
+
+def test_every_private_name_that_sonde_uses_is_listed() -> None:
+    used = {name for file in Path(sonde.__file__).parent.rglob("*.py") for name in private_names(file)}
+    listed = {(module, name) for module, name, *_ in EXPECTED} | set(IN_SOME_VERSIONS)
+    assert not used - listed, f"say in EXPECTED what is expected of {sorted(used - listed)}"
+    assert not listed - used - set(IN_SOME_VERSIONS), "listed, but not used"
+
+
+@pytest.mark.parametrize("name", IN_SOME_VERSIONS, ids=".".join)
+def test_a_name_that_some_versions_lack_has_another_in_its_place(name: tuple[str, str]) -> None:
+    assert has(*name) or has(*IN_SOME_VERSIONS[name]), f"both {name} and {IN_SOME_VERSIONS[name]} are gone"
 
 
 @pytest.mark.parametrize(("module", "name", "arguments", "purpose"), EXPECTED, ids=lambda x: str(x)[:40])

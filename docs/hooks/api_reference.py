@@ -59,12 +59,13 @@ def public_names(module: ModuleType) -> list[str]:
 
 
 def _entry(name: str, thing: Any) -> str:
+    title = "## " + name.replace("__", r"\_\_")  # which would be bold
     if inspect.ismodule(thing):
         inside = ", ".join(f"`{n}`" for n in public_names(thing))
-        return f"## {name}\n\nThe module `{thing.__name__}`. {_prose(inspect.getdoc(thing) or '')}\n\n{inside}"
+        return f"{title}\n\nThe module `{thing.__name__}`. {_prose(inspect.getdoc(thing) or '')}\n\n{inside}"
     if not callable(thing):
-        return f"## {name}\n\n{_constant(thing)}"
-    lines = [f"## {name}", f"```python\n{_signature(name, thing)}\n```", _docstring(thing)]
+        return f"{title}\n\n{_constant(thing)}"
+    lines = [title, f"```python\n{_signature(name, thing)}\n```", _docstring(thing)]
     if inspect.isclass(thing):
         for key, member in vars(thing).items():
             text = inspect.getdoc(member)
@@ -83,11 +84,22 @@ def _constant(thing: Any) -> str:
     return f"A `{type(thing).__name__.lstrip('_')}`. {own}".strip()
 
 
+class _Plain(str):
+    """A text that is shown without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def _signature(name: str, thing: Any) -> str:
     try:
-        return name + re.sub(r" at 0x[0-9a-f]+", "", str(inspect.signature(thing)))
+        found = inspect.signature(thing)
     except (TypeError, ValueError):
         return name
+    plain = lambda kind: _Plain(kind) if isinstance(kind, str) else kind  # an annotation as it is written in the file
+    arguments = [p.replace(annotation=plain(p.annotation)) for p in found.parameters.values()]
+    shown = found.replace(parameters=arguments, return_annotation=plain(found.return_annotation))
+    return name + re.sub(r" at 0x[0-9a-f]+", "", str(shown))
 
 
 def _docstring(thing: Any) -> str:
