@@ -91,14 +91,18 @@ class _Plain(str):
         return str(self)
 
 
+def _plain(annotation: Any) -> Any:
+    """An annotation as it is written in the file."""
+    return _Plain(annotation) if isinstance(annotation, str) else annotation
+
+
 def _signature(name: str, thing: Any) -> str:
     try:
         found = inspect.signature(thing)
     except (TypeError, ValueError):
         return name
-    plain = lambda kind: _Plain(kind) if isinstance(kind, str) else kind  # an annotation as it is written in the file
-    arguments = [p.replace(annotation=plain(p.annotation)) for p in found.parameters.values()]
-    shown = found.replace(parameters=arguments, return_annotation=plain(found.return_annotation))
+    arguments = [p.replace(annotation=_plain(p.annotation)) for p in found.parameters.values()]
+    shown = found.replace(parameters=arguments, return_annotation=_plain(found.return_annotation))
     return name + re.sub(r" at 0x[0-9a-f]+", "", str(shown))
 
 
