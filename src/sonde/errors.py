@@ -11,7 +11,7 @@ SondeError
 ├── ScopeError            scopes were left in another order than they were entered
 ├── SiteNameError         a name that cannot name a site          (also a TypeError or ValueError)
 ├── StoreError            a store of activations cannot be used, or does not fit
-└── TraceContextError     an object is changed from another trace level than the one it was made at
+└── TraceContextError     an object was changed at a trace level other than the one it was made at
 
 A wrong argument raises Python's own `TypeError` or `ValueError`.
 """
@@ -216,7 +216,7 @@ class TransformedMethodReturnValueError(LinenError):
 
 
 class TraceContextError(SondeError):
-    """A Variable or Module is changed from another trace level than the one it was made at.
+    """A Variable or Module was changed at a trace level other than the one it was made at.
 
     It is raised when, say, a function under `jax.jit` assigns to a model it closes over: the assignment would put a
     tracer into an object that outlives the trace. Pass the object as an argument of an `nnx` transform instead.

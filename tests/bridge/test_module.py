@@ -176,5 +176,5 @@ def test_errors():
         Dense(3)(X)
     with pytest.raises(ScopeParamNotFoundError, match="needs 'kernel' of the collection 'params'"):
         Dense(3).apply({}, X, rngs=0)
-    with pytest.raises(ValueError, match="outside a bridge.Module that runs"):
+    with pytest.raises(ValueError, match="outside a running bridge.Module"):
         sonde.nnx.bridge.nnx_in_bridge_mdl(lambda rngs: None)

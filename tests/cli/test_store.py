@@ -50,4 +50,4 @@ def test_what_cannot_be_done_is_said(sonde, write, folder):
     assert "matches none" in sonde.error("harvest", "program:batches", "one", "--sites", "g")
     sonde.ok("harvest", "program:batches", "one")
     assert "dtype was None, now 'float16'" in sonde.error("harvest", "program:batches", "one", "--dtype", "float16")
-    assert "wants (f, batches)" in sonde.error("harvest", "program:np", "two")
+    assert "needs (f, batches)" in sonde.error("harvest", "program:np", "two")

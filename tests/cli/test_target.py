@@ -149,14 +149,16 @@ def test_a_file_that_belongs_to_a_package(write, sonde) -> None:
 def test_no_arguments_known(write, sonde) -> None:
     write()
     error = sonde.error("report", "model:loss")
-    assert "model:loss needs arguments, and none are known: loss(w, x)." in error
+    assert "model:loss needs arguments, but none are known: loss(w, x)." in error
     assert "--input file.npz" in error and "loss.example_inputs" in error
 
 
 def test_a_maker_that_returns_something_else(write, sonde) -> None:
     write("def make(): return 3\n")
     error = sonde.error("report", "model:make")
-    assert "was called to make a program, and returned a int. It should return (f, args) or (f, args, kwargs)" in error
+    assert (
+        "was called to make a program, but it returned a int. It should return (f, args) or (f, args, kwargs)" in error
+    )
 
 
 def test_a_maker_that_fails(write, sonde) -> None:

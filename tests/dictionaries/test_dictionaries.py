@@ -184,9 +184,9 @@ def test_a_folder_that_others_wrote(tmp_path):
 def test_options_that_do_not_fit():
     with pytest.raises(ValueError, match="k= goes with"):
         Dictionary(4, 8, activation="topk", rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="k is between 1"):
+    with pytest.raises(ValueError, match="k must be between 1"):
         Dictionary(4, 8, activation="topk", k=9, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="for values of width 4"):
+    with pytest.raises(ValueError, match="takes values of width 4"):
         Dictionary(4, 8, rngs=nnx.Rngs(0))(jnp.ones(5))
     with pytest.raises(ValueError, match="batches ended before step 10"):
         dictionaries.train(Dictionary(4, 8, rngs=nnx.Rngs(0)), iter([jnp.ones((2, 4))]), steps=10)

@@ -240,7 +240,7 @@ def test_names_as_strings():
     with pytest.raises(TypeError, match="got 3 of type int"):
         sonde.capture(f, inside=3)
     for wrong in ("", ":x", "a..b"):
-        with pytest.raises(InsideError, match="no name of a module"):
+        with pytest.raises(InsideError, match="not the name of a module"):
             sonde.capture(f, inside=wrong)
     with pytest.raises(TypeError, match="at least one"):
         sonde.capture(f, inside=[])
@@ -551,7 +551,7 @@ def on_host(v):
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
 def test_what_runs_on_the_host_is_an_error_if_it_was_asked_for(wrap):
     run = wrap(lambda x: jax.pure_callback(on_host, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
-    with pytest.raises(Exception, match="runs where the capture cannot see it"):  # JAX wraps it
+    with pytest.raises(Exception, match="cannot be captured: its function was requested by name"):  # JAX wraps it
         jax.block_until_ready(sonde.capture(run, inside=on_host)(X))
     result, records = sonde.capture(run, inside=f"{__file__}:on_h*")(X)
     np.testing.assert_array_equal(result, X + 1)
@@ -620,7 +620,7 @@ def test_what_cannot_be_looked_into_is_an_error_if_it_was_asked_for():
     for function, reason in [
         (generates, "it is a generator function"),
         (waits, "it is a coroutine function"),
-        (made["sourceless"], "its source is not to be found"),
+        (made["sourceless"], "its source is not available"),
         (jax.lax.scan, "it is part of the machinery of JAX"),
         (sonde.capture, "it is part of Sonde itself"),
     ]:

@@ -76,7 +76,9 @@ def test_boxes():
     assert box.add_axis(1, {nn.PARTITION_NAME: "n"}).names == ("x", "n", None)
     assert box.add_axis(3, {nn.PARTITION_NAME: "n"}).names == ("x", None, None, "n")
     assert box.remove_axis(0, {nn.PARTITION_NAME: "x"}).names == (None,)
-    with pytest.raises(errors.PartitioningUnspecifiedError, match=r"partitioned as .* is not told what"):
+    with pytest.raises(
+        errors.PartitioningUnspecifiedError, match=r"partitioned as .* over a new axis, whose name is unknown"
+    ):
         box.add_axis(0, {})
     with pytest.raises(ValueError, match="which metadata_params call 'y'"):
         box.remove_axis(0, {nn.PARTITION_NAME: "y"})
@@ -123,5 +125,5 @@ def test_logical_constraints():
     assert nn.with_logical_constraint(x, ("batch", None)) is x
     with pytest.raises(ValueError, match="no rule places "):
         nn.with_logical_constraint(x, ("nobody", None), rules=RULES, fallback=nn.RulesFallback.RAISE_ERROR)
-    with pytest.raises(ValueError, match=r"axis names \['batch'\] stand more than once"):
+    with pytest.raises(ValueError, match=r"axis names \['batch'\] occur more than once"):
         nn.logical_to_mesh_axes(("batch", "batch"), RULES)

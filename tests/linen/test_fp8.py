@@ -1,4 +1,4 @@
-"""Products in 8 bit floats, against Flax."""
+"""Products in 8-bit floats, against Flax."""
 
 import flax.linen as flax_nn
 import jax

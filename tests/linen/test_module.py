@@ -471,7 +471,7 @@ WRONG = {
     "no params": (
         lambda: nn.Dense(3).apply({}, X),
         errors.ScopeCollectionNotFound,
-        r"module / needs parameter 'kernel', and collection 'params' has nothing",
+        r"module / needs parameter 'kernel', but collection 'params' has nothing",
     ),
     "missing param": (
         lambda: nn.Dense(3).apply({"params": {"bias": jnp.ones(3)}}, X),
@@ -507,7 +507,7 @@ WRONG = {
     "no key": (
         lambda: nn.Dropout(0.5, deterministic=False).apply({}, X),
         errors.InvalidRngError,
-        r"module / needs a random key of stream 'dropout', and rngs has no streams",
+        r"module / needs a random key of stream 'dropout', but rngs has no streams",
     ),
     "immutable": (
         lambda: model_with(lambda self, x: self.put_variable("notes", "n", 1)).apply({}, X),
@@ -533,7 +533,7 @@ WRONG = {
     "unbound setup attribute": (
         lambda: Coder().encoder,
         AttributeError,
-        '"Coder" object has no attribute "encoder". What setup makes is there inside init and apply only',
+        '"Coder" object has no attribute "encoder". Attributes made in setup exist only inside init and apply',
     ),
 }
 

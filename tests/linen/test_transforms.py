@@ -256,7 +256,7 @@ def test_maps_leave_keyword_arguments_out_and_say_so():
         with pytest.warns(RuntimeWarning, match=r"at / ignores the keyword arguments \['scale'\]"):
             out = lifted.apply({}, jnp.ones(3), jnp.ones(3), scale=5.0)
         assert float(out[0].max()) == 1.0
-    with pytest.raises(TypeError, match=r"keyword arguments \['y'\]: it takes the carry alone"):
+    with pytest.raises(TypeError, match=r"keyword arguments \['y'\]: it takes only the carry"):
         nn.remat_scan(Cell, lengths=(2,))().apply({}, 1.0, y=2.0)
 
 

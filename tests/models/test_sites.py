@@ -136,7 +136,7 @@ def test_rotation_keeps_what_depends_on_distance() -> None:
     assert abs(product(7, 3) - product(7, 4)) > 1e-3
     both = [ops.rotate(x, *ops.rotary_tables(jnp.array([[5]]), rotary), interleaved=True) for x in (q, k)]
     assert abs(float((both[0] * both[1]).sum()) - float((q * k).sum())) < 1e-4
-    with pytest.raises(sonde.errors.LayerInputError, match="know the scalings default, linear"):
+    with pytest.raises(sonde.errors.LayerInputError, match="known are default, linear"):
         ops.Rotary(8, kind="other")
 
 

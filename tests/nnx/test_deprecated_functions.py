@@ -1,4 +1,4 @@
-"""The mark for functions that will go."""
+"""The decorator for functions that will be removed."""
 
 import pytest
 

@@ -68,5 +68,5 @@ def test_placing_is_turned_off_for_a_block_in_this_thread():
         assert v.out_sharding == ("nowhere",)
     assert using_eager_sharding()
     assert others == [True]
-    with pytest.raises(ValueError, match=r"out_sharding=\('nowhere',\) is made and there is no mesh"):
+    with pytest.raises(ValueError, match=r"out_sharding=\('nowhere',\) needs a mesh, and none is set"):
         nnx.Param(jnp.ones(2), out_sharding=("nowhere",))

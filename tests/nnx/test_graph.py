@@ -104,7 +104,7 @@ def test_a_bad_merge_names_the_paths():
     state["layers"]["extra"] = nnx.Param(1)
     with pytest.raises(ValueError, match=r"missing: layers/1/w; not expected: layers/extra"):
         nnx.merge(graphdef, state)
-    with pytest.raises(ValueError, match="the graphdef has 8 leaves, and 2 are given"):
+    with pytest.raises(ValueError, match="the graphdef has 8 leaves, but 2 were given"):
         nnx.unflatten(graphdef, [1, 2])
 
 

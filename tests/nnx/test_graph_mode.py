@@ -1,4 +1,4 @@
-"""Which mode functions run in when they are not told."""
+"""The default mode of functions that are not given one."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Looking through a model: what is met, in which order, and what is there twice."""
+"""Iterating over a model: what is visited, in which order, and duplicates."""
 
 import pytest
 from tests.nnx.graphs import shared, tree

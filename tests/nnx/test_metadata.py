@@ -1,4 +1,4 @@
-"""What a Variable knows besides its value, and the hooks among it."""
+"""The metadata of Variables, and their hooks."""
 
 import pickle
 

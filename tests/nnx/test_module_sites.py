@@ -73,7 +73,7 @@ def test_perturbing_a_tree():
 
 
 def test_methods_stay_what_they_were():
-    """A class is prepared for captures when it is made; nobody should notice."""
+    """A class is prepared for captures when it is made, without visible effects."""
 
     def twice(f):
         @functools.wraps(f)

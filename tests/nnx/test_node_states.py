@@ -75,7 +75,7 @@ def test_a_shared_variable_has_one_prefix(same):
     assert same(lambda nnx: run(nnx, (0, None, 0))) == 3
     assert same(lambda nnx: run(nnx, (0, None, 1))) == ("raised", "ValueError")
     axes = nnx.StateAxes({nnx.Param: 0, ...: None}), nnx.StateAxes({nnx.Param: 1, ...: None})
-    with pytest.raises(ValueError, match=r"the Param at \[0\]\.w is the one at \[2\]\['b'\]\.w.* 0 .* 1 "):
+    with pytest.raises(ValueError, match=r"the Param at \[0\]\.w is also at \[2\]\['b'\]\.w.* 0 .* 1 "):
         run(nnx, (axes[0], None, axes[1]))
     m = nnx.Dict(w=nnx.Param(1.0))
     assert len(jax.tree.leaves(nnx.to_tree((m, m), prefix=(0, 1), check_aliasing=False))) == 1

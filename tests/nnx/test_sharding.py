@@ -102,7 +102,7 @@ def test_a_model_that_is_only_described():
 
 def test_an_axis_of_another_name_is_not_taken_out():
     v = named("x", "y")
-    with pytest.raises(ValueError, match=r"the axes \('x', 'y'\) is named 'x', and the transform calls it 'new'"):
+    with pytest.raises(ValueError, match=r"the axes \('x', 'y'\) is named 'x', but the transform calls it 'new'"):
         remove_axis(v, 0, {nnx.PARTITION_NAME: "new"})
     assert v.out_sharding == ("x", "y")
 

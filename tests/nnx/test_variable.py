@@ -109,7 +109,7 @@ def test_changing_from_another_trace_level():
     def assign(x):
         v[...] = x
 
-    with pytest.raises(errors.TraceContextError, match="Param is changed from another trace level"):
+    with pytest.raises(errors.TraceContextError, match="Param was changed at a trace level other than"):
         jax.jit(assign)(jnp.zeros(2))
     with pytest.raises(errors.TraceContextError):
         jax.jit(lambda: v.set_metadata(a=1))()

@@ -219,7 +219,7 @@ def test_decoding_step_by_step_equals_causal_attention(draw):
         ),
         (
             lambda d: ops.combine_masks(d(2, 3), d(3)),
-            "only masks with equally many axes can be combined, got 2, 1 axes.",
+            "masks must have the same number of axes, got 2, 1 axes.",
         ),
     ],
 )

@@ -123,7 +123,7 @@ def test_conv_local_equals_flax(draw, close, padding, strides, dilation):
         ),
         (
             lambda d: ops.conv(d(2, 8, 8, 3), d(3, 3, 3, 4), padding=[1]),
-            "padding=[1] is none of the ways to say it: a name, a number, or for each of the 2 spatial axes a number "
+            "padding=[1] is not valid: expected a name, a number, or for each of the 2 spatial axes a number "
             "or a (low, high) pair.",
         ),
         (
@@ -140,7 +140,7 @@ def test_conv_local_equals_flax(draw, close, padding, strides, dilation):
         ),
         (
             lambda d: ops.conv(d(2, 8, 3), d(3, 3, 4), input_dilation=2),
-            "padding 'SAME' says nothing about a dilated input: with input_dilation=(2,) give the padding in "
+            "padding 'SAME' is undefined for a dilated input: with input_dilation=(2,) give the padding in "
             "numbers, or use a transposed convolution.",
         ),
         (

@@ -149,7 +149,7 @@ def test_gradients_equal_flax(draw, close):
         ),
         (
             lambda d: ops.einsum("nta,ab", d(2, 5, 3), d(3, 4)),
-            "the einsum equation 'nta,ab' has no '->' that says what comes out, such as 'nd,dk->nk'.",
+            "the einsum equation 'nta,ab' has no '->' before the result; write it as in 'nd,dk->nk'.",
         ),
         (
             lambda d: ops.einsum("nta,abc->ntb", d(2, 5, 3), d(3, 4)),

@@ -34,4 +34,4 @@ def test_a_missing_key_is_said(draw):
 def test_a_rate_that_is_no_probability_is_said(draw):
     with pytest.raises(LayerInputError) as caught:
         ops.dropout(draw(3), jax.random.key(0), rate=1.5)
-    assert str(caught.value) == "`rate` is a probability, from 0 to 1, got 1.5."
+    assert str(caught.value) == "`rate` must be a probability, from 0 to 1, got 1.5."

@@ -266,16 +266,15 @@ def test_the_program_is_the_same_when_nobody_looks(draw, kind):
         ),
         (
             lambda d: ops.group_norm(d(2, 6), num_groups=4),
-            "num_groups=4 groups of equal size cannot be made of the 6 features of float32[2,6].",
+            "6 features of float32[2,6] cannot be split into num_groups=4 groups of equal size.",
         ),
         (
             lambda d: ops.group_norm(d(2, 5, 6), num_groups=2, reduction_axes=(1,)),
-            "reduction_axes=(1,) lack the last axis of float32[2,5,6]: it holds the features, of which the groups are "
-            "made.",
+            "reduction_axes=(1,) must include the last axis of float32[2,5,6], which holds the features.",
         ),
         (
             lambda d: ops.instance_norm(d(2, 5, 6), feature_axes=(0, -1)),
-            "feature_axes=(0, -1) contain axis 0 of float32[2,5,6], which is the batch: give others.",
+            "feature_axes=(0, -1) contain axis 0 of float32[2,5,6], which is the batch: choose other axes.",
         ),
         (
             lambda d: ops.layer_norm(d(2, 6), reduction_axes=3),
@@ -283,8 +282,8 @@ def test_the_program_is_the_same_when_nobody_looks(draw, kind):
         ),
         (
             lambda d: ops.group_count(6, num_groups=3, group_size=2),
-            "exactly one of `num_groups` and `group_size` counts the groups, got 3 and 2. `num_groups` is 32 unless "
-            "said otherwise: with `group_size`, say num_groups=None.",
+            "give exactly one of `num_groups` and `group_size`, got 3 and 2. `num_groups` is 32 by default: with "
+            "`group_size`, pass num_groups=None.",
         ),
         (
             lambda d: ops.group_count(6, num_groups=None, group_size=4),

@@ -119,7 +119,7 @@ def test_a_carry_that_does_not_fit_is_said(draw):
     with pytest.raises(LayerInputError) as caught:
         ops.check_carry((draw(2, 4), draw(2, 5)), draw(2, 3), 4, parts=2)
     assert str(caught.value) == (
-        "`carry` has the wrong shape: expected (2, 4) beside inputs float32[2,3], got float32[2,5]."
+        "`carry` has the wrong shape: expected (2, 4) for inputs float32[2,3], got float32[2,5]."
     )
     with pytest.raises(LayerInputError) as caught:
         ops.check_carry(draw(2, 4), draw(2, 3), 4, parts=2)

@@ -52,7 +52,7 @@ def test_many_steps_find_the_largest_singular_value(draw):
 def test_what_does_not_fit_is_said(draw):
     with pytest.raises(LayerInputError) as caught:
         ops.spectral_norm(draw(3), draw(1, 3))
-    assert str(caught.value) == "spectral norm needs a weight with two axes at least, got float32[3]."
+    assert str(caught.value) == "spectral norm needs a weight with at least two axes, got float32[3]."
     with pytest.raises(LayerInputError) as caught:
         ops.spectral_norm(draw(3, 3), draw(1, 3), n_steps=0)
-    assert str(caught.value) == "`n_steps` must be 1 at least, got 0."
+    assert str(caught.value) == "`n_steps` must be at least 1, got 0."

@@ -179,7 +179,7 @@ def test_long_loops_are_thinned_out():
 def test_panels_check_what_they_are_given():
     with pytest.raises(ValueError, match=r"HeatMap 't' takes values with two axes, got shape \(3,\)"):
         HeatMap(title="t", values=[1, 2, 3])
-    with pytest.raises(ValueError, match="HeatMap 't' has 2 rows and 1 labels for them"):
+    with pytest.raises(ValueError, match="HeatMap 't' has 2 rows but 1 labels for them"):
         HeatMap(title="t", values=np.ones((2, 2)), rows=["one"])
     with pytest.raises(ValueError, match="at most 40000 cells, got 90000"):
         HeatMap(title="t", values=np.ones((300, 300)))

@@ -193,7 +193,7 @@ def test_memory_smaller_than_a_batch_still_works(tmp_path):
         ({"dtype": "float16"}, "dtype was None, now 'float16'"),
         ({"patterns": ("total",)}, r"patterns was \['block/h'\], now \['total'\]"),
         ({"f": lambda x: sonde.sow(jnp.tanh(x @ W) * 2, "block/h")}, "the program computes something else"),
-        ({"batches": [XS[0] + 1, *XS[1:]]}, "the first batch is another"),
+        ({"batches": [XS[0] + 1, *XS[1:]]}, "the first batch is different"),
         ({"batches": [*XS[:4], XS[4] + 1]}, "batch 4 is not the one that was stored"),
     ],
 )
@@ -211,7 +211,7 @@ def test_another_call_on_the_same_folder_says_what_differs(tmp_path, change, sai
 def test_other_weights_are_noticed(tmp_path):
     harvest(Marked(0), XS, tmp_path)
     harvest(Marked(0), XS, tmp_path)
-    with pytest.raises(StoreError, match="weights of the program are others"):
+    with pytest.raises(StoreError, match="weights of the program have changed"):
         harvest(Marked(1), XS, tmp_path)
 
 

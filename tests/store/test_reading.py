@@ -138,7 +138,7 @@ def test_processes_share_the_rows(kept):
 
 
 def test_batches_that_cannot_be(kept):
-    with pytest.raises(ValueError, match="size and axes are at least 1"):
+    with pytest.raises(ValueError, match="size and axes must be at least 1"):
         kept.batches(0)
     assert list(kept.batches(51)) == []
 
@@ -175,7 +175,7 @@ def test_merge(tmp_path):
     with pytest.raises(StoreError, match="holds a store already"):
         store.merge([tmp_path / "one"], tmp_path / "two")
     make(tmp_path / "other", ARRAY[:, :2], 1)
-    with pytest.raises(StoreError, match="hold other arrays: values/a/h"):
+    with pytest.raises(StoreError, match="hold different arrays: values/a/h"):
         store.merge([tmp_path / "one", tmp_path / "other"], tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

@@ -77,9 +77,9 @@ def test_units_of_several_axes_loops_and_gradients():
 
 def test_errors_say_what_to_ask_for():
     plain = store.statistics(program, XS)["h"]
-    with pytest.raises(ValueError, match="ask for it with histogram=True"):
+    with pytest.raises(ValueError, match="pass histogram=True"):
         plain.quantile(0.5)
-    with pytest.raises(ValueError, match="ask for it with covariance=True"):
+    with pytest.raises(ValueError, match="pass covariance=True"):
         plain.whitening()
     with pytest.raises(ValueError, match="there are no batches"):
         store.statistics(program, [])

@@ -1,7 +1,7 @@
 """Modules of linen and nnx inside each other, of Sonde and of Flax. Also `sonde.nnx.bridge`.
 
-`ToNNX` puts a linen module into an nnx Module, `ToLinen` the other way round. `Module` is a module of both kinds.
-`for_flax` has the same for modules of Flax: a module of Sonde inside one of Flax.
+`ToNNX` puts a linen module into an nnx Module, `ToLinen` an nnx Module into a linen module. `Module` is a module of
+both kinds. `for_flax` has the same classes for a module of Sonde inside one of Flax.
 """
 
 from sonde.bridge.context import Scope, current_context, current_module

@@ -1,4 +1,4 @@
-"""Which `bridge.Module` runs, and what a module is bound to while it runs."""
+"""The running `bridge.Module`, and the scope that a module is bound to while it runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sonde.linen.filters import Filter, matches
 
 
 class Scope(nnx.Pytree):
-    """What a module is bound to in one run; modules in one another share it.
+    """What a module is bound to in one run; nested modules share it.
 
-    It is an attribute of each of them, so that transforms see the streams.
+    It is an attribute of each module, so that transforms see the streams.
 
     Attributes:
         rngs: The random streams.
@@ -39,7 +39,7 @@ class Scope(nnx.Pytree):
 
 @dataclasses.dataclass
 class ModuleStackEntry:
-    """A module whose method runs.
+    """A module whose method is running.
 
     Attributes:
         module: The module.
@@ -72,11 +72,11 @@ MODULE_CONTEXT = ModuleContext()
 
 
 def current_context() -> ModuleStackEntry | None:
-    """The innermost module that runs, with its method; None outside all of them."""
+    """The innermost running module, with its method; None if none is running."""
     return MODULE_CONTEXT.module_stack[-1]
 
 
 def current_module() -> Any:
-    """The innermost module that runs; None outside all of them."""
+    """The innermost running module; None if none is running."""
     entry = current_context()
     return None if entry is None else entry.module

@@ -1,4 +1,4 @@
-"""`ToNNX` and `ToLinen` whose outside is a module of Flax: modules of Sonde inside modules of Flax.
+"""`ToNNX` and `ToLinen` as modules of Flax: for modules of Sonde inside modules of Flax.
 
 Flax must be installed; importing this file imports it. `flax.nnx.bridge.ToNNX` takes linen modules of Sonde as well;
 the classes here take nnx Modules of Sonde too.
@@ -61,7 +61,7 @@ def to_linen(
     skip_rng: bool = False,
     **kwargs: Any,
 ) -> ToLinen:
-    """A linen module of Flax from a class of nnx Modules of Sonde and what to make one with."""
+    """A linen module of Flax from a class of nnx Modules of Sonde and its arguments."""
     return ToLinen(
         nnx_class, args=args, kwargs=FrozenDict(kwargs), metadata_fn=metadata_fn, skip_rng=skip_rng, name=name
     )

@@ -16,8 +16,8 @@ class Functional:
     Attributes:
         module_type: The class of the Module.
         graphdef: Its structure; None before `init`.
-        args: What to make it with.
-        kwargs: What to make it with, by keyword.
+        args: The arguments of the class.
+        kwargs: Its keyword arguments.
     """
 
     module_type: Callable[..., Any]
@@ -32,14 +32,14 @@ class Functional:
         return state
 
     def apply(self, *states: Any) -> Any:
-        """Something to call as the Module is called; returns the result, and the structure and state after it."""
+        """An object that is called like the Module; returns the result, and the structure and state afterwards."""
         if self.graphdef is None:
             raise ValueError("Functional.apply needs the structure that `init` finds: call `init` first.")
         return self.graphdef.apply(*states)
 
 
 def functional(cls: Callable[..., Any]) -> Callable[..., Functional]:
-    """A function that takes what a class of Modules takes and returns a `Functional`.
+    """A function with the arguments of a class of Modules that returns a `Functional`.
 
     Example:
         >>> import jax.numpy as jnp

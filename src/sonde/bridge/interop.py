@@ -12,11 +12,11 @@ from sonde.bridge.to_nnx import ToNNX, initializing
 
 
 def nnx_in_bridge_mdl(factory: Callable[[nnx.Rngs], Any], name: str | None = None) -> Any:
-    """An nnx Module as a submodule of the module that runs.
+    """An nnx Module as a submodule of the running module.
 
     Args:
         factory: makes it from random streams.
-        name: the name; by default that of the class and a number.
+        name: the name; by default the class name and a number.
 
     Returns:
         The Module, with the variables that the run has for it.
@@ -31,7 +31,7 @@ def nnx_in_bridge_mdl(factory: Callable[[nnx.Rngs], Any], name: str | None = Non
 
 
 def linen_in_bridge_mdl(linen_module: Any, name: str | None = None) -> Any:
-    """A linen module as a submodule of the module that runs; see `nnx_in_bridge_mdl`."""
+    """A linen module as a submodule of the running module; see `nnx_in_bridge_mdl`."""
     parent, scope = _running("linen_in_bridge_mdl")
     module = _Linen(linen_module, scope)
     place(parent, module, type(linen_module).__name__, name)
@@ -39,7 +39,7 @@ def linen_in_bridge_mdl(linen_module: Any, name: str | None = None) -> Any:
 
 
 class _Linen(ToNNX):
-    """A linen module that initialises itself when the run does."""
+    """A linen module that is initialised when the run is an `init`."""
 
     def __init__(self, module: Any, scope: Scope):
         super().__init__(module, rngs=scope.rngs)
@@ -56,12 +56,12 @@ class _Linen(ToNNX):
 def _running(verb: str) -> tuple[Any, Scope]:
     entry = current_context()
     if entry is None or entry.module.scope is None:
-        raise ValueError(f"{verb} is called outside a bridge.Module that runs: call it in `setup` or a method.")
+        raise ValueError(f"{verb} was called outside a running bridge.Module: call it in `setup` or a method.")
     return entry.module, entry.module.scope
 
 
 def place(parent: Any, module: Any, base: str, name: str | None) -> None:
-    """Makes a module a submodule, and gives it the variables that wait for it."""
+    """Makes a module a submodule, and gives it its pending variables."""
     entry = current_context()
     assert entry is not None
     if name is None and not entry.in_compact:

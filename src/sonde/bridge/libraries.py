@@ -1,7 +1,6 @@
 """Sonde or Flax: which library a module comes from, and what the bridge needs of it.
 
-Everything here uses the names that both libraries have. Flax is never imported for its own sake: only a module of Flax
-brings it in.
+Everything here uses names that both libraries have. Flax is imported only if a module of Flax is used.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def library_of(thing: Any) -> Library:
         if base.__name__ == "Module" and package in ("sonde", "flax"):
             return SONDE if package == "sonde" else FLAX
     raise TypeError(
-        f"{thing!r} is no module: the bridge takes modules of nnx and linen, of Sonde or of Flax, and classes of them."
+        f"{thing!r} is not a module: the bridge takes modules and classes of nnx and linen, of Sonde or of Flax."
     )
 
 

@@ -1,4 +1,4 @@
-"""`Module`: an nnx Module that is written, initialised and applied as one of linen.
+"""`Module`: an nnx Module that is written, initialised and applied like a linen module.
 
 Fields are those of a dataclass; submodules and parameters are made in `setup` or in a method marked `compact`; `init`
 returns the variables and `apply` takes them. While a method runs, its parameters are `nnx.Param` in attributes.
@@ -31,7 +31,7 @@ _UNSET: Any = object()
 
 
 class AttrPriority(enum.IntEnum):
-    """Of several attributes with the same module, the one of the smallest number names its variables."""
+    """If several attributes hold the same module, the one with the smallest number names its variables."""
 
     HIGH = 0
     INIT_PARENT = 20
@@ -40,7 +40,7 @@ class AttrPriority(enum.IntEnum):
 
 
 class Binding:
-    """What a module knows while it is bound beside its scope: the variables that its parts will have.
+    """The pending variables of a bound module: those that its parts will get.
 
     It is one static attribute of the module, equal only to itself.
     """
@@ -66,7 +66,7 @@ class ModuleMeta(NnxModuleMeta):
     """Binds modules that are made inside others."""
 
     def __call__(cls, *args: Any, parent: Any = _UNSET, name: str | None = None, **kwargs: Any) -> Any:
-        """Makes a module; inside a compact method, as a submodule of the one that runs."""
+        """Makes a module; inside a compact method, as a submodule of the running one."""
         if name is not None and "name" in {f.name for f in dataclasses.fields(cls)}:  # type: ignore[arg-type]
             kwargs["name"] = name
         module = super().__call__(*args, **kwargs)
@@ -88,7 +88,7 @@ def next_name(entry: ModuleStackEntry, base: str) -> str:
 
 
 def binding(module: Any) -> Binding:
-    """What a module is bound to; an empty binding if it is not bound."""
+    """The binding of a module; an empty one if it is not bound."""
     found = vars(module).get("_binding")
     if found is None:
         found = Binding({})
@@ -97,7 +97,7 @@ def binding(module: Any) -> Binding:
 
 
 def attach(parent: Any, child: Any, name: str, priority: AttrPriority = AttrPriority.DEFAULT) -> None:
-    """Makes a module a submodule under a name, and gives it the variables that wait for it there."""
+    """Makes a module a submodule under a name, and gives it the pending variables of that name."""
     here = binding(parent)
     here.priorities.setdefault(name, priority)
     bind(child, parent.scope, here.pending.get(name))
@@ -105,7 +105,7 @@ def attach(parent: Any, child: Any, name: str, priority: AttrPriority = AttrPrio
 
 
 def bind(child: Any, scope: Scope | None, pending: Any) -> None:
-    """Binds a module and all in it to a scope, unless it is bound already."""
+    """Binds a module and everything in it to a scope, unless it is bound already."""
     if isinstance(child, Module) and scope is not None and child.scope is None:
         child._start(scope, pending if isinstance(pending, dict) else {})
     elif isinstance(child, nnx.Module) and not isinstance(child, Module):
@@ -113,7 +113,7 @@ def bind(child: Any, scope: Scope | None, pending: Any) -> None:
 
 
 def fill(module: Any, waiting: Any) -> None:
-    """Gives an nnx Module the variables that wait for it."""
+    """Gives an nnx Module its pending variables."""
     if not isinstance(waiting, dict):
         return
     if isinstance(module, ToNNX):
@@ -152,7 +152,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         return vars(self).get("_scope")
 
     def _start(self, scope: Scope, pending: dict[Any, Any]) -> None:
-        """Binds the module: it takes its own variables, those of its parts wait."""
+        """Binds the module: it takes its own variables; those of its parts stay pending."""
         binding(self).pending = pending
         self._scope = nnx.data(scope)
         for name, value in pending.items():
@@ -177,7 +177,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         super().__setattr__(name, value)
 
     def _adopted(self, name: str, value: Any, held: Binding) -> Any:
-        """What to keep of an attribute that is set during a run: modules in it become submodules."""
+        """The value to store for an attribute that is set during a run: modules in it become submodules."""
         if isinstance(value, nnx.Module) and not isinstance(value, nnx.List):
             given = vars(value).pop("_given_name", None)
             if given is not None and given != name:
@@ -194,7 +194,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         return value
 
     def set_attr_priority(self, name: str, value: AttrPriority) -> None:
-        """Says which of several attributes with the same module names its variables: the smallest number."""
+        """Sets an attribute's priority: if several hold the same module, the smallest names its variables."""
         binding(self).priorities[name] = value
 
     # ---------------------------------------------------------------------------------------------- variables
@@ -204,7 +204,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         if scope is None:
             raise ValueError(
                 f"{type(self).__name__} cannot {what} outside a run: call `init` or `apply`, or make it inside a "
-                "module that runs."
+                "running module."
             )
         return scope
 
@@ -213,10 +213,10 @@ class Module(nnx.Module, metaclass=ModuleMeta):
 
         Args:
             name: its name.
-            init_fn: an initializer, which is given a key and what follows.
-            *init_args: for the initializer.
-            unbox: accepted; a Variable is what is returned.
-            **kwargs: for the initializer.
+            init_fn: an initializer, which is called with a key and the arguments that follow.
+            *init_args: arguments of the initializer.
+            unbox: accepted; a Variable is returned in any case.
+            **kwargs: keyword arguments of the initializer.
 
         Returns:
             The `nnx.Param`.
@@ -252,7 +252,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         if waiting is None:
             if make is None or (collection == "params" and not scope.may_change("params")):
                 raise ScopeParamNotFoundError(
-                    f"{type(self).__name__} needs {name!r} of the collection {collection!r}, and the variables given "
+                    f"{type(self).__name__} needs {name!r} of the collection {collection!r}, but the variables given "
                     "to `apply` have none. Pass those that `init` returned."
                 )
             waiting = to_nnx_var(collection, make(), nnx)
@@ -290,11 +290,11 @@ class Module(nnx.Module, metaclass=ModuleMeta):
 
         Args:
             variables: what `init` returned.
-            *args: for the method.
+            *args: arguments of the method.
             rngs: a seed, a key, seeds or keys by name, or an `nnx.Rngs`.
             method: the method, or its name.
             mutable: the collections that may change.
-            **kwargs: for the method.
+            **kwargs: keyword arguments of the method.
 
         Returns:
             What the method returns; with `mutable`, also the collections that may have changed.

@@ -1,8 +1,7 @@
 """`ToLinen`: an nnx Module, or a module of the other library, as a module of linen.
 
-The Module is made again in every run, from its class and arguments, and takes over the variables that linen has for it.
-The class is written against the names that `sonde.linen` and `flax.linen` share, so that `for_flax` can make the same
-for Flax.
+The Module is made again in every run, from its class and arguments, and gets the variables that linen has for it. The
+class uses only names that `sonde.linen` and `flax.linen` share, so that `for_flax` can make the same for Flax.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from sonde.errors import ScopeParamNotFoundError
 
 
 class HostOfNnx:
-    """What a `ToLinen` does, whichever library its module is of."""
+    """The behaviour of `ToLinen`, for either library."""
 
     nnx_class: Any
     args: Sequence[Any]
@@ -94,7 +93,7 @@ def _streams(scope: Any) -> list[str]:
 
 
 def _mutable(scope: Any, guest: Library) -> Any:
-    """What may change, as the library of the module inside says it."""
+    """Which collections may change, as a filter of the library of the module inside."""
     chosen = scope.run.mutable if hasattr(scope, "run") else scope.mutable
     if hasattr(chosen, "deny"):
         if guest.name == "sonde":
@@ -108,14 +107,14 @@ def _mutable(scope: Any, guest: Library) -> Any:
 class ToLinen(HostOfNnx, linen.Module):
     """An nnx Module, of Sonde or of Flax, as a module of linen; or a linen module of Flax as one of Sonde.
 
-    Its streams of random keys are not kept: every run makes them from linen's keys.
+    Its random streams are not kept: every run makes them from linen's keys.
 
     Attributes:
         nnx_class: The class of the Module; or a linen module of the other library.
-        args: What to make it with.
-        kwargs: What to make it with, by keyword.
+        args: The arguments of the class.
+        kwargs: Its keyword arguments.
         skip_rng: Whether its class takes no `rngs`.
-        metadata_fn: Makes what linen keeps of a Variable: by default its value, in a box if it has metadata.
+        metadata_fn: Converts a Variable to what linen stores: by default its value, in a box if it has metadata.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -137,9 +136,9 @@ class ToLinen(HostOfNnx, linen.Module):
         """Calls the Module.
 
         Args:
-            *args: what to call it with.
-            nnx_method: another method of it, or its name.
-            **kwargs: what to call it with, by keyword.
+            *args: its arguments.
+            nnx_method: a method to call instead, or its name.
+            **kwargs: its keyword arguments.
 
         Returns:
             What it returns.
@@ -151,7 +150,7 @@ class ToLinen(HostOfNnx, linen.Module):
 
 
 def method_of(host: Any, name: str) -> Any:
-    """A method of the Module inside as one of the host, or None."""
+    """A method of the Module inside, as a method of the host; None if there is none."""
     if name.startswith("_"):
         return None
     inside = vars(host).get("nnx_class")
@@ -167,7 +166,7 @@ def to_linen(
     skip_rng: bool = False,
     **kwargs: Any,
 ) -> ToLinen:
-    """A linen module from a class of nnx Modules and what to make one with; see `ToLinen`.
+    """A linen module from a class of nnx Modules and its arguments; see `ToLinen`.
 
     Example:
         >>> import jax, jax.numpy as jnp

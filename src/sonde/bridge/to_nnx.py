@@ -1,7 +1,7 @@
 """`ToNNX`: a module of linen, or of the other library, as an nnx Module.
 
-The variables of the module inside become Variables of the Module around it, in attributes of their names. The class is
-written against the names that `sonde.nnx` and `flax.nnx` share, so that `for_flax` can make the same for Flax.
+The variables of the module inside become Variables of the Module around it, in attributes of the same names. The class
+uses only names that `sonde.nnx` and `flax.nnx` share, so that `for_flax` can make the same for Flax.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sonde.bridge.libraries import SONDE, Library, is_linen, library_of
 from sonde.bridge.variables import leaves_of, put_at, to_attributes, to_collections, translated
 
 _initializing: contextvars.ContextVar[bool] = contextvars.ContextVar("sonde_bridge_initializing", default=False)
-#: Under this name a Variable remembers its type in the library of the module inside.
+#: The metadata entry with a Variable's type in the library of the module inside.
 GUEST_TYPE = "guest_type"
 
 
@@ -36,8 +36,8 @@ def lazy_init(fn: Any, *args: Any, **kwargs: Any) -> Any:
 
     Args:
         fn: a Module, a method of one, or a method of the linen module inside a `ToNNX`.
-        *args: what to call it with.
-        **kwargs: what to call it with, by keyword.
+        *args: its arguments.
+        **kwargs: its keyword arguments.
 
     Returns:
         The Module.
@@ -59,7 +59,7 @@ def lazy_init(fn: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def keys_of(rngs: Any) -> dict[str, Any]:
-    """Keys by name as linen takes them: one of each stream; the default stream is that of the parameters."""
+    """Keys by name, as linen takes them: one from each stream; the default stream becomes `params`."""
     if rngs is None:
         return {}
     if isinstance(rngs, Mapping):
@@ -74,7 +74,7 @@ def keys_of(rngs: Any) -> dict[str, Any]:
 
 
 class HostOfLinen:
-    """What a `ToNNX` does, whichever library its Module is of."""
+    """The behaviour of `ToNNX`, for either library."""
 
     _library: Library
     to_nnx__module: Any
@@ -92,7 +92,7 @@ class HostOfLinen:
             self._take(_guest_attributes(module, library_of(module), host))
 
     def _take(self, attributes: Mapping[str, Any]) -> None:
-        """Takes over Variables that have another value. States that hold the ones before keep what they hold."""
+        """Replaces Variables whose value changed. States that hold the old Variables keep their values."""
         old = self._attributes()
         known = dict(leaves_of(old))
         new = set()
@@ -142,7 +142,7 @@ class HostOfLinen:
 
 
 class _Definition:
-    """The structure of an nnx module of the other library, to be put together with Variables for a call."""
+    """The structure of an nnx module of the other library, to be merged with Variables for a call."""
 
     def __init__(self, graphdef: Any, cls: type, library: Library):
         self.graphdef = graphdef
@@ -195,7 +195,7 @@ class ToNNX(HostOfLinen, nnx.Module):
 
     Args:
         module: the module.
-        rngs: random streams, from which every call takes a key each; forked.
+        rngs: random streams; they are forked, and every call takes a key from each.
 
     Attributes:
         to_nnx__module: the module.
@@ -218,11 +218,11 @@ class ToNNX(HostOfLinen, nnx.Module):
         """Calls the module inside.
 
         Args:
-            *args: what to call it with.
-            rngs: streams or keys in place of its own.
-            method: another method of it, or its name.
-            mutable: the collections of linen that the call may change; what changed is kept.
-            **kwargs: what to call it with, by keyword.
+            *args: its arguments.
+            rngs: streams or keys that replace its own.
+            method: a method to call instead, or its name.
+            mutable: the collections of linen that the call may change; changes are kept.
+            **kwargs: its keyword arguments.
 
         Returns:
             What it returns.
@@ -235,7 +235,7 @@ class ToNNX(HostOfLinen, nnx.Module):
 
 
 def call_method(module: Any, method: Any) -> Callable[..., Any]:
-    """A method of a module, given as a name, a function that takes the module, or None for calling the module."""
+    """A method of a module, given by name, or as a function that takes the module; None for `__call__`."""
     if method is None:
         return module
     return getattr(module, method) if isinstance(method, str) else functools.partial(method, module)

@@ -1,7 +1,7 @@
 """Variables of nnx as variables of linen, and back.
 
 Linen keeps values by collection and path, possibly in boxes with metadata; nnx keeps Variables in attributes, whose
-type says the collection. `params/Dense_0/kernel` is the `Param` at `Dense_0["kernel"]`. Metadata moves along: a
+type gives the collection. `params/Dense_0/kernel` is the `Param` at `Dense_0["kernel"]`. Metadata is kept: a
 `Partitioned` box is a Variable with `out_sharding`, a Variable with metadata is an `NNXMeta` box.
 """
 
@@ -23,7 +23,7 @@ from sonde.serialization import register_box
 
 #: Metadata of Variables and fields of linen's boxes that mean the same.
 _SAME = {"names": "out_sharding", "rules": "sharding_rules"}
-#: Under this name a Variable remembers the class of box that it came in.
+#: The metadata entry with the class of box that a Variable came in.
 BOX_TYPE = "linen_meta_type"
 
 
@@ -77,7 +77,7 @@ class NNXMeta(meta.AxisMetadata[Any]):
         return self.var_type.from_metadata(self.value, self.metadata)
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        """The value is the leaf, all else is structure."""
+        """The value is the only child, the rest is structure."""
         return ((jax.tree_util.GetAttrKey("value"), self.value),), (self.var_type, tuple(self.metadata.items()))
 
     @classmethod
@@ -90,7 +90,7 @@ register_box(NNXMeta)
 
 
 def with_partitioning(initializer: Callable[..., Any], names: meta.Names, mesh: Any = None) -> Callable[..., Any]:
-    """An initializer whose value comes in linen's `Partitioned` box, as linen's function of that name."""
+    """An initializer whose value comes in linen's `Partitioned` box, like linen's function of that name."""
     return meta.with_partitioning(initializer, names, mesh)
 
 
@@ -109,7 +109,7 @@ def to_nnx_var(collection: str, value: Any, nnx: Any) -> Any:
     Args:
         collection: the collection.
         value: the value, or a box with one.
-        nnx: the face that is to have the Variable, of Sonde or of Flax.
+        nnx: the face that the Variable is for, of Sonde or of Flax.
     """
     if hasattr(value, "to_nnx_variable"):
         variable = value.to_nnx_variable()
@@ -139,7 +139,7 @@ def to_linen_var(variable: Variable[Any]) -> Any:
 
 
 def translated(variable: Any, nnx: Any) -> Any:
-    """A Variable of the other library: its type by the same name, its metadata as it is."""
+    """The same Variable in the other library: a type of the same name, and the same metadata."""
     kind = getattr(nnx, type(variable).__name__, None)
     if not (isinstance(kind, type) and issubclass(kind, nnx.Variable)):
         kind = nnx.variable_type_from_name(collection_of(variable), allow_register=True)
@@ -189,7 +189,7 @@ def to_attributes(variables: Mapping[str, Any], nnx: Any) -> dict[str, Any]:
             if path in owner:
                 name = "/".join(map(str, path))
                 raise ValueError(
-                    f"The collections {owner[path]!r} and {collection!r} both have a value at {name}, and an nnx "
+                    f"The collections {owner[path]!r} and {collection!r} both have a value at {name}, but an nnx "
                     "Module has one attribute of that name. Rename one of them in the linen module."
                 )
             owner[path] = collection
@@ -198,7 +198,7 @@ def to_attributes(variables: Mapping[str, Any], nnx: Any) -> dict[str, Any]:
 
 
 def _in_order(nested: Any) -> Any:
-    """The same with sorted keys, as states have them."""
+    """The same with sorted keys, as in states."""
     if not isinstance(nested, dict):
         return nested
     return {key: _in_order(nested[key]) for key in traversals.sorted_keys(nested)}
@@ -213,7 +213,7 @@ def to_collections(attributes: Mapping[str, Any], as_value: Callable[[Any], Any]
 
 
 def linen_vars_to_nnx_attrs(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of linen as nested dicts of nnx Variables, as `ToNNX` has them among its attributes.
+    """Variables of linen as nested dicts of nnx Variables, as in the attributes of `ToNNX`.
 
     Example:
         >>> from sonde.nnx.bridge.variables import linen_vars_to_nnx_attrs, nnx_attrs_to_linen_vars
@@ -234,7 +234,7 @@ def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sort_variable_types(types: Iterable[type]) -> list[type]:
-    """Types of Variables, each before the types it derives from: the order in which filters must stand."""
+    """Types of Variables, each before the types it derives from: the order that filters need."""
     return sorted(types, key=lambda kind: -len(kind.__mro__))
 
 

@@ -1,5 +1,5 @@
-"""The command line: `sonde report`, `sites`, `nonfinite`, `compare`, `demo`. One file a command.
+"""The command line: `sonde report`, `sites`, `nonfinite`, `compare`, `demo`, ... One file per command.
 
-It needs click, from the extra `cli`; nothing else in Sonde imports this package. `entry.main` is what the installed
-script calls; `python -m sonde.cli` does the same.
+It needs click, from the extra `cli`; nothing else in Sonde imports this package. The installed script calls
+`entry.main`; so does `python -m sonde.cli`.
 """

@@ -1,4 +1,4 @@
-"""`python -m sonde.cli` is `sonde`, for environments whose scripts are not on the path."""
+"""`python -m sonde.cli` runs `sonde`, for environments whose scripts are not on the path."""
 
 import sys
 

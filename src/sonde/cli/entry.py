@@ -1,4 +1,4 @@
-"""Where the installed script begins: it works without click as far as saying that click is missing."""
+"""The entry point of the installed script; without click, it says that click is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        arguments: What was typed after `sonde`; `sys.argv` by default.
+        arguments: The arguments after `sonde`; `sys.argv` by default.
 
     Returns:
         The exit code; `sonde --help` lists them.
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a letter shows a question mark
+            stream.reconfigure(errors="replace")  # a character that the terminal cannot show becomes a question mark
     try:
         return sonde_command.main(arguments, prog_name="sonde", standalone_mode=False) or 0
     except click.ClickException as error:
@@ -42,6 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("Interrupted.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader, say `head`, has seen enough. Nothing may be flushed into the closed pipe at exit.
+        # The reader, such as `head`, has closed the pipe. Nothing may be flushed into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

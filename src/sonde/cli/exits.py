@@ -18,7 +18,7 @@ Exit codes:
 
 
 class _Shown(click.ClickException):
-    """Shown without a traceback, with the page about the error of Sonde that it was raised from."""
+    """An error shown without a traceback, with a link to the page about the error of Sonde behind it."""
 
     def format_message(self) -> str:
         """The text that click prints after "Error: "."""
@@ -26,7 +26,7 @@ class _Shown(click.ClickException):
 
 
 class Unusable(_Shown):
-    """What was asked for cannot be done: a target, an input file, a pattern, a path to write to."""
+    """Something in the command cannot be used: a target, an input file, a pattern, a path to write to."""
 
     exit_code = UNUSABLE
 

@@ -1,4 +1,4 @@
-"""`sonde harvest`: run a program on many batches and store what passes its sites."""
+"""`sonde harvest`: run a program on many batches and store the values at its sites."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sonde.errors import StoreError
 @click.argument("target")
 @click.argument("folder")
 @options.together(options.sites, options.grads, options.inside)
-@click.option("--dtype", help="What to store floating-point numbers as, such as float16; as they are by default.")
-@click.option("--memory", type=int, default=1024, show_default=True, help="MiB between the program and the disk.")
+@click.option("--dtype", help="Dtype to store floating-point numbers in, such as float16; unchanged by default.")
+@click.option("--memory", type=int, default=1024, show_default=True, help="MiB of buffer before the disk.")
 @options.together(options.as_json, options.show_traceback)
 def harvest(
     target: str,
@@ -36,11 +36,11 @@ def harvest(
     as_json: bool,
     show_traceback: bool,
 ) -> None:
-    """Run TARGET on its batches and store what passes its sites in FOLDER.
+    """Run TARGET on its batches and store the values at its sites in FOLDER.
 
     TARGET is module:name or file.py:name of a function without arguments that returns (f, batches) or (f, batches,
     options): each batch is a tuple of arguments of f, or one argument; options is a dict with keep, keys, reduce or
-    inside, as sonde.store.harvest takes them. The same command on the same FOLDER goes on where it was interrupted.
+    inside, as sonde.store.harvest takes them. The same command on the same FOLDER continues where it was interrupted.
     """
     with quiet_stdout(as_json):
         f, batches, more = _taken_apart(target)
@@ -63,8 +63,8 @@ def _taken_apart(target: str) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
     found = object_at(target)
     if callable(found) and not isinstance(found, tuple):
         if inspect.signature(found).parameters:
-            raise Unusable(f"{target} takes arguments; sonde harvest wants a function that returns (f, batches)")
+            raise Unusable(f"{target} takes arguments; sonde harvest needs one without, that returns (f, batches)")
         found = found()
     if not isinstance(found, tuple) or len(found) not in (2, 3) or not callable(found[0]):
-        raise Unusable(f"{target} stands for a {type(found).__name__}; sonde harvest wants (f, batches)")
+        raise Unusable(f"{target} is a {type(found).__name__}; sonde harvest needs (f, batches)")
     return found[0], found[1], dict(found[2]) if len(found) == 3 else {}

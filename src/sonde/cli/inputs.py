@@ -1,4 +1,4 @@
-"""Arrays from a file, in the places of a function's arguments.
+"""Reads the arguments of a function from a file of arrays.
 
 In an `.npz` file the name of an array is the name of a parameter, or `arg0`, `arg1`, ... for the first, the second, ...
 argument. (`numpy.savez(path, x, y)` writes `arr_0` and `arr_1`, which are read the same way.) An `.npy` file holds the
@@ -60,9 +60,9 @@ def read_tokens(path: str | Path) -> list[str]:
 def _of(loaded: Any, name: str, path: Path) -> np.ndarray:
     try:
         return loaded[name]
-    except ValueError as error:  # Python objects, which only unpickling would bring back
+    except ValueError as error:  # Python objects, which would have to be unpickled
         raise Unusable(
-            f"Array {name!r} of {str(path)!r} holds Python objects, which are not read from files: {error}"
+            f"Array {name!r} of {str(path)!r} holds Python objects, which could run code when read: {error}"
         ) from error
 
 
@@ -71,14 +71,14 @@ def _for_jax(what: str, array: np.ndarray, path: Path) -> Any:
         return jnp.asarray(array)
     except (TypeError, ValueError) as error:
         raise Unusable(
-            f"{what[0].upper()}{what[1:]} of {str(path)!r} has dtype {array.dtype}, of which JAX has no arrays."
+            f"{what[0].upper()}{what[1:]} of {str(path)!r} has dtype {array.dtype}, which JAX does not support."
         ) from error
 
 
 def with_arrays(
     f: Callable, args: tuple[Any, ...], kwargs: Mapping[str, Any], arrays: Arrays, target: str
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and keyword arguments, with arrays in the places of those with their names.
+    """Arguments and keyword arguments, in which arrays replace those of the same name.
 
     Example:
         >>> with_arrays(lambda x, y, scale=1: ..., (1, 2), {}, {"arg1": 5, "scale": 7}, "m:f")
@@ -107,17 +107,17 @@ def with_arrays(
         else:
             known = [*by_place, *sorted(by_name)]
             near = "".join(f"; nearest: {n}" for n in difflib.get_close_matches(name, known, n=1))
-            has = f"Its parameters are {', '.join(known)}{near}" if known else "It has none at all"
+            has = f"Its parameters are {', '.join(known)}{near}" if known else "It has no parameters"
             raise Unusable(f"{target} has no parameter for the array {name!r} of the input file. {has}.")
 
-    # Behind a gap only names can say which parameter is meant.
+    # After a gap, only names can tell which parameter is meant.
     filled: list[Any] = []
     while len(filled) in places:
         filled.append(places.pop(len(filled)))
     for place, array in sorted(places.items()):
         if place >= len(by_place):
             raise Unusable(
-                f"The input file for {target} has an array for argument {place}, and none for {len(filled)}."
+                f"The input file for {target} has an array for argument {place}, but none for {len(filled)}."
             )
         named[by_place[place]] = array
     if signature is not None:

@@ -1,4 +1,4 @@
-"""`sonde nonfinite`: which site makes the first NaN or Inf."""
+"""`sonde nonfinite`: finds the site that makes the first NaN or Inf."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sonde.report.plain import plain
     type=click.IntRange(min=0),
     default=5,
     show_default=True,
-    help="How many of the values before it to show the ranges of.",
+    help="How many earlier values to show the ranges of.",
 )
 @options.together(options.as_json, options.show_traceback)
 @click.pass_context
@@ -40,17 +40,17 @@ def nonfinite(
 ) -> None:
     """Find the first NaN or Inf in TARGET.
 
-    Runs the program once and looks at every value and gradient, in program order: forward before backward, and in a
-    loop by iteration.
+    Runs the program once and checks every value and gradient, in program order: forward before backward, and loops
+    iteration by iteration.
 
-    TARGET is module:name or file.py:name; `sonde --help` says what the name may stand for.
+    TARGET is module:name or file.py:name; `sonde --help` explains what the name may be.
     """
     asked = inside or None
     with quiet_stdout(as_json):
         program = program_at(target, read_arrays(input_file) if input_file else None)
         with running(program, show_traceback=show_traceback), busy("running the program"):
             found = sonde.first_nonfinite(program.f, context=before, inside=asked)(*program.args, **program.kwargs)
-            # That nothing was found means something only if there was something to look at.
+            # Finding nothing means something only if there are sites.
             watched = check_has_sites(program, asked) if found is None else None
     if as_json:
         show_json({"finite": found is None, "first": None if found is None else plain(dataclasses.asdict(found))})

@@ -1,4 +1,4 @@
-"""Options that several commands have, each written once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ inside = click.option(
     help="Code without sites to look into: package, package.module:function, 'package.*' or file.py. May be repeated.",
 )
 
-grads = click.option("--grads", is_flag=True, help="Look at gradients too, of what the program differentiates.")
+grads = click.option("--grads", is_flag=True, help="Record gradients too, where the program computes any.")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON to stdout, for machines.")
 

@@ -1,4 +1,4 @@
-"""Where a command writes: results to stdout, everything else to stderr; progress only where a person watches."""
+"""Where a command writes: results to stdout, everything else to stderr; progress only on a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-WIDE = 160  # columns where there is no terminal to ask: tables in files and pipes are not cut
+WIDE = 160  # columns if there is no terminal: tables in files and pipes are not truncated
 
 Say = Callable[[str, float], None]
 """Called with what is being done and how much of it is done, from 0 to 1."""
@@ -25,7 +25,7 @@ def console(*, stderr: bool = False) -> Console:
     """A console on the stream as it is now; in colour on terminals, plain elsewhere."""
     stream = sys.stderr if stderr else sys.stdout
     fixed = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
-    # Paths of sites may have brackets, which must not be read as markup; numbers in them are not to be coloured.
+    # Paths of sites may have brackets, which are not markup; numbers in them are not coloured.
     return Console(stderr=stderr, width=fixed, markup=False, highlight=False)
 
 
@@ -35,7 +35,7 @@ def show(*things: Any) -> None:
 
 
 def show_json(data: Any) -> None:
-    """Prints data as JSON on stdout. What is not finite must have been written as a string before."""
+    """Prints data as JSON on stdout. Numbers that are not finite must be strings already."""
     click.echo(json.dumps(data, indent=2, allow_nan=False))
 
 
@@ -45,13 +45,13 @@ def hint(text: str) -> None:
 
 
 def show_page(page: Path) -> None:
-    """Prints where a page is, on a line that is not broken, so that it can be copied."""
+    """Prints the path of a page on one line, so that it can be copied."""
     console().print(f"page: {page}", soft_wrap=True)
 
 
 @contextlib.contextmanager
 def busy(what: str) -> Iterator[Say]:
-    """Shows on stderr that work is going on, and how far it is; nothing if stderr is not a terminal."""
+    """Shows progress on stderr; nothing if stderr is not a terminal."""
     err = console(stderr=True)
     if not err.is_terminal:
         yield lambda what, done: None
@@ -61,7 +61,7 @@ def busy(what: str) -> Iterator[Say]:
         task = progress.add_task(what, total=None)
 
         def say(what: str, done: float) -> None:
-            # A task that is complete stops its clock for good, and there may be another phase after this one.
+            # A complete task stops its clock, but there may be another phase after this one.
             progress.update(task, description=what, completed=min(done, 0.999), total=1.0 if done else None)
 
         yield say
@@ -69,9 +69,9 @@ def busy(what: str) -> Iterator[Say]:
 
 @contextlib.contextmanager
 def quiet_stdout(as_json: bool) -> Iterator[None]:
-    """While the user's program runs: what it prints goes to stderr if stdout is for machines.
+    """While the user's program runs, redirects its output to stderr if stdout is for JSON.
 
-    So does what child processes and libraries in C print, which know nothing of `sys.stdout`.
+    This includes the output of child processes and C libraries, which do not use `sys.stdout`.
     """
     if not as_json:
         yield
@@ -79,7 +79,7 @@ def quiet_stdout(as_json: bool) -> Iterator[None]:
     sys.stdout.flush()
     try:
         stdout = os.dup(1)
-    except OSError:  # closed, as it is for a service
+    except OSError:  # closed, as in a service
         stdout = None
     try:
         if stdout is not None:
@@ -88,6 +88,6 @@ def quiet_stdout(as_json: bool) -> Iterator[None]:
             yield
     finally:
         if stdout is not None:
-            ctypes.CDLL(None).fflush(None)  # what C has buffered still goes to stderr
+            ctypes.CDLL(None).fflush(None)  # flush C's buffers to stderr
             os.dup2(stdout, 1)
             os.close(stdout)

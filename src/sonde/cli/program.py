@@ -1,4 +1,4 @@
-"""The command `sonde` itself: what its help says, and the list of commands."""
+"""The command `sonde` itself: its help and its list of commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sonde.cli.store import store_commands
 HELP = """See inside a JAX program.
 
 \b
-A TARGET is module:name or path/to/file.py:name. The name may stand for
+A TARGET is module:name or path/to/file.py:name. The name may be that of
   - a function that needs no arguments and returns (f, args) or (f, args, kwargs)
   - such a tuple
   - a function or model; its arguments come from
@@ -25,7 +25,7 @@ A TARGET is module:name or path/to/file.py:name. The name may stand for
       example_inputs    an attribute of the function, or a name in its module:
                         a tuple of arguments, a dict of keyword arguments, one argument,
                         or a function that returns one of these
-The current directory can be imported from. For example
+Modules are also imported from the current directory. For example
 
 \b
   sonde sites model.py:make_program

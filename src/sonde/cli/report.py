@@ -1,4 +1,4 @@
-"""`sonde report`: look inside a program, say what is wrong, write a page."""
+"""`sonde report`: look inside a program, report what is wrong, write a page."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ LEVELS = ("problem", "warning", "note")
 
 @click.command("report", epilog=TEXT)
 @options.together(options.target, options.input_file, options.grads, options.sites, options.inside)
-@click.option("--out", metavar="FILE", help=f"Where the page goes; {PAGE} by default, and no page with --json.")
+@click.option("--out", metavar="FILE", help=f"File of the page; {PAGE} by default, and none with --json.")
 @click.option(
     "--tokens",
     "token_file",
     metavar="FILE",
-    help="What stands at each position, for the pictures: a JSON list of strings, or a text with one on each line.",
+    help="Labels of the positions, for the pictures: a JSON list of strings, or a text file with one per line.",
 )
-@click.option("--title", help="What the report is called; the target by default.")
+@click.option("--title", help="Title of the report; the target by default.")
 @click.option(
     "--fail-on",
     type=click.Choice([*LEVELS, "never"]),
     default="warning",
     show_default=True,
-    help="From which severity on findings make the exit code 1.",
+    help="Lowest severity of findings for which the exit code is 1.",
 )
 @options.together(options.as_json, options.show_traceback)
 @click.pass_context
@@ -52,12 +52,12 @@ def report(
     as_json: bool,
     show_traceback: bool,
 ) -> None:
-    """Look inside TARGET and say what is wrong.
+    """Look inside TARGET and report what is wrong.
 
     Runs the program once, prints the findings and the statistics of every site, and writes a page that opens from disk.
     If the program fails, the report has the values up to the failure.
 
-    TARGET is module:name or file.py:name; `sonde --help` says what the name may stand for.
+    TARGET is module:name or file.py:name; `sonde --help` explains what the name may be.
     """
     page = None if as_json and out is None else check_writable(out or PAGE)
     asked = inside or None

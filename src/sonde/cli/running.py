@@ -16,7 +16,7 @@ from sonde.errors import CaptureError, NoSuchSiteError
 
 NO_SITES = (
     "{target} has no sites: there is nothing to look at. Mark values with sonde.sow(value, name); the layers of "
-    "sonde.nnx and sonde.linen have some of their own."
+    "sonde.nnx and sonde.linen have sites already."
 )
 
 
@@ -24,13 +24,13 @@ NO_SITES = (
 def running(
     program: Program, *, show_traceback: bool, usable: tuple[type[Exception], ...] = (), reports: bool = False
 ) -> Iterator[None]:
-    """Turns what goes wrong in a program into an exit code and a message.
+    """Turns exceptions of the user's program into an exit code and a message.
 
     Args:
         program: The program.
         show_traceback: Whether to print the traceback.
-        usable: Errors that pass.
-        reports: Whether this is `sonde report`, which has nothing more to show then.
+        usable: Errors that are passed on.
+        reports: Whether this is `sonde report`, which has nothing more to show after a failure.
     """
     try:
         yield
@@ -39,7 +39,7 @@ def running(
     except NoSuchSiteError as error:
         raise Unusable(f"{program.name}: {error}") from error
     except CaptureError as error:
-        raise Failed(f"{program.name} cannot be looked at: {error}") from error
+        raise Failed(f"{program.name} cannot be captured: {error}") from error
     except BaseException as error:
         if show_traceback:
             traceback.print_exception(error)
@@ -50,10 +50,10 @@ def running(
 
 
 def check_has_sites(program: Program, inside: Any = None) -> int | None:
-    """How many sites a program has; None if only running it could tell. None at all is an error."""
+    """The number of sites of a program; None if only running it could tell. Raises if there are none."""
     try:
         found = sonde.sites(program.f, grads=False, inside=inside)(*program.args, **program.kwargs)
-    except Exception:  # it decides by the numbers, say, and cannot be traced
+    except Exception:  # it cannot be traced, for example because it branches on values
         return None
     if not found.paths:
         raise Unusable(NO_SITES.format(target=program.name))

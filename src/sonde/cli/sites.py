@@ -1,4 +1,4 @@
-"""`sonde sites`: which sites a program has and what a capture of them would cost, without running it."""
+"""`sonde sites`: list the sites of a program and the cost of capturing them, without running it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def sites(
 ) -> None:
     """List the sites of TARGET, with shapes and bytes.
 
-    The program is traced, not run: this is quick, and needs the shapes of its inputs only.
+    The program is traced, not run: this is quick, and needs only the shapes of its inputs.
 
-    TARGET is module:name or file.py:name; `sonde --help` says what the name may stand for.
+    TARGET is module:name or file.py:name; `sonde --help` explains what the name may be.
     """
     asked = inside or None
     with quiet_stdout(as_json):

@@ -1,4 +1,4 @@
-"""`sonde store`: look at stores, verify them, join them."""
+"""`sonde store`: list, verify and merge stores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonde.errors import StoreError
 
 @click.group("store", epilog=TEXT)
 def store_commands() -> None:
-    """Look at stores of activations, verify them, join them."""
+    """List, verify and merge stores of activations."""
 
 
 @store_commands.command("ls", epilog=TEXT)
@@ -37,7 +37,7 @@ def ls(folder: str, as_json: bool) -> None:
 @click.argument("folder")
 @options.as_json
 def check(folder: str, as_json: bool) -> int:
-    """Read everything that the store in FOLDER lists, and verify its checksums."""
+    """Read everything that the store in FOLDER lists, and verify checksums."""
     try:
         with busy("reading the store"):
             found = store.check(folder)
@@ -47,7 +47,7 @@ def check(folder: str, as_json: bool) -> int:
         damage = [{"array": d.name, "rows": list(d.rows), "reason": d.reason} for d in found]
         show_json({"whole": not found, "damage": damage})
     else:
-        show(*([f"{len(found)} damaged:", *map(str, found)] if found else ["All that the store lists is whole."]))
+        show(*([f"{len(found)} damaged:", *map(str, found)] if found else ["Nothing is damaged."]))
     return _end(FOUND if found else FINE)
 
 
@@ -56,7 +56,7 @@ def check(folder: str, as_json: bool) -> int:
 @click.argument("into")
 @options.as_json
 def merge(folders: tuple[str, ...], into: str, as_json: bool) -> None:
-    """Put the rows of the stores in FOLDERS one after another into a new store INTO."""
+    """Concatenate the rows of the stores in FOLDERS into a new store INTO."""
     try:
         with busy("copying"):
             made = store.merge(folders, into)
@@ -69,7 +69,7 @@ def merge(folders: tuple[str, ...], into: str, as_json: bool) -> None:
 
 
 def contents_as_json(found: store.Store) -> dict[str, Any]:
-    """What a store holds, for machines."""
+    """The contents of a store, for JSON."""
     arrays = [
         {"kind": a.kind, "path": a.path, "shape": list(a.shape), "dtype": a.dtype.name, "bytes": a.nbytes}
         for a in found.arrays

@@ -1,17 +1,17 @@
-"""From the text of a target to a program that can be run: a function and its arguments.
+"""Finds the program that a target names: a function and its arguments.
 
-A target is `module:name` or `path/to/file.py:name`; names may be dotted. The current directory can be imported from,
-and for a file its own folder too. What the name stands for may be
+A target is `module:name` or `path/to/file.py:name`; names may be dotted. Modules are also imported from the current
+directory and, for a file, from its own folder. The name may be that of
 
 - a tuple `(f, args)` or `(f, args, kwargs)`,
 - a callable that needs no arguments and returns such a tuple, or a callable, or
 - a callable with arguments: a function, a model.
 
-Where there are no arguments yet, they come from `example_inputs`: an attribute of the callable, or a name in the
-module. It is a tuple of arguments, a dict of keyword arguments, a single argument, or a function that returns one of
-these. Arrays from an input file take the place of arguments with their names, whatever else there is.
+If there are no arguments yet, they come from `example_inputs`: an attribute of the callable, or a name in the module.
+It is a tuple of arguments, a dict of keyword arguments, a single argument, or a function that returns one of these.
+Arrays from an input file always replace arguments of the same name.
 
-All that is in here runs before the program does: whatever goes wrong is `Unusable`.
+All of this runs before the program does: any error is `Unusable`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from sonde.cli.inputs import Arrays, with_arrays
 from sonde.report.failing import failure
 
 EXAMPLES = "example_inputs"
-_MOST_LINES = 6  # of a message that is not ours
+_MOST_LINES = 6  # of an error message of the user's code
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function with everything it is called with.
+    """A function with its arguments.
 
     Attributes:
         name: The target it came from.
@@ -54,11 +54,11 @@ class Program:
 
 
 def program_at(target: str, arrays: Arrays | None = None, *, instead: Program | None = None) -> Program:
-    """The program that a target stands for.
+    """The program that a target names.
 
     Args:
         target: The text that was typed.
-        arrays: What an input file holds; they take the place of arguments.
+        arrays: The arrays of an input file; they replace arguments.
         instead: A program whose arguments are used if the target has none of its own.
     """
     module, name = _module_of(target)
@@ -74,7 +74,7 @@ def program_at(target: str, arrays: Arrays | None = None, *, instead: Program | 
             thing = made
         else:
             raise Unusable(
-                f"{target} needs no arguments, so it was called to make a program, and returned {_kind(made)}. It "
+                f"{target} needs no arguments, so it was called to make a program, but it returned {_kind(made)}. It "
                 f"should return (f, args) or (f, args, kwargs). If it is the program itself, give it inputs: "
                 f"{name}.{EXAMPLES} = () or an input file."
             )
@@ -88,7 +88,7 @@ def program_at(target: str, arrays: Arrays | None = None, *, instead: Program | 
             found = instead.args, instead.kwargs
         if found is None and arrays is None and _needs_arguments(thing):
             raise Unusable(
-                f"{target} needs arguments, and none are known: {_signature(thing)}. Give them with --input file.npz, "
+                f"{target} needs arguments, but none are known: {_signature(thing)}. Give them with --input file.npz, "
                 f"or as {name}.{EXAMPLES} or {EXAMPLES} in the module, or name a function that returns (f, args)."
             )
         args, kwargs = found or ((), {})
@@ -98,7 +98,7 @@ def program_at(target: str, arrays: Arrays | None = None, *, instead: Program | 
 
 
 def object_at(target: str) -> Any:
-    """What a target names, whatever it is."""
+    """The object that a target names."""
     module, name = _module_of(target)
     return _attribute(module, name, target)
 
@@ -137,15 +137,15 @@ def _from_file(path: Path, target: str) -> ModuleType:
             return module
     spec = importlib.util.spec_from_file_location(_free_name(path.stem), path.resolve())
     if spec is None or spec.loader is None:
-        raise Unusable(f"{str(path)!r} is no Python file (target {target}).")
+        raise Unusable(f"{str(path)!r} is not a Python file (target {target}).")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses and pickles look themselves up
+    sys.modules[spec.name] = module  # dataclasses and pickle look their module up here
     _importing(lambda: spec.loader.exec_module(module), str(path), target)  # pyright: ignore[reportOptionalMemberAccess]
     return module
 
 
 def _free_name(stem: str) -> str:
-    """A module name that hides no other module: `json.py` is a fine name for a file of the user's."""
+    """A module name that hides no other module: the user's file may be called `json.py`."""
     return stem if stem not in sys.modules and stem not in sys.stdlib_module_names else f"sonde_target_{stem}"
 
 
@@ -203,7 +203,7 @@ def _attribute(module: ModuleType, name: str, target: str) -> Any:
 
 
 def _own_functions(module: Any) -> list[str]:
-    """Names worth proposing where nothing is spelled alike."""
+    """Names to propose if none is spelled similarly."""
     own = [n for n, x in vars(module).items() if callable(x) and getattr(x, "__module__", "") == module.__name__]
     return [n for n in own if not n.startswith("_")][:5] if isinstance(module, ModuleType) else []
 
@@ -218,7 +218,7 @@ def _nearest(names: list[str]) -> str:
 
 
 def _is_call(thing: Any) -> bool:
-    """Whether this is `(f, args)` or `(f, args, kwargs)`."""
+    """Whether a value is `(f, args)` or `(f, args, kwargs)`."""
     if not isinstance(thing, tuple) or len(thing) not in (2, 3) or not callable(thing[0]):
         return False
     return isinstance(thing[1], (tuple, list)) and (len(thing) == 2 or isinstance(thing[2], dict))
@@ -229,10 +229,10 @@ def _taken_apart(call: tuple) -> tuple[Callable, tuple, dict[str, Any]]:
 
 
 def _is_maker(thing: Any, arrays: Arrays | None) -> bool:
-    """Whether to call this for a program, rather than look at it."""
+    """Whether to call this to get a program, instead of taking it as the program."""
     if not callable(thing) or hasattr(thing, EXAMPLES) or _needs_arguments(thing):
         return False
-    # A file of inputs is for a function that takes some.
+    # With an input file, a function with parameters is the program itself.
     return arrays is None or not _parameters(thing)
 
 
@@ -265,7 +265,7 @@ def _examples(thing: Any, module: ModuleType, target: str) -> tuple[tuple, dict[
 def _parameters(thing: Callable) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(thing).parameters.values())
-    except (TypeError, ValueError):  # some builtins have none to show
+    except (TypeError, ValueError):  # some builtins have no signature
         return []
 
 

@@ -1,4 +1,4 @@
-"""Writing a page where the user wants it; whether that is possible is checked before the work, which may take long."""
+"""Writing a page; that it can be written is checked before the work, which may take long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sonde.report import Report
 
 
 def check_writable(out: str) -> Path:
-    """The path of a page that is to be written."""
+    """The path of a page, after a check that it can be written."""
     page = Path(out).resolve()
     if page.is_dir():
         raise Unusable(f"{out!r} is a folder; --out names the file that the page is written to.")

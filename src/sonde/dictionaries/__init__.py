@@ -4,7 +4,7 @@ Dictionary(d_in, n_features, ...)           a sparse autoencoder or transcoder
 train(dictionary, batches, steps=...)       on a store's minibatches, or on batches as they come
 evaluate(dictionary, batches)               active features, explained variance, dead features
 splice(f, {pattern: dictionary})            a program with a dictionary in place of a value
-loss_recovered(loss, path, dictionary, ...) what the program loses by it
+loss_recovered(loss, path, dictionary, ...) how much of the loss it recovers
 save(dictionary, folder), load(folder)      in the layout of SAELens
 """
 

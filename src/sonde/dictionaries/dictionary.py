@@ -1,10 +1,10 @@
 """Sparse dictionaries: autoencoders and transcoders with few active features.
 
-    features = activation(x @ encoder + encoder_bias)        x less the decoder's bias first, for an autoencoder
+    features = activation(x @ encoder + encoder_bias)        for an autoencoder, x minus the decoder's bias
     output   = features @ decoder + decoder_bias
 
-Three activations: `"relu"`; `"topk"`, the `k` largest of those above zero; `"jumprelu"`, what is above a threshold
-that each feature learns. The features are a site, `features`: where a dictionary is spliced into a program, they can be
+Three activations: `"relu"`; `"topk"`, the `k` largest of those above zero; `"jumprelu"`, those above a threshold that
+each feature learns. The features are a site, `features`: where a dictionary is spliced into a program, they can be
 captured, ablated and attributed like any other value.
 """
 
@@ -23,16 +23,16 @@ ACTIVATIONS = ("relu", "topk", "jumprelu")
 
 
 class Dictionary(nnx.Module):
-    """A sparse autoencoder, or, if what comes out is as wide as something else, a transcoder.
+    """A sparse autoencoder, or a transcoder if it predicts another value than its input.
 
     Args:
-        d_in: The width of what goes in.
+        d_in: The width of the input.
         n_features: How many features there are.
         activation: `"relu"`, `"topk"` or `"jumprelu"`.
         k: How many features are active at most, for `"topk"`.
-        d_out: The width of what comes out; that of what goes in, unless given.
-        threshold: What each feature's threshold begins with, for `"jumprelu"`.
-        centred: Whether the decoder's bias is taken off what goes in; by default for autoencoders only.
+        d_out: The width of the output; by default that of the input.
+        threshold: The initial threshold of each feature, for `"jumprelu"`.
+        centred: Whether the decoder's bias is subtracted from the input; by default for autoencoders only.
         rngs: Random streams; `params` is used.
 
     Example:
@@ -58,17 +58,17 @@ class Dictionary(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         if activation not in ACTIVATIONS:
-            raise ValueError(f"a dictionary's activation is one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+            raise ValueError(f"a dictionary's activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         if (activation == "topk") != (k is not None):
             raise ValueError(f"k= goes with activation='topk', got activation={activation!r} and k={k}")
         if k is not None and not 1 <= k <= n_features:
-            raise ValueError(f"k is between 1 and the number of features, {n_features}, got {k}")
+            raise ValueError(f"k must be between 1 and the number of features, {n_features}, got {k}")
         self.d_in, self.d_out, self.n_features = d_in, d_in if d_out is None else d_out, n_features
         self.activation, self.k = activation, k
         self.centred = self.d_out == d_in and d_out is None if centred is None else centred
         if self.centred and self.d_out != d_in:
-            raise ValueError(f"centred= is for autoencoders: {d_in} goes in and {self.d_out} comes out")
-        # Decoder rows of length one, and the encoder as their transpose: features begin as what they write.
+            raise ValueError(f"centred= is for autoencoders, but the input has width {d_in}, the output {self.d_out}")
+        # Decoder rows have length one, and the encoder is their transpose: each feature first reads what it writes.
         decoder = jax.random.normal(rngs.params(), (n_features, self.d_out))
         decoder = decoder / jnp.linalg.norm(decoder, axis=1, keepdims=True)
         if self.d_out == d_in:
@@ -82,14 +82,14 @@ class Dictionary(nnx.Module):
 
     @property
     def threshold(self) -> jax.Array:
-        """From where on each feature is active, of a dictionary with the activation `"jumprelu"`."""
+        """The threshold above which each feature is active, for the activation `"jumprelu"`."""
         return jnp.exp(self.log_threshold[...])
 
     def pre_activations(self, x: Any) -> jax.Array:
-        """What the activation is applied to."""
+        """The inputs of the activation."""
         x = jnp.asarray(x)
         if x.shape[-1:] != (self.d_in,):
-            raise ValueError(f"the dictionary is for values of width {self.d_in}, got shape {x.shape}")
+            raise ValueError(f"the dictionary takes values of width {self.d_in}, got shape {x.shape}")
         if self.centred:
             x = x - self.decoder_bias[...].astype(x.dtype)
         return x @ self.encoder[...].astype(x.dtype) + self.encoder_bias[...].astype(x.dtype)
@@ -109,21 +109,21 @@ class Dictionary(nnx.Module):
         return sonde.sow(self.activate(self.pre_activations(x)), "features")
 
     def decode(self, features: Any) -> jax.Array:
-        """What features stand for."""
+        """The value that features represent."""
         dtype = jnp.asarray(features).dtype
         return features @ self.decoder[...].astype(dtype) + self.decoder_bias[...].astype(dtype)
 
     def __call__(self, x: Any) -> jax.Array:
-        """The value as the features have it; for a transcoder, what it predicts."""
+        """The reconstruction of a value; for a transcoder, its prediction."""
         return self.decode(self.encode(x))
 
 
-BANDWIDTH = 0.05  # of what is near a threshold, for its gradient
+BANDWIDTH = 0.05  # the range around a threshold that contributes to its gradient
 
 
 @jax.custom_jvp
 def jumprelu(x: Any, threshold: Any) -> jax.Array:
-    """What is above a threshold, and zero elsewhere. The threshold has a gradient from what is near it."""
+    """Numbers above a threshold, and zero elsewhere. The threshold gets a gradient from numbers near it."""
     return jnp.where(x > threshold, x, 0)
 
 

@@ -1,4 +1,4 @@
-"""How good a dictionary is: how few features, how much of the variance, and what a program loses with it."""
+"""Quality of a dictionary: active features, explained variance, and the loss of a program with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Figures:
         active: How many features are active per input (L0).
         explained: The part of the target's variance that the output explains; 1 is all.
         dead: How many features were never active.
-        density: For each feature, on which part of the inputs it is active.
+        density: For each feature, the fraction of the inputs on which it is active.
     """
 
     active: float
@@ -71,14 +71,14 @@ def _sums(dictionary: Dictionary, x: Any, y: Any) -> Any:
 def loss_recovered(
     loss: Callable[..., Any], path: str, dictionary: Dictionary, batches: Iterable[Any], *, to: Any = 0.0
 ) -> float:
-    """How much of the loss that a site saves is saved with the dictionary spliced in: 1 is all, 0 is none.
+    """The fraction of the loss recovered with the dictionary: 1 is as good as the site, 0 as bad as ablating it.
 
     Args:
         loss: A function that returns a number, with a site.
         path: The path of the site.
         dictionary: An autoencoder for the values there.
-        batches: What to run it on: a tuple of arguments each, or one argument.
-        to: What stands for a missing value, as in `ablate`.
+        batches: Inputs: each a tuple of arguments, or one argument.
+        to: What replaces the value when it is ablated, as in `ablate`.
     """
     programs = [jax.jit(f) for f in (loss, ablate(loss, path, to=to), splice(loss, {path: dictionary}))]
     totals = np.zeros(3)

@@ -1,7 +1,7 @@
 """Dictionaries on disk in the layout of SAELens: a folder with `cfg.json` and `sae_weights.safetensors`.
 
-The arrays are called `W_enc`, `b_enc`, `W_dec`, `b_dec` and, where features have thresholds, `threshold`. What the
-configuration says beyond the dictionary itself (which model and site it belongs to) is kept under `metadata`.
+The arrays are called `W_enc`, `b_enc`, `W_dec`, `b_dec` and, if features have thresholds, `threshold`. The rest of the
+configuration (which model and site the dictionary belongs to) is kept under `metadata`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def save(dictionary: Dictionary, folder: str | os.PathLike[str], *, metadata: Ma
 
     Args:
         dictionary: What to write.
-        folder: Where to; made if it is missing.
-        metadata: What to say about it, such as `{"model_name": ..., "hook_name": ...}`.
+        folder: The folder to write to; made if it is missing.
+        metadata: Metadata to store, such as `{"model_name": ..., "hook_name": ...}`.
     """
     numpy = _extras.load("safetensors.numpy", extra="safetensors", purpose="A dictionary on disk")
     place = Path(folder)
@@ -72,7 +72,7 @@ def load(folder: str | os.PathLike[str]) -> Dictionary:
 
     Raises:
         FileNotFoundError: A file is missing.
-        StoreError: The dictionary is of a kind that is not known, or its arrays do not fit its configuration.
+        StoreError: The dictionary is of an unknown kind, or its arrays do not fit its configuration.
 
     Example:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""Putting a dictionary into a program, in place of a value: its features become sites."""
+"""Splices a dictionary into a program in place of a value: its features become sites."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonde.dictionaries.dictionary import Dictionary
 
 
 def splice(f: Callable, dictionaries: Mapping[Pattern, Dictionary], *, keep_error: bool = False) -> Callable:
-    """`f` with values replaced by what dictionaries make of them.
+    """`f` with values replaced by their reconstructions from dictionaries.
 
     A capture of the result sees the features below the path of each site, as in `blocks/3/out/features`; `ablate`,
     `attribute` and `edit` reach them there.
@@ -22,8 +22,8 @@ def splice(f: Callable, dictionaries: Mapping[Pattern, Dictionary], *, keep_erro
     Args:
         f: Any callable.
         dictionaries: For each pattern, an autoencoder for the values at its sites.
-        keep_error: Whether what the dictionary leaves out is added again, so that the result stays what it was until
-            features are changed. No gradient flows through what was left out.
+        keep_error: Whether to add the reconstruction error again, so that the result stays the same until features are
+            changed. No gradient flows through the error.
 
     Returns:
         A function with the arguments and results of `f`.
@@ -43,7 +43,7 @@ def splice(f: Callable, dictionaries: Mapping[Pattern, Dictionary], *, keep_erro
         if dictionary.d_in != dictionary.d_out:
             raise ValueError(
                 f"splice: the dictionary for {pattern!r} is a transcoder, from {dictionary.d_in} to "
-                f"{dictionary.d_out}: only an autoencoder can stand in place of a value"
+                f"{dictionary.d_out}: only an autoencoder can replace a value"
             )
 
     def rule(dictionary: Dictionary) -> Callable[[Any], Any]:

@@ -1,10 +1,10 @@
 """Training a dictionary on stored activations, or on batches as they come.
 
-What is minimised is the squared error of the output, and something that keeps features few: for `"relu"` the sum of the
-features, each times the length of its decoder row; for `"jumprelu"` the number of active features, whose thresholds
-learn from what is near them; for `"topk"` nothing, as `k` says how many there are. Decoder rows keep length one.
+The loss is the squared error of the output plus a term that keeps features few: for `"relu"` the sum of the features,
+each times the length of its decoder row; for `"jumprelu"` the number of active features, whose thresholds learn from
+numbers near them; for `"topk"` nothing, because `k` fixes the number. Decoder rows keep length one.
 
-Features that were not active for a while are dead: they are reset on inputs that the dictionary gets wrong.
+Features that were not active for a while are dead: they are reset to inputs that the dictionary reconstructs badly.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class History:
 
     Attributes:
         steps: The steps at which they were taken.
-        loss: What was minimised.
-        error: The squared error, of the variance of the target.
+        loss: The loss.
+        error: The squared error, as a fraction of the target's variance.
         active: How many features were active per input.
         dead: How many features were dead.
-        revived: How many features were reset, in all.
+        revived: How many features were reset in total.
     """
 
     steps: list[int]
@@ -44,7 +44,7 @@ class History:
 
 
 def objective(dictionary: Dictionary, x: Any, y: Any, sparsity: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """What is minimised for inputs `x` and targets `y`, and numbers that describe it."""
+    """The loss for inputs `x` and targets `y`, and numbers that describe it."""
     before = dictionary.pre_activations(x)
     features = dictionary.activate(before)
     squared = jnp.sum((dictionary.decode(features) - y) ** 2, -1)
@@ -81,18 +81,18 @@ def train(
     Args:
         dictionary: What to train.
         batches: Minibatches: arrays of rows for an autoencoder, pairs of inputs and targets for a transcoder, or dicts
-            with one or two arrays, as `Store.batches` gives them. It must have as many as there are steps, or be a
-            sequence, which is then gone through again and again.
+                with one or two arrays, as `Store.batches` returns them. There must be one per step, or a sequence,
+                which is repeated.
         steps: How many steps to take.
-        sparsity: The weight of the part that keeps features few; it grows from zero while the training warms up.
+        sparsity: The weight of the term that keeps features few; it grows from zero during warm-up.
         learning_rate: Of Adam; it falls to zero over the last fifth of the steps.
         warm_up: How many steps the learning rate and the sparsity take to reach their values.
-        dead_after: A feature that was not active for so many steps is reset; 0 for never.
+        dead_after: A feature that was inactive for this many steps is reset; 0 for never.
         report_every: How many steps apart the numbers of the history are.
-        seed: For the choice of inputs that dead features are set on.
+        seed: For the choice of inputs that dead features are reset to.
 
     Returns:
-        The numbers of the run.
+        The history of the run.
 
     Example:
         >>> import jax
@@ -137,7 +137,7 @@ def train(
 def _step(dictionary: Dictionary, optimizer: nnx.Optimizer, x: Any, y: Any, sparsity: Any) -> Any:
     wrt = nnx.DiffState(0, nnx.Param)
     (loss, numbers), grads = nnx.value_and_grad(objective, argnums=wrt, has_aux=True)(dictionary, x, y, sparsity)
-    # Along a row of the decoder the loss only changes its length, which stays one.
+    # The gradient along a decoder row would only change its length, which stays one.
     decoder = dictionary.decoder[...]
     slope = grads["decoder"][...]
     grads["decoder"][...] = slope - jnp.sum(slope * decoder, 1, keepdims=True) * decoder
@@ -157,7 +157,7 @@ def pairs(batches: Iterable[Any], dictionary: Dictionary) -> Iterator[tuple[jax.
                 raise ValueError(f"train takes one array, or inputs and targets; a batch has {len(parts)}")
             x, y = (jnp.asarray(p, jnp.float32) for p in (parts[0], parts[-1]))
             yield x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
-        if iter(batches) is batches:  # an iterator is used up
+        if iter(batches) is batches:  # an iterator cannot be repeated
             return
 
 
@@ -170,7 +170,7 @@ def _revive(
     squared: np.ndarray,
     rng: np.random.Generator,
 ) -> int:
-    """Sets dead features on inputs that are got wrong, more likely the worse they are; returns how many."""
+    """Resets dead features to badly reconstructed inputs, chosen in proportion to their error; returns how many."""
     weights = squared.astype(np.float64) ** 2
     total = weights.sum()
     if not np.isfinite(total) or total <= 0:
@@ -194,7 +194,7 @@ def _revive(
 
 
 def _forget(optimizer: nnx.Optimizer, dead: np.ndarray) -> None:
-    """Clears what the optimizer remembers of features that were reset."""
+    """Clears the optimizer state of features that were reset."""
     for path, variable in nnx.to_flat_state(nnx.state(optimizer, nnx.optimizer.OptState)):
         value = variable[...]
         if "decoder" in path and value.ndim == 2:

@@ -1,4 +1,4 @@
-"""What the nested captures of a thread ask to see, put into force and taken back."""
+"""The `inside=` requests of a thread's nested captures, and how they are installed and removed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sonde.inside.swapping import Session, Use, live_functions, marks_of
 
 
 class Request:
-    """What one `inside=` asks for, but for models. The same object for the same things: programs are traced for it.
+    """One `inside=` request, without its models. Equal requests are one object: programs are traced per request.
 
     Attributes:
         functions: The functions whose variables are sites.
-        expressions: Whether the values of calls and operators are, too.
+        expressions: Whether the values of calls and operators are sites too.
         methods: The names of the methods of modules whose arguments and results are sites.
         calls: The functions that are those methods.
-        hooks: What else makes calls of modules known: functions that return a context manager, entered for the run.
-        named: Those of the functions that were asked for themselves, and did not come with a class or package.
+        hooks: Other ways to observe calls of modules: functions that return a context manager, entered for the run.
+        named: The functions that were requested themselves, and did not come with a class or package.
     """
 
     __slots__ = ("__weakref__", "calls", "expressions", "functions", "hooks", "methods", "named")
@@ -46,10 +46,10 @@ class Request:
 
 
 class Look:
-    """What one `inside=` asks for, and the models that it names; these are not kept alive.
+    """One `inside=` request, and the models that it names, which are not kept alive.
 
     Attributes:
-        request: What it asks for. Which models it is about makes no other request: their classes do.
+        request: The request. It depends on the classes of the models, not on the models.
         models: The models, if they are modules to the engine.
     """
 
@@ -65,7 +65,7 @@ class Look:
         return self.request.methods
 
     def known_models(self) -> list[Any]:
-        """The models that are looked into, as far as they still exist."""
+        """The models that still exist."""
         return [model for ref in self.models if (model := ref()) is not None]
 
     def at(self, models: Sequence[Any]) -> Look:
@@ -73,7 +73,7 @@ class Look:
         return Look(self.request, models)
 
     def nested_in(self, outer: Asked | None, depth: int) -> Asked:
-        """What is asked for when this is the request of the capture at `depth`."""
+        """All requests in force when this one belongs to the capture at `depth`."""
         return _asked((*(outer.requests if outer is not None else ()), (depth, self.request)))
 
     def __eq__(self, other: object) -> bool:
@@ -81,7 +81,7 @@ class Look:
             isinstance(other, Look)
             and self.request is other.request
             and len(self.models) == len(other.models)
-            and all(a is b for a, b in zip(self.models, other.models))  # there is one reference to an object
+            and all(a is b for a, b in zip(self.models, other.models))  # an object has one weak reference
         )
 
     def __hash__(self) -> int:
@@ -101,7 +101,7 @@ def request(*parts: Any) -> Request:
 
 
 def joined(looks: Sequence[Look]) -> Look:
-    """One for everything that several ask for."""
+    """One request for everything that several ask for."""
     requests = [look.request for look in looks]
     found = request(
         frozenset[FunctionMarks]().union(*(r.functions for r in requests)),
@@ -152,21 +152,21 @@ class Asked:
         return frozenset(depth for depth, r in self.requests if method in r.methods)
 
     def names_functions(self) -> bool:
-        """Whether functions were asked for by name, and did not all come with packages and models."""
+        """Whether functions were requested themselves, and did not all come with packages and models."""
         return any(r.named for _, r in self.requests)
 
     def names_models(self) -> bool:
-        """Whether models were asked for."""
+        """Whether models were requested."""
         return any(r.methods for _, r in self.requests)
 
     def must_see(self, source: str) -> bool:
-        """Whether what a line marks was asked for by name, and must not be left out."""
+        """Whether a mark on this line was requested itself, and must not be left out."""
         filename, _, line = source.rpartition(":")
         named = (f for _, r in self.requests for f in r.named if f.filename == filename)
         return any(f.function.line <= int(line) <= f.function.end for f in named)
 
     def install(self) -> None:
-        """Puts other code in the place of what is asked for."""
+        """Replaces the code of the requested functions."""
         if _sessions.open and _sessions.open[-1][0] is self:
             _sessions.open[-1][1].depth += 1
             return
@@ -194,7 +194,7 @@ class Asked:
             session.end()
 
     def adopt(self, function: FunctionMarks, made: FunctionType) -> None:
-        """Takes note of a function object that marked code has made, in all runs that ask for it."""
+        """Registers a function object that marked code has made, in all runs that request it."""
         for asked, session in _sessions.open:
             depths = asked.depths_of(function)
             if depths is not None:

@@ -1,8 +1,8 @@
 """Calls of modules as scopes, with their arguments and results as the sites `in` and `out`.
 
-The modules of most libraries have no hook for this. While a capture runs, the code of their methods is exchanged (see
-`swapping`) for code that has the same arguments and calls a copy of the function through `Through.call`. No source is
-needed for that, and a method may be looked into at the same time.
+The modules of most libraries have no hook for this. While a capture runs, the code of their methods is replaced (see
+`swapping`) by code that has the same arguments and calls a copy of the function through `Through.call`. That needs no
+source, and a method may be looked into at the same time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Through:
     """A function object whose calls are those of a module's method.
 
     Attributes:
-        inner: A function like it, to be called in its place.
-        code: What the function has for code meanwhile.
+        inner: A copy of it, to be called in its place.
+        code: The code that the function has meanwhile.
     """
 
     __slots__ = ("code", "inner", "name")
@@ -47,7 +47,7 @@ class Through:
         self.code = _through(function.__code__, self)
 
     def call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls the function, as the call of a module if one is looked at."""
+        """Calls the function; marks the call if a capture looks at the module."""
         state = looking()
         kind = module_kind(args[0]) if args else None
         if state is None or state.inside is None or kind is None:
@@ -60,7 +60,7 @@ class Through:
         return run_call(args[0], name, inner, args[1:], kwargs, depths)
 
     def _as_called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments without those that are the defaults: most likely they were not given."""
+        """The arguments without those that equal their defaults: most likely they were not passed."""
         defaults = self.inner.__defaults__ or ()
         start = self.inner.__code__.co_argcount - len(defaults)
         while start < len(args) <= start + len(defaults) and args[-1] is defaults[len(args) - 1 - start]:
@@ -92,7 +92,7 @@ def between_sites(
     original: Any,
     depths: frozenset[int],
 ) -> Any:
-    """Calls a method between the sites `in` and `out`. A capture of values only looks; see `values`.
+    """Calls a method between the sites `in` and `out`. A capture of values changes nothing; see `values`.
 
     Args:
         name: The name of the method.
@@ -122,12 +122,12 @@ def _has_arrays(value: Any) -> bool:
 
 
 def is_kept(value: Any) -> bool:
-    """Whether an object among arguments and results must stay the object it is: a module, or a number."""
+    """Whether an object among arguments and results must stay the same object: a module, or a number."""
     return isinstance(value, _NUMBERS) or module_kind(value) is not None
 
 
 def _through(code: types.CodeType, through: Through) -> types.CodeType:
-    """Code with the arguments and free variables of another, which hands all of them on."""
+    """Code with the arguments and free variables of another, which passes all of them on."""
     n = code.co_argcount
     names = code.co_varnames
     plain, only = names[:n], names[n : n + code.co_kwonlyargcount]
@@ -191,7 +191,7 @@ def methods_in(model: Any, names: frozenset[str]) -> frozenset[types.FunctionTyp
 
 
 def _outermost(value: Any) -> types.FunctionType | None:
-    """The function in a class that a call of a method comes to first."""
+    """The function in a class that a call of a method reaches first."""
     for _ in range(10):
         if value is None or isinstance(value, types.FunctionType):
             return value

@@ -30,7 +30,7 @@ def _rest(module: Any) -> Any:
 
 
 def _is_model(module: Any) -> bool:
-    """Not so for what `equinox.filter_jit` and other transforms return, which are modules too."""
+    """Whether it is a model; what `equinox.filter_jit` and other transforms return are modules, but not models."""
     return not type(module).__module__.startswith("equinox._")
 
 
@@ -38,5 +38,5 @@ register_modules(eqx.Module, ModuleKind(_children, is_root=_is_model, arrays=_ar
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:
-    """What to look at in a model, if it is one of this library."""
+    """The description of a model of this library; None for anything else."""
     return with_methods(thing, methods) if isinstance(thing, eqx.Module) and _is_model(thing) else None

@@ -1,7 +1,7 @@
-"""From what a person asks to look into to functions in files.
+"""Finds the functions in files that an `inside=` argument means.
 
-A thing that was asked for itself must be found: otherwise there is an error that says why. What came with a class, a
-Python module or a package is left out if it cannot be marked, and listed (`Inside.left_out`).
+What was requested itself must be found: otherwise an error says why. Functions that come with a class, a Python module
+or a package are left out if they cannot be marked, and listed (`Inside.left_out`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sonde.inside.swapping import marks_of
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-# Of JAX, what computes something; the rest runs the program, and would have to look at itself.
+# The parts of JAX that compute something. The rest runs the program, and cannot observe itself.
 _COMPUTES = re.compile(r"(_src/)?(nn|numpy|scipy|image|example_libraries)/|(_src/)?random\.py|experimental/(?!pallas)")
 
 
@@ -39,7 +39,7 @@ class LeftOut(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found, what had to be left out, and whether a function itself was asked for."""
+    """What was found, what had to be left out, and whether a function itself was requested."""
 
     functions: frozenset[FunctionMarks]
     left_out: tuple[LeftOut, ...]
@@ -47,11 +47,11 @@ class Found(NamedTuple):
 
 
 def find(thing: Any) -> Found:
-    """The functions that something stands for.
+    """The functions that an `inside=` argument means.
 
     Raises:
         InsideError: It cannot be looked into.
-        TypeError: It is nothing that has functions.
+        TypeError: It has no functions.
     """
     if isinstance(thing, str):
         return _named(thing)
@@ -69,7 +69,7 @@ def find(thing: Any) -> Found:
 
 
 def plain_function(thing: Any) -> types.FunctionType | None:
-    """The function that was written, inside decorators, partials, methods and jitted callables."""
+    """The function as written, without decorators, partials, methods and jit around it."""
     for _ in range(100):
         inner = _unwrapped(thing)
         if inner is None:
@@ -116,7 +116,7 @@ def _with_inner(functions: list[FunctionMarks]) -> Found:
 
 
 def machinery(filename: str) -> str | None:
-    """Why the functions of a file must be left alone, if so."""
+    """Why the functions of a file must be left alone; None if they need not."""
     if filename.startswith(_SONDE):
         return "it is part of Sonde itself"
     if filename.startswith(_JAX) and not _COMPUTES.match(filename[len(_JAX) :].replace(os.sep, "/")):
@@ -152,7 +152,7 @@ def _class(cls: type) -> Found:
 
 
 def methods_of(cls: type) -> list[types.FunctionType]:
-    """The functions that are written in the body of a class, inside whatever decorators."""
+    """The functions that are written in the body of a class, without their decorators."""
     found: dict[types.FunctionType, None] = {}
     for value in list(vars(cls).values()):
         for function in _functions_below(value, 4):
@@ -191,7 +191,7 @@ def _below(name: str) -> list[str]:
 
 
 def _modules(names: list[str], asked: set[str]) -> Found:
-    """All functions that are written in the files of some modules, and what these show of their own package."""
+    """All functions in the files of some modules, and those that these re-export from their own package."""
     functions: dict[FunctionMarks, None] = {}
     left_out: list[LeftOut] = []
     mirrored = [m for name in names for m in _mirror(name)]
@@ -203,7 +203,7 @@ def _modules(names: list[str], asked: set[str]) -> Found:
         reason = machinery(filename)
         file = file_named(filename) if reason is None else None
         if reason is not None or file is None:
-            left_out.append(LeftOut(name, filename, reason or "its source is not to be found"))
+            left_out.append(LeftOut(name, filename, reason or "its source is not available"))
         else:
             functions.update(dict.fromkeys(file.functions))
     for name in asked:
@@ -217,14 +217,14 @@ def _modules(names: list[str], asked: set[str]) -> Found:
 
 
 def _mirror(name: str) -> list[str]:
-    """Where a package keeps what it shows under a name: `jax.nn` is `jax._src.nn`."""
+    """The private module behind a public name: `jax._src.nn` for `jax.nn`."""
     root, _, rest = name.partition(".")
     inner = f"{root}._src.{rest}"
     return [inner, *_below(inner)] if rest and inner in sys.modules else []
 
 
 def _shown_by(module: types.ModuleType) -> Iterator[FunctionMarks]:
-    """The functions that a module shows and that are written elsewhere in its package."""
+    """The functions that a module re-exports from elsewhere in its package."""
     root = module.__name__.partition(".")[0]
     top = getattr(sys.modules.get(root), "__file__", None)
     folder = os.path.dirname(top) + os.sep if isinstance(top, str) and os.path.basename(top) == "__init__.py" else None
@@ -272,7 +272,7 @@ def _named(name: str) -> Found:
 
 
 def _written(module: types.ModuleType, qualname: str) -> Found | None:
-    """The functions that are written in a module under a name, whatever decorators have made of them."""
+    """The functions that are written in a module under a name, whatever their decorators return."""
     filename = getattr(module, "__file__", None)
     if not isinstance(filename, str) or not filename.endswith(".py") or machinery(filename) is not None:
         return None
@@ -293,7 +293,7 @@ def _in_file(filename: str, qualname: str, asked: str) -> Found:
 
 
 def _chosen(found: Found, qualname: str, name: str) -> Found:
-    """Those of some functions whose name matches."""
+    """The functions whose name matches."""
     wanted = qualname.replace(".<locals>", "")
     chosen = [f for f in found.functions if fnmatch.fnmatchcase(f.qualname.replace(".<locals>", ""), wanted)]
     if not chosen:
@@ -303,10 +303,10 @@ def _chosen(found: Found, qualname: str, name: str) -> Found:
 
 
 def _imported(name: str, asked: str) -> Any:
-    """A module, or what stands behind a dotted name in one."""
+    """A module, or an object in one, by its dotted name."""
     parts = name.split(".")
     if not all(parts):
-        raise InsideError(f"inside={asked!r}: that is no name of a module, as 'package.module' or 'package.module:f'")
+        raise InsideError(f"inside={asked!r}: not the name of a module; write 'package.module' or 'package.module:f'")
     for n in range(len(parts), 0, -1):
         module = ".".join(parts[:n])
         try:

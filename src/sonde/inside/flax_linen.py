@@ -1,4 +1,4 @@
-"""Models of `flax.linen`, by its own `intercept_methods`; a module knows its path."""
+"""Models of `flax.linen`, observed by its own `intercept_methods`; a module knows its path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonde.inside.named_paths import run_named, scope_of
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:
-    """What to look at in a model, if it is one of this library."""
+    """The description of a model of this library; None for anything else."""
     del methods
     return Model(hooks=frozenset({_intercepting})) if isinstance(thing, nn.Module) else None
 
@@ -33,7 +33,7 @@ def _intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
 
 
 def _paths_given(args: Sequence[Any]) -> Any:
-    """The paths of the modules that linen's jit calls a function for: it has one trace for all that are alike."""
+    """The paths of the modules in a call of linen's jit, which has one trace for all that are alike."""
     parts = [part for arg in args for part in (arg if type(arg) is tuple else (arg,))]
     modules = [module for part in parts if isinstance(module := getattr(part, "module", None), nn.Module)]
     return tuple([module.path for module in modules if module.scope is not None]) or None

@@ -56,5 +56,5 @@ register_modules(nnx.List, ModuleKind(_elements, lambda values, i: values[i], is
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:
-    """What to look at in a model, if it is one of this library."""
+    """The description of a model of this library; None for anything else."""
     return with_methods(thing, methods) if isinstance(thing, nnx.Module) else None

@@ -1,4 +1,4 @@
-"""Models of Haiku, by its own `intercept_methods`. Modules exist only inside: a transformed function is the model."""
+"""Models of Haiku, observed by its own `intercept_methods`. The model is a transformed function."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _TRANSFORMED = (hk.Transformed, hk.TransformedWithState, hk.MultiTransformed, hk
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:
-    """What to look at in a model, if it is one of this library."""
+    """The description of a model of this library; None for anything else."""
     del methods
     is_class = isinstance(thing, type) and issubclass(thing, hk.Module)
     if is_class and thing is not hk.Module:
-        return None  # its variables are asked for
+        return None  # a plain function: its variables are requested
     return Model(hooks=frozenset({_intercepting})) if is_class or isinstance(thing, _TRANSFORMED) else None
 
 
@@ -30,6 +30,6 @@ def _intercept(method: Any, args: Any, kwargs: Any, context: hk.MethodContext) -
     module: Any = context.module
     if context.method_name == "__init__":
         return method(*args, **kwargs)
-    # `~` stands for a constructor in Haiku's names, `~name` for another method than `__call__`.
+    # In Haiku's names, `~` means a constructor and `~name` a method other than `__call__`.
     path = tuple(name for name in module.module_name.split("/") if not name.startswith("~"))
     return run_named(scope_of(path, None), module, context.method_name, method, args, kwargs, context.orig_method)

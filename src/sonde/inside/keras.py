@@ -1,4 +1,4 @@
-"""Models of Keras (with its JAX backend): layers are Python objects; those of a functional model are known by name."""
+"""Models of Keras (with its JAX backend): layers are Python objects; those of a functional model are found by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _children(layer: Any) -> Iterator[tuple[Any, Any]]:
             yield name, list(value)
         elif isinstance(value, dict):
             yield name, dict(value)
-    # What Sequential and functional models are made of is in no attribute of theirs; other models list attributes here.
+    # The layers of Sequential and functional models are not attributes; other models list their attributes here.
     for part in getattr(layer, "layers", None) or ():
         yield part.name, part
 
@@ -29,10 +29,10 @@ def _child(layer: Any, name: Any) -> Any:
     return dict(_children(layer))[name]
 
 
-# `stateless_call` calls `call` by itself. A `call` that `__call__` runs is one call with it.
+# `stateless_call` calls `call` directly. A `call` inside `__call__` belongs to that call.
 register_modules(keras.Layer, ModuleKind(_children, _child, aliases={"call": "__call__"}))
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:
-    """What to look at in a model, if it is one of this library."""
+    """The description of a model of this library; None for anything else."""
     return with_methods(thing, methods) if isinstance(thing, keras.Layer) else None

@@ -1,4 +1,4 @@
-"""The libraries whose models can be looked into. None is imported before a program has it."""
+"""The libraries whose models can be looked into. None is imported unless the program has imported it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ADAPTERS = {
     "penzai": "penzai",
     "keras": "keras",
 }
-# Those that have arrays of their own, which are variables of functions too.
+# Libraries with their own array types, which may be variables of functions.
 _WITH_ARRAYS = {"penzai"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """How to look at the calls of a model's modules.
+    """How to observe the calls of a model's modules.
 
     Attributes:
         calls: The functions that are their methods.
@@ -44,7 +44,7 @@ def with_methods(model: Any, methods: frozenset[str]) -> Model:
 
 
 def as_model(thing: Any, methods: frozenset[str]) -> Model | None:
-    """How to look into a model; None if the thing is no model of a library that is known."""
+    """How to observe a model; None if the thing is not a model of a known library."""
     is_code = isinstance(thing, (str, types.FunctionType, types.ModuleType))
     for name, file in _ADAPTERS.items():
         if name in sys.modules and (not is_code or name in _WITH_ARRAYS):
@@ -54,7 +54,7 @@ def as_model(thing: Any, methods: frozenset[str]) -> Model | None:
                 return found
     if is_code:
         return None
-    # Modules of Sonde's own faces are told by the engine what is wanted of them.
+    # Sonde's own Modules learn from the engine which calls are wanted.
     linen: Any = sys.modules.get("sonde.linen")
     is_ours = module_kind(thing) is not None or (linen is not None and isinstance(thing, linen.Module))
     return Model() if is_ours else None

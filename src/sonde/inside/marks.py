@@ -29,7 +29,7 @@ class Wanted(Protocol):
         ...
 
     def adopt(self, function: FunctionMarks, made: FunctionType) -> None:
-        """Takes note of a function object that marked code has made."""
+        """Registers a function object that marked code has made."""
         ...
 
 
@@ -48,16 +48,16 @@ function_names: set[str] = set()
 class FunctionMarks:
     """A function, as it is written in a file.
 
-    The objects that its marked code calls are methods of this one. They step aside where nothing is captured: the code
-    of a function is exchanged for all threads, and only the thread that captures must notice.
+    The objects that its marked code calls are methods of this one. They do nothing in threads that capture nothing: the
+    code of a function is replaced for all threads, and only the thread that captures must notice.
 
     Attributes:
-        function: What is known of it from the syntax tree.
+        function: Its description from the syntax tree.
         filename: The file.
         parent: The function that it is defined in, if any.
         inner: The functions that are defined in it, directly or not.
-        plain: Its code as the file has it.
-        reason: Why it cannot be marked, if so.
+        plain: Its unmarked code.
+        reason: Why it cannot be marked; None if it can.
     """
 
     __slots__ = ("_alone", "_codes", "_compile", "_name", "filename", "function", "inner", "parent", "plain", "reason")
@@ -83,7 +83,7 @@ class FunctionMarks:
 
     @property
     def qualname(self) -> str:
-        """Its name, as Python gives it."""
+        """Its qualified name."""
         return self.function.qualname
 
     @property
@@ -92,13 +92,13 @@ class FunctionMarks:
         return f"{self.filename}:{self.function.line}"
 
     def code(self, parts: bool) -> CodeType | None:
-        """Its marked code, with the values of calls and operators if `parts`; None where Python compiles none."""
+        """Its marked code, with the values of calls and operators if `parts`; None if there is none."""
         if parts not in self._codes:
             self._codes[parts] = self._compile(self, parts)
         return self._codes[parts]
 
     def has_code(self, code: CodeType) -> bool:
-        """Whether a code is marked code of this function."""
+        """Whether a code object is marked code of this function."""
         return any(code is mine for mine in self._codes.values())
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class FunctionMarks:
     # -- called by marked code -----------------------------------------------------------------------------------------
 
     def enter(self) -> bool:
-        """Whether the marked body is to be run."""
+        """Whether to run the marked body."""
         state = looking()
         return state is not None and state.inside is not None and state.inside.depths_of(self) is not None
 
@@ -135,7 +135,7 @@ class FunctionMarks:
         return marked(value, name, sys._getframe(1), state, depths.names, references=references)
 
     def part(self, value: Any, name: str) -> Any:
-        """The value of a call or operator."""
+        """Marks the value of a call or operator."""
         if type(value) in NEVER:
             return value
         state = looking()
@@ -147,14 +147,14 @@ class FunctionMarks:
         return marked(value, name, sys._getframe(1), state, depths.parts, references=references)
 
     def get(self, body: Callable[..., Any], names: str, *args: Any) -> Any:
-        """The body of a lambda that gets a part of something, such as `lambda model: model.weight`.
+        """Runs the body of a lambda that selects a part of something, such as `lambda model: model.weight`.
 
-        Its result stays the very object that it got: that is what such lambdas are asked for.
+        Its result stays the same object, because callers of such lambdas rely on that.
         """
         return self._run(body, names, args, is_kept=True)
 
     def call(self, body: Callable[..., Any], names: str, *args: Any) -> Any:
-        """The body of another lambda."""
+        """Runs the body of any other lambda."""
         return self._run(body, names, args, is_kept=False)
 
     def _run(self, body: Callable[..., Any], names: str, args: tuple[Any, ...], *, is_kept: bool) -> Any:
@@ -172,7 +172,7 @@ class FunctionMarks:
         return is_same(a, b)
 
     def made(self, function: FunctionType) -> FunctionType:
-        """A function object that marked code has just made."""
+        """Registers a function object that marked code has just made."""
         state = looking()
         if state is not None and state.inside is not None:
             state.inside.adopt(self, function)

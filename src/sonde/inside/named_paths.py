@@ -1,4 +1,4 @@
-"""Scopes of modules that know their own path, as those of linen and Haiku do."""
+"""Scopes of modules that know their own path, as in linen and Haiku."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Path = tuple[str, ...]
 
 
 class _NamedPath(ScopeName):
-    """A module's path below that of the module that calls it; another way, if the module is a shared one.
+    """A module's path below that of the module that calls it; if the caller does not own it, its own path instead.
 
-    Functions that are looked into between the two are no part of it, as with modules that are found by identity.
+    Functions looked into between the two are not part of it, as with modules that are found by identity.
     """
 
     own: Path = ()
@@ -50,7 +50,7 @@ def scope_of(path: Path, root: Any) -> Iterator[None]:
 
     Args:
         path: The path.
-        root: What paths count from: another run of the model has another.
+        root: The object that paths start from; each run of the model has its own.
     """
     before = _running.scopes[-1] if _running.scopes else None
     name = _NamedPath("/".join(path) or "module")
@@ -72,7 +72,7 @@ def run_named(
     kwargs: Any,
     original: Any,
 ) -> Any:
-    """Calls a method of a module with a path, as a scope with sites if the method is looked at.
+    """Calls a method of a module with a path, as a scope with sites if a capture looks at the method.
 
     Args:
         opened: The scope, as `scope_of` gives it.

@@ -26,5 +26,5 @@ register_modules(pz.nn.Layer, ModuleKind(_children, arrays=jax.tree.leaves, rest
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:
-    """What to look at in a model, if it is one of this library."""
+    """The description of a model of this library; None for anything else."""
     return with_methods(thing, methods) if isinstance(thing, pz.nn.Layer) else None

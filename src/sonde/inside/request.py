@@ -1,4 +1,4 @@
-"""What a person asks to look into: `Inside`."""
+"""`Inside`: the code to look into, with options."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from sonde.inside.libraries import Model, as_model
 
 
 class Inside:
-    """Code to look into, with options; what `inside=` takes where a function or its name is not enough.
+    """Code to look into, with options; for `inside=`, if a function or its name is not enough.
 
     Args:
         *what: Functions (also jitted, decorated, bound, partial), classes (the methods in their bodies), Python modules
             and packages, and names: `"pkg.attention:Attention.__call__"`, `"pkg.*"`, `"pkg.losses:*norm*"`. Their
             variables, arguments and results are sites. Models of Flax, Equinox, Penzai, Keras and Sonde, and a
             function that Haiku transformed: the calls of their modules are scopes with the sites `in` and `out`.
-        methods: Of models, which methods' arguments and results are the sites `in` and `out`, beside `__call__`.
+        methods: For models: further methods, besides `__call__`, whose arguments and results are the sites `in` and
+            `out`.
         expressions: Whether the value of every call and operator is a site too, named after what is called
             (`softmax`, `matmul`), with a number where a function has several.
 
     Raises:
         InsideError: Something that was named cannot be looked into: it has no source, or is a generator.
-        TypeError: Something has no functions.
+        TypeError: An argument has no functions.
 
     Example:
         >>> import jax, jax.numpy as jnp, sonde
@@ -60,7 +61,7 @@ class Inside:
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """What came with a class, module or package and cannot be looked into: name, place, reason."""
+        """Functions of a class, module or package that cannot be looked into: name, file and line, reason."""
         return tuple(dict.fromkeys(x for found in self._found for x in found.left_out))
 
     def __repr__(self) -> str:
@@ -68,7 +69,7 @@ class Inside:
 
 
 def request_of(inside: Any) -> asked.Look:
-    """What an argument `inside=` asks for."""
+    """The request of an `inside=` argument."""
     if isinstance(inside, asked.Look):
         return inside
     if isinstance(inside, Inside):

@@ -1,9 +1,8 @@
 """Files whose functions can be marked: from a code object to its function, and from there to marked code.
 
-A file is parsed and compiled whole, so that names in classes, closures and `super()` mean what they mean. The code that
-comes out unmarked is compared with the code that runs: where the two differ, the source is not the one that the
-function was made from, and nothing is marked. Tools that change a syntax tree on import (as pytest does with `assert`)
-are allowed for.
+A file is parsed and compiled whole, so that names in classes, closures and `super()` keep their meaning. The unmarked
+result is compared with the code that runs: if they differ, the function was made from another source, and nothing is
+marked. Tools that change the syntax tree on import (as pytest does with `assert`) are allowed for.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class SourceFile:
             return self._marked[parts].get(function.function.index)
 
     def _with_objects(self, code: CodeType, found: dict[int, CodeType]) -> CodeType:
-        """The code with the words among its constants exchanged for what they stand for."""
+        """The code with the placeholder words among its constants replaced by their objects."""
         constants: list[Any] = []
         mine: int | None = None
         for constant in code.co_consts:
@@ -134,7 +133,7 @@ _files: dict[tuple[str, int], tuple[list[str], SourceFile | None]] = {}
 
 
 def file_named(filename: str, flags: int = 0) -> SourceFile | None:
-    """A file by its name; None if there is no source."""
+    """The file of a name; None if there is no source."""
     key = (filename, flags)
     with _lock:
         lines = linecache.getlines(filename)
@@ -156,9 +155,9 @@ def function_of(code: CodeType) -> FunctionMarks | str:
             linecache.checkcache(code.co_filename)
         file = file_named(code.co_filename)
         if file is None:
-            return "its source is not to be found"
+            return "its source is not available"
         found = file.find(code)
-        if found is None and code.co_flags & _FUTURE:  # a cell of a notebook inherits what an earlier one said
+        if found is None and code.co_flags & _FUTURE:  # a notebook's cell inherits the future imports of earlier ones
             file = file_named(code.co_filename, code.co_flags & _FUTURE)
             found = None if file is None else file.find(code)
         if found is not None:

@@ -1,11 +1,11 @@
-"""Marked code in the place of a function's own, while a capture runs.
+"""Replaces a function's code by marked code while a capture runs.
 
-A function object has one code for all threads. What stands in it meanwhile runs the function's own body in every
-thread but those that capture it (`FunctionMarks.enter`), and the last capture to end puts the old code back. Function
-objects that marked code makes, such as the body of a loop, are treated alike: one that outlives the capture gets the
-code that it would have had.
+A function object has one code for all threads. The replacement runs the function's own body in every thread but those
+that capture it (`FunctionMarks.enter`), and the last capture to end restores the old code. Function objects that marked
+code makes, such as the body of a loop, are treated alike: one that outlives the capture gets the code that it would
+have had.
 
-Functions are found by their code wherever they are: wrapped, decorated, in a closure that was made long before.
+Functions are found by their code wherever they are: wrapped, decorated, in an old closure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Use = Literal["names", "parts", "calls"]
 
 
 class _Swapped:
-    """A function object whose code is exchanged, and for how many runs: for its names, for parts too, for its calls."""
+    """A function object whose code is replaced, and for how many runs: for its names, for parts too, for its calls."""
 
     __slots__ = ("counts", "function", "marks", "own", "through")
 
@@ -42,7 +42,7 @@ class _Swapped:
         self.through: Through | None = None
 
     def count(self, use: Use, n: int) -> bool:
-        """One run more or less; whether the old code is back."""
+        """Counts one run more or less; returns whether the old code is restored."""
         self.counts[use] += n
         function = self.function()
         if function is not None:
@@ -66,7 +66,7 @@ _swapped: dict[int, _Swapped] = {}
 
 
 class Session:
-    """What one run has exchanged."""
+    """The functions whose code one run has replaced."""
 
     def __init__(self) -> None:
         self.depth = 1
@@ -74,7 +74,7 @@ class Session:
         self._mine: list[tuple[int, _Swapped, Use]] = []
 
     def swap(self, function: FunctionType, marks: FunctionMarks | None, use: Use) -> None:
-        """Gives a function other code: marked, or such that its calls are noticed."""
+        """Replaces the code of a function: by marked code, or by code that reports its calls."""
         if use != "calls":
             code = None if marks is None else marks.code(use == "parts")
             if code is None or code.co_freevars != function.__code__.co_freevars:
@@ -102,7 +102,7 @@ class Session:
 
 
 def made_by_marked_code(function: FunctionType, marks: FunctionMarks) -> bool:
-    """Whether a function object has had marked code from the beginning."""
+    """Whether a function object was made with marked code."""
     return marks.has_code(function.__code__)
 
 
@@ -132,9 +132,9 @@ def marks_of(function: FunctionType) -> FunctionMarks | None:
 class _Heap:
     """All function objects of some files.
 
-    Looking at every object there is takes a tenth of a second, so that is done once per file. After that new objects
-    are looked at while they are in Python's young generations: when the functions are wanted, and before a collection
-    moves them on. What a program has frozen (`gc.freeze`) Python does not list; it is found by way of the rest, once.
+    Searching all objects takes a tenth of a second, so that is done once per file. After that, new objects are searched
+    while they are in Python's young generations: when the functions are needed, and before a collection moves them on.
+    Python does not list objects that a program has frozen (`gc.freeze`); they are found through the others, once.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class _Heap:
         self._n_frozen = 0
 
     def functions(self, files: Collection[str]) -> list[FunctionType]:
-        """Those of some files."""
+        """The function objects of some files."""
         with _lock:
             if not self._by_file:
                 gc.callbacks.append(self._before_collection)
@@ -174,7 +174,7 @@ class _Heap:
                     known[key] = weakref.ref(x, lambda _, key=key, known=known: known.pop(key, None))
 
 
-# The collection that moves objects out of the young generations: of the first of one, or of the second of two.
+# The collection that moves objects out of the young generations, of which there are one or two.
 _MOVES_ON = 0 if sys.version_info >= (3, 14) else 1
 
 
@@ -182,12 +182,12 @@ def _young_objects() -> list[Any]:
     return gc.get_objects(0) if _MOVES_ON == 0 else gc.get_objects(1) + gc.get_objects(0)
 
 
-_PARTS = 10_000  # objects that are looked at together
+_PARTS = 10_000  # objects that are searched at a time
 _NO_REFERENTS = (str, int, float, bytes, bool, CodeType, type(None))
 
 
 def _reachable() -> list[Any]:
-    """Every object that a module or a listed object leads to."""
+    """Every object that can be reached from a module or a listed object."""
     found: dict[int, Any] = {}
     todo: list[Any] = [*sys.modules.values(), *gc.get_objects()]
     while todo:

@@ -12,10 +12,10 @@
 
 Both bodies use the same names, so the new code has the arguments, the closure and the line numbers of the old one. The
 words in capitals are not names but constants of the new code, so that nothing is added to a module's globals: here they
-are strings that no program has, which `sonde.inside.source` exchanges for objects. A call of a constant is written as
-the call of a conditional expression, because Python warns of the former.
+are strings that no program contains, which `sonde.inside.source` replaces by objects. A call of a constant is written
+as the call of a conditional expression, because Python warns about calls of constants.
 
-Not marked are generators and coroutines, whose bodies run after the call, and names that are not local.
+Generators and coroutines, whose bodies run after the call, and names that are not local are not marked.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class Function:
 
     Attributes:
         index: Its number in the file.
-        qualname: Its name, as Python gives it.
+        qualname: Its qualified name.
         line: The line of the definition or of its first decorator.
         end: Its last line.
         start: Line and column at which the body of a lambda starts; tells lambdas on one line apart.
         parent: The number of the function that it is defined in, if any.
-        lazy: What it is, if its body runs after the call.
+        lazy: What kind of function it is, if its body runs after the call; else None.
     """
 
     index: int
@@ -117,7 +117,7 @@ def _collect(node: ast.AST, prefix: str, parent: int | None, found: list[tuple[D
             found.append(
                 (child, Function(inside, prefix + name, line, child.end_lineno or line, start, parent, _lazy(child)))
             )
-            # Decorators and defaults belong to the scope around, but no function is told apart by that.
+            # Decorators and defaults belong to the enclosing scope, but that does not matter for finding functions.
             below = f"{prefix}{name}.<locals>."
         elif isinstance(child, ast.GeneratorExp):
             below = f"{prefix}<genexpr>.<locals>."
@@ -145,7 +145,7 @@ def _own_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 def marked_tree(source: str, filename: str, *, parts: bool) -> ast.Module:
     """The tree of a file with marked bodies in it; with the values of calls and operators too, if `parts`."""
-    # Parsing a second time is the fastest way to a copy of the tree, for the bodies that stay as they are.
+    # Parsing a second time is the fastest way to copy the tree, for the unmarked bodies.
     tree, plain = ast.parse(source, filename), ast.parse(source, filename)
     known = {id(node): function for node, function in functions_in(tree)}
     bodies = [node.body for node, _ in functions_in(plain)]
@@ -165,7 +165,7 @@ _N = TypeVar("_N", bound=ast.AST)
 
 
 def _at(new: _N, old: Any) -> _N:
-    """A new node in the place of an old one: on its first line."""
+    """Puts a new node at the position of an old one: on its first line."""
     new.lineno = new.end_lineno = old.lineno  # pyright: ignore[reportAttributeAccessIssue]
     new.col_offset = new.end_col_offset = old.col_offset  # pyright: ignore[reportAttributeAccessIssue]
     return new
@@ -198,7 +198,7 @@ def _arguments(node: Definition) -> list[ast.arg]:
 
 
 class _Outside(ast.NodeTransformer):
-    """What is not the marked body of a function: modules, classes, and bodies that stay as they are."""
+    """Everything outside marked bodies: modules, classes, and unmarked bodies."""
 
     def __init__(self, file: _File) -> None:
         self.file = file
@@ -213,14 +213,14 @@ class _Outside(ast.NodeTransformer):
         return self._function(node)
 
     def _lazy(self, node: Any) -> Any:
-        """A function whose own body is not marked; functions inside it may be."""
+        """Visits a function whose own body is not marked; functions inside it may be."""
         inner = _Outside(self.file)
         node.body = _visited(inner, node.body) if isinstance(node.body, list) else inner.visit(node.body)
         self._surroundings(node)
         return node
 
     def _surroundings(self, node: Any) -> None:
-        """Defaults, decorators and so on, which are evaluated in the scope around."""
+        """Visits defaults, decorators and so on, which are evaluated in the enclosing scope."""
         node.args = self.visit(node.args)
         if not isinstance(node, ast.Lambda):
             node.decorator_list = [self.visit(d) for d in node.decorator_list]
@@ -264,7 +264,7 @@ class _Inside(_Outside):
             head.append(plain[0])  # a docstring stays the first statement
         plain = plain[len(head) :]
         body = node.body[len(head) :]
-        # That a name is global or nonlocal may be said only before its first use.
+        # Declarations of global and nonlocal names must come before their first use.
         said = [n for n in _own_nodes(plain) if isinstance(n, (ast.Global, ast.Nonlocal))]
         if said:
             plain = [_NoDeclarations().visit(copy.deepcopy(n)) for n in plain]
@@ -296,7 +296,7 @@ class _Inside(_Outside):
         return value if name in self.foreign else self._mark("mark", value, name, place)
 
     def _again(self, place: Any, name: str) -> ast.stmt:
-        """`x = MARK(x, "x")`, for names that were bound otherwise."""
+        """`x = MARK(x, "x")`, for names that were bound in other ways."""
         value = self._mark("mark", _at(ast.Name(name, ast.Load()), place), name, place)
         return _at(ast.Assign([_at(ast.Name(name, ast.Store()), place)], value), place)
 
@@ -398,12 +398,12 @@ class _Inside(_Outside):
         return same if isinstance(node.ops[0], ast.Is) else _at(ast.UnaryOp(ast.Not(), same), node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
-        # Before Python 3.12 the parts of a string have no lines of their own; a name may be bound in them all the same.
+        # Before Python 3.12 the parts of an f-string have no line numbers, but they may still bind a name.
         return self.generic_visit(node) if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node)) else node
 
 
 def _only_gets(node: ast.expr) -> bool:
-    """Whether an expression computes nothing: it gets attributes or elements of something."""
+    """Whether an expression computes nothing and only selects attributes or elements."""
     if isinstance(node, (ast.Tuple, ast.List)):
         return bool(node.elts) and all(map(_only_gets, node.elts))
     if isinstance(node, ast.Call):

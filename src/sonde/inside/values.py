@@ -1,14 +1,15 @@
-"""Which values of a program are sites, and how they become one without the program noticing.
+"""Which values of a program are sites, and how to mark them without changing what the program does.
 
-Code that was not written for Sonde may rely on anything: that a variable is the very object it was given, that a list
-is shared, that a number stays a number. So a capture of values only looks: the program goes on with the objects it has.
+Code that was not written for Sonde may rely on anything: that a variable is the same object as before, that a list is
+shared, that a number stays a number. So a capture of values changes nothing: the program continues with its own
+objects.
 
-For gradients and edits a value must pass through its site and come out of it. Arrays do. A tuple, list or dict of
-arrays is built anew if nothing else refers to it, and only looked at otherwise: such a record has no gradient, and an
-edit of it is an error. An array whose numbers are known while a function is traced (a constant) is only looked at too,
-unless an edit runs and its numbers are floats. Objects that a library uses like arrays (`register_arrays`) are built
-anew too. Everything else, modules and other objects with arrays in them included, is no site; nor are the tangents in
-the rule of a derivative that is taken in reverse mode, which have no numbers.
+For gradients and edits a value must pass through its site, and the program continues with the result. Arrays do that. A
+tuple, list or dict of arrays is rebuilt if nothing else refers to it, and only read otherwise: such a record has no
+gradient, and editing it is an error. An array whose numbers are known while a function is traced (a constant) is also
+only read, unless an edit runs and its numbers are floats. Objects that a library uses like arrays (`register_arrays`)
+are rebuilt too. Everything else is not a site, including modules and other objects that hold arrays; nor are the
+tangents in the rule of a derivative that is taken in reverse mode, which have no numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from sonde.core.trace import SiteTrace
 from sonde.errors import CaptureError
 from sonde.inside.identity import note
 
-# Types of most values that are not arrays; one test tells them all.
+# Types of most values that are not arrays, for a quick test.
 NEVER: frozenset[type] = frozenset({type(None), bool, int, float, complex, str, bytes, type, slice, type(Ellipsis)})
 _ONE_ARRAY = (True,)
 _DEEP = 100
@@ -41,7 +42,7 @@ _KEPT = (bool, int, float, complex, str, type(None))
 
 
 class Other:
-    """Stands, in the record of a tuple or dict, for an object in it that is no array."""
+    """Replaces an object that is not an array in the record of a tuple or dict."""
 
     __slots__ = ("name",)
 
@@ -62,7 +63,7 @@ _array_types: set[type] = set()
 
 
 def register_arrays(*types: type) -> None:
-    """Says that instances of some classes, which are pytrees, stand for arrays and do not change."""
+    """Registers classes of pytrees whose instances are used like arrays and do not change."""
     _array_types.update(types)
 
 
@@ -85,24 +86,24 @@ def marked(
     references: int | None = None,
     is_kept: bool = False,
 ) -> Any:
-    """What the program goes on with after a site.
+    """Marks a value as a site; returns the value that the program continues with.
 
     Args:
         value: Anything.
         name: The name of the site.
         frame: The frame of the function, which is on the line of the site.
-        state: What is looked for.
+        state: The state of the thread's captures.
         depths: Which of the nested captures see the site.
-        references: How many references there are to the value; None if that is not known.
-        is_kept: Whether the program must go on with the very object: the site has then no gradient.
+        references: How many references there are to the value; None if unknown.
+        is_kept: Whether the program must continue with the same object; the site then has no gradient.
     """
     trace = _jax.current_trace()
-    if trace is _jax.eval_trace:  # apart from the captured program, as in a function that runs on the host
+    if trace is _jax.eval_trace:  # outside the captured program, as in a function that runs on the host
         source = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if is_array(value) and state.inside is not None and state.inside.must_see(source):
             raise CaptureError(
-                f"variable {name!r} ({source}) runs where the capture cannot see it: its function was asked for by "
-                "name and is called on the host, apart from the captured program. Leave it out of inside="
+                f"variable {name!r} ({source}) cannot be captured: its function was requested by name, but runs on "
+                "the host, outside the captured program. Leave it out of inside="
             )
         return value
     if isinstance(value, (jax.Array, np.ndarray)):
@@ -125,7 +126,7 @@ def marked(
         return value
     own = type(trace) is SiteTrace
     passes = state.grads or state.edits
-    early = _jax.evaluates_early()  # what is computed now is a constant of the program
+    early = _jax.evaluates_early()  # values computed now are constants of the program
     in_place = not passes or is_kept or shared or early or not (own or all(_may_be_replaced(x, state) for x in given))
     check_scopes(name)
     site = Site(
@@ -176,11 +177,11 @@ def _is_container(value: Any) -> bool:
 
 
 def _holds_arrays(value: Any, around: list[Any]) -> bool:
-    """Whether there are arrays in a container; not so of one that contains itself, which is no tree."""
+    """Whether there are arrays in a container; False if it contains itself, because it is then not a tree."""
     if type(value) in _array_types:
         try:
             return any(map(is_array, jax.tree.leaves(value)))
-        except Exception:  # an object that is only just being made
+        except Exception:  # an object that is still being made
             return False
     found = False
     around.append(value)
@@ -192,7 +193,7 @@ def _holds_arrays(value: Any, around: list[Any]) -> bool:
                 return False
             before = len(around)
             found = _holds_arrays(part, around) or found
-            if len(around) > before:  # it gave up
+            if len(around) > before:  # it or a part contains itself, or is too deep
                 return False
     around.pop()
     return found
@@ -203,7 +204,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
-    """The container with other leaves, which come in the order of JAX; a dict keeps its own order."""
+    """The container with other leaves, in JAX's order; a dict keeps its own order of keys."""
     if value is None:
         return None
     if _is_leaf(value):
@@ -234,9 +235,9 @@ def _parts_are_alone(value: Any) -> bool:
     return True
 
 
-# Python counts references: an object that only a call of `FunctionMarks.mark` has is one that nothing else refers to.
-# Marked code calls it through a `functools.partial`, which is written in C, so the count does not depend on what the
-# interpreter has made of the call. How many references such a call has is measured, by making one.
+# Python counts references: if only a call of `FunctionMarks.mark` refers to an object, nothing else in the program
+# does. Marked code calls it through a `functools.partial`, which is written in C, so the count does not depend on how
+# the interpreter runs the call. The number of references in such a call is measured once, by making one.
 
 
 def _count(self: object, value: Any, name: str) -> int:
@@ -246,13 +247,13 @@ def _count(self: object, value: Any, name: str) -> int:
 
 @functools.cache
 def _alone() -> int:
-    """The number of references to an object that only a call of `FunctionMarks.mark` has."""
+    """The number of references to an object that only a call of `FunctionMarks.mark` refers to."""
     return functools.partial(_count, None)([object()], "x")
 
 
 @functools.cache
 def _in_container() -> int:
-    """The number of references to an object that only a container has, in a loop over the container."""
+    """The number of references to an object that only a container refers to, in a loop over it."""
     for part in ([object()],):
         return sys.getrefcount(part)
     raise AssertionError

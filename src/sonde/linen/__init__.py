@@ -1,9 +1,8 @@
 """Neural networks as functions of their variables, with the names of `flax.linen`.
 
-`from sonde import linen as nn` stands where `from flax import linen as nn` stood: the same names, arguments, results,
-parameter trees and initial values. What is new: a value that a module sows inside any transform, of Linen's or of
-JAX's, arrives without `variable_axes`. The import paths of Flax's own files, such as `linen.linear`, work too
-(`_flax_paths.py`).
+Replace `from flax import linen as nn` with `from sonde import linen as nn`: names, arguments, results, parameter trees
+and initial values are the same. New: a value that a module sows inside any transform, Linen's or JAX's, arrives without
+`variable_axes`. The import paths of Flax's own files, such as `linen.linear`, work too (`_flax_paths.py`).
 """
 
 from sonde._handing_on import hand_on

@@ -1,9 +1,9 @@
 """How a module gets its parent, its name and its scope, and how modules are copied.
 
-A module that is created while a method of another one runs has that one as its parent. In a compact method it gets its
-name and scope at once. In `setup` it waits until it is assigned to an attribute and is named after it. A module that
-was created outside and given as a field is adopted as soon as the module it was given to has a scope: a copy is made,
-named after the field; one object given in two places stays one submodule, of the first of these.
+A module that is created while a method of another module runs has that module as its parent. In a compact method it
+gets its name and scope at once. In `setup` it waits until it is assigned to an attribute, and is named after that. A
+module that was created outside and passed as a field is adopted as soon as its owner has a scope: a copy is made, named
+after the field. One object passed to two modules stays one submodule, of the first of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Unspecified:
-    """The default of `parent`: whoever is running when the module is created."""
+    """The default of `parent`: the module whose method is running when this one is created."""
 
     def __repr__(self) -> str:
         return "unspecified"
@@ -42,7 +42,7 @@ UNSPECIFIED: Any = _Unspecified()
 
 
 class ModuleState:
-    """What a module remembers besides its fields.
+    """The state of a module besides its fields.
 
     Attributes:
         attached: Whether parent, name and scope are settled.
@@ -69,7 +69,7 @@ class ModuleState:
         self.cursor = {}
 
     def for_transform(self) -> ModuleState:
-        """The state of the copy that runs inside a lifted transform: it goes on naming where this one is."""
+        """The state of the copy that runs inside a lifted transform: it continues the names from here."""
         copy = ModuleState()
         copy.attached = self.attached
         copy.in_compact = self.in_compact
@@ -77,7 +77,7 @@ class ModuleState:
         return copy
 
     def catch_up(self, inner: ModuleState) -> None:
-        """Takes over the names that the copy inside a lifted transform has given."""
+        """Adds the names that the copy inside a lifted transform has given."""
         self.cursor = dict(inner.cursor)
 
 
@@ -90,7 +90,7 @@ def auto_name(module: Module, parent: Module) -> str:
 
 
 def attach(module: Module) -> None:
-    """Settles the scope of a module whose fields are set; called by `__post_init__` and again when a name is found."""
+    """Gives a module whose fields are set its scope; called by `__post_init__` and again when it gets a name."""
     if is_flax_scope(module.parent):
         object.__setattr__(module, "parent", scope_on(module.parent))
     state, parent = module._state, module.parent
@@ -100,7 +100,7 @@ def attach(module: Module) -> None:
         above: ModuleState = parent._state
         if above.attached and not (above.in_setup or above.in_compact):
             raise AssignSubModuleError(
-                f"submodule {type(module).__name__} is made in {describe(parent)} outside setup and compact "
+                f"submodule {type(module).__name__} was made in {describe(parent)} outside setup and compact "
                 "methods; make it in setup, or mark the method with @nn.compact"
             )
         if module.name is None:
@@ -111,7 +111,7 @@ def attach(module: Module) -> None:
         assert name is not None
         if not isinstance(name, str):
             raise TypeError(
-                f"the name of a submodule is a str, got {name!r} for {type(module).__name__} in {describe(parent)}"
+                f"the name of a submodule must be a str, got {name!r} for {type(module).__name__} in {describe(parent)}"
             )
         if parent.scope is not None:
             parent.scope.reserve(name, None, what="submodule", owner=type(parent).__name__)
@@ -123,7 +123,7 @@ def attach(module: Module) -> None:
 
 
 def adopt_fields(module: Module) -> None:
-    """Makes the modules among the fields of a module that has a scope its submodules."""
+    """Makes the modules among a module's fields its submodules; the module must have a scope."""
     for name in fields_of(module):
         value = getattr(module, name)
         if value is not None:
@@ -137,7 +137,7 @@ def describe(module: Module) -> str:
 
 
 def frozen_containers(value: Any, fn: Callable[[Any, str], Any], suffix: str = "") -> Any:
-    """Applies `fn` to the leaves of nested lists, tuples and dicts, with their keys as a suffix, and freezes these.
+    """Applies `fn` to the leaves of nested lists, tuples and dicts, with their keys as suffix; freezes the containers.
 
     Attributes of a module must not change from outside after `setup`, so lists become tuples and dicts FrozenDicts.
     """
@@ -161,7 +161,7 @@ def _sorted(keys: Iterable[Any]) -> list[Any]:
 
 
 def adopt(owner: Module, attribute: str, value: Any) -> Any:
-    """Makes the modules in the value of an attribute submodules of its owner, unless they already have an owner."""
+    """Makes the modules in the value of an attribute submodules of its owner, unless they have an owner."""
     from sonde.linen.module import Module
 
     scope = owner.bound_scope("adopt submodules")
@@ -193,12 +193,12 @@ def fields_of(module: Module) -> Iterator[str]:
 
 
 def clone(module: Module, *, parent: Any, deep: bool, updates: Mapping[str, Any], reset_names: bool = False) -> Any:
-    """A copy of a module under another parent; `deep` copies the modules in its fields too, free of any scope."""
+    """A copy of a module under another parent; `deep` copies the modules in its fields too, without their scopes."""
     return _Cloning(deep=deep, reset_names=reset_names).copy(module, parent, updates)
 
 
 class _Cloning:
-    """One call of `clone`: what was copied once is not copied again."""
+    """One call of `clone`: copies each module once."""
 
     def __init__(self, *, deep: bool, reset_names: bool) -> None:
         self._deep = deep
@@ -222,7 +222,7 @@ class _Cloning:
 
 
 def contains(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
-    """Whether there is something wanted in a value or in the containers it consists of."""
+    """Whether a value, or an element of its nested containers, is wanted."""
     if isinstance(value, (list, tuple)):
         return any(contains(v, is_wanted) for v in value)
     if isinstance(value, (dict, FrozenDict)):
@@ -231,7 +231,7 @@ def contains(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
 
 
 def contains_module(value: Any) -> bool:
-    """Whether there is a module in a value or in the containers it consists of."""
+    """Whether a value is a module, or holds one in nested containers."""
     from sonde.linen.module import Module
 
     return contains(value, lambda leaf: isinstance(leaf, Module))

@@ -1,4 +1,4 @@
-"""What the current thread is in the middle of: which modules are being called, and what records their calls."""
+"""State of the current thread: which modules are being called, and what records their calls."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Context(threading.local):
 
     Attributes:
         module_stack: The modules whose methods are running, innermost last; None stands for "no parent".
-        calls: The calls that are running while a capture wants to see their arguments and results, innermost last: the
-            module, the name of the method, and the method.
+        calls: The running calls, innermost last, if a capture wants their arguments and results: the module, the name
+            of the method, and the method.
         interceptors: The functions given to `intercept_methods`, innermost last.
         named: Whether method calls get a name in profiles, or None for the process-wide setting.
-        level: How many runs are active that collect sown values.
+        level: How many active runs collect sown values.
         silent: Whether sown values are dropped.
         path: During a capture: the path of the module whose method is running, ...
         root: ... and the outermost run it belongs to.

@@ -1,4 +1,4 @@
-"""Dtypes of layers, in the form that `flax.linen` has them: arrays are given one by one."""
+"""Promotion of dtypes, in the form of `flax.linen`: each array is an argument."""
 
 from __future__ import annotations
 

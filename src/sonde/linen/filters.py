@@ -1,6 +1,6 @@
 """Filters over collection and random-stream names: which of them a run may change, a transform lifts, and so on.
 
-A filter is a bool (all or none), one name, a container of names, or `DenyList(filter)` for everything but.
+A filter is a bool (all or none), one name, a container of names, or `DenyList(filter)` for everything else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, eq=True)
 class DenyList:
-    """Chooses every name that `deny` does not.
+    """Chooses every name that `deny` does not choose.
 
     Example:
         >>> matches(DenyList("params"), "params"), matches(DenyList("params"), "cache")
@@ -33,7 +33,7 @@ def _is_deny_list(filter: Filter) -> bool:
 
 
 def _is_open(filter: Filter) -> bool:
-    """Whether a filter does not list the names that it chooses."""
+    """Whether a filter may choose names that it does not list."""
     return isinstance(filter, bool) or _is_deny_list(filter)
 
 
@@ -41,7 +41,7 @@ def matches(filter: Filter, name: str) -> bool:
     """Whether a filter chooses a name.
 
     Raises:
-        InvalidFilterError: `filter` is none of the forms that a filter may have.
+        InvalidFilterError: `filter` is not a valid filter.
     """
     if isinstance(filter, bool):
         return filter
@@ -58,7 +58,7 @@ def matches(filter: Filter, name: str) -> bool:
 
 
 def check(filter: Filter) -> Filter:
-    """Returns `filter` if it has one of the forms of a filter, raises InvalidFilterError otherwise."""
+    """Returns `filter` if it is valid, raises InvalidFilterError otherwise."""
     matches(filter, "")
     return filter
 
@@ -123,7 +123,7 @@ def hashable(filter: Filter) -> Filter:
 
 
 def partition(items: Mapping[str, T], filters: Sequence[Filter]) -> tuple[dict[str, T], ...]:
-    """Puts each item into the group of the first filter that chooses its name; what none chooses is left out.
+    """Puts each item into the group of the first filter that chooses its name; others are left out.
 
     Example:
         >>> partition({"params": 1, "cache": 2, "stats": 3}, ["cache", DenyList("params")])

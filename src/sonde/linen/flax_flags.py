@@ -1,6 +1,6 @@
-"""Flags of `flax.config` that say how Linen behaves, for programs that set them.
+"""Flags of `flax.config` that change how Linen behaves, for programs that set them.
 
-They are Flax's, so they are looked up there if Flax is loaded, and in the environment variables that it reads if not.
+They are looked up in Flax if Flax is loaded, otherwise in the environment variables that Flax reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def flag(name: str) -> bool:
     """Whether a flag is set.
 
     Args:
-        name: as `flax.config` has it, such as `"flax_return_frozendict"`.
+        name: its name in `flax.config`, such as `"flax_return_frozendict"`.
 
     Example:
         >>> flag("flax_preserve_adopted_names")
@@ -31,6 +31,6 @@ def flag(name: str) -> bool:
 
 
 def frozen(variables: dict[str, Any]) -> Any:
-    """A FrozenDict: that of Flax if Flax is loaded, since programs that set the flag compare with it; else Sonde's."""
+    """Flax's FrozenDict if Flax is loaded, because programs that set the flag compare with it; else Sonde's."""
     core = getattr(sys.modules.get("flax"), "core", None)
     return getattr(core, "freeze", freeze)(variables)

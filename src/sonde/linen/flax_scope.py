@@ -1,7 +1,7 @@
 """A scope made with `flax.core` as the parent of a module: both see the same variables.
 
 Code that works with `flax.core` by hand makes a `flax.core.Scope` and gives it to a module as its parent. Flax is not
-imported here; a scope is known by what it offers.
+imported here; a scope is recognised by its attributes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sonde.linen.scope import Run, Scope
 
 def is_flax_scope(value: Any) -> bool:
     """Whether a value is a scope of `flax.core`."""
-    # Asked of the class: a module would run its setup to find an attribute.
+    # Look at the class: looking up an attribute of a module would run its setup.
     return all(hasattr(type(value), name) for name in ("push", "rewound", "make_rng", "is_collection_empty"))
 
 
 def scope_on(foreign: Any) -> Scope:
-    """A scope of ours on the variables and random streams of one of `flax.core`."""
+    """A scope of Sonde on the variables and random streams of a scope of `flax.core`."""
     run = Run(mutable=check(foreign.mutable))
     roots = foreign.root._variables
     for name in list(roots):
@@ -29,5 +29,5 @@ def scope_on(foreign: Any) -> Scope:
             roots[name] = unfreeze(roots[name])
     streams = {name: Stream(lazy.rng, tuple(lazy.suffix)) for name, lazy in foreign.rngs.items()}
     path = tuple(foreign.path)
-    # A path given to a root is a label alone: its variables lie at the top.
+    # The path of a root is only a label: its variables are at the top.
     return Scope(run, roots, path=path, tail=() if foreign.root is foreign else path, streams=streams)

@@ -1,7 +1,7 @@
 """An immutable nested dict that is a pytree, and functions that work on both kinds of dict.
 
-`init` and `apply` return plain dicts; a FrozenDict is what people pass as a hashable default (`variable_axes`), what a
-dict assigned in `setup` turns into, and what older checkpoints contain.
+`init` and `apply` return plain dicts. FrozenDicts occur as hashable defaults (`variable_axes`), as dicts assigned in
+`setup`, and in older checkpoints.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FrozenDict(Mapping[K, V]):
         return _thawed(self._dict)
 
     def pretty_repr(self, num_spaces: int = 4) -> str:
-        """The nested entries, one a line."""
+        """The nested entries, one per line."""
         return pretty_repr(self._dict, num_spaces)
 
 
@@ -133,7 +133,7 @@ def pop(x: Any, key: Any) -> tuple[Any, Any]:
 
 
 def pretty_repr(x: Any, num_spaces: int = 4) -> str:
-    """The entries of a nested dict, one a line."""
+    """The entries of a nested dict, one per line."""
     if isinstance(x, FrozenDict):
         x = x._dict
     if not isinstance(x, dict):
@@ -151,7 +151,7 @@ def _flatten_with_keys(d: FrozenDict[Any, Any]) -> tuple[tuple[Any, ...], tuple[
 
 
 def _unflatten(keys: tuple[Any, ...], values: Any) -> FrozenDict[Any, Any]:
-    # JAX may pass placeholders that must not be looked into, so the copy that the constructor makes is left out.
+    # JAX may pass placeholders that must not be inspected, so skip the copy that the constructor makes.
     frozen = object.__new__(FrozenDict)
     frozen._dict = dict(zip(keys, values))
     frozen._hash = None

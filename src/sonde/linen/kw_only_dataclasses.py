@@ -1,4 +1,4 @@
-"""Dataclasses in which a field that a base class has made keyword-only stays so when a subclass declares it again."""
+"""Dataclasses in which a keyword-only field of a base class stays so when a subclass declares it again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def dataclass(cls: Any = None, **options: Any) -> Any:
     """`dataclasses.dataclass` in which fields stay keyword-only.
 
     Args:
-        cls: The class; without it, a decorator comes back.
+        cls: The class; without it, a decorator is returned.
         **options: As of `dataclasses.dataclass`.
 
     Example:

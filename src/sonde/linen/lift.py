@@ -2,11 +2,11 @@
 
 `Lifting` packs the variables and random streams of some scopes into groups of dicts that a JAX transform can map,
 carry or close over. `Lifting.call`, run inside the transform on such groups, opens new scopes on them, runs the
-function, and returns the variables that changed, again in groups. `Lifting.publish` puts these into the scopes that
-were packed. A transform is then what it does to the groups, and nothing else.
+function, and returns the variables that changed, again in groups. `Lifting.publish` writes these to the packed scopes.
+A transform only defines what it does to the groups.
 
-`Bridge` is the same one level up: it finds the scopes of a module and of all modules that it holds or is called with,
-and makes copies of these modules on the scopes inside.
+`Bridge` works on modules: it finds the scopes of a module and of all modules that it holds or is called with, and
+copies these modules onto the scopes inside.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ class Lifting:
     """The variables and random streams of some scopes as pure arguments.
 
     Args:
-        scopes: The scopes that the function needs. One that lies inside another is packed with it.
+        scopes: The scopes that the function needs. A scope inside another is packed with it.
         variables: Filters of collections, one for each group that goes in.
-        changes: Filters of collections, one for each group that comes out; what none of them chooses may not change.
-        rngs: Filters of random streams, one for each group. Streams that none of them chooses are not there inside.
-        keeps_sown: Whether a value that is sown inside, into a collection that may change there, has a place in the
-            groups that come out; see `Run.keeps_sown`. If it says no, the value goes further out.
+        changes: Filters of collections, one for each group that comes out; collections that none of them chooses may
+            not change.
+        rngs: Filters of random streams, one for each group. Streams that none of them chooses do not exist inside.
+        keeps_sown: Whether the groups that come out can hold a value that is sown inside, into a collection that may
+            change there; see `Run.keeps_sown`. If not, the value is passed on to an outer run.
 
     Attributes:
         packed: The outermost of the scopes.
@@ -74,7 +75,7 @@ class Lifting:
 
     @property
     def places(self) -> tuple[tuple[int, Path], ...]:
-        """For each scope which of the packed ones it lies in, and where."""
+        """For each scope, the index of the packed scope that contains it, and its path there."""
         return tuple(self._places)
 
     def call(
@@ -100,34 +101,34 @@ class Lifting:
         return output, _by_filter(changed, self._changes)
 
     def publish(self, changes: Groups) -> None:
-        """Puts what `call` returned, as it looks outside the transform, into the scopes that were packed."""
+        """Writes what `call` returned, in its form outside the transform, to the packed scopes."""
         for group in changes:
             for scope, collections in zip(self.packed, group):
                 for name, tree in collections.items():
                     scope.replace(name, tree)
 
     def counts(self) -> list[Any]:
-        """How many random keys have been handed out, for `restore_counts`."""
+        """How many random keys have been drawn, for `restore_counts`."""
         return [scope.counts.snapshot() for scope in self.packed]
 
     def restore_counts(self, counts: Sequence[Any]) -> None:
-        """Makes the next keys those that came after `counts`: a body that is traced again must get the same keys."""
+        """Sets the counts back, so that a body that is traced again gets the same keys."""
         for scope, snapshot in zip(self.packed, counts):
             scope.counts.restore(snapshot)
 
 
 def _by_filter(by_scope: Sequence[tuple[dict[str, Any], ...]], filters: Sequence[Filter]) -> Groups:
-    """Groups by filter, then by scope, from groups by scope, then by filter."""
+    """Regroups: by filter, then by scope, instead of by scope, then by filter."""
     return tuple(zip(*by_scope)) if by_scope else tuple(() for _ in filters)
 
 
 def keeps_structure(scope: Scope, collection: str, name: str, grows: bool) -> bool:
-    """The `keeps_sown` of transforms in which the structure of the variables must stay the same."""
+    """The `keeps_sown` of transforms that must keep the structure of the variables."""
     return scope.has(collection, name) and not grows
 
 
 def _outermost(scopes: Sequence[Scope]) -> tuple[list[Scope], list[tuple[int, Path]]]:
-    """The scopes that lie in none of the others, and for each scope which of these it lies in and where."""
+    """The scopes that no other contains, and for each scope which of these contains it, with its path there."""
     wanted = {scope.identity for scope in scopes}
     packed: dict[Any, tuple[int, Scope]] = {}
     places = []
@@ -146,7 +147,7 @@ def _outermost(scopes: Sequence[Scope]) -> tuple[list[Scope], list[tuple[int, Pa
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Static:
-    """A pytree without leaves: something that goes through a transform untouched."""
+    """A pytree without leaves: carries a value through a transform unchanged."""
 
     value: Any
 
@@ -162,7 +163,7 @@ class Static:
 
 
 class _Position:
-    """Where a module or variable stood in the arguments of a transformed function."""
+    """The position of a module or variable in the arguments of a transformed function."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -179,14 +180,14 @@ class Bridge:
 
     Args:
         module: The module whose method is transformed.
-        args: The arguments, in which modules and variables may stand.
+        args: The arguments, which may contain modules and variables.
         kwargs: The keyword arguments, likewise.
 
     Attributes:
         scopes: The scopes of all these modules, its own first.
         sources: The module, and the modules and variables among the arguments.
-        args: The arguments with modules and variables taken out.
-        kwargs: The keyword arguments with modules and variables taken out.
+        args: The arguments without modules and variables.
+        kwargs: The keyword arguments without modules and variables.
     """
 
     def __init__(self, module: Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
@@ -201,7 +202,7 @@ class Bridge:
             self._collect(source)
 
     def on(self, scopes: Sequence[Scope]) -> Bridge:
-        """The same bridge from other scopes, for a transform inside a transform."""
+        """The same bridge on other scopes, for a transform inside a transform."""
         inner = object.__new__(Bridge)
         inner.__dict__.update(self.__dict__, scopes=list(scopes))
         return inner
@@ -224,22 +225,22 @@ class Bridge:
                     attach.frozen_containers(value, lambda leaf, _: self._collect(leaf) if _is_bound(leaf) else None)
 
     def index_of(self, source: Any) -> int | None:
-        """The index of the scope of a module or variable among `scopes`, None if it is not one of these."""
+        """The index of the scope of a module or variable among `scopes`, None if it is not there."""
         return self._index.get(id(source))
 
     def body(self, fn: Callable[..., Any], cls: type[Module] | None = None) -> Body:
-        """The function of scopes that runs `fn(module, *args, **kwargs)` on copies of the modules.
+        """Makes a function of scopes that runs `fn(module, *args, **kwargs)` on copies of the modules.
 
         Args:
-            fn: The function; its first argument is the copy of the bridge's module. A bound method of a module stands
-                for the method.
+            fn: The function; its first argument is the copy of the bridge's module. A bound method of a module means
+                the method.
             cls: The class of that copy, the module's own if None.
         """
         source = self.module
         fn = wrap(fn.__func__ if isinstance(getattr(fn, "__self__", None), Module) else fn)  # pyright: ignore
-        # Taken now: a body that is traced again gives the same names again.
+        # Copied now, so that a body that is traced again gives the same names.
         state = source._state.for_transform()
-        # What setup made, the copy makes again; what a compact method made before it called this function stays made.
+        # The copy runs setup again, but what a compact method made before it called this function stays.
         made_here = source._state.in_compact and type(source).setup is Module.setup
         names = source.scope.submodule_names() if made_here and source.scope is not None else frozenset[str]()
 
@@ -264,7 +265,7 @@ class Bridge:
         return run
 
     def _copy(self, old: Any, scopes: Sequence[Scope], copies: dict[int, Any], cls: type[Module] | None = None) -> Any:
-        """The copy of a module or variable on the scopes of the transform, made once; other things as they are."""
+        """The copy of a module or variable on the scopes of the transform, made once; other values as they are."""
         index = self._index.get(id(old))
         if index is None or id(old) in copies:
             return copies.get(id(old), old)
@@ -294,7 +295,7 @@ def _check_output(output: Any, module: Module, fn: Callable[..., Any]) -> None:
             raise TransformedMethodReturnValueError(
                 f"{getattr(fn, '__name__', 'a function')} of {attach.describe(module)} runs under a lifted "
                 "transform and returns a "
-                f"{type(leaf).__name__}: modules and variables cannot leave a transform, return values"
+                f"{type(leaf).__name__}: modules and variables cannot leave a transform; return values"
             )
 
 
@@ -306,7 +307,7 @@ def lift(
     Args:
         target: The class, a `functools.partial` of one, or the function.
         run: Runs a call: `run(bridge, body, args, kwargs, **options)`.
-        label: The name of the transform; the new class is called after it.
+        label: The name of the transform; the new class is named after it.
         methods: For a class, the methods: None for `__call__`, names, or a dict from names to options.
         options: The options of the transform.
     """
@@ -335,7 +336,7 @@ def _options_by_method(methods: Any, options: dict[str, Any]) -> dict[str, dict[
         return {name: {**options, **own} for name, own in methods.items()}
     if isinstance(methods, (list, tuple)):
         return dict.fromkeys(methods, options)
-    raise ValueError(f"methods is None, a sequence of names or a dict of options by name, got {methods!r}")
+    raise ValueError(f"methods must be None, a sequence of names or a dict of options by name, got {methods!r}")
 
 
 def _lifted(fn: Callable[..., Any], run: Callable[..., Any], options: dict[str, Any], cls: type[Module] | None) -> Any:
@@ -352,15 +353,15 @@ def _lifted(fn: Callable[..., Any], run: Callable[..., Any], options: dict[str, 
         if hasattr(fn, attribute):
             setattr(method, attribute, getattr(fn, attribute))
     method.compact = getattr(fn, "compact", False)  # pyright: ignore[reportFunctionMemberAccess]
-    # Only the function inside is offered to capture_intermediates: one call, one value.
+    # Only the inner function is offered to capture_intermediates, so that one call gives one value.
     method.transparent = True  # pyright: ignore[reportFunctionMemberAccess]
-    # What a lifted class makes in setup is part of what is lifted.
+    # What a lifted class makes in setup is lifted too.
     method.sets_up_inside = cls is not None  # pyright: ignore[reportFunctionMemberAccess]
     return method
 
 
 def ignore_keywords(kwargs: dict[str, Any], label: str, module: Module) -> None:
-    """Warns that a transform that maps its arguments by position leaves keyword arguments out, as Flax does."""
+    """Warns that keyword arguments are ignored, as in Flax, by a transform that maps arguments by position."""
     if kwargs:
         warnings.warn(
             f"nn.{label} of {attach.describe(module)} ignores the keyword arguments {sorted(kwargs)}: it cannot tell "

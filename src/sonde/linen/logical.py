@@ -1,7 +1,7 @@
-"""Axes with names of their own (`batch`, `heads`), and rules that say which mesh axis each name goes to.
+"""Logical axis names (`batch`, `heads`), and rules that map each name to a mesh axis.
 
-Rules are pairs in order of precedence. The first rule whose name is among the axes of an array and whose mesh axis is
-still free takes it; an axis without a rule stays unsharded.
+Rules are pairs in order of precedence. A rule applies if its name is among the axes of an array and its mesh axis is
+still free; an axis without a rule stays unsharded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("sonde_logical_ax
 
 
 class RulesFallback(enum.Enum):
-    """What a constraint does about an axis that no rule knows."""
+    """What a constraint does about an axis that no rule names."""
 
     AXIS_IS_UNSHARDED = "axis_is_unsharded"
     RAISE_ERROR = "raise_error"
@@ -33,7 +33,7 @@ class RulesFallback(enum.Enum):
 
 
 def set_logical_axis_rules(rules: Rules) -> None:
-    """Sets the rules from here on."""
+    """Sets the rules permanently."""
     _rules.set(rules)
 
 
@@ -58,18 +58,18 @@ def _mesh_axes(entry: Any) -> set[Any]:
 
 
 def _placed(names: Sequence[Any], rules: Rules | None) -> dict[str, Any]:
-    """What the rules give to the named axes; a name that no rule places is not in the dict.
+    """The mesh axes that the rules give to the named axes; a name that no rule places is not in the dict.
 
-    An axis may also have its mesh axes, None or UNCONSTRAINED in place of a name: that is left as it is, and the mesh
-    axes there are no longer free.
+    An entry of `names` may also be mesh axes, None or UNCONSTRAINED instead of a name: it is left as it is, and its
+    mesh axes are no longer free.
     """
     rules = _rules.get() if rules is None else rules
     if not isinstance(rules, (list, tuple)):
-        raise ValueError(f"logical axis rules are a sequence of (name, mesh axis) pairs, got {rules!r}")
+        raise ValueError(f"logical axis rules must be a sequence of (name, mesh axis) pairs, got {rules!r}")
     unplaced = [name for name in names if isinstance(name, str)]
     twice = sorted({name for name in unplaced if unplaced.count(name) > 1})
     if twice:
-        raise ValueError(f"axis names {twice} stand more than once in {tuple(names)}")
+        raise ValueError(f"axis names {twice} occur more than once in {tuple(names)}")
     used = _mesh_axes([name for name in names if not isinstance(name, str)])
     placed: dict[str, Any] = {}
     for name, mesh_axes in rules:
@@ -130,7 +130,7 @@ def with_logical_constraint(
     mesh: Mesh | None = None,
     fallback: RulesFallback = RulesFallback.AXIS_IS_UNSHARDED,
 ) -> Any:
-    """Constrains the sharding of arrays by the names of their axes; nothing happens without rules or without a mesh."""
+    """Constrains the sharding of arrays by the names of their axes; does nothing without rules or without a mesh."""
     rules = get_logical_axis_rules() if rules is None else rules
     if not rules or logical_axis_resources is None:
         return x
@@ -146,12 +146,12 @@ def with_logical_constraint(
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class LogicallyPartitioned(Partitioned[Any]):
-    """A value whose axes have logical names; `rules` say which mesh axes these are, None for the rules in force."""
+    """A value whose axes have logical names; `rules` map them to mesh axes, None for the rules in force."""
 
     rules: Rules | None = None
 
     def unbox(self, apply_constraint: bool = True) -> Any:
-        """The value, constrained to what the rules say where there is a mesh."""
+        """The value, constrained by the rules if there is a mesh."""
         if not apply_constraint or not (self.mesh is not None or mesh_is_set()):
             return self.value
         return with_logical_constraint(self.value, tuple(self.names), rules=self.rules, mesh=self.mesh)
@@ -163,5 +163,5 @@ register_box(LogicallyPartitioned)
 def with_logical_partitioning(
     fn: Callable[..., Any], names: Names, mesh: Mesh | None = None, rules: Rules | None = None
 ) -> Callable[..., Any]:
-    """An initializer that puts what `fn` makes into a `LogicallyPartitioned` box."""
+    """An initializer that puts the value of `fn` into a `LogicallyPartitioned` box."""
     return boxing(fn, lambda value: LogicallyPartitioned(value, names, mesh=mesh, rules=rules))

@@ -1,7 +1,7 @@
-"""Values in boxes: a variable together with what is known about its axes, such as how they are sharded.
+"""Values in boxes: a variable together with metadata of its axes, such as how they are sharded.
 
 A box is made by the initializer (`with_partitioning`), stays in the variables that `init` returns, and is opened when a
-module reads the variable. Transforms that add or take away an axis (`nn.vmap`, `nn.scan`) tell the box.
+module reads the variable. Transforms that add or remove an axis (`nn.vmap`, `nn.scan`) update the box.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Names = tuple[str | None, ...]
 class AxisMetadata(Generic[A], abc.ABC):
     """A box. Subclasses are pytrees whose leaves are those of the value.
 
-    A class with these four methods is one without deriving from it: Flax's boxes are.
+    Any class with these four methods counts as a subclass, for instance Flax's boxes.
     """
 
     @classmethod
@@ -45,11 +45,11 @@ class AxisMetadata(Generic[A], abc.ABC):
 
     @abc.abstractmethod
     def add_axis(self, index: int, params: Mapping[Any, Any]) -> Self:
-        """The box after a transform has put in an axis at `index`; `params` are the transform's `metadata_params`."""
+        """The box after a transform has inserted an axis at `index`; `params` are the transform's `metadata_params`."""
 
     @abc.abstractmethod
     def remove_axis(self, index: int, params: Mapping[Any, Any]) -> Self:
-        """The box after a transform has taken away the axis at `index`."""
+        """The box after a transform has removed the axis at `index`."""
 
 
 def is_box(value: Any) -> bool:
@@ -63,17 +63,17 @@ def map_axis_meta(fn: Callable[[AxisMetadata[Any]], Any], tree: Any) -> Any:
 
 
 def add_axis(tree: Any, index: int, params: Mapping[Any, Any]) -> Any:
-    """Tells every box in a tree that an axis was put in."""
+    """Updates every box in a tree for an inserted axis."""
     return map_axis_meta(lambda box: box.add_axis(index, params), tree)
 
 
 def remove_axis(tree: Any, index: int, params: Mapping[Any, Any]) -> Any:
-    """Tells every box in a tree that an axis was taken away."""
+    """Updates every box in a tree for a removed axis."""
     return map_axis_meta(lambda box: box.remove_axis(index, params), tree)
 
 
 def unbox(tree: Any) -> Any:
-    """A tree with every box replaced by what is in it.
+    """A tree with every box replaced by its value.
 
     Example:
         >>> unbox({"kernel": Partitioned(1.0, names=("model",))})
@@ -83,7 +83,7 @@ def unbox(tree: Any) -> Any:
 
 
 def replace_boxed(tree: Any, updates: Any) -> Any:
-    """The tree `updates`, each value in the box that stands at its place in `tree`, if one does."""
+    """The tree `updates`, with each value in the box that `tree` has at the same path, if any."""
 
     def put_in(old: Any, new: Any) -> Any:
         return old.replace_boxed(replace_boxed(old.unbox(), new)) if is_box(old) else new
@@ -92,17 +92,17 @@ def replace_boxed(tree: Any, updates: Any) -> Any:
 
 
 def boxed_like(tree: Any, updates: Any) -> Any:
-    """As `replace_boxed`; a tree without boxes may have any form, the updates then stay as they are."""
+    """As `replace_boxed`, but a tree without boxes may have any form; the updates are then returned as they are."""
     has_boxes = any(map(is_box, jax.tree.leaves(tree, is_leaf=is_box)))
     return replace_boxed(tree, updates) if has_boxes else updates
 
 
 def boxing(fn: Callable[..., Any], box: Callable[[Any], AxisMetadata[Any]]) -> Callable[..., Any]:
-    """An initializer that puts what `fn` makes into a box."""
+    """An initializer that puts the value of `fn` into a box."""
 
     @functools.wraps(fn)
     def initializer(*args: Any, **kwargs: Any) -> AxisMetadata[Any]:
-        serialization.tell_flax()  # it may have been loaded since, and must know a box before it can write one
+        serialization.tell_flax()  # Flax may have been loaded since, and must know boxes to serialize them
         return box(fn(*args, **kwargs))
 
     return initializer
@@ -167,8 +167,8 @@ class Partitioned(AxisMetadata[A]):
     def _name_of_new_axis(self, params: Mapping[Any, Any]) -> str | None:
         if PARTITION_NAME not in params:
             raise PartitioningUnspecifiedError(
-                f"a transform maps a variable partitioned as {self.names} over a new axis and is not told what the "
-                "axis is called: pass metadata_params={nn.PARTITION_NAME: 'name of the mesh axis, or None'}"
+                f"a transform maps a variable partitioned as {self.names} over a new axis, whose name is unknown: "
+                "pass metadata_params={nn.PARTITION_NAME: 'name of the mesh axis, or None'}"
             )
         return params[PARTITION_NAME]
 
@@ -181,7 +181,7 @@ class Partitioned(AxisMetadata[A]):
         return NamedSharding(mesh, self.get_partition_spec())
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        """The value is the leaf, all else is structure."""
+        """The value is the only child, the rest is structure."""
         rest = tuple((f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.name != "value")
         return ((jax.tree_util.GetAttrKey("value"), self.value),), rest
 
@@ -195,7 +195,7 @@ serialization.register_box(Partitioned)
 
 
 def with_partitioning(fn: Callable[..., Any], names: Names, mesh: Mesh | None = None) -> Callable[..., Any]:
-    """An initializer that puts what `fn` makes into a `Partitioned` box.
+    """An initializer that puts the value of `fn` into a `Partitioned` box.
 
     Example:
         >>> from sonde import linen as nn

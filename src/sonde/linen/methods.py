@@ -1,8 +1,8 @@
 """How the methods of a module run.
 
-Every method that a module class defines is wrapped once, when the class is made; what a subclass inherits is wrapped
-already. The wrapper runs `setup` if that has not happened, makes the module the parent of what the method creates,
-gives the call a name in profiles, lets interceptors have their say, and offers the output to `capture_intermediates`.
+Every method that a module class defines is wrapped once, when the class is made; inherited methods are wrapped already.
+The wrapper runs `setup` if that has not happened, makes the module the parent of what the method creates, gives the
+call a name in profiles, runs interceptors, and offers the output to `capture_intermediates`.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def compact(fun: F) -> F:
 
 
 def nowrap(fun: F) -> F:
-    """Marks a method that is to be left alone: it may be called without variables and does not become a parent."""
+    """Marks a method that is not wrapped: it may be called without variables, and its module is not made a parent."""
     fun.nowrap = True  # pyright: ignore[reportFunctionMemberAccess]
     return fun
 
 
 def compact_name_scope(fun: F) -> F:
-    """A compact method whose submodules and variables live in a scope of their own, named after the method.
+    """A compact method whose submodules and variables are in a scope named after the method.
 
-    Several methods of a class may be marked so without their names getting in each other's way.
+    Several methods of a class may be marked this way; their names do not clash.
     """
 
     @functools.wraps(fun)
@@ -92,10 +92,10 @@ class InterceptorContext:
 
 @contextlib.contextmanager
 def intercept_methods(interceptor: Callable[..., Any]) -> Iterator[None]:
-    """Lets a function stand around every method call inside the block.
+    """Wraps every method call inside the block in a function.
 
-    The interceptor is called as `interceptor(next_fun, args, kwargs, context)` and returns what the call shall
-    return; the one that was entered first is outermost.
+    The interceptor is called as `interceptor(next_fun, args, kwargs, context)`, and its result is the result of the
+    call. The interceptor that was entered first is outermost.
 
     Example:
         >>> from sonde import linen as nn
@@ -114,20 +114,20 @@ def intercept_methods(interceptor: Callable[..., Any]) -> Iterator[None]:
 
 
 def enable_named_call() -> None:
-    """Gives method calls names in profiles, from here on; this is the default."""
+    """Gives method calls names in profiles, permanently; this is the default."""
     global _named_by_default
     _named_by_default = True
 
 
 def disable_named_call() -> None:
-    """Gives method calls no names in profiles, from here on."""
+    """Stops giving method calls names in profiles, permanently."""
     global _named_by_default
     _named_by_default = False
 
 
 @contextlib.contextmanager
 def override_named_call(enable: bool = True) -> Iterator[None]:
-    """Says for a block whether method calls get names in profiles."""
+    """Sets for a block whether method calls get names in profiles."""
     before, context.named = context.named, enable
     try:
         yield
@@ -144,21 +144,21 @@ def _profile_name(module: Module, method: str) -> str | None:
 
 def _unbound(module: Module, method: str) -> CallCompactUnboundModuleError:
     return CallCompactUnboundModuleError(
-        f"compact method {type(module).__name__}.{method} is called on a module without variables; call it "
+        f"compact method {type(module).__name__}.{method} was called on a module without variables; call it "
         "inside another "
         "module, or through init, apply or bind"
     )
 
 
 def wrap(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The method that stands in the class for `fun`."""
+    """The wrapper that replaces `fun` in the class."""
     if hasattr(fun, "__wrapped_method__"):
         return fun
     is_compact = getattr(fun, "compact", False)
 
     @functools.wraps(fun)
     def method(*args: Any, **kwargs: Any) -> Any:
-        # A lifted class may be called as a plain function with other things as its first argument.
+        # A method of a lifted class may be called as a plain function, with a first argument that is not a module.
         from sonde.linen.module import Module
 
         first = args[0] if args else None
@@ -203,7 +203,7 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
             sites.offer(self, name, output)
         return output
     except LayerInputError as error:
-        if error.place is None:  # raised by the arithmetic, which does not know its caller
+        if error.place is None:  # raised by `sonde.ops`, which does not know the module
             error.place = describe(self)
         raise
     finally:
@@ -232,7 +232,7 @@ def intercepted(self: Module, fun: Callable[..., Any], name: str) -> Callable[..
 
 
 def prepare_class(cls: type[Any]) -> None:
-    """Wraps what a new module class defines itself."""
+    """Wraps the methods that a new module class itself defines."""
     for name, value in list(vars(cls).items()):
         if name.startswith("__") and name != "__call__":
             continue

@@ -1,4 +1,4 @@
-"""`nn.Module`: a dataclass whose methods run on variables that are given from outside."""
+"""`nn.Module`: a dataclass whose methods run on variables from outside."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OF_ALL = ("parent", "name")  # the fields that every module has
 
 
 class _Parent:
-    """The field `parent`, which does not keep a module alive: values would live on in the circle of the two."""
+    """The field `parent`, a weak reference: a cycle of parent and child would keep values alive."""
 
     def __get__(self, instance: Any, owner: type[Any]) -> Any:
         if instance is None:
@@ -45,7 +45,7 @@ class _Parent:
 
 
 class _OnInstances:
-    """A method that says so when it is called on the class."""
+    """A method that raises a clear error when it is called on the class."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -58,7 +58,7 @@ class _OnInstances:
 
 
 class _CalledOnClass:
-    """What one gets for `Module.apply`: usable by `super()` and by hand with an instance, an error otherwise."""
+    """The value of `Module.apply`: can be called by `super()` or with an instance, an error otherwise."""
 
     def __init__(self, function: Callable[..., Any], owner: type[Any]) -> None:
         self.__wrapped__ = function
@@ -69,7 +69,7 @@ class _CalledOnClass:
         if not args or not isinstance(args[0], self._owner):
             name, owner = self.__wrapped__.__name__, self._owner.__name__
             raise InvalidInstanceModuleError(
-                f"{owner}.{name} is called on the class: make an instance first, as in {owner}(...).{name}(...)"
+                f"{owner}.{name} was called on the class: make an instance first, as in {owner}(...).{name}(...)"
             )
         return self.__wrapped__(*args, **kwargs)
 
@@ -77,14 +77,14 @@ class _CalledOnClass:
 @dataclass_transform(field_specifiers=(dataclasses.field,))
 @dataclasses.dataclass(repr=False)
 class Module:
-    """The class that all modules derive from. Subclasses are dataclasses without saying so.
+    """The base class of modules. Subclasses become dataclasses without a decorator.
 
     Submodules and variables are made in `setup`, or where they are used, in a method marked `@nn.compact`. A module
     holds no variables: `init` makes them, `apply` runs the module on them.
 
     Attributes:
-        parent: The module (or scope) that this one is part of. Set by itself; None for a module that stands alone.
-        name: The name in the parent. Given, or found from the class or the attribute.
+        parent: The module (or scope) that this one is part of. Set automatically; None for a top-level module.
+        name: The name in the parent. Given, or made from the class or the attribute.
         scope: Where the variables are while `init` or `apply` runs, None otherwise.
 
     Example:
@@ -124,7 +124,7 @@ class Module:
             )
         own_hash = vars(cls).get("__hash__", Module.__hash__)
         kw_only_dataclasses.dataclass(cls, repr=False, kw_only=kw_only)
-        fields = cls.__dataclass_fields__  # the class's own first, as they are given and shown
+        fields = cls.__dataclass_fields__  # the class's own fields come first in calls and in `repr`
         own = [name for name in fields if name not in _OF_ALL]
         cls.__dataclass_fields__ = {name: fields[name] for name in (*own, *_OF_ALL)}
         cls.__hash__ = own_hash  # dataclass removes it where it makes an __eq__
@@ -139,7 +139,7 @@ class Module:
         attach.attach(self)
 
     def check_post_init(self) -> None:
-        """Raises if a subclass has overridden `__post_init__` and not called it."""
+        """Raises if a subclass overrides `__post_init__` without calling it."""
         if self.__dict__.get("_state") is None:
             raise IncorrectPostInitOverrideError(
                 f"{type(self).__name__} overrides __post_init__ without calling super().__post_init__()"
@@ -177,11 +177,11 @@ class Module:
         self._check_descriptor(name)
         message = f'"{type(self).__name__}" object has no attribute "{name}".'
         if self.scope is None:
-            message += " What setup makes is there inside init and apply only, or after bind."
+            message += " Attributes made in setup exist only inside init and apply, or after bind."
         raise AttributeError(message)
 
     def _check_descriptor(self, name: str) -> None:
-        """Raises if the class has the attribute, and it is the property's own code that misses another one."""
+        """Raises if the class has the attribute, but the property's own code lacks another one."""
         found = inspect.getattr_static(type(self), name, None)
         getter = getattr(type(found), "__get__", None)
         if getter is None or isinstance(found, type):
@@ -211,7 +211,7 @@ class Module:
     # ----------------------------------------------------------------------------------------------- setup
 
     def setup(self) -> None:
-        """To be overridden: makes submodules and variables and assigns them to attributes.
+        """Makes submodules and variables and assigns them to attributes; for subclasses to override.
 
         Runs once for every `init` or `apply`, before the first method or attribute is used.
         """
@@ -252,7 +252,7 @@ class Module:
             name: Its name in the module.
             init_fn: The initializer. Its first argument is a random key.
             *init_args: Further arguments for the initializer.
-            unbox: Whether a value that is in a box (`nn.with_partitioning`) comes back without it.
+            unbox: Whether to take a value out of its box (`nn.with_partitioning`).
             **init_kwargs: Further keyword arguments for the initializer.
         """
         scope = self._may_create(name, "params", "param")
@@ -274,7 +274,7 @@ class Module:
             name: Its name in the module.
             init_fn: Makes the value if there is none yet. Unlike an initializer it is given no key.
             *init_args: Arguments for `init_fn`.
-            unbox: Whether a value that is in a box comes back without it.
+            unbox: Whether to take a value out of its box.
             **init_kwargs: Keyword arguments for `init_fn`.
         """
         scope = self._may_create(name, col, "variable")
@@ -284,7 +284,7 @@ class Module:
         scope = self.bound_scope(f"make the {what} {name!r}")
         if not (self._state.in_setup or self._state.in_compact):
             raise ValueError(
-                f"{what} {name!r} of {attach.describe(self)} is made outside setup and compact methods; "
+                f"{what} {name!r} of {attach.describe(self)} was made outside setup and compact methods; "
                 "make it in setup, or mark the method with @nn.compact"
             )
         scope.reserve(name, collection, what=what, owner=type(self).__name__)
@@ -292,7 +292,7 @@ class Module:
 
     def _read_scope(self) -> Scope:
         scope = self.bound_scope("read variables")
-        sites.flush(scope.run)  # what was sown inside transforms that are over
+        sites.flush(scope.run)  # values sown inside transforms that have ended
         return scope
 
     def has_variable(self, col: str, name: str) -> bool:
@@ -314,7 +314,7 @@ class Module:
 
     @property
     def path(self) -> Path:
-        """The names of the modules on the way from the outermost to this one."""
+        """The names of the modules from the outermost to this one."""
         return self.bound_scope("have a path").path
 
     def is_mutable_collection(self, col: str) -> bool:
@@ -332,7 +332,7 @@ class Module:
     def make_rng(self, name: str = "params") -> Any:
         """A new random key of a stream.
 
-        It depends on the key given for the stream, on the path of the module, and on how many it has asked for before.
+        It depends on the key given for the stream, on the path of the module, and on how many keys it has drawn before.
         A stream that was not given is replaced by `params`.
         """
         return self.bound_scope("make random keys").make_rng(name)
@@ -347,17 +347,17 @@ class Module:
         reduce_fn: Callable[[Any, Any], Any] = sites.append,
         init_fn: Callable[[], Any] = sites.empty,
     ) -> bool:
-        """Puts a value into a collection, from where whoever made that collection mutable gets it.
+        """Puts a value into a collection, which `apply` returns if the collection is mutable.
 
-        Nothing happens when the collection is not mutable. The value arrives from inside any transform, of Linen's or
-        of JAX's: see `sonde.linen.sites` for what it looks like there.
+        Does nothing if the collection is not mutable. The value arrives from inside any transform, Linen's or JAX's;
+        see `sonde.linen.sites` for its form there.
 
         Args:
             col: The collection, usually `"intermediates"`.
             name: The name of the value in this module.
             value: An array or a pytree.
-            reduce_fn: Combines what is there with a new value; by default a tuple of all values grows.
-            init_fn: What is there before the first value; by default an empty tuple.
+            reduce_fn: Combines the earlier values with a new one; by default values are appended to a tuple.
+            init_fn: Makes the initial value; by default an empty tuple.
 
         Returns:
             Whether the value was kept.
@@ -365,9 +365,9 @@ class Module:
         return sites.sow(self, col, name, value, reduce_fn, init_fn)
 
     def perturb(self, name: str, value: T, collection: str = "perturbations") -> T:
-        """Adds a variable that is zero, whose gradient is the gradient of `value`.
+        """Adds a variable that is zero to `value`, so that its gradient is the gradient of `value`.
 
-        The variable is made by `init`. Without it in the variables given to `apply`, nothing is added.
+        The variable is made by `init`. If the variables given to `apply` lack it, nothing is added.
         """
         return sites.perturb(self, name, value, collection)
 
@@ -383,7 +383,7 @@ class Module:
         capture_intermediates: Any = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Runs the module and returns the variables it has made.
+        """Runs the module and returns the variables it makes.
 
         Args:
             rngs: One key, or keys by stream name (`params`, `dropout`, ...).
@@ -407,7 +407,7 @@ class Module:
         capture_intermediates: Any = False,
         **kwargs: Any,
     ) -> tuple[Any, dict[str, Any]]:
-        """Runs the module and returns its output and the variables it has made; arguments as of `init`."""
+        """Runs the module and returns its output and the variables it makes; arguments as for `init`."""
         self.check_post_init()
         fn = run.function_of(self, method, where="init")
         return run.init_with_output(fn, self, mutable, capture_intermediates)(rngs, *args, **kwargs)
@@ -447,8 +447,8 @@ class Module:
             rngs: One key, or keys by stream name.
             method: The method to run, by name or as a function that takes the module first; `__call__` if None.
             mutable: Which collections may change: a bool, a name, several names or a `DenyList`.
-            capture_intermediates: True to sow the output of every `__call__` into `"intermediates"`, or a filter that
-                is asked with the module and the name of each method that is called.
+            capture_intermediates: True to sow the output of every `__call__` into `"intermediates"`, or a filter, a
+                function of the module and the name of each method that is called.
             **kwargs: Keyword arguments for the method.
 
         Returns:
@@ -463,7 +463,7 @@ class Module:
 
     @_OnInstances
     def bind(self, variables: Mapping[str, Any], *args: Any, rngs: Any = None, mutable: Filter = False) -> Self:
-        """A copy of the module that holds variables and can be called and looked into by hand."""
+        """A copy of the module that holds variables, to call and inspect interactively."""
         del args
         self.check_post_init()
         where = f"bind of {type(self).__name__}"
@@ -474,13 +474,13 @@ class Module:
         """The module without variables, and its variables: the opposite of `bind`, also for a submodule."""
         if self.scope is None:
             raise CallUnbindOnUnboundModuleError(
-                f"unbind is called on {type(self).__name__}, which is not bound; only what bind returns can be unbound"
+                f"unbind was called on {type(self).__name__}, which is not bound; call bind first"
             )
         variables = unfreeze(self.variables)
         return self.clone(_deep_clone=True, _reset_names=True, name=None), variables
 
     def tabulate(self, rngs: Any, *args: Any, **kwargs: Any) -> str:
-        """A table of the submodules and variables for given inputs; options as of `nn.tabulate`, by keyword."""
+        """A table of the submodules and variables for given inputs; options as for `nn.tabulate`, by keyword."""
         from sonde.linen import table
 
         names = inspect.signature(table.tabulate).parameters
@@ -488,7 +488,7 @@ class Module:
         return table.tabulate(self, rngs, **options)(*args, **kwargs)
 
     def module_paths(self, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Module]:
-        """The submodules that are called for given inputs, by path; arguments as of `init`."""
+        """The submodules that are called for given inputs, by path; arguments as for `init`."""
         from sonde.linen import table
 
         return table.module_paths(self, rngs, *args, **kwargs)
@@ -538,7 +538,7 @@ def _value_text(value: Any) -> str:
 
 
 def merge_param(name: str, a: T | None, b: T | None) -> T:
-    """The one of two values, a field and an argument, that is given.
+    """Of a field and an argument, the one that is not None.
 
     Raises:
         ValueError: both are given, or neither.

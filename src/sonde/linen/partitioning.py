@@ -1,9 +1,9 @@
-"""Names of axes kept beside the variables, in a collection of their own: `params_axes` for `params`.
+"""Axis names of variables, kept in a separate collection: `params_axes` for `params`.
 
-An older way than the boxes of `sonde.linen.meta`, and still what many models use. Where a module makes a parameter
-with `param_with_axes("kernel", ...)`, the names of its axes are found as `kernel_axes` in `params_axes`, as an
-`AxisMetadata`; `get_axis_names` turns such a collection into PartitionSpecs. Values are constrained to what the rules
-(`axis_rules`) say, as `nn.with_logical_constraint` does.
+This is older than the boxes of `sonde.linen.meta`, but many models still use it. When a module makes a parameter with
+`param_with_axes("kernel", ...)`, the names of its axes go to `kernel_axes` in `params_axes`, as an `AxisMetadata`;
+`get_axis_names` turns such a collection into PartitionSpecs. Values are constrained by the rules (`axis_rules`), as
+`nn.with_logical_constraint` does.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PartitionedVariable(Variable[Any]):
 
     Attributes:
         axes: The names.
-        fallback: What happens about a name that no rule knows.
+        fallback: What to do about a name that no rule has.
     """
 
     __slots__ = ("axes", "fallback")
@@ -102,7 +102,7 @@ def _constrained(value: Any, axes: Any, fallback: RulesFallback = RulesFallback.
 def _running(module: Module | None, what: str) -> Module:
     module = context.module_stack[-1] if module is None else module
     if module is None:
-        raise ValueError(f"{what} is called outside a module's method; pass module=")
+        raise ValueError(f"{what} was called outside a module's method; pass module=")
     return module
 
 
@@ -115,8 +115,8 @@ def _note(module: Module, collection: str, name: str, axes: Any) -> None:
     new, old = AxisMetadata(axes), scope.get(collection, name)
     if old is not None and old != new:
         raise ValueError(
-            f"module {scope.path_text} names the axes of {name.removesuffix(_SUFFIX)!r} {new.names}, and before it has "
-            f"named them {getattr(old, 'names', old)}"
+            f"module {scope.path_text} names the axes of {name.removesuffix(_SUFFIX)!r} {new.names}, but has named "
+            f"them {getattr(old, 'names', old)} before"
         )
     scope.put(collection, name, new)
 
@@ -157,7 +157,7 @@ def param_with_axes(
 
 
 def name_axes(module: Module, name: str, value: Any, axes: Any) -> Any:
-    """The value of a parameter, constrained to where the mesh has these axes; keeps their names."""
+    """Notes the names of a parameter's axes, and returns its value, constrained by them."""
     value = _constrained(value, axes)
     _note(module, "params", name, axes)
     return value
@@ -182,7 +182,7 @@ def variable_with_axes(
         *init_args: Arguments for `init_fn`.
         axes: A name for each axis; None for no names.
         module: The module, if it is not the one whose method is running.
-        fallback: What happens about a name that no rule knows.
+        fallback: What to do about a name that no rule has.
         **init_kwargs: Keyword arguments for `init_fn`.
     """
     module = _running(module, "variable_with_axes")
@@ -218,7 +218,7 @@ def get_axis_names(axes_metadata: Any) -> Any:
 
 
 def _with_axis_name(target: Any, collection: str, axis: int, name: str | None, methods: Any) -> Any:
-    """A lifted target in whose collection of names the axis that the transform adds is called `name`."""
+    """A lifted target that names the axis that the transform adds `name` in the collection of names."""
 
     def put_in(names: tuple[Any, ...]) -> tuple[Any, ...]:
         at = axis if axis >= 0 else axis + len(names) + 1
@@ -264,7 +264,7 @@ def scan_with_axes(
     data_transform: Callable[..., Any] | None = None,
     methods: Any = None,
 ) -> Any:
-    """`nn.scan` that names the axis of iterations in the names of the variables that have one.
+    """`nn.scan` that adds a name for the axis of iterations to the axis names of variables.
 
     Args:
         target: As in `nn.scan`.
@@ -315,7 +315,7 @@ def vmap_with_axes(
     spmd_axis_name: Any = None,
     methods: Any = None,
 ) -> Any:
-    """`nn.vmap` that names the mapped axis in the names of the variables that have one.
+    """`nn.vmap` that adds a name for the mapped axis to the axis names of variables.
 
     Args:
         target: As in `nn.vmap`.
@@ -366,11 +366,11 @@ def remat(
         rngs: As in `nn.remat`.
         concrete: As in `nn.remat`.
         prevent_cse: As in `nn.remat`.
-        static_argnums: The arguments that Python needs; the first after the module is 0.
+        static_argnums: The arguments that are not traced; the first after the module is 0.
         policy: As in `nn.remat`.
         methods: As in `nn.remat`.
     """
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     options = remat_options(variables, rngs, concrete, prevent_cse, tuple(number + 1 for number in numbers), policy)
-    # The label is part of the names of submodules that are given none, and must be Flax's.
+    # The label becomes part of automatic names of submodules, so it must be Flax's.
     return lift(target, run_checkpoint, label="core_remat_static", methods=methods, options=options)

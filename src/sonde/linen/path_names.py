@@ -1,4 +1,4 @@
-"""Names that Flax's files `linen/module.py`, `linen/transforms.py` and `linen/linear.py` have and that packages use."""
+"""Names from Flax's files `linen/module.py`, `linen/transforms.py` and `linen/linear.py` that packages use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from jax import lax
 from sonde.linen.attach import UNSPECIFIED
 from sonde.linen.context import context
 
-#: What the current thread is in the middle of; `_context.module_stack[-1]` is the module whose method is running.
+#: The state of the current thread; `_context.module_stack[-1]` is the module whose method is running.
 _context = context
 _unspecified_parent = UNSPECIFIED
 
 
 def _conv_dimension_numbers(input_shape: Sequence[int]) -> lax.ConvDimensionNumbers:
-    """Which axes of the input, the kernel and the output of a convolution are which, for `lax.conv_general_dilated`."""
+    """The axes of input, kernel and output of a convolution, as `lax.conv_general_dilated` takes them."""
     n = len(input_shape)
     data = (0, n - 1, *range(1, n - 1))
     return lax.ConvDimensionNumbers(data, (n - 1, n - 2, *range(n - 2)), data)

@@ -1,10 +1,10 @@
-"""Random keys by name and place instead of by splitting.
+"""Random keys by path and count instead of by splitting.
 
-A stream is a key and the words that lead to the place where it is used: the names of the modules on the way and how
-often the place has asked before. A key is made from them only when asked for. Two modules therefore get independent
-keys in whatever order they are called, and adding a layer leaves the keys of the others alone. Words are hashed one
-after the other without a separator, as Linen does it, so initial values are equal to Linen's for the same seed; there
-is one if the flag `flax_fix_rng_separator` of Flax is set.
+A stream is a key and the words to fold into it: the names of the modules on the path to where it is used, and how many
+keys were drawn there before. A key is made from them only when it is needed. So two modules get independent keys in
+whatever order they are called, and adding a layer does not change the keys of others. Words are hashed one after the
+other without a separator, as in Linen, so that initial values are equal to Linen's for the same seed; if Flax's flag
+`flax_fix_rng_separator` is set, there is a separator.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Stream:
     words: tuple[Word, ...] = ()
 
     def at(self, *words: Word) -> Stream:
-        """The stream of a place further inside."""
+        """The stream at a path below."""
         return Stream(self.root, (*self.words, *words))
 
     def key(self) -> jax.Array:
-        """The key of this very place."""
+        """The key at this path."""
         if not self.words:
             return self.root
         before = b"\0" if flag("flax_fix_rng_separator") else b""
@@ -63,9 +63,9 @@ def _bytes(word: Word) -> bytes:
 
 
 class Counts:
-    """How many times each stream was asked for a key at one place of a run, and at the places inside it.
+    """How many keys each stream has given at one path of a run, and below it.
 
-    Kept apart from the scope, so that a module that is called again, or called inside a transform, goes on counting.
+    Separate from the scope, so that the counts continue when a module is called again or inside a transform.
     """
 
     __slots__ = ("_all", "_place")
@@ -81,16 +81,16 @@ class Counts:
         return self._all[key]
 
     def at(self, name: str) -> Counts:
-        """The counts of the place `name` inside this one."""
+        """The counts of the submodule `name`."""
         return Counts(self._all, (*self._place, name))
 
     def snapshot(self) -> Snapshot:
-        """The counts here and inside, by place relative to this one and by stream."""
+        """The counts here and below, by relative path and by stream."""
         n = len(self._place)
         return {(place[n:], stream): count for (place, stream), count in self._all.items() if place[:n] == self._place}
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Sets the counts here and inside to those of a snapshot."""
+        """Sets the counts here and below to those of a snapshot."""
         for place, stream in self.snapshot():
             del self._all[(*self._place, *place), stream]
         for (place, stream), count in snapshot.items():
@@ -109,7 +109,7 @@ def is_key(value: Any) -> bool:
 
 
 def _form_of_raw_keys() -> tuple[tuple[int, ...], Any]:
-    # Asked each time: the default implementation of random numbers may be set at any time.
+    # Computed each time: the default implementation of random numbers may change at any time.
     raw = jax.eval_shape(jax.random.key_data, jax.eval_shape(jax.random.key, 0))
     return raw.shape, raw.dtype
 

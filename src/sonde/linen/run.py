@@ -1,4 +1,4 @@
-"""From a module and its variables to a running function: what `init`, `apply` and `bind` have in common.
+"""Runs functions of a module on variables: the shared part of `init`, `apply` and `bind`.
 
 Every function of a module, at the top and inside lifted transforms, runs through `perform`.
 """
@@ -44,7 +44,7 @@ def perform(run: Run, scopes: list[Scope], fn: Callable[[], T]) -> T:
     try:
         return sites.gathering(run, scopes, fn)
     finally:
-        # What refers back to the run goes, so that its values are freed at once and not by the garbage collector.
+        # Drop what refers back to the run, so that its values are freed at once and not by the garbage collector.
         run.live = False
         run.roots, run.gather = (), None
         run.adopted.clear()
@@ -64,7 +64,7 @@ def check_variables(variables: Any, *, where: str) -> Mapping[str, Any]:
     if not valid:
         found = f"a dict with keys {list(variables)[:5]}" if isinstance(variables, Mapping) else repr(type(variables))
         raise ApplyScopeInvalidVariablesTypeError(
-            f"the first argument of {where} is a dict of collections, each a dict with strings as keys, such as "
+            f"the first argument of {where} must be a dict of collections, each a dict with strings as keys, such as "
             f"{{'params': ...}}; got {found}"
         )
     params = variables.get("params", {})
@@ -78,7 +78,7 @@ def check_variables(variables: Any, *, where: str) -> Mapping[str, Any]:
 
 
 def function_of(module: Module, method: Any, *, where: str) -> Callable[..., Any]:
-    """The function that `method` stands for, to be called with the bound module as its first argument.
+    """The function that `method` means, to be called with the bound module as its first argument.
 
     Raises:
         ApplyModuleInvalidMethodError: `method` is neither a function nor the name of a method.
@@ -102,15 +102,14 @@ def function_of(module: Module, method: Any, *, where: str) -> Callable[..., Any
         return lambda bound, *args, **kwargs: getattr(bound, name)(*args, **kwargs)
     if not callable(method):
         raise ApplyModuleInvalidMethodError(
-            f"cannot call {where} with method={method!r}: a function that takes the module first, or the name "
-            "of a method "
-            f"of {type(module).__name__}, is needed"
+            f"cannot call {where} with method={method!r}: pass a function that takes the module first, or the name of "
+            f"a method of {type(module).__name__}"
         )
     function = getattr(method, "__func__", method)
     if not _takes_a_module(function):
         raise ApplyModuleInvalidMethodError(
-            f"cannot call {where} with method={method!r}: a function that takes the module as its first argument is "
-            "needed, and this one takes no argument"
+            f"cannot call {where} with method={method!r}: the function must take the module as its first argument, "
+            "but this one takes no argument"
         )
     return function
 
@@ -118,7 +117,7 @@ def function_of(module: Module, method: Any, *, where: str) -> Callable[..., Any
 def _takes_a_module(function: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a callable that does not say
+    except (TypeError, ValueError):  # a callable without a signature
         return True
     return any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
 
@@ -218,7 +217,7 @@ def init_with_output(
     mutable: Filter = ALL_BUT_INTERMEDIATES,
     capture_intermediates: Any = False,
 ) -> Callable[..., Any]:
-    """A pure function `(rngs, *args, **kwargs)` that returns the output of `fn` and the variables it has made."""
+    """A pure function `(rngs, *args, **kwargs)` that returns the output of `fn` and the variables it makes."""
 
     @functools.wraps(fn)
     def initialized(rngs: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -244,7 +243,7 @@ def init(
     mutable: Filter = ALL_BUT_INTERMEDIATES,
     capture_intermediates: Any = False,
 ) -> Callable[..., Any]:
-    """A pure function `(rngs, *args, **kwargs)` that returns the variables that `fn` has made."""
+    """A pure function `(rngs, *args, **kwargs)` that returns the variables that `fn` makes."""
     initialized = init_with_output(fn, module, mutable, capture_intermediates)
 
     @functools.wraps(fn)
@@ -257,10 +256,10 @@ def init(
 def lazy_init(
     initialize: Callable[..., Any], rngs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, where: str
 ) -> Any:
-    """Runs an init on inputs of which only shapes need be given.
+    """Runs an init on inputs that may be given as shapes.
 
-    The arrays that are given are used; every `jax.ShapeDtypeStruct` is an input whose value must not matter. That it
-    does not is found by mapping over it: an output that is the same for all its values comes out unmapped.
+    Arrays are used as they are; a `jax.ShapeDtypeStruct` stands for an input whose value must not matter. This is
+    checked by mapping over it: an output that is the same for all its values comes out unmapped.
 
     Raises:
         LazyInitError: a variable depends on an input that was given as a shape.
@@ -287,9 +286,9 @@ def lazy_init(
                 raise
             shapes = ", ".join(describe(x) for x in unknown)
             raise LazyInitError(
-                f"{where} makes a variable whose initial value depends on the values of its inputs, and these "
+                f"{where} makes a variable whose initial value depends on the values of its inputs, but these "
                 "were given as "
                 f"shapes only ({shapes}); pass arrays, or make the initializer use the shapes alone"
             ) from error
-    # Nothing that is computed from the zeros is needed, so under jit none of it is computed.
+    # No output depends on the zeros, so jit removes what is computed from them.
     return jax.jit(lambda: run([jnp.zeros(x.shape, x.dtype) for x in unknown]))()

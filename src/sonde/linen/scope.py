@@ -1,9 +1,9 @@
-"""Where the variables of a running module live.
+"""Scopes: the variables of a running module.
 
 A `Run` is one execution of a module function: one `init` or `apply`, or the body of one lifted transform. It owns the
-variables (a nested dict per collection), says which collections may change, and knows the trace it runs under. A
-`Scope` is a place in a run: the variables and random streams of one module. Scopes are cheap and made again whenever a
-module is; what must outlive them (variables, counts of random keys) belongs to the run.
+variables (a nested dict per collection), knows which collections may change, and the trace it runs under. A `Scope` has
+the variables and random streams of one module in a run. Scopes are cheap and made again whenever a module is; what must
+outlive them (variables, counts of random keys) belongs to the run.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class Run:
         initializing: Whether this is an `init`.
         capture: The `capture_intermediates` argument: which method outputs to sow.
         outer: The run that started this one through a lifted transform.
-        keeps_sown: Whether a value sown into a collection has a place in this run; a transform that maps or carries
-            some collections only cannot keep those of the others. Called with the scope, the collection, the name,
-            and whether values are appended. None: always.
+        keeps_sown: Whether this run can keep a value sown into a collection: a transform keeps only the collections
+            that it maps or carries. Called with the scope, the collection, the name, and whether values are appended.
+            None: always.
         adopted: Modules that were given to others as attributes, by the identity of the original, so that one
             object given twice is one submodule. Holds the originals to keep the identities from being reused.
         trace: The JAX trace that the run's variables belong to.
-        live: Whether it is still going on.
-        root: The outermost run around, or itself.
-        roots, gather, sown, level: For `sonde.linen.sites`: the outermost scopes, what collects values from inside
-            transforms, what was sown so far, and the number of the run among those that are active.
+        live: Whether it is still active.
+        root: The outermost run around this one, or itself.
+        roots, gather, sown, level: For `sonde.linen.sites`: the outermost scopes, the handler that collects values from
+            inside transforms, what was sown so far, and the number of the run among the active ones.
     """
 
     __slots__ = (
@@ -116,7 +116,7 @@ class Run:
         )
 
     def at_own_level(self) -> bool:
-        """Whether no JAX transform has been entered since the run began."""
+        """Whether the current trace is the one that the run began in."""
         return _jax.current_trace() is self.trace
 
 
@@ -142,9 +142,9 @@ class Scope:
 
     Attributes:
         run: The run it belongs to.
-        path: The names of the modules on the way, from the outermost.
+        path: The names of the modules from the outermost to this one.
         streams: Random streams by name.
-        counts: How many keys were handed out here.
+        counts: How many keys were drawn here.
     """
 
     __slots__ = ("_names", "_roots", "_tail", "counts", "parent", "path", "run", "streams")
@@ -182,21 +182,21 @@ class Scope:
 
     @property
     def identity(self) -> tuple[int, Path]:
-        """Equal for two scopes that see the same variables."""
+        """A key that is equal for two scopes with the same variables."""
         return id(self._roots), self._tail
 
     def ancestors(self) -> Iterator[Scope]:
-        """The scope itself and all that it lies in, inside out, up to the transform or the root."""
+        """The scope itself and those around it, from the inside out, up to the transform or the root."""
         scope: Scope | None = self
         while scope is not None:
             yield scope
             scope = scope.parent
 
     def check_live(self) -> None:
-        """Raises if the run is over."""
+        """Raises if the run has ended."""
         if not self.run.live:
             raise InvalidScopeError(
-                f"module {self.path_text} is used after the init, apply or transformed function it belongs to "
+                f"module {self.path_text} was used after the init, apply or transformed function it belongs to "
                 "has returned; "
                 "modules and variables cannot be kept from one call to the next"
             )
@@ -226,12 +226,12 @@ class Scope:
         return frozenset(name for name, taken in self._names.items() if None in taken)
 
     def take_names(self, names: Iterable[str]) -> None:
-        """Keeps names from being taken by submodules: they have them outside a transform."""
+        """Reserves names of submodules that exist outside a transform."""
         for name in names:
             self._names.setdefault(name, set()).add(None)
 
     def rewound(self) -> Scope:
-        """The same place with all names free again, for another call of a compact method."""
+        """The same scope with all names free again, for another call of a compact method."""
         return Scope(
             self.run,
             self._roots,
@@ -243,7 +243,7 @@ class Scope:
         )
 
     def child(self, name: str) -> Scope:
-        """The place of a submodule."""
+        """The scope of a submodule."""
         return Scope(
             self.run,
             self._roots,
@@ -255,7 +255,7 @@ class Scope:
         )
 
     def descend(self, names: Path) -> Scope:
-        """The place of a submodule further inside."""
+        """The scope of a submodule further inside."""
         scope = self
         for name in names:
             scope = scope.child(name)
@@ -264,7 +264,7 @@ class Scope:
     # ----------------------------------------------------------------------------------------------- variables
 
     def collection(self, name: str) -> Mapping[str, Any]:
-        """The variables of a collection at this place; empty if there are none."""
+        """The variables of a collection in this scope; empty if there are none."""
         found = self._roots.get(name, {})
         for part in self._tail:
             if not isinstance(found, Mapping):
@@ -277,7 +277,7 @@ class Scope:
         return name in self._roots
 
     def collections(self) -> dict[str, Any]:
-        """Everything at this place, as a dict of collections without empty ones."""
+        """All variables in this scope, as a dict of collections without empty ones."""
         found = {name: self.collection(name) for name in self._roots}
         return {name: tree for name, tree in found.items() if tree or not self._tail}
 
@@ -292,7 +292,7 @@ class Scope:
         return name in self.collection(collection)
 
     def get(self, collection: str, name: str, default: Any = None) -> Any:
-        """The value of a variable, box and all, or `default`."""
+        """The value of a variable, in its box if it has one, or `default`."""
         return self.collection(collection).get(name, default)
 
     def is_mutable(self, collection: str) -> bool:
@@ -315,7 +315,7 @@ class Scope:
         self._writable(collection)[name] = value
 
     def replace(self, collection: str, tree: Mapping[str, Any]) -> None:
-        """Sets all variables of a collection at this place."""
+        """Sets all variables of a collection in this scope."""
         if not self._tail:
             self._roots[collection] = dict(tree)
         elif tree:
@@ -345,8 +345,8 @@ class Scope:
         """The value of a parameter, which is made during `init`.
 
         Raises:
-            ScopeParamShapeError: the parameter given has another shape than the initializer makes.
-            ScopeParamNotFoundError: the parameters given do not have it.
+            ScopeParamShapeError: the given parameter has a shape other than the initializer's.
+            ScopeParamNotFoundError: the given parameters do not have it.
             ScopeCollectionNotFound: the same, and there are no parameters at all for the module.
         """
         self.check_live()
@@ -361,7 +361,7 @@ class Scope:
         return meta.unbox(value) if unbox else value
 
     def _absent(self, what: str, collection: str, error: type[Exception]) -> Exception:
-        """The error for something that the module needs, that was not given and must not be made."""
+        """The error for a variable that the module needs, but that was not given and must not be made."""
         given = sorted(map(str, self.collection(collection)))
         if given:
             return error(
@@ -369,7 +369,7 @@ class Scope:
             )
         make_it = "" if collection == "params" else f", or mutable={[collection]!r}"
         return ScopeCollectionNotFound(
-            f"module {self.path_text} needs {what}, and collection {collection!r} has nothing for it; pass variables "
+            f"module {self.path_text} needs {what}, but collection {collection!r} has nothing for it; pass variables "
             f"that were made by init of the same module{make_it}"
         )
 
@@ -379,17 +379,17 @@ class Scope:
         given = jax.tree.leaves(meta.unbox(value))
         expected = jax.tree.leaves(jax.eval_shape(lambda: meta.unbox(init_fn(_any_key(), *args, **kwargs))))
         for ours, theirs in zip(given, expected, strict=False):
-            # A leaf without a shape (a Python number, an object) is taken as it comes.
+            # A leaf without a shape (a Python number, an object) is not checked.
             if np.shape(ours) != np.shape(theirs):
                 raise ScopeParamShapeError(
-                    f"parameter {name!r} of module {self.path_text} was given with shape {np.shape(ours)}, and its "
+                    f"parameter {name!r} of module {self.path_text} was given with shape {np.shape(ours)}, but its "
                     f"initializer makes shape {np.shape(theirs)}"
                 )
 
     # ----------------------------------------------------------------------------------------------- random keys
 
     def make_rng(self, name: str) -> jax.Array:
-        """A new key of a stream; stream `params` stands in for one that was not given.
+        """A new key of a stream; a stream that was not given is replaced by `params`.
 
         Raises:
             InvalidRngError: neither was given.
@@ -398,7 +398,7 @@ class Scope:
         if name not in self.streams:
             if "params" not in self.streams:
                 raise InvalidRngError(
-                    f"module {self.path_text} needs a random key of stream {name!r}, and rngs has "
+                    f"module {self.path_text} needs a random key of stream {name!r}, but rngs has "
                     f"{sorted(self.streams) or 'no streams'}; pass rngs={{{name!r}: jax.random.key(...)}}"
                 )
             name = "params"
@@ -431,7 +431,7 @@ class Variable(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value, out of its box unless the variable was asked for with `unbox=False`."""
+        """The value; in its box if the variable was requested with `unbox=False`."""
         value = self.scope.get(self.collection, self.name)
         return meta.unbox(value) if self._unbox else value
 
@@ -446,5 +446,5 @@ class Variable(Generic[T]):
 
 
 def open_collections(variables: Mapping[str, Any], mutable: Filter) -> dict[str, Any]:
-    """The variables given by the user; collections that may change are copied: the user's dicts stay as they are."""
+    """The user's variables, with a copy of each collection that may change: the user's dicts stay as they are."""
     return {name: unfreeze(tree) if matches(mutable, name) else tree for name, tree in variables.items()}

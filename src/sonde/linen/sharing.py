@@ -7,15 +7,14 @@ from sonde.linen.module import Module
 
 
 def share_scope(module: Module, other: Module, /) -> None:
-    """Makes two modules one as far as names are concerned: what either creates is in the scope of the outer one.
+    """Gives two modules one scope: what either creates gets its name in the scope of the outer one.
 
-    Used in `setup` by a module that stands around another and must not show in the paths of the parameters.
+    Used in `setup` by a module that wraps another and must not appear in the paths of parameters.
 
     Args:
-        module: The one module, usually `self`.
-        other: The other one. If it was created by `module`, it takes over the scope of `module`; otherwise the other
-        way
-            round.
+        module: One module, usually `self`.
+        other: The other module. If it was created by `module`, it takes over the scope of `module`; otherwise `module`
+            takes over its scope.
 
     Raises:
         CallShareScopeOnUnboundModuleError: one of them has no scope yet.
@@ -35,7 +34,7 @@ def share_scope(module: Module, other: Module, /) -> None:
     for each in (module, other):
         if each.scope is None:
             raise CallShareScopeOnUnboundModuleError(
-                f"nn.share_scope is given {type(each).__name__}, which is not bound to variables; call it in "
+                f"nn.share_scope was given {type(each).__name__}, which is not bound to variables; call it in "
                 "setup, or in a "
                 "compact method"
             )
@@ -47,7 +46,7 @@ def share_scope(module: Module, other: Module, /) -> None:
     elif any(scope.identity == theirs.identity for scope in mine.ancestors()):
         _move(module, to=other)
     else:
-        # Side by side: the one that was given from outside keeps its place.
+        # Siblings: the module that was given from outside keeps its scope.
         _move(module, to=other)
 
 

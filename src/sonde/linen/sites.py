@@ -1,16 +1,16 @@
-"""Values that leave a module by the side: `sow`, `perturb` and `capture_intermediates`.
+"""Intermediate values of modules: `sow`, `perturb` and `capture_intermediates`.
 
-A value that is sown at the level where the run's variables live goes straight into its collection, as any variable
-does. From inside a JAX transform (`jax.vmap`, `jax.lax.scan`, `jax.jit`, ...), or from inside a lifted transform that
-has no place for the collection, it could not: it does not exist outside. There it is marked as a site of the engine,
-with a tag that says where it belongs, and the run collects what comes out of the transform. It looks there as the
-engine's records do: loops put an axis of iterations in front, `vmap` one of elements; of a `while_loop` the last
-value is kept; of a branch that was not taken there are zeros.
+A value that is sown at the trace level of the run's variables goes straight into its collection, as any variable does.
+Inside a JAX transform (`jax.vmap`, `jax.lax.scan`, `jax.jit`, ...), or a lifted transform that does not lift the
+collection, that is impossible: the value does not exist outside. There it is marked as a site of the engine, with a tag
+that says where it belongs, and the run collects what comes out of the transform. Its form is that of the engine's
+records: a loop adds a leading axis of iterations, `vmap` one of elements; a `while_loop` keeps the last value; a branch
+that was not taken gives zeros.
 
 A `reduce_fn` other than the default sees the iterations of a loop one by one, in order, and mapped elements together.
 
-During `sonde.capture`, every sown value is a site too, mutable collection or
-not: its path is the module's path and the name.
+During `sonde.capture`, every sown value is a site too, whether its collection is mutable or not: its path is the
+module's path and the name.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ def empty() -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class SownTag:
-    """The tag of a value that is on its way to a collection.
+    """The tag of a value that belongs into a collection.
 
     Attributes:
-        level: Which of the runs that are active it goes to. A number and not the run itself, because jitted functions
+        level: Which active run it goes to. A number and not the run itself, because jitted functions
             are traced once and called in many runs.
         collection: The collection.
         path: The module.
         name: The name in the module.
         reduce_fn: Combines values.
-        init_fn: What comes before the first value.
+        init_fn: Makes the initial value.
     """
 
     level: int
@@ -78,29 +78,29 @@ class SownTag:
 
 
 class Gather(Collect):
-    """Collects the sown values that belong to one run, and leaves other sites to whoever else looks.
+    """Collects the sown values that belong to one run, and leaves other sites to other handlers.
 
     Args:
         level: The number of the run.
-        depth: How many captures, this one included, are nested around.
+        depth: How many captures are nested, this one included.
     """
 
     def __init__(self, level: int, depth: int) -> None:
         super().__init__((), depth=depth)
         self.key = ("linen", level, self.key)
         self.level = level
-        # Also to a run around this one, not only to a capture.
+        # Pass values on to outer runs too, not only to captures.
         self.passes_on = level > 1 or depth > 1
 
     def wants(self, site: Site, path: str, view: View) -> bool:
-        """Whether a value is one of this run."""
+        """Whether a value belongs to this run."""
         return view.is_value and isinstance(site.tag, SownTag) and site.tag.level == self.level
 
 
 def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
     """Runs the body of a run so that values sown inside transforms arrive in its scopes.
 
-    This is a capture that only sown values know of: other sites of the engine, such as those inside layers, stay off,
+    This is a capture that affects sown values only: other sites of the engine, such as those inside layers, stay off,
     unless a capture is running.
 
     Args:
@@ -136,15 +136,15 @@ def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
 class _ModuleName(ScopeName):
     """The path of a module in JAX's name stack.
 
-    Scopes nest as calls do, and modules as they were made: a module that is called by one that does not own it is found
-    under its owner all the same.
+    Scopes nest as calls do, but modules as they were made: a module that is called by one that does not own it is still
+    found under its owner.
     """
 
     own: Path
     around: Path  # the path of the module whose method was running
 
     def path(self, before: str, depth: int) -> str:
-        """The path of the module: in place of that of the module around it, if the capture began outside of that."""
+        """The path of the module: replaces that of the calling module, if the capture began outside of it."""
         around = _slashed(self.around)
         return before.removesuffix(around) + _slashed(self.own)
 
@@ -173,7 +173,7 @@ def under_path(scope: Scope) -> Iterator[None]:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """A block that is run for its variables alone: what is sown in it is not seen outside."""
+    """A block that is run only for its variables: values sown in it are dropped."""
     before, context.silent = context.silent, True
     try:
         with look(None):
@@ -191,7 +191,7 @@ def _mark(scope: Scope, name: str, value: Any, tag: SownTag | None) -> None:
 
 
 def flush(run: Run) -> None:
-    """Puts the values that have come out of transforms since the last time into their collections."""
+    """Puts values that came out of transforms since the last call into their collections."""
     if run.gather is None or not run.gather.items:
         return
     items, run.gather.items = run.gather.items, []
@@ -217,7 +217,7 @@ def _loops(item: Item) -> tuple[Axis, ...]:
 def combine(reduce_fn: Callable[[Any, Any], Any], before: Any, value: Any, loops: tuple[Axis, ...]) -> Any:
     """Applies `reduce_fn` to a value with the axes of loops in front, iteration by iteration.
 
-    The default keeps iterations in one array. So does a function whose result grows, which no loop can carry.
+    The default keeps all iterations in one array. So does a function whose result grows: no loop can carry that.
     """
     if reduce_fn is append or not loops:
         return reduce_fn(before, value)
@@ -288,9 +288,9 @@ def _home(scope: Scope, collection: str, name: str, *, grows: bool) -> Run | Non
 def call_with_ends(
     module: Module, name: str, fun: Callable[..., Any], run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
 ) -> Any:
-    """Calls a method whose arguments and result a capture wants, as the sites `in` and `out` under the module's path.
+    """Calls a method and marks its arguments and result as the sites `in` and `out` under the module's path.
 
-    A method that runs because the one that overrides it has called it is part of the same call.
+    A method that is called by its own override belongs to the same call.
     """
     if context.silent or any(m is module and n == name and f is not fun for m, n, f in context.calls):
         return run(*args, **kwargs)
@@ -335,7 +335,7 @@ def perturb(module: Module, name: str, value: Any, collection: str) -> Any:
 
 
 def _perturbed(scope: Scope, name: str, value: Any) -> Any:
-    """The value, as a site where a capture sees the gradient too."""
+    """Marks the value as a site, where a capture can record the gradient too."""
     if context.silent or looking() is None:
         return value
     with under_path(scope):

@@ -1,6 +1,6 @@
 """A table of the modules of a model: `nn.tabulate`, and their paths: `Module.module_paths`.
 
-The model is run on shapes alone, under an interceptor that writes down every call of a method.
+The model is run on shapes only, under an interceptor that notes every method call.
 """
 
 from __future__ import annotations
@@ -118,18 +118,18 @@ def tabulate(
     compute_vjp_flops: bool = False,
     **kwargs: Any,
 ) -> Callable[..., str]:
-    """A function that describes a model for given inputs: one row for every submodule, nothing is computed.
+    """Makes a function that describes a model for given inputs, one row per submodule, without computing anything.
 
     Args:
         module: The model.
         rngs: As for `Module.init`.
-        depth: How many levels of submodules are shown; the parameters of deeper ones are counted to those above.
+        depth: How many levels of submodules are shown; the parameters of deeper ones are counted with their parents.
         show_repeated: Whether further calls of the same module are shown.
         mutable: As for `Module.init`.
         console_kwargs: For `rich.console.Console`.
         table_kwargs: For `rich.table.Table`.
         column_kwargs: For `rich.table.Table.add_column`.
-        compute_flops: Whether to show what a call of each module costs, by XLA's estimate.
+        compute_flops: Whether to show the cost of a call of each module, by XLA's estimate.
         compute_vjp_flops: The same for the call and its backward pass.
         **kwargs: Further arguments for `Module.init`.
 
@@ -162,7 +162,7 @@ def tabulate(
 class _Row:
     call: MethodCall
     variables: dict[str, Any]  # by collection: what is shown in the row
-    counted: dict[str, Any]  # by collection: what its size is given for
+    counted: dict[str, Any]  # by collection: the variables that its size counts
     everything: dict[str, Any]  # by collection: all variables of the module
 
 
@@ -198,7 +198,7 @@ def _without(tree: Any, path: tuple[str, ...], paths: set[tuple[str, ...]]) -> A
         if inner in paths:
             continue
         rest = _without(value, inner, paths)
-        if not isinstance(value, Mapping) or not value or rest:  # what is empty by itself is shown
+        if not isinstance(value, Mapping) or not value or rest:  # an entry that was empty already is shown
             kept[name] = rest
     return kept
 
@@ -230,7 +230,7 @@ def _box(box: Any) -> Text:
 
 
 def _lines(value: Any) -> list[Text]:
-    """A nested value, one leaf a line: keys with what belongs to them indented, and a dash for each element."""
+    """The lines of a nested value, one per leaf: keys with their values indented, and a dash for each element."""
     from rich.text import Text
 
     if meta.is_box(value):
@@ -289,7 +289,7 @@ def _module_text(call: MethodCall) -> str:
 
 
 def _flops(row: _Row, rngs: Any, *, backward: bool) -> str:
-    """XLA's estimate of what a call costs; 0 where the module cannot be run by itself or has no derivative."""
+    """XLA's estimate of the cost of a call; 0 if the module cannot be run by itself or has no derivative."""
     call = row.call
     arrays, rest = _split((row.everything, call.args, call.kwargs))
 
@@ -302,7 +302,7 @@ def _flops(row: _Row, rngs: Any, *, backward: bool) -> str:
         return run_all(arrays, rngs)[0]
 
     def run_backward(arrays: Any, rngs: Any) -> Any:
-        # With respect to all that comes out, changed variables included.
+        # Differentiate all outputs, changed variables included.
         output, pullback = jax.vjp(lambda arrays: run_all(arrays, rngs), arrays)
         return pullback(output)
 

@@ -1,4 +1,4 @@
-"""Pretrained models whose every interesting place is a site, under the same name in every architecture.
+"""Pretrained models in which every interesting value is a site, with the same names in every architecture.
 
 load(folder)                        a model from a Hugging Face folder, a GGUF file, or a name on the hub
 new(config)                         the same with initial weights
@@ -6,7 +6,7 @@ save(model, folder)                 writes what `transformers` reads
 generate(model, prompts)            continues prompts, with a cache
 from_token(new, n)                  an edit that begins when generated token `n` is read
 sentence_vectors(model, texts)      texts as vectors, from an encoder
-smollm2(), minilm()                 where the weights are that packages of the registry hold
+smollm2(), minilm()                 paths of weights that Python packages hold
 SITES                               the names of the sites, with those of TransformerLens and Hugging Face
 """
 

@@ -19,9 +19,9 @@ class Block(nnx.Module):
     norms after attention and MLP.
 
     Args:
-        config: what it is made of.
+        config: the description of the model.
         rngs: random streams for the initial parameters.
-        dtype: what parameters are stored in.
+        dtype: the dtype of the parameters.
     """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs, dtype: Any):
@@ -69,9 +69,9 @@ class Block(nnx.Module):
 
         Args:
             x: `(batch, length, width)`.
-            mask: which keys each query may look at.
+            mask: which keys each query may attend to.
             rotation: cosines and sines for the positions.
-            cache: is given new keys and values, and returns all that there are.
+            cache: a function that takes new keys and values and returns those of all positions so far.
 
         Returns:
             `(batch, length, width)`.

@@ -56,10 +56,10 @@ class CLIP(nnx.Module):
     Sites: those of the towers under `image` and `text`, and `logits`.
 
     Args:
-        config: what it is made of.
+        config: the description of the model.
         layers: `"list"` or `"scan"`.
         rngs: random streams for the initial parameters.
-        dtype: what parameters are stored in and computed with.
+        dtype: the dtype of parameters and computations.
         tokenizer: turns texts into tokens and back, if there is one.
     """
 
@@ -81,11 +81,11 @@ class CLIP(nnx.Module):
 
     @property
     def dtype(self) -> Any:
-        """What the model is computed with."""
+        """The dtype of computations."""
         return self.image.dtype
 
     def __call__(self, images: jax.Array, tokens: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """How well every image goes with every text.
+        """Scores how well every image matches every text.
 
         Args:
             images: `(images, height, width, 3)`, scaled as the model was trained.
@@ -99,5 +99,5 @@ class CLIP(nnx.Module):
         return sow(jnp.exp(self.log_scale[...]) * image @ text.T, "logits")
 
     def vectors(self, images: jax.Array, tokens: jax.Array, mask: jax.Array | None = None) -> tuple[Any, Any]:
-        """The vectors of images and of texts, of any length."""
+        """The vectors of images and of texts, not normalised."""
         return self.image(images), self.text(tokens, mask=mask)

@@ -1,4 +1,4 @@
-"""What a transformer is made of, as data: one description for every architecture.
+"""The description of a transformer as data: one form for every architecture.
 
 An architecture's file (`architectures/`) reads the checkpoint's own config into this one. The modules know nothing of
 architectures.
@@ -19,16 +19,16 @@ from sonde.ops.rotary import Rotary
 
 Style = Literal["pre", "post", "sandwich", "parallel"]
 """Where the norms of a block are: before attention and MLP, after each sum, before and after each of them, or before
-both, which then run side by side."""
+both, which then run in parallel."""
 Norm = Literal["rms", "offset_rms", "layer"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What differs between the layers of one model: how far back they see, and how positions turn.
+    """What differs between the layers of one model: how far back they see, and their rotary embedding.
 
     Attributes:
-        window: how many positions back a query sees, its own counted; all if None.
+        window: how many positions a query sees, including its own; all if None.
         rotary: the rotary embedding; None if there is none.
     """
 
@@ -49,14 +49,14 @@ class Config:
         depth: features of a head.
         hidden: features inside the MLP.
         vocabulary: how many tokens there are; 0 for a model of images.
-        positions: how many positions have a learnt embedding; 0 for rotary embeddings.
+        positions: how many positions have a learned embedding; 0 for rotary embeddings.
         position_offset: added to positions before they are looked up.
         max_length: the longest text, in tokens.
         kinds: the kinds of layers that there are.
         kind_of: for every layer the index of its kind.
         style: where the norms of a block are.
         shares_norm: parallel blocks: whether attention and MLP read the same norm.
-        causal: whether a position sees only what came before it.
+        causal: whether a position sees only itself and those before it.
         norm: the kind of norm.
         epsilon: of the norms.
         activation: of the MLP, by the name that checkpoints use.
@@ -69,16 +69,16 @@ class Config:
         scale: of attention scores; 1/√depth if None.
         score_cap: soft cap of attention scores.
         logit_cap: soft cap of logits.
-        embedding_scale: what embeddings are multiplied with.
+        embedding_scale: what embeddings are multiplied by.
         tied: whether the output layer is the table of embeddings.
         types: how many kinds of segments have an embedding (BERT).
         embedding_norm: whether embeddings are normalised.
         final_norm: whether there is a norm after the last block.
-        norms_first: whether that norm is for the first token alone, when an image is summed up (CLIP).
+        norms_first: whether that norm applies only to the first token, for the vector of an image (CLIP).
         pooler: whether there is a pooler (BERT).
-        pooling: how the vector of a sentence is made, if the checkpoint says it.
-        pairs: whether there is a head that says if the second segment follows the first (BERT).
-        head: what stands at the end: nothing, `logits` over tokens, `masked` (BERT's), `classes`, or a `projection`.
+        pooling: how the vector of a sentence is made, if the checkpoint specifies it.
+        pairs: whether there is a head that predicts if the second segment follows the first (BERT).
+        head: the head of the model: none, `logits` over tokens, `masked` (BERT's), `classes`, or a `projection`.
         head_activation: of the head for masked tokens; None: as in the MLP.
         classes: how many classes or projected features the head has.
         image: the height and width of images; 0 for a model of texts.
@@ -156,7 +156,7 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     """A nonlinearity by the name that checkpoints use.
 
     Raises:
-        ModelFileError: the name is not known.
+        ModelFileError: the name is unknown.
 
     Example:
         >>> activation("relu").__name__
@@ -164,7 +164,7 @@ def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     """
     known = ACTIVATIONS.get(name)
     if known is None:
-        raise ModelFileError(f"the activation {name!r} is not known; known are {', '.join(sorted(ACTIVATIONS))}.")
+        raise ModelFileError(f"unknown activation {name!r}; known are {', '.join(sorted(ACTIVATIONS))}.")
     return known
 
 

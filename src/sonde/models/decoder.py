@@ -25,7 +25,8 @@ class Decoder(Tower):
         Args:
             tokens: integers, `(batch, length)`.
             mask: boolean, `(batch, length)`: which tokens are not padding. Padding may be on either side; positions
-                are counted from the first token that is none.
+                mask: boolean, `(batch, length)`: which tokens are not padding. Padding may be on either side; positions
+                    are counted from the first token that is not padding.
 
         Returns:
             Logits, `(batch, length, vocabulary)`.
@@ -50,10 +51,10 @@ class Decoder(Tower):
 
         Args:
             tokens: integers, `(batch, length)`.
-            cache: what earlier tokens left.
+            cache: keys and values of earlier tokens.
             positions: `(batch or 1, length)`: the position of every token in its text.
             valid: `(batch or 1, slots)`: which slots of the cache hold no padding.
-            text_length: `(batch or 1, 1)`: how long each text is, where rotary frequencies depend on it; up to the
+            text_length: `(batch or 1, 1)`: the length of each text, if rotary frequencies depend on it; up to the
                 last position if None.
 
         Returns:
@@ -76,12 +77,12 @@ class Decoder(Tower):
         if self.config.embedding_scale is not None:
             x = x * jnp.asarray(self.config.embedding_scale, x.dtype)
         if self.positions is not None:
-            # Padding before a text has positions below zero, which have no embedding and matter to no other token.
+            # Padding before a text has positions below zero, which have no embedding and affect no other token.
             x = x + self.positions(jnp.maximum(positions, 0) + self.config.position_offset)
         return sow(x, "embedded")
 
     def readout(self, x: jax.Array) -> jax.Array:
-        """The logits that the last norm and the output layer make of a residual stream.
+        """Applies the last norm and the output layer to a residual stream.
 
         Args:
             x: `(..., width)`: of any layer, for a logit lens.

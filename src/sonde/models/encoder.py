@@ -1,4 +1,4 @@
-"""The encoder: one module for texts that are read as a whole: BERT, RoBERTa, MiniLM, and CLIP's texts."""
+"""The encoder: one module for texts that are read as a whole: BERT, RoBERTa, MiniLM, and CLIP's text tower."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Encoder(Tower):
 
         Args:
             tokens: integers, `(batch, length)`.
-            mask: boolean, `(batch, length)`: which tokens are not padding, which comes last.
+            mask: boolean, `(batch, length)`: which tokens are not padding. Padding comes last.
             types: integers, `(batch, length)`: the segment of every token, for models that have segments.
 
         Returns:
@@ -53,7 +53,7 @@ class Encoder(Tower):
         return x if self.norm is None else sow(self.norm(x), "norm")
 
     def follows(self, hidden: jax.Array) -> jax.Array:
-        """Logits, `(batch, 2)`, that the second segment of a text follows the first, and that it does not.
+        """Logits, `(batch, 2)`: whether the second segment of a text follows the first, or not.
 
         Args:
             hidden: vectors of all tokens, `(batch, length, width)`.

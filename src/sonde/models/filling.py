@@ -24,19 +24,19 @@ _OLD = {"gamma": "weight", "beta": "bias"}
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where the values of a parameter are: a tensor, and which of the parts that it splits into."""
+    """The source of a parameter's values: a tensor, and which of its parts."""
 
     tensor: Tensor
     row: Row
     part: int
 
     def view(self) -> np.ndarray:
-        """The values, as a view of the file if it has them as they are."""
+        """The values, as a view of the file if they are stored in that form."""
         return self.row.split(self.tensor.read())[self.part]
 
 
 def number_of_layers(config: Any) -> int:
-    """How many rows a table needs per layer: of two towers, as many as the higher one has."""
+    """The number of layers that a table covers; for two towers, that of the taller one."""
     return max(config.image.layers, config.text.layers) if isinstance(config, TowersConfig) else config.layers
 
 
@@ -57,13 +57,13 @@ def fill(
 
     Args:
         model: the model; its parameters are `jax.ShapeDtypeStruct`.
-        architecture: whose table of names is used.
+        architecture: the architecture whose table of names is used.
         tensors: the tensors of the checkpoint.
         mesh: the devices; None for the default device.
         where: the checkpoint, for messages.
 
     Raises:
-        ModelFileError: tensors are missing, surplus or misshapen. The model is as it was.
+        ModelFileError: tensors are missing, surplus or of the wrong shape. The model is unchanged.
     """
     config: Any = model.config  # pyright: ignore[reportAttributeAccessIssue]
     wanted = parameters_of(model)
@@ -73,7 +73,7 @@ def fill(
     plan = {path: _plan(path, leaf, sources) for path, leaf in wanted.items()}
     _check(plan, wanted, rows, tensors, where)
     finished = _release_after_last_use([source for found in plan.values() for source in found])
-    # The largest first: what is needed besides the model while a tensor is converted is then small when most is there.
+    # The largest first: when most of the model is loaded, converting a tensor then needs little extra memory.
     for path in sorted(wanted, key=lambda p: -_size(wanted[p])):
         leaf, found = wanted[path], plan[path]
         sharding = sharding_of(path, leaf.shape, mesh)
@@ -86,7 +86,7 @@ def fill(
 
 
 def _release_after_last_use(sources: Sequence[Source]) -> Callable[[Source], None]:
-    """A function that is told when a source was copied, and gives the pages of its tensor back after the last time."""
+    """A function to call after a source was copied; releases the pages of its tensor after the last one."""
     uses = Counter(source.tensor.name for source in sources)
 
     def finished(source: Source) -> None:
@@ -120,7 +120,7 @@ def _size(leaf: Any) -> int:
 def _under_todays_names(tensors: Tensors, prefix: str, rows: Iterable[Row]) -> Tensors:
     """The tensors under the names of the table.
 
-    Some checkpoints leave out what most names begin with; the first BERTs call scale and bias of norms gamma and beta.
+    Some checkpoints leave out the common prefix; the first BERTs call scale and bias of norms gamma and beta.
     """
     whole = {row.theirs for row in rows}
     has_prefix = not prefix or any(name.startswith(prefix) for name in tensors)
@@ -161,7 +161,7 @@ def _check(
     tensors: Tensors,
     where: str,
 ) -> None:
-    """Raises ModelFileError that names every tensor that does not fit."""
+    """Raises a ModelFileError that names every tensor that does not fit."""
     named = {row.theirs for row in rows}
     missing = sorted(row.theirs for row in rows if row.theirs not in tensors and not row.optional)
     surplus = sorted(name for name in tensors if name not in named)

@@ -4,13 +4,13 @@ Prompts of a batch are padded in front to one length, so that all rows write the
 masks leave the padding out. Everything is one compiled program: it is compiled once for each shape of the prompts and
 number of new tokens.
 
-While a capture or an edit runs, tokens are generated in a scan: a site of the model has two values, that of the prompt
-(call 0) and that of the new tokens (call 1), whose first axis is the generated position. Row `i` is what the model
-computes when it reads generated token `i`. Otherwise the loop ends when every row has met a stop token.
+While a capture or an edit runs, tokens are generated in a scan: a site of the model then has two calls, one for the
+prompt (call 0) and one for the new tokens (call 1), whose first axis is the generated position. Row `i` is what the
+model computes when it reads generated token `i`. Otherwise the loop ends when every row has met a stop token.
 
-Sharp edge: where rotary frequencies change with the length of a text (`dynamic`, `longrope`) and prompts grow past the
-length that the model was trained on, what is in the cache does not hold any more. The text before the new token is then
-read again at every step, which takes the time of a prompt for each token. Its sites are not seen again.
+Sharp edge: if rotary frequencies change with the length of a text (`dynamic`, `longrope`) and prompts grow past the
+length that the model was trained on, the cache becomes invalid. The text before the new token is then read again at
+every step, which takes the time of a prompt for each token. Its sites are not recorded again.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Generated:
 
     Attributes:
         tokens: integers, `(batch, new tokens)`; after a stop token, padding.
-        lengths: integers, `(batch,)`: how many new tokens a row has, its stop token counted.
+        lengths: integers, `(batch,)`: the number of new tokens of a row, including its stop token.
         prompt: integers, `(batch, length)`: the prompts, with padding before the shorter ones.
-        padding: integers, `(batch,)`: how much of it.
+        padding: integers, `(batch,)`: the number of padding tokens of each row.
         tokenizer: the model's tokenizer, if it has one.
     """
 
@@ -71,20 +71,20 @@ class Generated:
 
     @property
     def pieces(self) -> list[list[str]]:
-        """Every token of the prompts and the answers as a text of its own, to stand beside a picture."""
+        """Every token of the prompts and the answers as a separate text, for labels of pictures."""
         whole = np.concatenate([np.asarray(self.prompt), np.asarray(self.tokens)], axis=1)
         ends = np.asarray(self.lengths) + self.prompt.shape[1]
         return [self.tokenizer.pieces(row[a:b]) for row, a, b in zip(whole, np.asarray(self.padding), ends)]
 
 
 class _State(NamedTuple):
-    """What goes from one step to the next."""
+    """The state between two steps."""
 
     step: jax.Array
     tokens: jax.Array  # those chosen last
     done: jax.Array
     cache: Cache
-    texts: jax.Array | None = None  # `(batch, slots)`: all tokens so far, where they are to be read again
+    texts: jax.Array | None = None  # `(batch, slots)`: all tokens so far, if they must be read again
 
 
 def generate(
@@ -104,22 +104,22 @@ def generate(
 
     Args:
         model: a language model.
-        prompts: a text; several texts; chats, which are lists of messages with `role` and `content`; rows of tokens.
-        max_new_tokens: how many tokens are generated at most.
-        temperature: how much chance there is; 0 takes the likeliest token.
+        prompts: a text, several texts, chats (lists of messages with `role` and `content`), or rows of tokens.
+        max_new_tokens: the maximum number of tokens to generate.
+        temperature: the sampling temperature; 0 takes the likeliest token.
         top_k: how many of the likeliest tokens are considered; all if None.
         top_p: the likeliest tokens are considered until their probabilities add up to this; all if None.
         stop: tokens, as numbers or texts, that end an answer; those of the tokenizer if None.
-        seed: decides where there is chance.
-        stream: True prints the first answer as it grows; a function is given the new text of every row at every step.
-            Each step is then a call of its own, and a site has one call for the prompt and one for every new token.
-        pad_to: prompts are padded to a multiple of this, so that lengths that differ little share a compiled program.
+        seed: for random choices.
+        stream: True prints the first answer as it grows; a function is called with the new text of every row at every
+            step. Each step is then a separate call, and a site has one call for the prompt and one for every new token.
+        pad_to: prompts are padded to a multiple of this, so that similar lengths share a compiled program.
 
     Returns:
         The new tokens, and their texts.
 
     Raises:
-        ValueError: an argument is out of its range, a prompt is empty, or there are not enough positions.
+        ValueError: an argument is out of range, a prompt is empty, or there are not enough positions.
 
     Example:
         >>> from sonde import models
@@ -129,7 +129,7 @@ def generate(
         (2, 5)
     """
     if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is at least 1, got {max_new_tokens}.")
+        raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}.")
     rows = _rows(model, prompts)
     tokenizer = model.tokenizer
     fill = 0 if tokenizer is None else tokenizer.pad_id
@@ -161,8 +161,8 @@ def from_token(new: Any, first: int = 0) -> Edit:
     """An edit of a site of `generate` that begins when some generated token is read.
 
     Args:
-        new: a function of the value, `(batch, 1, ...)`, or the new value.
-        first: from which generated token on.
+        new: a function of the value, `(batch, 1, ...)`, or a new value.
+        first: the first generated token at which the edit applies.
 
     Returns:
         What `sonde.edit` takes for a site.
@@ -210,7 +210,7 @@ def _outgrows_its_cache(model: Decoder, rows: list[list[int]], new: int) -> bool
     """Whether rotary frequencies change while these prompts are continued.
 
     Raises:
-        ValueError: they do, and an edit is running, which would have to be made again in what is read again.
+        ValueError: they do, and an edit is running, which cannot be repeated when the text is read again.
     """
     rotaries = [kind.rotary for kind in model.config.kinds if kind.rotary is not None]
     found = any(rotary.changes_between(len(row), len(row) + new - 1) for rotary in rotaries for row in rows)
@@ -218,7 +218,7 @@ def _outgrows_its_cache(model: Decoder, rows: list[list[int]], new: int) -> bool
     if found and state is not None and state.edits:
         raise ValueError(
             f"the rotary frequencies of this model change when a text is longer than {rotaries[0].trained_length} "
-            f"tokens, so what came before is read again for every new token, and edits cannot be made in it again. "
+            f"tokens, so the text is read again for every new token, and edits cannot be repeated in it. "
             f"Generate fewer tokens, or edit the model itself."
         )
     return found
@@ -285,7 +285,7 @@ def _step(
 
 
 def _read_anew(model: Decoder, texts: jax.Array, padding: jax.Array, valid: jax.Array, filled: jax.Array) -> Cache:
-    """A cache of all tokens so far, as they are when the text has one token more."""
+    """A cache of all tokens so far, for a text that is one token longer."""
     positions = jnp.arange(texts.shape[1], dtype=jnp.int32)[None] - padding[:, None]
     with look(None):
         _, cache = model.extend(
@@ -299,7 +299,7 @@ def _read_anew(model: Decoder, texts: jax.Array, padding: jax.Array, valid: jax.
 
 
 def _at_step(key: jax.Array | None, step: int | jax.Array) -> jax.Array | None:
-    """The random key of a step; None where there is no chance."""
+    """The random key of a step; None if nothing is random."""
     return None if key is None else jax.random.fold_in(key, step)
 
 
@@ -379,7 +379,7 @@ def _streamed(
     ends: jax.Array,
     anew: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """All new tokens, one call for each, shown as they come."""
+    """Generates all new tokens, one call for each, and shows them as they come."""
     slots = prompt.shape[1] + steps - 1
     state = _start_alone(model, prompt, padding, slots=slots, sampling=sampling, key=key, ends=ends, anew=anew)
     found, lengths = [], np.zeros(prompt.shape[0], np.int32)
@@ -399,7 +399,7 @@ def _streamed(
 
 
 def _shower(model: Decoder, stream: Stream) -> Callable[[list[int], np.ndarray], None]:
-    """A function that is given the new tokens of every row and shows their text; no tokens at the end."""
+    """A function that shows the text of every row's new tokens; it is called with no tokens at the end."""
     if model.tokenizer is None:
         raise ValueError("the model has no tokenizer: there is no text to stream.")
     rows: list[Iterator[str]] = []
@@ -427,7 +427,7 @@ def _shower(model: Decoder, stream: Stream) -> Callable[[list[int], np.ndarray],
 
 
 def _text(tokenizer: Any, row: list[int]) -> Iterator[str]:
-    """The text that a growing row of tokens has more each time; a letter that is not whole yet is held back."""
+    """Yields the new text each time the row of tokens has grown; holds incomplete characters back."""
     shown = ""
     while True:
         text = tokenizer.decode(row)

@@ -29,23 +29,24 @@ def load(
 ) -> Any:
     """Loads a model.
 
-    Tensors are read one by one from the mapped file, straight to the devices where they belong. Either a whole model is
+    Tensors are read one by one from the mapped file, straight to their devices. Either a whole model is
     returned or an error is raised. No pickle is ever opened.
 
     Args:
         source: a folder with `config.json`, `.safetensors` files and, for texts, `tokenizer.json`; a `.gguf` file; or,
             if `huggingface_hub` is installed, the name of a repository, `"org/name"`.
-        dtype: what parameters are stored in and computed with; None keeps the checkpoint's, and gives float32 where it
+        dtype: the dtype of parameters and computations; None keeps the checkpoint's, or takes float32 if that
             is quantised.
         mesh: devices to spread the model over; None puts it on the default device.
-        layers: `"list"`: layers are Modules of their own, `blocks/0` and so on. `"scan"`: they are one Module with an
+        layers: `"list"`: layers are separate Modules, `blocks/0` and so on. `"scan"`: they are one Module with an
             axis for the layers, run as one loop, which compiles faster. Both have the same weights.
 
     Returns:
         A `Decoder`, `Encoder`, `Vision` or `CLIP`, with its tokenizer as `model.tokenizer`.
 
     Raises:
-        ModelFileError: the architecture is not known; tensors are missing, surplus or misshapen; a file is cut off.
+        ModelFileError: the architecture is not supported; tensors are missing, surplus or of the wrong shape; a file is
+            truncated.
         FileNotFoundError: there is nothing at `source`.
 
     Example:
@@ -67,7 +68,7 @@ def load(
     else:
         raw, tensors, tokenizer = _read_gguf(path)
     if not any("pooler." in name for name in tensors):
-        raw = raw | {"add_pooling_layer": False}  # encoders of sentences are often stored without
+        raw = raw | {"add_pooling_layer": False}  # sentence encoders are often stored without a pooler
     architecture, config = read_config(raw)
     model = abstract(architecture, config, layers=layers, dtype=_dtype(dtype, tensors), tokenizer=tokenizer)
     fill(model, architecture, tensors, mesh=mesh, where=str(path))
@@ -85,9 +86,9 @@ def new(
     """A model with initial weights.
 
     Args:
-        config: what `config.json` of a checkpoint would hold.
+        config: the contents of a checkpoint's `config.json`.
         seed: for the weights.
-        dtype: what parameters are stored in and computed with.
+        dtype: the dtype of parameters and computations.
         layers: `"list"` or `"scan"`.
         tokenizer: for texts, if there is one.
 
@@ -95,7 +96,7 @@ def new(
         A model, as from `load`.
 
     Raises:
-        ModelFileError: the architecture is not known, or the config lacks an entry.
+        ModelFileError: the architecture is not supported, or the config lacks an entry.
 
     Example:
         >>> from sonde import models
@@ -123,15 +124,15 @@ def _found(source: str | Path) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
-        raise ModelFileError(f"{path.parent} has no {path.name}, which says what the model is made of.")
+        raise ModelFileError(f"{path.parent} has no {path.name}, which describes the model.")
     try:
         return json.loads(path.read_text())
     except ValueError as error:
-        raise ModelFileError(f"{path} is no JSON: {error}.") from error
+        raise ModelFileError(f"{path} is not valid JSON: {error}.") from error
 
 
 def _pooling(folder: Path) -> dict[str, Any]:
-    """How vectors of sentences are made, where a folder of sentence encoders says it."""
+    """How vectors of sentences are made, if the folder of a sentence encoder specifies it."""
     beside = folder / "1_Pooling" / "config.json"
     if not beside.exists():
         return {}
@@ -150,7 +151,7 @@ def _read_gguf(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
 
 
 def _dtype(asked: Any, tensors: Tensors) -> Any:
-    """What parameters are stored in: as asked, or as most numbers of the checkpoint are."""
+    """The dtype of the parameters: the requested one, or that of most numbers of the checkpoint."""
     if asked is not None:
         return jnp.dtype(asked)
     sizes: dict[np.dtype, int] = {}

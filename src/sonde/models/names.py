@@ -1,8 +1,8 @@
-"""Which parameter is which tensor of a checkpoint: tables of names, and how the arrays are laid out.
+"""Tables of names that match parameters to tensors of a checkpoint, with the layouts of the arrays.
 
-A row says the tensor's name, the parameters that it fills and how: a matrix is stored the other way round, a fused
-tensor holds several parameters. `{i}` stands for the number of a layer, on both sides. Splitting is done on views of
-the file, so that nothing is copied before a device asks for its part.
+A row gives the tensor's name, the parameters that it fills and how: a matrix is stored transposed, a fused tensor holds
+several parameters. `{i}` is replaced by the number of a layer, on both sides. Splitting works on views of the file, so
+nothing is copied before a device needs its part.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Row:
     Attributes:
         theirs: its name.
         ours: the paths of the parameters that it fills.
-        split: makes their values of it, as views.
-        join: makes it of their values.
-        optional: whether a checkpoint may lack it: tensors that checkpoints have but that hold nothing of the model
-            (`ours` is empty), or that can be told from others.
+        split: makes their values from it, as views.
+        join: makes it from their values.
+        optional: whether a checkpoint may lack it: tensors that some checkpoints have but the model does not need
+            (`ours` is empty), or that can be derived from others.
     """
 
     theirs: str
@@ -52,7 +52,7 @@ class Row:
 
 
 def plain(theirs: str, ours: str) -> Row:
-    """A tensor that is stored as it is used."""
+    """A tensor that is stored in the model's layout."""
     return Row(theirs, (ours,))
 
 
@@ -84,12 +84,12 @@ def norm(theirs: str, ours: str, *, bias: bool = False) -> list[Row]:
 
 
 def fused(theirs: str, ours: Iterable[str], widths: Iterable[int], *, bias: bool, transposed: bool = True) -> list[Row]:
-    """Linear maps whose outputs stand one after the other in one tensor.
+    """Linear maps whose outputs are concatenated in one tensor.
 
     Args:
         theirs: the name of the map.
         ours: the paths of the maps.
-        widths: how many outputs each has.
+        widths: the number of outputs of each.
         bias: whether they have biases.
         transposed: whether the kernel is stored as `(out, in)`.
     """

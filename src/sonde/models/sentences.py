@@ -1,4 +1,4 @@
-"""Texts as vectors, pooled as sentence encoders are."""
+"""Texts as vectors, by a sentence encoder."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def sentence_vectors(
     normalise: bool = True,
     longest: int | None = None,
 ) -> jax.Array:
-    """The vectors of texts: close where their meaning is close.
+    """The vectors of texts: texts of similar meaning have similar vectors.
 
     Args:
         model: an encoder with a tokenizer.
         texts: the texts.
         pooling: `"mean"` averages the vectors of all tokens, `"first"` takes that of the first one;
-            None does as the checkpoint says, and averages if it does not say.
-        normalise: whether vectors have length one, so that their products are cosines.
-        longest: how many tokens are read of a text; as many as the model has positions for if None.
+            None takes the checkpoint's choice, or `"mean"` if it has none.
+        normalise: whether to scale vectors to length one, so that their products are cosines.
+        longest: the maximum number of tokens read per text; the model's number of positions if None.
 
     Returns:
         `(texts, width)`.

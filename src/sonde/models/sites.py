@@ -1,4 +1,4 @@
-"""The sites of a model, in the order of the computation, and what other libraries call the same places."""
+"""The sites of a model, in the order of the computation, with their names in other libraries."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class SiteNames(NamedTuple):
-    """One place in a model.
+    """One site and its names.
 
     Attributes:
-        site: its path; `12` stands for the number of a layer.
+        site: its path; `12` is an example of a layer's number.
         shape: the axes of its value: batch, length (queries), keys, heads, depth, width, hidden, vocabulary.
-        lens: what TransformerLens calls it; empty if it has no name for it.
+        lens: its name in TransformerLens; empty if it has none.
         hub: the module of a Llama in `transformers` that computes it; empty if it is not the output of one.
-        meaning: what it is.
+        meaning: a description.
     """
 
     site: str

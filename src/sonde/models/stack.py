@@ -28,8 +28,8 @@ class Cache(NamedTuple):
     """Keys and values of every layer, and how many slots are filled.
 
     Attributes:
-        keys: for a list of layers a tuple of arrays `(batch, slots, key heads, depth)`; for a scan one array with an
-            axis for the layers in front.
+        keys: for a list of layers, a tuple of arrays `(batch, slots, key heads, depth)`; for a scan, one array with a
+            leading axis for the layers.
         values: as `keys`.
         filled: how many slots are filled, the same for all rows of the batch.
     """
@@ -40,12 +40,12 @@ class Cache(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """How many slots there are."""
+        """The number of slots."""
         return (self.keys[0] if isinstance(self.keys, tuple) else self.keys).shape[-3]
 
 
 class Seen(NamedTuple):
-    """What is the same for all layers of one kind: which keys are visible, and how positions turn."""
+    """What all layers of one kind share: which keys are visible, and the rotation of positions."""
 
     mask: jax.Array | None
     rotation: tuple[jax.Array, jax.Array] | None
@@ -60,7 +60,7 @@ def new_blocks(config: Config, layers: Layers, *, rngs: nnx.Rngs, dtype: Any) ->
     if layers == "list":
         return nnx.List([Block(config, rngs=rngs, dtype=dtype) for _ in range(config.layers)])
     if layers != "scan":
-        raise ValueError(f"layers is 'list' or 'scan', got {layers!r}.")
+        raise ValueError(f"layers must be 'list' or 'scan', got {layers!r}.")
     make = nnx.vmap(lambda rngs: Block(config, rngs=rngs, dtype=dtype), in_axes=0, out_axes=0)
     return nnx.split_rngs(splits=config.layers)(make)(rngs)
 
@@ -89,12 +89,12 @@ def run_blocks(
 
     Args:
         blocks: a list of blocks, or one with a layer axis.
-        config: what they are made of.
+        config: the description of the model.
         x: `(batch, length, width)`.
         positions: `(batch or 1, length)`: the position of every token in its text.
         valid: `(batch or 1, keys)`: which keys are not padding; with a cache, which of its slots.
-        cache: what earlier positions left; the tokens of `x` go into its next slots.
-        text_length: `(batch or 1, 1)`: how long each text is, where rotary frequencies depend on it; up to the last
+        cache: keys and values of earlier positions; those of `x` go into its next slots.
+        text_length: `(batch or 1, 1)`: the length of each text, if rotary frequencies depend on it; up to the last
             position if None.
 
     Returns:

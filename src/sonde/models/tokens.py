@@ -1,4 +1,4 @@
-"""Tokens: the `tokenizers` package with what a model needs around it, chat templates included."""
+"""Tokens: the `tokenizers` package, padding and chat templates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Tokenizer:
 
     Args:
         inner: a `tokenizers.Tokenizer`.
-        config: what `tokenizer_config.json` holds: special tokens, the chat template.
+        config: the contents of `tokenizer_config.json`: special tokens, the chat template.
         stop: the tokens that end a text.
 
     Example:
@@ -56,7 +56,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer | None:
-        """Reads `tokenizer.json` and what belongs to it; None if a folder has none."""
+        """Reads `tokenizer.json` and related files; None if a folder has none."""
         path = folder / "tokenizer.json"
         if not path.exists():
             return None
@@ -95,7 +95,7 @@ class Tokenizer:
         return self.inner.decode([int(token) for token in tokens], skip_special_tokens=not special)
 
     def pieces(self, tokens: Iterable[int]) -> list[str]:
-        """Every token as a text of its own, to stand beside a picture."""
+        """Every token as a separate text, for labels of pictures."""
         return [self.inner.decode([int(token)], skip_special_tokens=False) for token in tokens]
 
     def batch(self, texts: Sequence[str], *, special: bool = True, longest: int | None = None) -> Batch:
@@ -104,20 +104,20 @@ class Tokenizer:
         Args:
             texts: the texts.
             special: whether to add the tokens that the model expects around a text.
-            longest: how many tokens are kept of a text; all if None.
+            longest: the maximum number of tokens kept per text; all if None.
         """
         rows = [self.encode(text, special=special)[:longest] for text in texts]
         return pad(rows, self.pad_id)
 
     def one(self, text: str) -> int:
-        """The token that a text is.
+        """The token of a text that is a single token.
 
         Raises:
-            ValueError: it is none or several.
+            ValueError: the text is not exactly one token.
         """
         tokens = self.encode(text, special=False)
         if len(tokens) != 1:
-            raise ValueError(f"{text!r} is {len(tokens)} tokens, {self.pieces(tokens)}, not one.")
+            raise ValueError(f"{text!r} must be one token, but is {len(tokens)}: {self.pieces(tokens)}.")
         return tokens[0]
 
     def token_id(self, text: str | None) -> int | None:
@@ -133,10 +133,10 @@ class Tokenizer:
     # --------------------------------------------------------------------------------------------------- chats
 
     def chat(self, messages: str | Sequence[Message], *, reply: bool = True, **values: Any) -> str:
-        """A conversation as the text that the model was trained on.
+        """A conversation as text, in the format that the model was trained on.
 
         Args:
-            messages: dicts with `role` and `content`; a text stands for one message of the user.
+            messages: dicts with `role` and `content`; a text means one message of the user.
             reply: whether the text ends where the model's answer begins.
             **values: more values for the template.
 

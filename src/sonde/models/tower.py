@@ -1,4 +1,4 @@
-"""A tower: embeddings, a stack of blocks, and a head, made as a config says.
+"""A tower: embeddings, a stack of blocks, and a head, made from a config.
 
 Decoders, encoders and vision models are towers that differ in how they are called.
 """
@@ -17,15 +17,15 @@ from sonde.models.stack import Layers, new_blocks
 
 
 class Tower(nnx.Module):
-    """The parts of a model.
+    """The base of decoders, encoders and vision models.
 
-    Sites: `pooled` where there is a pooler; the others are those of the classes that are called.
+    Sites: `pooled` where there is a pooler; see the subclasses for the others.
 
     Args:
-        config: what it is made of.
+        config: the description of the model.
         layers: `"list"` or `"scan"`.
         rngs: random streams for the initial parameters.
-        dtype: what parameters are stored in and computed with.
+        dtype: the dtype of parameters and computations.
         tokenizer: turns texts into tokens and back, if there is one.
     """
 
@@ -65,11 +65,11 @@ class Tower(nnx.Module):
 
     @property
     def dtype(self) -> Any:
-        """What the model is computed with."""
+        """The dtype of computations."""
         return (self.patches if self.config.image else self.embed).param_dtype
 
     def pooled(self, hidden: jax.Array) -> jax.Array:
-        """The vector that the pooler makes of the first token, `(batch, width)`.
+        """The pooler's output for the first token, `(batch, width)`.
 
         Args:
             hidden: vectors of all tokens or patches, `(batch, length, width)`.

@@ -1,4 +1,4 @@
-"""The vision tower: one module for models that read images as patches: ViT, and CLIP's images."""
+"""The vision tower: one module for models that read images as patches: ViT, and CLIP's image tower."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Vision(Tower):
         return x if self.head is None else sow(self.head(self.summary(x)), "logits")
 
     def summary(self, hidden: jax.Array) -> jax.Array:
-        """The vector of an image, `(batch, width)`: that of the first token, normalised where `hidden` is not."""
+        """The vector of an image, `(batch, width)`: that of the first token, normalised if `hidden` is not."""
         first = hidden[:, 0]
         return sow(self.norm(first), "norm") if self.config.norms_first else first
 

@@ -1,7 +1,7 @@
 """Neural networks as Python objects, with the names of `flax.nnx`.
 
-`from sonde import nnx` stands where `from flax import nnx` stood: the same names, arguments, results, initial values
-and state layouts. `bridge` mixes these Modules with those of `sonde.linen` and of Flax.
+Replace `from flax import nnx` with `from sonde import nnx`: names, arguments, results, initial values and state layouts
+are the same. `bridge` mixes these Modules with those of `sonde.linen` and of Flax.
 
 Layers, transforms and training are loaded when they are first used (`_later.py`); the import paths of Flax's own files,
 such as `nnx.nn.linear`, work too (`_flax_paths.py`).
@@ -156,7 +156,7 @@ A = typing.TypeVar("A")
 M = typing.TypeVar("M", bound=Module)
 #: What `nnx.split` returns when it is given no filters.
 PureState: typing.TypeAlias = tuple[GraphDef[A], State[typing.Any, typing.Any]]
-#: A name from when states held something else than Variables.
+#: An old name, from when states held something other than Variables.
 VariableState = Variable
 
 hand_on(__name__, PATHS)

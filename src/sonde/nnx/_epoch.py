@@ -4,8 +4,8 @@ A transform that walked its arguments once may keep what it found while the numb
 change: an attribute set or deleted, an item of a List, Dict or State set or removed, metadata of a Variable edited, an
 object made. A Variable's *value* may change freely.
 
-Every changed object also keeps the number of its own last change (its stamp), so that after a foreign change one can
-ask each object of a plan instead of walking again: the plan holds if no stamp is greater than the plan's epoch.
+Every changed object also keeps the number of its own last change, its stamp. After a change elsewhere, a plan need not
+walk again: it still holds if none of its objects has a stamp greater than the plan's epoch.
 
 Threads: numbers come from `itertools.count`, are never used twice, and are taken *after* the change is made; a reader
 takes the epoch *before* it walks. A change that the walk missed therefore has a greater number than the walk's.
@@ -19,7 +19,7 @@ from typing import Any
 
 
 class Epoch:
-    """The current number. Read `EPOCH.value`; only this package's own objects move it."""
+    """The current number. Read `EPOCH.value`; only objects of this package change it."""
 
     __slots__ = ("value",)
 
@@ -32,7 +32,7 @@ next_number = itertools.count(1).__next__
 
 
 def bump() -> int:
-    """Says that some structure changed; returns the new number, to be kept as the stamp of what changed."""
+    """Announces a change of structure; returns the new number, which the changed object keeps as its stamp."""
     EPOCH.value = number = next_number()
     return number
 
@@ -42,7 +42,7 @@ EXPOSED: dict[int, weakref.ref[Any]] = {}
 
 
 def expose(obj: Any) -> None:
-    """Says that from now on an object may change unannounced."""
+    """Marks an object that may from now on change without a new number."""
     key = id(obj)
     if key not in EXPOSED:
         forget = EXPOSED.pop  # bound now: at the interpreter's exit the global may be gone

@@ -3,7 +3,7 @@
 Code in the wild imports `flax.nnx.nn.linear`, `flax.nnx.variablelib` and the like. See `sonde._handing_on`.
 """
 
-# What stands beside `sonde.nnx.graph` in Flax's file of that name.
+# Modules of Sonde with the other names that Flax's file `graph` has.
 _GRAPH = (
     "popping",
     "graph_nodes",

@@ -1,4 +1,4 @@
-"""What a value is to the walk and to attribute assignment, decided once per type.
+"""The kinds of values that the walk and attribute assignment tell apart, decided once per type.
 
 Five kinds: a Variable, a node (Pytree, Module, ...), an array (or array reference), a container (list, tuple, dict, or
 another pytree known to JAX), and everything else. Variables, nodes, arrays and registered types are *data*; a container
@@ -76,7 +76,7 @@ def register_data_type(type_: T, /) -> T:
 
 
 def is_data(value: Any, /) -> bool:
-    """Whether an attribute that holds this value is data without further word.
+    """Whether an attribute that holds this value is data by default.
 
     Arrays (of JAX and NumPy), Variables, Pytrees and Modules, and types given to `register_data_type` are. Numbers,
     strings, functions and plain containers are not, even if the container holds data.

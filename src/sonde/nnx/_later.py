@@ -1,4 +1,4 @@
-"""Names of `sonde.nnx` that are loaded when they are first used, by the module that has them.
+"""Names of `sonde.nnx` that are loaded on first use, listed under the module that has them.
 
 `import sonde.nnx` then costs little more than `import jax`: layers, transforms and training (with optax) come later.
 """

@@ -1,4 +1,4 @@
-"""What lets a Variable stand where an array is expected: arithmetic, conversion, iteration.
+"""Lets a Variable be used as an array: arithmetic, conversion, iteration.
 
 Everything acts on the value that `get_value` returns, so hooks and subclasses that override `get_value` are respected.
 In-place operators are refused on purpose: `v += 1` would silently rebind the name to an array.
@@ -31,7 +31,7 @@ def _refuse_in_place(name: str) -> Callable[[Any, Any], NoReturn]:
 
 
 class ArrayLike:
-    """Operators of a thing whose value is what `get_value()` returns."""
+    """Operators that act on what `get_value()` returns."""
 
     __slots__ = ()
     __array_priority__ = 100
@@ -55,7 +55,7 @@ class ArrayLike:
         return len(self.get_value())
 
     def __bool__(self) -> bool:
-        # As in Flax, an array that is not a scalar is true if it is not empty: `if self.bias:` asks for its presence.
+        # As in Flax, a non-scalar array is true if it is not empty: `if self.bias:` asks whether there is one.
         value = self.get_value()
         return bool(value) if getattr(value, "ndim", None) == 0 or not hasattr(value, "__len__") else len(value) > 0
 

@@ -1,4 +1,4 @@
-"""Building objects from definitions: the way back from what a walk found.
+"""Building objects from definitions: the inverse of a walk.
 
 `build` makes the object that a definition describes, from a list of leaves or from a State; `collect` brings the leaves
 of a State into the order of the definition.
@@ -21,7 +21,7 @@ _INNER = (NODE, CONTAINER)
 
 
 class _Misfit(Exception):
-    """A state has not the entries that a definition says."""
+    """A state does not have the entries of a definition."""
 
 
 def build(
@@ -42,16 +42,16 @@ def build(
         leaves: in the order of the walk. A leaf that is a Variable becomes part of the object as it is; another value
             in place of a Variable gets a Variable around it.
         state: instead of `leaves`, a State or nested mapping with the leaves.
-        known: objects by index, for several definitions that share a numbering; it is added to.
-        finish: called with path and value on everything that is built, children before parents; what it returns
-            takes the place of the value. Only with `leaves`.
-        recreate: False leaves values in place of Variables bare.
+        known: objects by index, for several definitions that share a numbering; new objects are added to it.
+        finish: called with the path and value of everything that is built, children before parents; its result
+            replaces the value. Only with `leaves`.
+        recreate: whether a bare value in place of a Variable gets a Variable around it.
         prototypes: attributes of nodes by the identity of their definition, kept from one call to the next
             along with the definition; copying a dict is cheaper than making one.
         remember: False if the definition has no references, and `known` was not asked for.
 
     Raises:
-        ValueError: the state lacks leaves, or has others than the definition.
+        ValueError: the state lacks leaves, or has leaves that the definition does not.
     """
     known = {} if known is None else known
     builder = _Builder(leaves, known, recreate, prototypes, remember)
@@ -71,7 +71,7 @@ def build(
 
 
 class _Builder:
-    """What `build` was given. A `source` is the part of the state for what is made; None if leaves were given."""
+    """The arguments of `build`. A `source` is the part of the state for one definition; None if leaves were given."""
 
     __slots__ = ("from_state", "known", "level", "next_leaf", "prototypes", "recreate", "remember")
 
@@ -89,7 +89,7 @@ class _Builder:
         self.level = trace_level()
 
     def make(self, d: Any, source: Any) -> Any:
-        """What a definition describes."""
+        """Makes what a definition describes."""
         tag = d[0]
         if tag == NODE:
             return self.make_node(d, source)
@@ -112,7 +112,7 @@ class _Builder:
         return unflatten_once(cls, keys, rebuild, made)
 
     def make_variable(self, d: Any, source: Any) -> Any:
-        """A Variable; bare values stay bare if asked."""
+        """Makes a Variable; with `recreate=False`, returns a bare value as it is."""
         value = source if self.from_state else self.next_leaf()
         if self.recreate and not isinstance(value, Variable):
             value = d[1]._make(value, d[3])
@@ -121,7 +121,7 @@ class _Builder:
         return value
 
     def make_node(self, d: Any, source: Any) -> Any:
-        """A Pytree or Module."""
+        """Makes a Pytree or Module."""
         _, cls, index, layout, static, children, entries, n = d
         node, values = self.blank(d)
         if self.remember:
@@ -144,11 +144,11 @@ class _Builder:
         return node
 
     def blank(self, d: Any) -> tuple[Any, dict[Any, Any]]:
-        """A node without attributes, and a dict for them: a copy of a prototype, which is cheaper than filling one."""
+        """Makes a node without attributes, and a dict for them: copying a prototype is cheaper than filling one."""
         _, cls, _, layout, static, *_ = d
         if self.prototypes is None or not cls._only_attributes:
             return cls._blank(layout, self.level), {}
-        node = object.__new__(cls)  # `_blank` in place, because a model has many nodes
+        node = object.__new__(cls)  # `_blank` inlined, because a model has many nodes
         _set_layout(node, layout)
         _set_level(node, self.level)
         _set_stamp(node, 0)
@@ -159,7 +159,7 @@ class _Builder:
         return node, values.copy()
 
     def make_and_finish(self, d: Any, path: Path, finish: Callable[[Path, Any], Any]) -> Any:
-        """The same, with `finish` called on everything that is made."""
+        """As `make`, with `finish` called on everything that is made."""
         tag, known = d[0], self.known
         if tag == REFERENCE:
             return known[d[1]]
@@ -170,7 +170,7 @@ class _Builder:
             for name, is_data, i in layout.turns:
                 if is_data:
                     data.append(self.make_and_finish(children[i], (*path, name), finish))
-                else:  # a tree has no static parts to go through
+                else:  # in a tree, `finish` does not see static attributes
                     others.append(static[i] if index is None else finish((*path, name), static[i]))
             node._fill(layout, data, others)
             known[index] = node = finish(path, node)
@@ -197,10 +197,10 @@ def _plain_mapping(state: Any, entries: int) -> Any:
 
 
 def collect(definition: Any, state: Any) -> list[Any]:
-    """The leaves of a state in the order in which `build` wants them.
+    """The leaves of a state in the order that `build` needs.
 
     Raises:
-        ValueError: the state lacks leaves, or has others than the definition.
+        ValueError: the state lacks leaves, or has leaves that the definition does not.
     """
     tag = definition[0]
     if tag in (VARIABLE, ARRAY):
@@ -223,7 +223,7 @@ def collect(definition: Any, state: Any) -> list[Any]:
 
 
 def _gather(d: Any, mapping: Any, path: Path, out: list[Any], missing: list[Path], surplus: list[Path]) -> None:
-    """Adds the leaves of a node or container to `out`, and the paths that are only on one side to the other two."""
+    """Sorts the leaves of a node or container into `out`, and paths that one side lacks into `missing` or `surplus`."""
     names, children = (d[3].data, d[5]) if d[0] == NODE else (d[2], d[4])
     if type(mapping) is not dict:
         if isinstance(mapping, State):

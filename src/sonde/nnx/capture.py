@@ -36,7 +36,7 @@ def capture(
     init: Mapping[Any, Any] | None = None,
     method_outputs: type[Variable[Any]] | None = None,
 ) -> Callable[..., Any]:
-    """A function that runs `fn` and also returns what its Modules have sown.
+    """Makes a function that runs `fn` and also returns what its Modules sowed.
 
     Nothing is stored in the Modules. Values arrive from inside every transform, of ours and of JAX: from a loop with
     one row per iteration, under `vmap` with the mapped axis first.
@@ -44,15 +44,16 @@ def capture(
     Args:
         fn: A function whose first Module argument is the model, a Module, or a bound method of one. If it is a type of
             Variable, a decorator is returned.
-        *var_types: The types of Variable to return, exactly; a subclass is another type.
-        init: Values to begin with, as an earlier capture returned them: what `perturb` adds, what `sow` goes on from.
-        method_outputs: Records the output of every public method, and `__call__`, as that type under the method's name.
+        *var_types: The types of Variable to return. Subclasses are not included: name them too.
+        init: Initial values, as an earlier capture returned them: `perturb` adds them, `sow` continues from them.
+        method_outputs: A type of Variable. The output of every public method, and of `__call__`, is recorded as this
+            type under the method's name.
 
     Returns:
         A function that returns the result and one State per type; the result alone if there are no types.
 
     Raises:
-        TypeError: `fn` is not callable, a type is not a type of Variable, or there is no Module to look at.
+        TypeError: `fn` is not callable, a type is not a type of Variable, or no Module is found.
 
     Example:
         >>> from sonde import nnx
@@ -88,15 +89,15 @@ def capture_grads(
     *var_types: type[Variable[Any]],
     method_outputs: type[Variable[Any]] | None = None,
 ) -> Callable[..., Any]:
-    """A function that runs a training step and also returns values and gradients inside the model, in one pass.
+    """Makes a function that runs a training step and also returns values and gradients inside the model, in one pass.
 
     Any `nnx.grad`, `nnx.value_and_grad` or JAX's own that runs inside `fn` yields the gradient at each value that
     `Module.sow` or `Module.perturb` was given, and at the outputs of methods.
 
     Args:
         fn: The step: a function whose first Module argument is the model, a Module, or a bound method.
-        *var_types: The types of Variable to look at; Intermediate and Perturbation by default.
-        method_outputs: Looks at the output of every public method, and `__call__`, as that type.
+        *var_types: The types of Variable to record; Intermediate and Perturbation by default.
+        method_outputs: A type of Variable, as which the output of every public method and of `__call__` is recorded.
 
     Returns:
         A function that returns the result of `fn`, a State of values and a State of gradients.
@@ -157,7 +158,7 @@ def _root(fn: Any, args: Any, kwargs: Any) -> Module:
             return x
     name, given = getattr(fn, "__qualname__", fn), ", ".join(type(x).__name__ for x in args) or "no arguments"
     raise TypeError(
-        f"nnx.capture of {name!r} found no Module to look at: pass the model as an argument, or capture the Module or "
+        f"nnx.capture of {name!r} found no Module: pass the model as an argument, or capture the Module or "
         f"a bound method of it; got {given}"
     )
 
@@ -178,7 +179,7 @@ def _given_values(init: Mapping[Any, Any] | None) -> Values:
 
 
 class _Recording(Collect):
-    """Records what was sown as one of some types."""
+    """Records values that were sown as one of the given types."""
 
     def __init__(self, types: tuple[type, ...], given: Values, *, grads: bool, depth: int) -> None:
         super().__init__((), grads=grads, depth=depth)
@@ -187,11 +188,11 @@ class _Recording(Collect):
         self.given = given
 
     def so_far(self) -> Values:
-        """What was recorded until now."""
+        """What was recorded so far."""
         return _collected(calls_of(self), self.types, self.given, _perturbed_to_zeros)
 
     def wants(self, site: Site, path: str, view: View) -> bool:
-        """Whether the site is one of a Module, of one of the types, in the model that is looked at."""
+        """Whether the site belongs to a Module of the captured model and has one of the types."""
         tag = site.tag
         if not isinstance(tag, Sown) or tag.type not in self.types or not tag.known[self.depth - 1]:
             return False
@@ -216,7 +217,7 @@ class _Adding(Adding):
         return values
 
     def finish(self) -> None:
-        """Values that nothing asked for are not an error: a State may hold more than one function needs."""
+        """Unused values are not an error: a State may hold more than one function needs."""
 
 
 def _run(
@@ -306,7 +307,7 @@ def _perturbed_to_zeros(call: Call, tag: Sown) -> Any:
 def _collected(
     calls: list[Call], types: tuple[type, ...], given: Values, value_of: Callable[[Call, Sown], Any]
 ) -> Values:
-    """What was recorded in program order, put together by type, Module and name."""
+    """What was recorded, by type, Module and name; in program order."""
     found: Values = {t: {} for t in types}
     for call in calls:
         item = call.item
@@ -326,7 +327,7 @@ def _collected(
 
 
 def _reduced(before: Any, tag: Sown, values: Iterable[Any]) -> Any:
-    """What a Module has sown under a name, with further values."""
+    """What a Module sowed under a name before, combined with further values."""
     if tag.reduce_fn is None:
         return (*(() if before is None else before), *values)
     assert tag.init_fn is not None
@@ -334,12 +335,12 @@ def _reduced(before: Any, tag: Sown, values: Iterable[Any]) -> Any:
 
 
 def _key(path: str, tag: Sown) -> Key:
-    """The path of the Module that has sown something, and its name."""
+    """The path of the Module that sowed a value, and the value's name."""
     return unstarred(path[: len(path) - len(tag.name)].rstrip("/")), tag.name
 
 
 def _text(path: Iterable[Any]) -> str:
-    """A path in a model as one of the engine."""
+    """A path in a model, as the engine writes it."""
     return "/".join(map(str, path))
 
 
@@ -375,7 +376,7 @@ def _nested(variable_type: type, values: Mapping[Key, Any], modules: Mapping[str
 
 
 def _keys(path: str, modules: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The keys of a Module in a State: those that the model has, as far as they lead."""
+    """The keys of a Module in a State: the model's own for Modules it has, keys made from the path for others."""
     if path in modules or not path:
         return modules.get(path, ())
     above, _, name = path.rpartition("/")

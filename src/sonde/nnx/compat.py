@@ -1,7 +1,7 @@
 """Functions of `sonde.nnx` with `graph=True` and `graph_updates=True` set, whatever the current mode is.
 
-For code that counts on shared references and on changes of structure in a process where `nnx.set_graph_mode(False)`
-holds: `nnx.compat.jit(f)`.
+For code that needs shared references and changes of structure in a process that runs with `nnx.set_graph_mode(False)`:
+`nnx.compat.jit(f)`.
 """
 
 from __future__ import annotations

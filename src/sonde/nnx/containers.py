@@ -1,7 +1,7 @@
 """List, Dict and Sequential: containers that are Modules.
 
-They hold data and static things side by side, and announce their changes, which plain lists and dicts cannot. An item
-keeps its status as an attribute does: an array cannot take the place of a number, unless wrapped in `nnx.data`.
+They hold data and static values side by side and, unlike plain lists and dicts, announce their changes. An item keeps
+its status as an attribute does: an array cannot replace a number, unless it is wrapped in `nnx.data`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class List(Module, MutableSequence[A], Generic[A]):
     _whole: Layout | None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """An empty List, past `__init__`."""
+        """Makes an empty List; `__init__` fills it."""
         new = super().__new__(cls, *args, **kwargs)
         _set_items(new, [])
         _set_statuses(new, [])
@@ -123,7 +123,7 @@ class List(Module, MutableSequence[A], Generic[A]):
         return iter(self._items)
 
     def reverse(self) -> None:
-        """Turns the order around."""
+        """Reverses the order, in place."""
         self._check_level()
         self._items.reverse()
         self._statuses.reverse()
@@ -305,12 +305,12 @@ class Sequential(Module):
         self.layers = List(fns)
 
     def __call__(self, *args: Any, rngs: Any = None, **kwargs: Any) -> Any:
-        """Applies all of them.
+        """Applies all of them in turn.
 
         Args:
-            *args: for the first.
-            rngs: random streams, for each that takes them.
-            **kwargs: for the first.
+            *args: arguments of the first.
+            rngs: random streams, passed to each that takes them.
+            **kwargs: keyword arguments of the first.
 
         Returns:
             What the last returns.
@@ -318,7 +318,7 @@ class Sequential(Module):
         Raises:
             TypeError: one of them cannot be called.
         """
-        from sonde.ops.chaining import call_in_turn  # here: `import sonde.nnx` does without the layers' arithmetic
+        from sonde.ops.chaining import call_in_turn  # here, so that `import sonde.nnx` does not load it
 
         if not self.layers:
             return args[0] if len(args) == 1 else args or kwargs or None

@@ -1,10 +1,10 @@
 """Definitions: the structure of an object as nested tuples, which Python compares and hashes in C.
 
     (VARIABLE, class, index, metadata)      a leaf that is a Variable; trees have no indices
-    (ARRAY,)                                a leaf that is not
+    (ARRAY,)                                a leaf that is not a Variable
     (ARRAY, index)                          a leaf that is an array reference; trees have no indices
     (OTHER, value)                          part of the structure
-    (REFERENCE, index)                      the object that was met before under that index
+    (REFERENCE, index)                      an object that was met before, by its index
     (NODE, class, index, layout, static values, definitions of the data attributes, entries, leaves)
     (CONTAINER, class, keys, how to unflatten it, definitions of the children, entries, leaves)
 
@@ -35,7 +35,7 @@ def count_leaves(definition: Any) -> int:
 
 
 def has_references(definition: Any) -> bool:
-    """Whether some object in a definition stands in several places."""
+    """Whether some object in a definition occurs several times."""
     tag = definition[0]
     if tag in (NODE, CONTAINER):
         return any(map(has_references, definition[5 if tag == NODE else 4]))
@@ -43,7 +43,7 @@ def has_references(definition: Any) -> bool:
 
 
 def flatten_once(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
-    """Keys and children of a container, and what `unflatten_once` needs besides its class and keys."""
+    """Keys and children of a container, and what else `unflatten_once` needs, besides class and keys."""
     cls = type(value)
     if cls is list or cls is tuple:
         return tuple(range(len(value))), list(value), None

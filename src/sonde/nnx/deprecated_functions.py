@@ -1,4 +1,4 @@
-"""A mark for functions that will go, under the name that Flax has for it."""
+"""A decorator for functions that will be removed, under Flax's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def deprecated(f: F) -> F:
-    """Warns when the function is called.
+    """Makes a function warn when it is called.
 
     Example:
         >>> import warnings

@@ -29,7 +29,7 @@ def using_eager_sharding() -> bool:
 
 
 class use_eager_sharding(contextlib.AbstractContextManager["use_eager_sharding"]):
-    """Turns placing on or off: for good when called, for a block when used with `with`."""
+    """Turns placing on or off: permanently when called, for a block when used with `with`."""
 
     def __init__(self, value: bool, /):
         global _everywhere
@@ -54,7 +54,7 @@ def current_rules() -> Rules:
 
 @contextlib.contextmanager
 def logical_axis_rules(rules: Rules) -> Iterator[None]:
-    """Within the block, logical axis names mean the mesh axes that `rules` say.
+    """Within the block, logical axis names mean the mesh axes that `rules` gives.
 
     Args:
         rules: pairs of a logical name and a mesh axis, several mesh axes, or None for "not sharded".
@@ -88,10 +88,10 @@ def _physical(name: Any, table: dict[str, Any]) -> Any:
 
 
 def place(value: Any, out_sharding: Any, *, mesh: Any = None, rules: Rules | None = None) -> Any:
-    """Every array in `value`, sharded as asked.
+    """Places every array in `value` as `out_sharding` says.
 
     Raises:
-        ValueError: there is no mesh, neither given nor around.
+        ValueError: no mesh is given, and none is set.
     """
     if isinstance(out_sharding, (Sharding, Format)):
         return _constrain(value, out_sharding)
@@ -99,14 +99,14 @@ def place(value: Any, out_sharding: Any, *, mesh: Any = None, rules: Rules | Non
     mesh = mesh or _jax.ambient_mesh()
     if mesh is None:
         raise ValueError(
-            f"A Variable with out_sharding={out_sharding} is made and there is no mesh. Make it inside "
+            f"A Variable with out_sharding={out_sharding} needs a mesh, and none is set. Make it inside "
             f"`with jax.set_mesh(mesh):`, give it mesh=..., or pass eager_sharding=False to place it later."
         )
     return _constrain(value, NamedSharding(mesh, spec))
 
 
 def _constrain(value: Any, sharding: Sharding | Format) -> Any:
-    """Every array in `value` on a sharding, or on one with a layout in memory, which is a Format."""
+    """Places every array in `value` by a sharding, or by a Format (a sharding with a layout in memory)."""
 
     def one(x: Any) -> Any:
         if isinstance(x, jax.ShapeDtypeStruct):

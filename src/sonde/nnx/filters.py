@@ -60,13 +60,13 @@ def filters_to_predicates(filters: Sequence[Filter]) -> tuple[Predicate, ...]:
     """Predicates of filters that are tried in order.
 
     Raises:
-        ValueError: a filter that matches everything stands before another one that then could match nothing.
+        ValueError: a filter that matches everything comes before another one, which could then match nothing.
     """
     for i, filter in enumerate(filters):
         rest = filters[i + 1 :]
         if (filter is Ellipsis or filter is True) and any(f is not Ellipsis and f is not True for f in rest):
             raise ValueError(
-                f"filter {i} of {len(filters)} is {filter}, which takes everything, so that the filters after it would "
+                f"filter {i} of {len(filters)} is {filter}, which takes everything, so the filters after it would "
                 "never match: move `...` or True to the end."
             )
     return tuple(map(to_predicate, filters))
@@ -79,7 +79,7 @@ class OfType:
     type: type
 
     def __call__(self, path: PathParts, x: AnyType) -> bool:
-        """Whether the value is meant."""
+        """Whether the filter matches."""
         del path
         return isinstance(x, self.type)
 
@@ -94,7 +94,7 @@ class WithTag:
     tag: str
 
     def __call__(self, path: PathParts, x: AnyType) -> bool:
-        """Whether the value is meant."""
+        """Whether the filter matches."""
         del path
         return getattr(x, "tag", None) == self.tag
 
@@ -110,7 +110,7 @@ class PathContains:
     exact: bool = True
 
     def __call__(self, path: PathParts, x: AnyType) -> bool:
-        """Whether the value is meant."""
+        """Whether the filter matches."""
         del x
         return self.key in path if self.exact else any(str(self.key) in key for key in map(str, path))
 
@@ -137,7 +137,7 @@ class PathIn(_ByContent):
         self.paths = self._content = frozenset(map(tuple, paths))
 
     def __call__(self, path: PathParts, x: AnyType) -> bool:
-        """Whether the value is meant."""
+        """Whether the filter matches."""
         del x
         return path in self.paths
 
@@ -154,29 +154,29 @@ class _Combination(_ByContent):
 
 
 class Any(_Combination):
-    """What at least one of the filters matches."""
+    """Values that at least one of the filters matches."""
 
     def __call__(self, path: PathParts, x: AnyType) -> bool:
-        """Whether the value is meant."""
+        """Whether the filter matches."""
         return any(predicate(path, x) for predicate in self.predicates)
 
 
 class All(_Combination):
-    """What every one of the filters matches."""
+    """Values that all filters match."""
 
     def __call__(self, path: PathParts, x: AnyType) -> bool:
-        """Whether the value is meant."""
+        """Whether the filter matches."""
         return all(predicate(path, x) for predicate in self.predicates)
 
 
 class Not(_Combination):
-    """What the filter does not match."""
+    """Values that the filter does not match."""
 
     def __init__(self, collection_filter: Filter, /):
         super().__init__(collection_filter)
 
     def __call__(self, path: PathParts, x: AnyType) -> bool:
-        """Whether the value is meant."""
+        """Whether the filter matches."""
         return not self.predicates[0](path, x)
 
 
@@ -187,7 +187,7 @@ class Everything(_Combination):
         super().__init__()
 
     def __call__(self, path: PathParts, x: AnyType) -> bool:
-        """Whether the value is meant."""
+        """Whether the filter matches."""
         del path, x
         return True
 
@@ -199,6 +199,6 @@ class Nothing(_Combination):
         super().__init__()
 
     def __call__(self, path: PathParts, x: AnyType) -> bool:
-        """Whether the value is meant."""
+        """Whether the filter matches."""
         del path, x
         return False

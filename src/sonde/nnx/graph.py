@@ -1,4 +1,4 @@
-"""Taking models apart and putting them together: `split`, `merge`, `state`, `update`, `clone` and their kin.
+"""Taking models apart and putting them together: `split`, `merge`, `state`, `update`, `clone` and related functions.
 
 `split` gives a `GraphDef` (the structure, hashable) and States (the leaves); `merge` is the inverse. The States hold
 the model's own Variables, not copies of them.
@@ -36,7 +36,7 @@ class GraphDef(Generic[A]):
     Attributes:
         definition: the nested tuples that `sonde.nnx.definitions` describes.
         num_leaves: how many leaves the states must have together.
-        origin: while a capture runs, what it is the structure of, for what is merged from it; otherwise None.
+        origin: while a capture runs, the object it was made from, so that merged copies keep its place; else None.
     """
 
     __slots__ = ("__weakref__", "_hash", "_prototypes", "_references", "definition", "num_leaves", "origin")
@@ -51,7 +51,7 @@ class GraphDef(Generic[A]):
 
     @property
     def nodes(self) -> list[Any]:
-        """What the structure consists of, in the order of the walk; see `sonde.nnx.graph_nodes`."""
+        """The parts of the structure, in the order of the walk; see `sonde.nnx.graph_nodes`."""
         from sonde.nnx.graph_nodes import nodes_of
 
         return nodes_of(self.definition)
@@ -176,7 +176,7 @@ def _state_of(group: FlatState[Any]) -> Any:
 
 
 def split(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
-    """A model as its structure and its leaves.
+    """Splits a model into its structure and its leaves.
 
     Args:
         node: a Module, any other node, or a pytree of them.
@@ -252,14 +252,14 @@ def flatten(
     ref_outer_index: Any = None,
     graph: bool | None = None,
 ) -> tuple[GraphDef[Any], Any]:
-    """A model as a GraphDef and its leaves, flat.
+    """Flattens a model into a GraphDef and its leaves.
 
     Args:
         node: a Module, any other node, or a pytree of them.
         with_paths: whether to return a FlatState, else a list.
-        ref_index: a `RefMap` with the numbers of objects met before, to flatten several that share references; it is
-            added to.
-        ref_outer_index: a `RefMap` with the numbers to give to objects that have one there.
+        ref_index: a `RefMap` with the numbers of objects met before, to flatten several that share references; new
+            objects are added to it.
+        ref_outer_index: a `RefMap` of numbers; an object that is in it gets its number from there.
         graph: True allows shared references, False demands a tree. None: the current mode.
     """
     from sonde.nnx.graph_contexts import numbered_as, objects_of
@@ -296,10 +296,10 @@ def unflatten(
     Args:
         graphdef: the structure.
         state: a State, a FlatState, or the list of leaves.
-        index_ref: objects by number, to unflatten several that share references; it is added to.
-        outer_index_outer_ref: objects by number that are changed, in place of making new ones.
-        copy_variables: make copies of the Variables.
-        recreate_variables: put a Variable around values that stand in place of one.
+        index_ref: objects by number, to unflatten several that share references; new objects are added to it.
+        outer_index_outer_ref: objects by number, which are changed instead of making new ones.
+        copy_variables: whether to copy the Variables.
+        recreate_variables: whether to put a Variable around a bare value in place of one.
     """
     if outer_index_outer_ref is not None:
         from sonde.nnx.graph_contexts import restore
@@ -311,7 +311,7 @@ def unflatten(
     if isinstance(state, (list, tuple)):
         if len(state) != graphdef.num_leaves:
             raise ValueError(
-                f"nnx.unflatten: the graphdef has {graphdef.num_leaves} leaves, and {len(state)} are given."
+                f"nnx.unflatten: the graphdef has {graphdef.num_leaves} leaves, but {len(state)} were given."
             )
         leaves = list(state)
     elif copy_variables:
@@ -337,8 +337,8 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
     Args:
         graphdef_or_graphstate: a GraphDef, or a GraphState, which brings its own.
         *states: the leaves; each exactly once.
-        copy: make copies of the Variables, else they become part of the new object as they are.
-        recreate_variables: put a Variable around values that stand in place of one.
+        copy: whether to copy the Variables; else they become part of the new object as they are.
+        recreate_variables: whether to put a Variable around a bare value in place of one.
 
     Raises:
         ValueError: the leaves do not fit the structure.
@@ -362,7 +362,7 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
         if given != graphdef.num_leaves:
             collect(graphdef.definition, merge_state(*states))  # names what is missing, if something is
             raise ValueError(
-                f"nnx.merge: the graphdef has {graphdef.num_leaves} leaves, and {given} are given: some of them twice."
+                f"nnx.merge: the graphdef has {graphdef.num_leaves} leaves, but {given} were given, some of them twice."
             )
         one = merge_state(*states)
     return unflatten(graphdef, one, copy_variables=copy, recreate_variables=recreate_variables)
@@ -373,7 +373,7 @@ def _lone(states: tuple[Any, ...]) -> Any:
     leaves = [s for s in states if not isinstance(s, (Mapping, FlatState))]
     leaves += [leaf for s in states if isinstance(s, FlatState) for leaf in s.leaves]
     if len(leaves) != 1:
-        raise ValueError(f"the states of a lone Variable or array hold one leaf, and {len(leaves)} are given.")
+        raise ValueError(f"the states of a lone Variable or array hold one leaf, but {len(leaves)} were given.")
     return leaves[0]
 
 
@@ -410,7 +410,7 @@ def _copied_array(x: Any) -> Any:
 def update(node: Any, state: Any, /, *states: Any) -> None:
     """Puts the leaves of States into a model, in place.
 
-    Variables take over value and metadata of the Variable (or the bare value) at their path; other leaves are
+    A Variable takes over the value and metadata of the Variable (or the bare value) at its path; other leaves are
     replaced. Nothing is changed if something does not fit.
 
     Args:
@@ -579,7 +579,7 @@ def call(graphdef_state: tuple[GraphDef[Any], Any], /) -> ApplyCaller:
 
 
 def as_pure(tree: A) -> A:
-    """A copy of a pytree (or model) with bare values in place of Variables; what was shared is there twice.
+    """A copy of a pytree (or model) with bare values in place of Variables; shared parts are duplicated.
 
     Example:
         >>> from sonde import nnx

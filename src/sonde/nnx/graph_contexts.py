@@ -1,7 +1,7 @@
 """Splitting and merging several objects as one graph, and bringing a changed graph back to the objects it came from.
 
 `split_context` and `merge_context` number objects across several calls of `split` and `merge`, so that what is shared
-stays shared. Inside an `update_context`, the four steps of a transform written by hand belong together:
+stays shared. An `update_context` ties the four steps of a transform written by hand together:
 
     with nnx.update_context("name"):
         split outside; then inside the transform: merge (inner=True), change the model, split; outside again:
@@ -37,7 +37,7 @@ class IndexMap(dict[int, Any]):
 
 
 class RefMap(MutableMapping[Any, Any]):
-    """A mapping whose keys are told apart by identity.
+    """A mapping whose keys are compared by identity.
 
     Args:
         items: pairs of key and value, or a mapping.
@@ -77,7 +77,7 @@ class RefMap(MutableMapping[Any, Any]):
 
 
 class UpdateContext:
-    """What belongs together under one name.
+    """The splits and merges that belong together under one name.
 
     Attributes:
         tag: the name.
@@ -92,7 +92,7 @@ class UpdateContext:
 
 
 class _Open(threading.local):
-    """The update contexts that this thread is in."""
+    """The open update contexts of this thread."""
 
     contexts: tuple[UpdateContext, ...] = ()
 
@@ -159,7 +159,7 @@ class SplitContext:
     def split(self, node: Any, *filters: Filter) -> Any:
         """As `nnx.split`; an object that was met before is a reference without leaves."""
         found = walk(node, graph=True, verb="split", seen=self._seen)
-        self._met.append(found)  # objects are told apart by their id, so they must live as long as their numbers do
+        self._met.append(found)  # numbers are kept by id, so the objects must stay alive
         definition = found.definition
         if self._update is not None and self._update.inner is not None:
             definition = numbered_as(definition, self._seen, self._update.inner.numbers())
@@ -263,12 +263,12 @@ def _renumbered(d: Any, table: Mapping[int, int]) -> Any:
 
 
 def restore(d: Any, leaves: Iterator[Any], known: dict[Any, Any], outer: Mapping[int, Any]) -> Any:
-    """What a definition describes, made of the objects in `outer` where they have its numbers.
+    """Restores what a definition describes, reusing the objects of `outer` that have its numbers.
 
     Args:
         d: the definition.
         leaves: its leaves.
-        known: objects that are done, by number; it is added to.
+        known: objects that are done, by number; new ones are added to it.
         outer: the objects to change, by number.
     """
     if d[0] == REFERENCE:

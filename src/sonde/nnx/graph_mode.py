@@ -1,9 +1,9 @@
-"""Which mode functions run in when they are not told.
+"""The default mode of functions that are not given `graph=` or `graph_updates=`.
 
 `graph=True` allows shared references, `graph=False` demands trees. `graph_updates=True` lets a transformed function
-change the structure of its arguments. Both are set for good by calling `set_graph_mode(False)`, for a block with
-`with set_graph_mode(False):`, for the calls of a function with the decorator `@set_graph_mode(False)` (the last two in
-the running thread only), or for a whole process with the environment variables NNX_GRAPH_MODE and NNX_GRAPH_UPDATES.
+change the structure of its arguments. The defaults are set permanently by calling `set_graph_mode(False)`; for a block,
+in this thread, by `with set_graph_mode(False):`; for the calls of a function, in this thread, by the decorator
+`@set_graph_mode(False)`; and for a process by the environment variables NNX_GRAPH_MODE and NNX_GRAPH_UPDATES.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _from_environment(variable: str) -> bool:
 
 
 class _Here(threading.local):
-    """The values set by the blocks that this thread is in."""
+    """The values set by the open blocks of this thread."""
 
     stack: tuple[bool, ...] = ()
 
@@ -50,7 +50,7 @@ class _Setting:
         type(self)._everywhere = value
 
     def _only_here(self) -> None:
-        """Takes back what the call set for good: the value turned out to be meant for a block or a function."""
+        """Undoes the permanent setting of the call: the value is meant for a block or a function."""
         if self._before is not None:
             type(self)._everywhere = self._before
             self._before = None
@@ -75,7 +75,7 @@ class _Setting:
 
     @classmethod
     def current_value(cls) -> bool:
-        """The value that holds here."""
+        """The value in force here."""
         stack = cls._here.stack
         return stack[-1] if stack else cls._everywhere
 

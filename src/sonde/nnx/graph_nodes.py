@@ -49,12 +49,12 @@ class NodeRef:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayAttr:
-    """A leaf that is no Variable."""
+    """A leaf that is not a Variable."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeNodeDef:
-    """The whole of a structure that was taken as a tree (`graph=False`).
+    """A whole structure that was taken as a tree (`graph=False`).
 
     Attributes:
         type: the class of the object.

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 
 class UUID:
-    """Equal to itself alone; copies are others.
+    """Equal only to itself; a copy is a different UUID.
 
     Example:
         >>> import copy
@@ -24,5 +24,5 @@ class UUID:
 
 
 def uuid() -> UUID:
-    """A new one."""
+    """Makes a new UUID."""
     return UUID()

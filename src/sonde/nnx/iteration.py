@@ -1,4 +1,4 @@
-"""Looking through a model: everything in it, its Modules, its children, what is in it twice.
+"""Iterating over a model: everything in it, its Modules, its children, its duplicates.
 
 Order: children before their parent, siblings in the order of states (integers, then names).
 """

@@ -40,11 +40,10 @@ def map(
 
 
 def recursive_map(f: Callable[[PathParts, Any], Any], node: Any, /, *, graph: bool | None = None) -> Any:
-    """A copy of a model in which every part went through `f`, children before parents.
+    """A copy of a model with `f` applied to every part, children before parents.
 
     Args:
-        f: gets a path and a leaf, static attribute (in graph mode) or node of the copy; what it returns takes its
-            place.
+        f: gets a path and a leaf, static attribute (in graph mode) or node of the copy; its result replaces that part.
         node: a Module, any other node, or a pytree of them.
         graph: True allows shared references, False demands a tree. None: the current mode.
     """

@@ -1,8 +1,8 @@
-"""What a Variable knows besides its value: a frozen mapping that many Variables share, and the hooks among it.
+"""The metadata of Variables, hooks included: a frozen mapping that many Variables share.
 
 Most Variables of a model carry the same few entries, so a `Metadata` is made once, shared, and replaced as a whole when
-a Variable's metadata is edited. It is what JAX sees as the static part of a Variable, hence it can be hashed and
-compared; entries that cannot be hashed count for comparison only.
+a Variable's metadata is edited. JAX sees it as the static part of a Variable, so it can be hashed and compared; entries
+that cannot be hashed count for comparison only.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Metadata(Mapping[str, Any]):
         return shared(entries)
 
     def run_hooks(self, name: str, variable: Any, *args: Any) -> Any:
-        """Runs one hook, or a sequence of them each on the result of the one before; returns the last value."""
+        """Runs one hook, or a sequence of hooks, each on the result of the one before; returns the last value."""
         hooks = self._entries.get(name)
         if hooks is None:
             return args[0]

@@ -71,8 +71,7 @@ class Module(Pytree, metaclass=ModuleMeta):
     ) -> bool:
         """Records a value under a name, for `nnx.capture` to return.
 
-        Outside a capture the value is stored in the Module, as a Variable in the attribute `name`; that way is
-        deprecated.
+        Outside a capture the value is stored in the Module, as a Variable in the attribute `name`; this is deprecated.
 
         Args:
             variable_type: the type of Variable to record it as, or a name of one.
@@ -105,9 +104,9 @@ class Module(Pytree, metaclass=ModuleMeta):
     def perturb(self, name: str, value: Any, variable_type: type[Variable[Any]] | str = Perturbation) -> Any:
         """Marks a value whose gradient is wanted; use the value that it returns.
 
-        Within `nnx.capture`, whatever the capture has under `name` is added to the value, so that the gradient with
-        respect to it is the gradient at this place. Outside a capture a zero is stored in the Module, as a Variable
-        in the attribute `name`; that way is deprecated.
+        Within `nnx.capture`, the value that the capture holds under `name` is added, so the gradient with respect to it
+        is the gradient at this point. Outside a capture a zero is stored in the Module, as a Variable in the attribute
+        `name`; this is deprecated.
 
         Args:
             name: the name.
@@ -235,12 +234,12 @@ def set_existing_attributes(modules: list[Any], attributes: dict[str, Any], *, r
     """Sets attributes of the Modules that have them.
 
     Raises:
-        ValueError: no Module has an attribute of that name, and that is asked to be an error. Nothing is set then.
+        ValueError: no Module has an attribute of that name and `raise_if_not_found` is True. Nothing is set then.
     """
     missing = [name for name in attributes if not any(hasattr(module, name) for module in modules)]
     if missing and raise_if_not_found:
         raise ValueError(
-            f"Could not find {sorted(missing)}, to be set, in any of the {len(modules)} chosen Modules "
+            f"Could not find {sorted(missing)} in any of the {len(modules)} chosen Modules "
             f"({', '.join(sorted({type(m).__name__ for m in modules})) or 'none'}). Choose others, or pass "
             "raise_if_not_found=False to set only what exists."
         )

@@ -1,7 +1,7 @@
 """Where Modules meet captures: `Module.sow`, `Module.perturb` and methods, while a capture runs.
 
 Everything goes to the engine as a site whose tag says what type of Variable and name it is; the path of the Module is
-found by `sonde.core.module_paths`. When no capture runs, every function here steps aside.
+found by `sonde.core.module_paths`. When no capture runs, the functions here do nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ register_no_modules(FlatState)
 
 
 class Types(NamedTuple):
-    """What `nnx.capture` wants of Modules; in `core.module_paths.Wanted.more`.
+    """What `nnx.capture` asks of Modules; in `core.module_paths.Wanted.more`.
 
     Attributes:
         recorded: The types of Variable that are recorded.
@@ -79,7 +79,7 @@ class Types(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sown:
-    """What a site of a Module is.
+    """The tag of a Module's site.
 
     Attributes:
         type: The type of Variable it is recorded as.
@@ -99,7 +99,7 @@ class Sown:
 
 
 def _is_wanted(variable_type: type) -> bool:
-    """Whether a capture wants values of a type; a plain one, of the engine, wants all."""
+    """Whether a capture wants values of a type; `sonde.capture` wants all."""
     state: Any = looking()
     return any(not isinstance(w.more, Types) or w.more.wants(variable_type) for w in state.modules)
 
@@ -126,7 +126,7 @@ def sow(
 
 
 def _note(module: Any, tag: Sown, value: Any) -> None:
-    """Keeps what was sown in a function that is being traced, where the capture has nothing yet, during the call."""
+    """Keeps a value sown in a function that is being traced until the call ends: the capture does not have it yet."""
     for trail in thread.trails:
         stretch = trail.stretches[-1]
         if len(trail.stretches) > 1 and stretch.frames and stretch.frames[0].level is _jax.trace_level():
@@ -190,20 +190,20 @@ def _is_object(value: Any) -> bool:
 
 
 def carry(original: Any, copy: Any) -> None:
-    """Says that `copy` was made to stand for `original`."""
+    """Marks `copy` as a copy of `original`."""
     if thread.trails and original is not copy:
         set_origin(copy, Origin(original, getattr(original, "_origin", None)))
 
 
 def carry_all(original: Any, copy: T) -> T:
-    """Says the same of all nodes in two objects of the same structure; returns the copy."""
+    """Marks all nodes of a copy that has the structure of the original; returns the copy."""
     if thread.trails:
         carry_nodes(walk(original, graph=True, verb="capture").nodes, copy)
     return copy
 
 
 def carry_nodes(originals: Iterable[tuple[Any, Any]], copy: Any) -> None:
-    """Says the same of the nodes in an object, by the paths that their originals have."""
+    """Marks the nodes in a copy, by the paths of their originals."""
     copies = dict(walk(copy, graph=True, verb="capture").nodes)
     for path, node in originals:
         if path in copies:
@@ -211,13 +211,13 @@ def carry_nodes(originals: Iterable[tuple[Any, Any]], copy: Any) -> None:
 
 
 def carry_below(origin: Origin | None, copy: Any) -> None:
-    """Says of a copy, and the nodes in it, what it was made from, if that is known."""
+    """Marks a copy, and the nodes in it, with what it was made from, if that is known."""
     if origin is not None and (original := origin.ref()) is not None:
         carry_all(original, copy)
 
 
 def origin_of(node: Any) -> Origin | None:
-    """What copies that are made of a node are to be told; None when no capture runs."""
+    """The origin that copies of a node are marked with; None when no capture runs."""
     if not thread.trails or kind_of(node) != NODE:
         return None
     return Origin(node, getattr(node, "_origin", None))

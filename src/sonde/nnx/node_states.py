@@ -1,8 +1,8 @@
 """Objects in a pytree as states that JAX can map over: `to_tree`, `from_tree`, and transforms made of the two.
 
 `to_tree` puts a `NodeStates` in place of every object: its leaves are the values of the object's Variables and
-arrays. An object that was met before becomes one without leaves, which refers to the first. `from_tree` is the inverse.
-Under the name of an update context, the objects that come out again are the ones that went in (`graph_contexts`).
+arrays. An object that was met before becomes a NodeStates without leaves, which refers to the first. `from_tree` is the
+inverse. Under the name of an update context it returns the very objects that `to_tree` was given (`graph_contexts`).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class NodeStates:
     def from_split(
         cls, graphdef: GraphDef[Any] | None, state: Any, /, *states: Any, metadata: Any = None
     ) -> NodeStates:
-        """Of what `nnx.split` returned."""
+        """Makes one from what `nnx.split` returned."""
         return cls(graphdef, (state, *states), metadata)
 
     @classmethod
     def from_states(cls, state: Any, /, *states: Any) -> NodeStates:
-        """Of states alone."""
+        """Makes one from states alone."""
         return cls(None, (state, *states))
 
     @classmethod
     def from_prefixes(cls, prefixes: Iterable[Any], /, *, metadata: Any = None) -> NodeStates:
-        """One value per state, as `in_axes` and the like of JAX's transforms take them."""
+        """Makes one with one value per state, for `in_axes` and the like of JAX's transforms."""
         return cls(None, tuple(prefixes), metadata)
 
     @property
@@ -76,7 +76,7 @@ class NodeStates:
         return self.states[0]
 
     def tree_flatten_with_keys(self) -> Any:
-        """The structure is a child too, so that prefixes fit any of them."""
+        """The structure is a child too, so that prefixes fit both forms."""
         states = (jax.tree_util.GetAttrKey("states"), self.states)
         return ((jax.tree_util.GetAttrKey("graphdef"), self._graphdef), states), self.metadata
 
@@ -122,7 +122,7 @@ def to_tree(
 
     Args:
         tree: any pytree with Modules, Variables and the like in it.
-        prefix: a tree whose values stand for all that is below them; `split_fn` gets them.
+        prefix: a tree prefix: each value applies to everything below it and is passed to `split_fn`.
         split_fn: a function of (context, path, prefix, object) that makes what takes the place of the object. The
             context splits several objects as one graph.
         map_non_graph_nodes: whether `split_fn` is called for leaves that are not objects too.
@@ -167,7 +167,7 @@ def from_tree(
 
     Args:
         tree: what `to_tree` returned.
-        prefix: a tree whose values stand for all that is below them; `merge_fn` gets them.
+        prefix: a tree prefix: each value applies to everything below it and is passed to `merge_fn`.
         merge_fn: a function of (context, path, prefix, leaf) that makes the object.
         is_node_leaf: which leaves `merge_fn` is called for.
         is_leaf: what counts as a leaf.
@@ -203,7 +203,7 @@ def _spread(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]
 
 def _check_aliasing(found: Iterable[tuple[Any, Any]], prefixes: Iterable[Any]) -> None:
     met: dict[int, tuple[Any, str]] = {}
-    kept = []  # ids stand for Variables that live
+    kept = []  # keeps the Variables alive while their ids are in use
     for (path, value), prefix in zip(found, prefixes):
         if not is_object(value):
             continue
@@ -217,7 +217,7 @@ def _check_aliasing(found: Iterable[tuple[Any, Any]], prefixes: Iterable[Any]) -
             before, first = met.setdefault(id(leaf), (own, name))
             if before != own:
                 raise ValueError(
-                    f"to_tree: the {type(leaf).__name__} at {first} is the one at {name}, but the prefix says "
+                    f"to_tree: the {type(leaf).__name__} at {first} is also at {name}, but the prefix has "
                     f"{before!r} for the first and {own!r} for the second. Give both the same value."
                 )
 
@@ -264,7 +264,7 @@ def split_inputs(f: Any = None, *, ctxtag: Any = "split_merge_inputs") -> Any:
 
 
 def merge_inputs(f: Any = None, *, ctxtag: Any = "split_merge_inputs") -> Any:
-    """The part of `split_inputs` inside the transform: a function of trees, which calls one of objects."""
+    """The counterpart of `split_inputs` inside the transform: makes a function of trees from a function of objects."""
     if f is None:
         return functools.partial(merge_inputs, ctxtag=ctxtag)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx.filters import PathParts as PathParts
 
-#: Any object that is walked, for annotations.
+#: Any object that can be walked, for annotations.
 Node = TypeVar("Node")
 
 #: A key of a path: the name of an attribute, or an index.
@@ -33,7 +33,7 @@ def first_from(*values: Any, error_msg: str) -> Any:
 
 
 def is_node(value: Any) -> bool:
-    """Whether a value has parts that `nnx.split` goes into: a Module, another Pytree, or a pytree of JAX.
+    """Whether a value has parts that `nnx.split` visits: a Module, another Pytree, or a pytree of JAX.
 
     Example:
         >>> from sonde import nnx
@@ -49,7 +49,7 @@ def is_graph_node(value: Any) -> bool:
 
 
 def is_pytree_node(value: Any) -> bool:
-    """Whether a value is a pytree of JAX with parts, such as a list, and no Module."""
+    """Whether a value is a pytree of JAX with parts, such as a list, but not a Module."""
     return kind_of(value) == CONTAINER
 
 

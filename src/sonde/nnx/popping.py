@@ -16,7 +16,7 @@ from sonde.nnx.states import group_flat
 def pop(node: Any, *filters: Filter) -> Any:
     """Takes leaves out of a model and returns them as a State; with several filters, a tuple of States.
 
-    A Variable that is shared is taken from the first of its places that matches, and stays at the others.
+    A Variable that is shared is taken from its first path that matches, and stays at the others.
 
     Args:
         node: the object to change.
@@ -51,13 +51,13 @@ def pop(node: Any, *filters: Filter) -> Any:
 def _poppable(
     node: Any, path: PathParts, matches: Callable[..., Any], met: set[int], places: list[tuple[Any, Any]]
 ) -> Iterator[tuple[PathParts, Any]]:
-    """The leaves that are to be taken, with their paths; a shared one at the first of its places that matches.
+    """The leaves that are to be taken, with their paths; a shared one at its first path that matches.
 
     Args:
         node: a node or container.
         path: its path.
         matches: a predicate of path and leaf.
-        met: identities of the nodes that were gone through, and of the Variables that are taken.
+        met: identities of the nodes that were visited, and of the Variables that are taken.
         places: a list that gets the owner and the key of each leaf that is taken.
     """
     if kind_of(node) == NODE:

@@ -35,7 +35,7 @@ def to_pure_dict(state: Mapping[Any, Any], extract_fn: Callable[[Any], Any] | No
 
 
 def restore_int_paths(pure_dict: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Nested dicts in which keys that are written as integers are integers."""
+    """Nested dicts with keys such as "0" turned into integers."""
     return {
         int(key) if isinstance(key, str) and key.isdigit() else key: restore_int_paths(value)
         if isinstance(value, Mapping)
@@ -51,7 +51,7 @@ def _replaced(leaf: Any, value: Any) -> Any:
 def replace_by_pure_dict(
     state: State[Any, Any], pure_dict: Mapping[Any, Any], replace_fn: Callable[[Any, Any], Any] | None = None
 ) -> None:
-    """Puts the values of nested dicts into a state, in place; leaves that the dicts do not have stay.
+    """Puts the values of nested dicts into a state, in place; other leaves stay.
 
     Args:
         state: the state to change.
@@ -59,7 +59,7 @@ def replace_by_pure_dict(
         replace_fn: makes the new leaf from the old one and the value.
 
     Raises:
-        ValueError: the dicts have a path that the state has not. Nothing is changed then.
+        ValueError: the dicts have a path that the state does not. Nothing is changed then.
     """
     replace = replace_fn or _replaced
     known = {tuple(map(str, path)): (path, leaf) for path, leaf in to_flat_state(state)}

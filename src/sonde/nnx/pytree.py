@@ -1,8 +1,8 @@
 """Pytree: objects with attributes that JAX can flatten.
 
 An attribute is *data* (a child of the pytree) or *static* (part of its structure). Arrays, Variables and other Pytrees
-are data by themselves; `nnx.data(x)` and `nnx.static(x)` on assignment, or `nnx.Data[T]` and `nnx.Static[T]` as
-annotations, say it explicitly. A static attribute may not hold data: that is an error at assignment, because JAX would
+are data by default; `nnx.data(x)` and `nnx.static(x)` on assignment, or `nnx.Data[T]` and `nnx.Static[T]` as
+annotations, choose explicitly. A static attribute may not hold data: that is an error at assignment, because JAX would
 never see the arrays.
 
 Sharp edges:
@@ -12,7 +12,7 @@ Sharp edges:
 * Plain lists and dicts that hold arrays must be `nnx.List`, `nnx.Dict` or wrapped in `nnx.data`. Changes inside such a
   plain container do not bump the epoch; those of `nnx.List` and `nnx.Dict` do.
 * Like a Variable, a Pytree belongs to the trace level it was made at.
-* Attributes written past `__setattr__`, straight into `vars(obj)`, are static.
+* Attributes written directly into `vars(obj)`, without `__setattr__`, are static.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SLOTS = ("_layout", "_level", "_origin", "_stamp")
 
 
 def data(value: Any = _MISSING, /, **kwargs: Any) -> Any:
-    """Says that an attribute is data: `self.x = nnx.data(x)`, or `x: T = nnx.data()` in a class body.
+    """Makes an attribute data: `self.x = nnx.data(x)`, or `x: T = nnx.data()` in a class body.
 
     Args:
         value: the value to assign.
@@ -67,7 +67,7 @@ def data(value: Any = _MISSING, /, **kwargs: Any) -> Any:
 
 
 def static(value: Any = _MISSING, /, **kwargs: Any) -> Any:
-    """Says that an attribute is static: `self.x = nnx.static(x)`, or `x: T = nnx.static()` in a class body.
+    """Makes an attribute static: `self.x = nnx.static(x)`, or `x: T = nnx.static()` in a class body.
 
     Args:
         value: the value to assign.
@@ -132,7 +132,7 @@ class PytreeMeta(abc.ABCMeta):
     """The metaclass of Pytrees: abstract methods work without `abc.ABC`, and new objects are checked."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """An object past `__init__`.
+        """Makes an object, and checks it after `__init__`.
 
         Raises:
             ValueError: a plain list or dict among its static attributes was filled with data after it was assigned.
@@ -146,12 +146,12 @@ class PytreeMeta(abc.ABCMeta):
 
 
 class _Slots:
-    """What every Pytree has. A base of its own, because a class that makes `__dict__` cannot also redefine it."""
+    """The slots of every Pytree. A separate base, because a class that makes `__dict__` cannot also redefine it."""
 
     __slots__ = ("__dict__", "__weakref__", *_SLOTS)
 
 
-#: The attributes of a Pytree, for code that changes them only in ways that it announces.
+#: The attributes of a Pytree, for code that announces its changes itself.
 attributes = cast(Callable[[Any], dict[str, Any]], _Slots.__dict__["__dict__"].__get__)
 _set_dict = cast(Callable[[Any, Any], None], _Slots.__dict__["__dict__"].__set__)
 _set_layout = cast(Callable[[Any, Any], None], _Slots.__dict__["_layout"].__set__)
@@ -187,13 +187,13 @@ class Pytree(_Slots, metaclass=PytreeMeta):
 
     _is_pytree: ClassVar[bool] = True
     _never_a_pytree: ClassVar[bool] = False
-    #: Whether the attributes are all there is, so that `build` may set them without `_blank` and `_fill`.
+    #: Whether objects have nothing but attributes, so that `build` may set them without `_blank` and `_fill`.
     _only_attributes: ClassVar[bool] = True
     _declared: ClassVar[Mapping[str, bool]] = {}
     _descriptors: ClassVar[frozenset[str]] = frozenset()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """An object without attributes, of the current trace level."""
+        """Makes an object without attributes, at the current trace level."""
         del args, kwargs
         new = object.__new__(cls)
         _set_layout(new, EMPTY)
@@ -204,7 +204,7 @@ class Pytree(_Slots, metaclass=PytreeMeta):
     def __init_subclass__(cls, *, pytree: bool | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if pytree and cls._never_a_pytree:
-            raise ValueError(f"{cls.__name__} derives from nnx.Object, which is no pytree: pytree=True is not for it.")
+            raise ValueError(f"{cls.__name__} derives from nnx.Object, which is not a pytree: remove pytree=True.")
         cls._is_pytree = not cls._never_a_pytree if pytree is None else pytree
         declared = dict(cls._declared)
         for base in reversed(cls.__mro__[1:]):
@@ -222,7 +222,7 @@ class Pytree(_Slots, metaclass=PytreeMeta):
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
-        """The attributes. They can be changed unannounced from now on, so `nnx.jit` compares them at every call."""
+        """The attributes. Once read, they can change unannounced, so `nnx.jit` compares them at every call."""
         expose(self)
         return attributes(self)
 
@@ -246,7 +246,7 @@ class Pytree(_Slots, metaclass=PytreeMeta):
         _set_stamp(self, number)
 
     def _set_checked(self, name: str, value: Any, layout: Layout, status: bool | None) -> bool:
-        """Finds the status of an attribute; True if nothing is left to do."""
+        """Finds the status of an attribute; returns True if the assignment is done."""
         if name in self._descriptors:
             object.__setattr__(self, name, value)
             return True
@@ -316,7 +316,7 @@ class Pytree(_Slots, metaclass=PytreeMeta):
 
     @classmethod
     def _blank(cls, layout: Layout, level: Any) -> Self:
-        """An object of a trace level past `__init__`, to be given its attributes by `_fill`."""
+        """Makes an object at a trace level without `__init__`; `_fill` sets its attributes."""
         new = object.__new__(cls)
         _set_layout(new, layout)
         _set_level(new, level)
@@ -337,7 +337,7 @@ class Pytree(_Slots, metaclass=PytreeMeta):
 
     @classmethod
     def _assemble(cls, layout: Layout, data: Any, static: Any) -> Self:
-        """An object with these attributes, past `__init__`."""
+        """Makes an object with these attributes, without `__init__`."""
         new = cls._blank(layout, trace_level())
         new._fill(layout, data, static)
         return new
@@ -428,8 +428,8 @@ def _declared_in(cls: type) -> dict[str, bool]:
 
 def _wrong_level(node: Pytree) -> TraceContextError:
     return TraceContextError(
-        f"A {type(node).__name__} is changed from another trace level than the one it was made at. Inside a "
-        f"transformed function, change only objects that are made there or come in as arguments of an nnx transform."
+        f"A {type(node).__name__} was changed at a trace level other than the one it was made at. Inside a "
+        f"transformed function, change only objects that are made there or are arguments of an nnx transform."
     )
 
 
@@ -440,11 +440,11 @@ def _static_holds_data(
     types = ", ".join(sorted({type(x).__name__ for x in found}))
     what = f"a {type(value).__name__} that holds {types}" if not is_data(value) else f"a {types}"
     if explicit:
-        return ValueError(f"Attribute '{name}' of {cls} is set to nnx.static(...) of {what}, but that is data.")
+        return ValueError(f"Attribute '{name}' of {cls} is set to nnx.static(...) of {what}, which is data.")
     if was_static:
         return ValueError(
             f"Cannot assign data, {what}, to the static attribute '{name}' of {cls}. The status of an attribute is "
-            f"set by its first value; to make it data, write `self.{name} = nnx.data(...)`, here or there."
+            f"set by its first value; to make it data, write `self.{name} = nnx.data(...)` here or there."
         )
     return ValueError(
         f"Found data, {what}, assigned to the static attribute '{name}' of {cls}; JAX would not see it. Use "
@@ -454,14 +454,14 @@ def _static_holds_data(
 
 
 def check_pytree(pytree: Any) -> None:
-    """Checks that no static attribute of a Pytree holds data, as can happen by writing to `vars(obj)`.
+    """Checks that no static attribute of a Pytree holds data, which can happen by writing to `vars(obj)`.
 
     Raises:
         TypeError: it is not a Pytree.
         ValueError: a static attribute holds data.
     """
     if not isinstance(pytree, Pytree):
-        raise TypeError(f"nnx.check_pytree looks at an nnx.Pytree, got a {type(pytree).__name__}.")
+        raise TypeError(f"nnx.check_pytree takes an nnx.Pytree, got a {type(pytree).__name__}.")
     if not pytree._is_pytree:
         return
     layout, _, values = pytree._structure()
@@ -470,7 +470,7 @@ def check_pytree(pytree: Any) -> None:
             raise _static_holds_data(pytree, name, value, found, explicit=False, was_static=False)
 
 
-# Layout, static values, and what the object is, for copies; origins are equal to each other and to None.
+# Layout, static values, and the origin for copies; all origins, and None, compare equal.
 Structure = tuple[Layout, tuple[Any, ...], Origin | None]
 
 
@@ -501,7 +501,7 @@ def _register(cls: type[Pytree]) -> None:
 
 
 class Object(Pytree, pytree=False):
-    """An older name, kept for code that subclasses it: a Pytree that JAX takes for a leaf and nnx goes into."""
+    """An older name, kept for code that subclasses it: a Pytree that is a leaf to JAX and a node to nnx."""
 
     _never_a_pytree = True
 

@@ -1,6 +1,6 @@
-"""How objects look: `repr`, `nnx.display`, and the protocol of treescope for notebooks.
+"""How objects are shown: `repr`, `nnx.display`, and the protocol of treescope for notebooks.
 
-Objects show their attributes line by line, with the number and the size of their Variables behind the opening
+Objects show their attributes line by line, with the number and the size of their Variables after the opening
 parenthesis. An object shown a second time is shortened to `Name(...)`. Inside Modules, arrays show shape and type; a
 Variable or State shown by itself shows the numbers.
 """
@@ -131,7 +131,7 @@ def _holds_objects(values: Any) -> bool:
 
 
 def treescope_of(value: Any, path: Any, subtree_renderer: Any) -> Any:
-    """The form in which treescope shows an object; treescope itself asks for it, so it is there."""
+    """The form in which treescope shows an object; called by treescope, so treescope is installed."""
     import treescope  # type: ignore[import-not-found]  # only ever reached from inside treescope
 
     if isinstance(value, Variable):

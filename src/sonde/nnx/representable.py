@@ -24,10 +24,10 @@ class Object:
         type: its class, or its name.
         start: what opens the list of entries.
         end: what closes it.
-        kv_sep: what stands between the name of an entry and its value.
+        kv_sep: separates the name of an entry from its value.
         indent: how far entries are indented.
-        empty_repr: what stands between `start` and `end` if there are no entries.
-        comment: what stands behind `start`.
+        empty_repr: shown between `start` and `end` if there are no entries.
+        comment: shown after `start`.
         same_line: whether all entries are on one line.
     """
 
@@ -48,8 +48,8 @@ class Attr:
     Attributes:
         key: its name.
         value: its value.
-        start: what stands before it.
-        end: what stands behind it.
+        start: shown before it.
+        end: shown after it.
         use_raw_value: whether a value that is a string is shown as it is, without quotes.
         use_raw_key: accepted; names are shown as they are.
     """
@@ -93,7 +93,7 @@ def get_repr(obj: Any) -> str:
     """The text of an object that has `__nnx_repr__`.
 
     Raises:
-        TypeError: what it yields first is no `Object`.
+        TypeError: the first thing it yields is not an `Object`.
     """
     entries = iter(obj.__nnx_repr__())
     head = next(entries, None)

@@ -1,9 +1,9 @@
-"""Streams of keys inside models: splitting, forking, reseeding, and putting back.
+"""Streams of keys inside models: splitting, forking, reseeding, restoring.
 
 Two ways. `with_rngs` returns a copy of a model with other streams. `split_rngs` and `fork_rngs` change the model's
-streams in place and return backups for `restore_rngs` (which keeps the advanced counters, so that no key comes twice);
+streams in place and return backups for `restore_rngs` (which keeps the advanced counters, so no key is used twice);
 they are also context managers and decorators. With `graph=False` or `graph_updates=False` they return a copy, like
-`with_rngs`, and leave the model as it is, except that its streams were asked for a key each.
+`with_rngs`, and leave the model as it is, except that each of its streams has given one key.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def split_rngs(
             back afterwards.
         splits: the shape of the arrays.
         only: which streams, by name or another filter.
-        squeeze: with `splits=1`, take the axis of length one away again.
+        squeeze: with `splits=1`, drop the axis of length one.
         graph: False demands a tree, and returns a copy.
         graph_updates: False returns a copy.
 
@@ -214,7 +214,7 @@ def with_rngs(
         split: a shape, or shapes by filter: these streams hold arrays of keys.
         fork: which of the others start again from a key of their own.
         broadcast: a shape, or shapes by filter: these streams hold one key many times.
-        only: leaves all streams alone that it does not match.
+        only: which streams to change; the others are left alone.
         graph: True allows shared references, False demands a tree. None: the current mode.
         graph_updates: accepted as False or None.
 
@@ -246,7 +246,7 @@ def with_rngs(
 
 
 def _named(rule: AnyType) -> Callable[[tuple[AnyType, ...], RngStream], bool]:
-    """Whether a rule names a stream; rules for whatever is left, `...` and bare shapes, name none."""
+    """Whether a rule names a stream; catch-all rules (`...` and bare shapes) name none."""
     filters: list[AnyType] = list(rule) if isinstance(rule, (Mapping, tuple, list)) and not _is_shape(rule) else [rule]
     named = [f for f in filters if f is not ... and f is not None and f is not True and not _is_shape(f)]
     return to_predicate(Any(*named))

@@ -1,8 +1,8 @@
-"""Random numbers: streams of keys that count how many keys they gave.
+"""Random numbers: streams of keys that count the keys they give.
 
-An `RngStream` holds a key and a counter; calling it folds the counter into the key and counts on. `Rngs` holds several
-streams by name; a name it does not have falls back to the stream `default`. Both are Pytrees, so the counters are part
-of a model's state: the same seed gives the same keys as in Flax, and checkpoints move both ways.
+An `RngStream` holds a key and a counter; calling it folds the counter into the key and increments it. `Rngs` holds
+several streams by name; a name it does not have falls back to the stream `default`. Both are Pytrees, so the counters
+are part of a model's state: the same seed gives the same keys as in Flax, and checkpoints move both ways.
 
 Every function of `jax.random` that takes a key, and the initializers of `jax.nn.initializers`, are methods of both,
 without the key: `rngs.normal((2, 3))`, `rngs.params.lecun_normal()((2, 3))`.
@@ -39,14 +39,14 @@ _INITIALIZERS = """
 
 
 class RngState(Variable[jax.Array]):
-    """The part of a model's state that random numbers come from."""
+    """The state of a stream of random keys."""
 
     __slots__ = ()
     tag: str
 
 
 class RngCount(RngState):
-    """How many times a stream was asked for a key."""
+    """How many keys a stream has given."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ class RngKey(RngState):
 
 
 class _KeySource(Pytree):
-    """Whatever gives a new key when called; the methods are made below."""
+    """Gives a new key when called; the methods are made below."""
 
     def __call__(self) -> jax.Array:
         """A new key."""
@@ -142,15 +142,15 @@ class RngStream(_KeySource):
         """A new key.
 
         Raises:
-            ValueError: the stream was split and is asked outside a function mapped over it.
+            ValueError: the stream was split and is called outside a function mapped over it.
             TraceContextError: the stream was made at another trace level.
         """
         self.count._check_level()
         count = self.count.get_value()
         if self.key.shape:
             raise ValueError(
-                f"The stream '{self.tag}' holds {self.key.shape} keys, because it was split; it can be asked for a key "
-                f"inside a function mapped over it (nnx.vmap, nnx.scan), where it holds one."
+                f"The stream '{self.tag}' holds {self.key.shape} keys, because it was split; call it inside a function "
+                f"mapped over it (nnx.vmap, nnx.scan), where it holds one."
             )
         key = jax.random.fold_in(self.key.get_value(), count)
         self.count.set_value(count + 1)
@@ -202,7 +202,7 @@ class Rngs(_KeySource):
             return streams["default"]
         raise error(
             f"Rngs has no stream '{name}' and no default, only {list(streams)}. Make it: "
-            f"nnx.Rngs({name}=seed), or nnx.Rngs(seed) for a default that answers for every name."
+            f"nnx.Rngs({name}=seed), or nnx.Rngs(seed) for a default that serves every name."
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -235,7 +235,7 @@ class Rngs(_KeySource):
         return attributes(self).items()
 
     def fork(self, /, *, split: ShapeByFilter = None) -> Rngs:
-        """New streams that start from a key of each of these; those that `split` names hold several keys."""
+        """New streams, each started from a key of one of these; those that `split` names hold several keys."""
         return self._replaced(split, "split", otherwise=RngStream.fork)
 
     def split(self, k: ShapeByFilter) -> Rngs:
@@ -265,7 +265,7 @@ def _kept(stream: RngStream) -> RngStream:
 
 
 def shape_by_stream(shapes: ShapeByFilter) -> Callable[[tuple[Any, ...], RngStream], Shape | None]:
-    """A function from path and stream to the shape that is asked for it, or None."""
+    """A function from path and stream to the shape requested for it, or None."""
     if shapes is None:
         return lambda path, stream: None
     if not isinstance(shapes, Mapping):

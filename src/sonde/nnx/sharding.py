@@ -1,4 +1,4 @@
-"""Where the arrays of a model are to live: partition specs and shardings from the metadata of its Variables."""
+"""Partition specs and shardings of a model, from the metadata of its Variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sonde.nnx.variable import Variable
 A = TypeVar("A")
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: The key under which transforms say how the axis that they add is named.
+#: The key under which transforms give the name of the axis that they add.
 PARTITION_NAME = "partition_name"
 
 
@@ -27,7 +27,7 @@ def with_partitioning(initializer: F, sharding: tuple[Any, ...], mesh: Mesh | No
     Args:
         initializer: the initializer.
         sharding: the name of a mesh axis, several names, or None, per dimension.
-        mesh: the mesh; the one around by default.
+        mesh: the mesh; the current mesh by default.
         **metadata: more metadata for the Variable.
     """
     return with_metadata(initializer, out_sharding=sharding, mesh=mesh, **metadata)
@@ -66,7 +66,7 @@ def get_named_sharding(tree: A, mesh: Mesh) -> A:
 
 
 def as_abstract(tree: A, graph: bool | None = None) -> A:
-    """A copy of an abstract model in which every Variable with `out_sharding` says its sharding.
+    """A copy of an abstract model in which every Variable with `out_sharding` has its sharding.
 
     Args:
         tree: a model whose Variables hold `jax.ShapeDtypeStruct`, as `nnx.eval_shape` returns it.
@@ -121,14 +121,14 @@ def remove_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A
     """Takes an axis out of the metadata of all Variables of a pytree, in place, and runs their hooks; see `add_axis`.
 
     Raises:
-        ValueError: the axis at that place has another name.
+        ValueError: the axis at that index has another name.
     """
 
     def take_out(axes: list[Any], name: Any) -> None:
         at = index if index >= 0 else index + len(axes)
         if at < len(axes) and axes[at] != name:
             raise ValueError(
-                f"The axis {index} of a Variable with the axes {tuple(axes)} is named {axes[at]!r}, and the transform "
+                f"The axis {index} of a Variable with the axes {tuple(axes)} is named {axes[at]!r}, but the transform "
                 f"calls it {name!r}."
             )
         if at < len(axes):
@@ -160,11 +160,11 @@ def get_abstract_model(init_fn: Callable[[], Any], mesh: Mesh, *, graph: bool | 
 
     Args:
         init_fn: makes the model.
-        mesh: where the arrays are to live.
+        mesh: the mesh for the shardings.
         graph: True allows shared references, False demands a tree. None: the current mode.
 
     Returns:
-        The GraphDef, and a State of `jax.ShapeDtypeStruct` with the shardings that the Variables' metadata say.
+        The GraphDef, and a State of `jax.ShapeDtypeStruct` with the shardings that the Variables' metadata give.
     """
     from sonde.nnx import graph as graphs
     from sonde.nnx.transforms.abstract import eval_shape

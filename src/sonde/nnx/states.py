@@ -28,7 +28,7 @@ class FlatState(Sequence[tuple[PathParts, V]], Generic[V]):
 
     Args:
         items: pairs of path and leaf.
-        sort: whether to bring them in the order of their paths.
+        sort: whether to sort them by path.
     """
 
     __slots__ = ("_leaves", "_paths")
@@ -145,7 +145,7 @@ class State(MutableMapping[K, V]):
         return State(value, _copy=False) if type(value) is dict else value
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):  # protocols ask for these; no key is named so
+        if name.startswith("__") and name.endswith("__"):  # Python's protocols look these up; they are never keys
             raise AttributeError(name)
         mapping = object.__getattribute__(self, "_mapping")
         if name not in mapping:
@@ -393,7 +393,7 @@ def _merge_into(target: dict[Any, Any], source: dict[Any, Any], path: PathParts)
 
 
 def diff(state: Mapping[Any, Any], other: Mapping[Any, Any]) -> Any:
-    """The leaves of `state` at paths that `other` has no leaf at."""
+    """The leaves of `state` at paths where `other` has no leaf."""
     gone = set(to_flat_state(other).paths)
     return from_flat_state((path, leaf) for path, leaf in _leaves(state) if path not in gone)
 

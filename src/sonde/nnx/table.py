@@ -1,7 +1,7 @@
-"""`nnx.tabulate`: a table of the Modules of a model, with the shapes that go in and out and the sizes of Variables.
+"""`nnx.tabulate`: a table of the Modules of a model, with input and output shapes and the sizes of Variables.
 
-The model runs once, abstractly (no numbers are computed), as a copy whose Modules belong to recording subclasses of
-their classes. Neither the model nor its classes are touched, so it is safe with threads.
+A copy of the model runs once, abstractly (no numbers are computed); its Modules belong to recording subclasses of their
+classes. Neither the model nor its classes are touched, so this is safe with threads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CallInfo:
     """One row of the table: a call of a Module.
 
     Attributes:
-        path: where the Module is.
+        path: the place of the Module.
         type: its class.
         inputs: what it was called with, arrays as `jax.ShapeDtypeStruct`; a pair of args and kwargs.
         outputs: what it returned, in the same form.
@@ -71,7 +71,7 @@ def no_rng_streams(row: CallInfo) -> bool:
 
 @functools.cache
 def _recording(cls: type, asked_for: str) -> type:
-    """A subclass whose methods add their calls to the current log; made once per class and method asked for."""
+    """A subclass whose methods add their calls to the current log; made once per class and requested method."""
     namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__slots__": ()}
     names = {n for k in cls.__mro__ if k not in Module.__mro__ for n in vars(k) if not n.startswith("_")}
     for name in sorted(names | {"__call__", asked_for}):
@@ -88,7 +88,7 @@ def _recorded(cls: type, name: str, method: Callable[..., Any]) -> Callable[...,
         if log is None or path is None:
             return method(self, *args, **kwargs)
         row = [path, name, cls, _abstract((args, kwargs))]
-        log.append(row)  # before what is called inside, so that the table reads from the outside in
+        log.append(row)  # before the calls inside it, so that the table lists outer calls first
         out = method(self, *args, **kwargs)
         row.append(_abstract(out))
         return out
@@ -123,7 +123,7 @@ def tabulate(
         *input_args: what to call it with; arrays or `jax.ShapeDtypeStruct`.
         depth: how deep to show Modules; the model itself is at depth 0.
         method: the method to call.
-        row_filter: says of a row whether to show it.
+        row_filter: a function of a row that says whether to show it.
         table_kwargs: for `rich.table.Table`.
         column_kwargs: for `rich.table.Table.add_column`.
         console_kwargs: for `rich.console.Console`.

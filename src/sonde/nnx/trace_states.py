@@ -1,4 +1,4 @@
-"""At which trace level a thing was made, and whether it is still the current one: the names of `nnx.tracers`."""
+"""The trace level at which an object was made, and whether it is the current one: the names of `nnx.tracers`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sonde._jax import trace_level
 
 
 def current_jax_trace() -> Any:
-    """What stands for the trace that runs: equal as long as no transform begins or ends."""
+    """An object that identifies the current trace: equal until a transform begins or ends."""
     return trace_level()
 
 

@@ -43,7 +43,7 @@ def sort_by_path(items: Iterable[tuple[tuple[Any, ...], Any]]) -> list[tuple[tup
 
 
 def flatten_to_sequence(xs: Mapping[Any, Any], /, *, is_leaf: IsLeaf | None = None) -> list[tuple[Any, Any]]:
-    """Pairs of path and leaf of a nested mapping, in the order in which the mapping has them."""
+    """Pairs of path and leaf of a nested mapping, in the mapping's order."""
     out: list[tuple[Any, Any]] = []
     _add_leaves(xs, (), out, is_leaf)
     return out
@@ -65,12 +65,12 @@ def _add_leaves(
 def flatten_mapping(
     xs: Mapping[Any, Any], /, *, keep_empty_nodes: bool = False, is_leaf: IsLeaf | None = None, sep: str | None = None
 ) -> dict[Any, Any]:
-    """A nested mapping as one from paths to leaves.
+    """Flattens a nested mapping into one from paths to leaves.
 
     Args:
         xs: the nested mapping.
         keep_empty_nodes: keep empty inner mappings, as `empty_node`.
-        is_leaf: says of (path, value) whether a mapping is to be a leaf.
+        is_leaf: a function of (path, value) that says whether a mapping is a leaf.
         sep: join the keys of a path with this instead of making tuples.
     """
     if not isinstance(xs, Mapping):

@@ -1,4 +1,4 @@
-"""Prefixes of models: one value per leaf, as `in_axes` and the like want them."""
+"""Prefixes of models: one value per leaf, for `in_axes` and the like."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sonde.nnx.walking import walk
 
 @jax.tree_util.register_pytree_with_keys_class
 class TreeState:
-    """The values for an object: they are its children, the structure of the object is a GraphDef.
+    """One value per leaf of an object; the values are the children of this pytree.
 
     Attributes:
         graphdef: the structure.
@@ -57,12 +57,12 @@ class TreeState:
 def prefix(
     node: Any, filter_map: Mapping[Any, Any] | Callable[[PathParts, Any], Any], /, *, graph: bool | None = None
 ) -> Any:
-    """One value per leaf of a model, as `in_axes`, `out_axes` and the like take them.
+    """One value per leaf of a model, for `in_axes`, `out_axes` and the like.
 
     Args:
         node: a Module, any other node, or a pytree of them. With shared references between several arguments of a
             transform, pass them together, in the order of the arguments.
-        filter_map: values by filter, the first that matches counts; or a function of (path, leaf).
+        filter_map: values by filter, of which the first that matches is used; or a function of (path, leaf).
         graph: True allows shared references, False demands a tree. None: the current mode.
 
     Raises:

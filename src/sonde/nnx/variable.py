@@ -42,7 +42,7 @@ _value_key = jax.tree_util.GetAttrKey("value")
 class Variable(ArrayLike, Generic[A]):
     """A box that holds an array (or any pytree) together with metadata.
 
-    Subclass it to make a type of your own; filters select Variables by type.
+    Subclass it to make your own type; filters select Variables by type.
 
     Args:
         value: what the Variable holds; or a `VariableMetadata`, as wrapped initializers return.
@@ -133,16 +133,16 @@ class Variable(ArrayLike, Generic[A]):
         _set_value(self, value)
 
     def get_raw_value(self) -> A:
-        """What the Variable holds, past all hooks; with `ref=True` the array reference."""
+        """What the Variable holds, without running hooks; with `ref=True` the array reference."""
         return self._cell[0] if self._metadata["ref"] else self._held()
 
     def set_raw_value(self, value: Any) -> None:
-        """Replaces what the Variable holds, past all hooks; an array goes into the array reference, if there is one."""
+        """Replaces what the Variable holds, without running hooks; an array goes into the array reference, if any."""
         self._check_level()
         _set_value(self, value)
 
     def _held(self) -> Any:
-        """The value, past all hooks, whether it is kept in array references or not."""
+        """The value, without running hooks, whether it is kept in array references or not."""
         return load(self._cell[0]) if self._metadata.by_reference else self._cell[0]
 
     @property
@@ -151,11 +151,11 @@ class Variable(ArrayLike, Generic[A]):
 
     @property
     def raw_value(self) -> A:
-        """What the Variable holds, past all hooks."""
+        """What the Variable holds, without running hooks."""
         return self.get_raw_value()
 
     def create_value(self, value: A) -> A:
-        """What a new Variable holds when it is made with `value`; for subclasses to override."""
+        """The value that a new Variable made with `value` holds; for subclasses to override."""
         return value
 
     def __getitem__(self, index: Any) -> Any:
@@ -178,7 +178,7 @@ class Variable(ArrayLike, Generic[A]):
     def _check_level(self) -> None:
         if self._level is not trace_level() and not self._metadata.by_reference:
             raise TraceContextError(
-                f"A {type(self).__name__} is changed from another trace level than the one it was made at. Inside a "
+                f"A {type(self).__name__} was changed at a trace level other than the one it was made at. Inside a "
                 f"transformed function, change only Variables of its own arguments: pass the object that holds this "
                 f"{type(self).__name__} as an argument of an nnx transform (nnx.jit, nnx.grad, ...)."
             )
@@ -300,7 +300,7 @@ class Variable(ArrayLike, Generic[A]):
 
     @classmethod
     def _make(cls, value: Any, metadata: Metadata) -> Self:
-        """A Variable at the current trace level, past `__init__` and all hooks."""
+        """Makes a Variable at the current trace level, without `__init__` and hooks."""
         new = object.__new__(cls)
         _set_cell(new, [value])
         _set_level(new, trace_level())
@@ -309,7 +309,7 @@ class Variable(ArrayLike, Generic[A]):
 
     @classmethod
     def from_metadata(cls, value: Any, attributes: Mapping[str, Any]) -> Self:
-        """A Variable with this value and metadata, past all hooks."""
+        """A Variable with this value and metadata, without running hooks."""
         new = cls._make(value, shared(_canonical(dict(attributes))))
         if new._metadata.by_reference and not is_reference(value):
             new._cell[0] = _new_references(new, value, new._metadata)
@@ -328,7 +328,7 @@ class Variable(ArrayLike, Generic[A]):
         return self.replace(value, **updates)
 
     def to_state(self) -> Self:
-        """A copy; kept for code that was written when states held something else than Variables."""
+        """A copy; kept for code that was written when states held something other than Variables."""
         return self.copy()
 
     def copy_from(self, other: Variable[A]) -> None:
@@ -339,13 +339,13 @@ class Variable(ArrayLike, Generic[A]):
         """
         if type(other) is not type(self):
             raise ValueError(
-                f"{type(self).__name__}.copy_from takes a Variable of the very same type, got a {type(other).__name__}."
+                f"{type(self).__name__}.copy_from takes a Variable of its own type, got a {type(other).__name__}."
             )
         if self is not other:
             self.update_from_state(other)
 
     def update_from_state(self, variable_state: Variable[A]) -> None:
-        """Takes over the value and the metadata of another Variable, past all hooks."""
+        """Takes over the value and the metadata of another Variable, without running hooks."""
         self._check_level()
         _set_value(self, variable_state._held())
         metadata = variable_state._metadata
@@ -388,7 +388,7 @@ _set_metadata = cast(Callable[[Any, Any], None], Variable.__dict__["_metadata"].
 
 
 def _set_value(variable: Variable[Any], value: Any) -> None:
-    """Replaces what a Variable holds, past all hooks and checks; references that fit are written to instead."""
+    """Replaces what a Variable holds, without hooks and checks; references that fit are written to instead."""
     if variable._metadata.by_reference:
         _write_references(variable, value)
     else:
@@ -436,7 +436,7 @@ def _canonical(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def place_value(value: Any, metadata: Metadata) -> Any:
-    """The value on the devices that its metadata says."""
+    """Places a value on the devices that its metadata gives."""
     if not metadata["eager_sharding"] or metadata["out_sharding"] is None:
         return value
     return eager_sharding.place(
@@ -540,6 +540,6 @@ class Intermediate(Variable[A]):
 
 
 class Perturbation(Intermediate[A]):
-    """A zero that was added to an intermediate value, so that its gradient is the gradient there."""
+    """A zero that was added to an intermediate value, so that its gradient is the gradient of that value."""
 
     __slots__ = ()

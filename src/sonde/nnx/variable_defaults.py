@@ -1,4 +1,4 @@
-"""`var_defaults`: what new Variables have as `ref` and `hijax` by default.
+"""`var_defaults`: the default `ref` and `hijax` entries of new Variables.
 
 Both are Flax's names for Variables that can be written from inside any function of JAX; see `array_references`.
 """
@@ -42,7 +42,7 @@ class VarDefaults(Mapping[str, bool]):
 
 
 class _Here(threading.local):
-    """The values of the blocks that this thread is in."""
+    """The values set by the open blocks of this thread."""
 
     stack: tuple[_Values, ...] = ()
 
@@ -89,7 +89,7 @@ class VarDefaultsContext:
         _here.stack = _here.stack[:-1]
 
     def __call__(self, f: F) -> F:
-        """Makes the defaults hold while a function runs."""
+        """Applies the defaults while a function runs."""
         self._only_here()
 
         @functools.wraps(f)
@@ -101,14 +101,14 @@ class VarDefaultsContext:
 
 
 def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> VarDefaultsContext | VarDefaults:
-    """Sets what new Variables have as `hijax` and `ref`; without arguments, returns what they have.
+    """Sets the default `hijax` and `ref` of new Variables; without arguments, returns the current defaults.
 
     Args:
         hijax: the entry of that name; None leaves it.
         ref: the entry of that name; None leaves it.
 
     Returns:
-        A context manager that is a decorator too, which need not be used as such; or the defaults.
+        A context manager and decorator, which may be ignored; without arguments, the defaults.
 
     Example:
         >>> from sonde import nnx

@@ -1,7 +1,7 @@
-"""Names for Variable types, so that a collection can be asked for by a string (`sow("losses", ...)`).
+"""Names for Variable types, so that a string can name a collection (`sow("losses", ...)`).
 
-The registry is one table in both directions. A type registered under a new name keeps its first one as the answer of
-`variable_name_from_type`.
+The registry is one table in both directions. A type registered under a second name keeps its first one:
+`variable_name_from_type` returns that.
 """
 
 from __future__ import annotations

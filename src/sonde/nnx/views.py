@@ -1,4 +1,4 @@
-"""Copies of a model in another mode: `view`, `with_attributes`, and `view_info`, which says what modes there are.
+"""Copies of a model in another mode: `view`, `with_attributes`, and `view_info`, which lists the modes.
 
 The copies share their Variables with the original: training one trains the other.
 """
@@ -22,7 +22,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 def view(
     node: A, /, *, only: Filter = ..., raise_if_not_found: bool = True, graph: bool | None = None, **kwargs: Any
 ) -> A:
-    """A copy of a model on which `set_view` was called wherever a Module has it.
+    """A copy of a model, with `set_view` called on every Module that has it.
 
     Args:
         node: a Module, any other node, or a pytree of them.

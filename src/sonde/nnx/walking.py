@@ -1,8 +1,8 @@
 """The one walk over models.
 
 `walk` goes through an object (or any pytree of objects) once and returns its leaves with their paths, its nodes, and
-its definition (see `definitions`). `split`, `state`, `clone`, `iter_graph`, `to_tree`, the transforms: all of them read
-what this walk found.
+its definition (see `definitions`). `split`, `state`, `clone`, `iter_graph`, `to_tree` and the transforms all use its
+result.
 
 Two modes. With `graph=True` an object met twice is one object (the definition holds a reference), and numbers or
 strings in plain containers are part of the structure. With `graph=False` the object is a tree, as JAX
@@ -32,7 +32,7 @@ class Walk:
         leaves: Variables and other leaves, each once, in the order of states.
         paths: their paths.
         nodes: pairs of path and node (Pytrees and Modules), each once, children before parents.
-        loose: lists and dicts whose changes do not move the epoch.
+        loose: lists and dicts whose changes do not bump the epoch.
     """
 
     __slots__ = ("definition", "epoch", "leaves", "loose", "nodes", "paths")
@@ -65,11 +65,11 @@ def walk(
     Args:
         root: a node, a Variable, an array, or a pytree of them.
         graph: whether an object may be met twice.
-        verb: the function that asks, for messages.
+        verb: the name of the calling function, for messages.
         numbers: whether numbers and the like among the data are leaves with `graph=True` too, as JAX sees them.
-        seen: indices of objects met in earlier walks, to number several roots as one; it is added to.
-        again: whether to go through `root`, a node, although it was met in an earlier walk.
-        everything: a list that gets pairs of path and value of every thing met, static attributes included (in graph
+        seen: indices of objects met in earlier walks, to number several roots as one; new objects are added to it.
+        again: whether to visit `root`, a node, even if an earlier walk met it.
+        everything: a list that gets pairs of path and value of everything met, static attributes included (in graph
             mode), children before parents.
 
     Raises:
@@ -81,7 +81,7 @@ def walk(
 
 
 class _Walker:
-    """A walk that is under way: what `walk` was given, and what was met so far."""
+    """A walk in progress: the arguments of `walk`, and what was met so far."""
 
     __slots__ = (
         "announced",
@@ -111,10 +111,10 @@ class _Walker:
         self.found = found = Walk()
         self.leaves, self.paths = found.leaves, found.paths
         self.entered: set[int] = set()
-        self.announced: set[int] = set()  # dicts inside States, whose changes move the epoch
+        self.announced: set[int] = set()  # dicts inside States, whose changes bump the epoch
 
     def visit(self, value: Any, path: Path) -> Any:
-        """The definition of anything."""
+        """The definition of any value."""
         kind = KIND.get(type(value))
         if kind is None:
             kind = kind_of(value)
@@ -161,7 +161,7 @@ class _Walker:
         return (VARIABLE, type(value), index if graph else None, value._metadata)
 
     def visit_data(self, value: Any, path: Path) -> Any:
-        """A data attribute: whatever it holds is a leaf, while a number in a container among the data is none."""
+        """A data attribute: a number in it is a leaf, but a number in a container among the data is not."""
         result = self.visit(value, path)
         return self.leaf(value, path) if result[0] == OTHER and value is not None else result
 
@@ -184,7 +184,7 @@ class _Walker:
         else:
             children = []
             for name, child in zip(layout.data, data):
-                # Most children are Variables: for them the way through `visit` is spared.
+                # Most children are Variables: visit them directly, without `visit`.
                 known = KIND.get(type(child)) == VARIABLE and self.everything is None
                 children.append((self.visit_variable if known else visit)(child, (*path, name)))
         if not self.graph:
@@ -196,7 +196,7 @@ class _Walker:
     def children_and_statics(
         self, layout: Any, data: Any, static: Any, path: Path, visit: Callable[[Any, Path], Any]
     ) -> list[Any]:
-        """The definitions of the data attributes. Static ones take their turn by name; in them there are no leaves."""
+        """The definitions of the data attributes. Static ones, without leaves, are visited in their turn by name."""
         children = []
         for name, is_data, i in layout.turns:
             if is_data:
@@ -284,7 +284,7 @@ def _look_for(target: Any, value: Any, path: Path, found: list[Path], entered: s
 def not_a_tree(value: Any, path: Path, verb: str) -> ValueError:
     """The error for an object that is not a pytree, in tree mode."""
     return ValueError(
-        f"nnx.{verb} was asked to treat its input as a tree (graph=False), and {type(value).__name__} is declared with "
+        f"nnx.{verb} was asked to treat its input as a tree (graph=False), but {type(value).__name__} is declared with "
         f"pytree=False. Found at path: {show_path(path)}. Pass graph=True: nnx.{verb}(..., graph=True)."
     )
 
@@ -296,6 +296,6 @@ def alias_error(root: Any, target: Any, verb: str) -> ValueError:
     what = f"{type(target).__name__}"
     return ValueError(
         f"Duplicate {what} found at paths:\n\n{places}\n\nnnx.{verb} was asked to treat its input as a tree "
-        f"(graph=False), and a tree has no shared references. Either make the second one a copy, or pass graph=True: "
+        f"(graph=False), but a tree has no shared references. Either make the second one a copy, or pass graph=True: "
         f"nnx.{verb}(..., graph=True)."
     )

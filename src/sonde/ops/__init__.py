@@ -1,9 +1,9 @@
 """The arithmetic of layers as pure functions, written once for `sonde.nnx` and `sonde.linen`.
 
 Arrays in, arrays out: no parameters, no state, no random streams. A layer is its parameters and one call from
-here. Results equal Flax's; where its two faces compute differently, an option says which way.
+here. Results equal Flax's; where its two faces compute differently, an option chooses.
 
-One file, one idea: `dense`, `conv`, `padding`, `embedding`, `pooling`, `norm`, `weight_norm`, `attention`,
+One file per idea: `dense`, `conv`, `padding`, `embedding`, `pooling`, `norm`, `weight_norm`, `attention`,
 `masks`, `grouped_attention`, `rotary`, `soft_cap`, `recurrent` (cells), `sequence` (their loop), `dropout`, `lora`,
 `activations`, `initializers`, `dtypes`, `checks`.
 """

@@ -63,7 +63,7 @@ __all__ = [
 
 
 def prelu(inputs: jax.Array, negative_slope: jax.Array) -> jax.Array:
-    """Negative inputs are multiplied by a slope that is learnt; the slope takes the dtype of the inputs.
+    """Multiplies negative inputs by a learned slope, which is cast to the dtype of the inputs.
 
     Example:
         >>> import jax.numpy as jnp

@@ -9,11 +9,9 @@ Sites: `scores` (scaled products plus bias, before the mask), `weights` (after s
 There are two numerical recipes, because Flax has two:
 
 - `dot_product_attention` works step by step in the inputs' dtype: the query is divided by √depth, softmax
-  runs in the inputs' dtype unless `force_fp32_for_softmax`. Needed for dropout, and all that `flax.linen`
-  has.
-- `fused_attention` is `jax.nn.dot_product_attention`: scores and softmax in float32, scaled after the
-  product. During a capture, the same recipe runs spelled out, because a site cannot be put inside JAX's
-  function.
+  runs in the inputs' dtype unless `force_fp32_for_softmax`. Needed for dropout, and the only way in `flax.linen`.
+- `fused_attention` is `jax.nn.dot_product_attention`: scores and softmax in float32, scaled after the product. During a
+  capture, the same recipe runs step by step, because a site cannot be put inside JAX's function.
 """
 
 from __future__ import annotations
@@ -58,30 +56,30 @@ def dot_product_attention_weights(
     promote_dtype: PromoteDtype | None = promote_dtype,
     report: Callable[[jax.Array], Any] | None = None,
 ) -> jax.Array:
-    """How much every query looks at every key, step by step in the inputs' dtype.
+    """The attention weights of every query and key, step by step in the inputs' dtype.
 
     Args:
         query: `(batch..., queries, heads, depth)`.
         key: `(batch..., keys, key heads, depth)`.
         bias: added to the scores; broadcast to `(batch..., heads, queries, keys)`.
-        mask: broadcast to `(batch..., heads, queries, keys)`; what is False gets no weight.
-        is_causal: mask what comes after the query.
+        mask: broadcast to `(batch..., heads, queries, keys)`; positions that are False get no weight.
+        is_causal: mask the positions after the query.
         broadcast_dropout: the same dropout for all batch elements and heads.
         dropout_rng: random key for dropout.
-        dropout_rate: how much is dropped.
+        dropout_rate: the share of weights that is dropped.
         deterministic: drop nothing.
-        dtype: what to compute in; None finds it from the arrays.
+        dtype: the dtype to compute in; None derives it from the arrays.
         precision: of the product.
         force_fp32_for_softmax: softmax in float32; the weights stay float32 then.
         einsum: the product to use.
         promote_dtype: how the arrays are cast to `dtype`.
-        report: is given the weights before dropout.
+        report: called with the weights before dropout.
 
     Returns:
         `(batch..., heads, queries, keys)`.
 
     Raises:
-        LayerInputError: shapes do not fit, or dropout is asked for without a random key.
+        LayerInputError: shapes do not fit, or dropout has no random key.
     """
     groups = _check(query, key, None, bias=bias, mask=mask)
     query, key = promote_all(promote_dtype, (query, key), dtype)
@@ -119,7 +117,7 @@ def dot_product_attention_weights(
 def mix_values(
     weights: jax.Array, value: jax.Array, *, precision: Any = None, einsum: Einsum = jnp.einsum
 ) -> jax.Array:
-    """The mean of the values by the weights, for every head.
+    """The weighted mean of the values, for every head.
 
     Args:
         weights: `(batch..., heads, queries, keys)`.
@@ -157,7 +155,7 @@ def dot_product_attention(
         query: `(batch..., queries, heads, depth)`.
         key: `(batch..., keys, key heads, depth)`.
         value: `(batch..., keys, key heads, value depth)`.
-        dtype: what to compute in; None finds it from the arrays.
+        dtype: the dtype to compute in; None derives it from the arrays.
         precision: of the products.
         promote_dtype: how the arrays are cast to `dtype`.
         qk_einsum: the product of queries and keys.
@@ -168,7 +166,7 @@ def dot_product_attention(
         `(batch..., queries, heads, value depth)`.
 
     Raises:
-        LayerInputError: shapes do not fit, or dropout is asked for without a random key.
+        LayerInputError: shapes do not fit, or dropout has no random key.
 
     Example:
         >>> import jax.numpy as jnp
@@ -208,9 +206,9 @@ def fused_attention(
         key: `(batch..., keys, key heads, depth)`.
         value: `(batch..., keys, key heads, depth)`.
         bias: added to the scores; broadcast to `(batch..., heads, queries, keys)`.
-        mask: broadcast to `(batch..., heads, queries, keys)`; what is False gets no weight.
-        is_causal: mask what comes after the query.
-        dtype: of the result; None finds it from the arrays.
+        mask: broadcast to `(batch..., heads, queries, keys)`; positions that are False get no weight.
+        is_causal: mask the positions after the query.
+        dtype: of the result; None derives it from the arrays.
         promote_dtype: how the arrays are cast to `dtype`.
 
     Returns:
@@ -273,7 +271,7 @@ def _fused_attention_in_sight(
     scores = sow(scores, "scores")
     mask = _with_causal(mask, is_causal, scores.shape)
     if mask is not None:
-        # Not minus infinity: a query that may look at nothing then gets equal weights, and not NaN.
+        # Not minus infinity, so that a query without visible keys gets equal weights instead of NaN.
         lowest = jnp.asarray(-0.7 * jnp.finfo(wide).max, wide)
         scores = jnp.where(_rank_like(mask, scores).astype(bool), scores, lowest)
     weights = sow(jax.nn.softmax(scores).astype(key.dtype), "weights")
@@ -290,7 +288,7 @@ def decode_step(
     index: jax.Array,
     mask: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Write one position into a cache and let the query look at all positions written so far.
+    """Write one position into a cache, and mask all positions that are not written yet.
 
     Args:
         query: `(batch..., 1, heads, depth)`.
@@ -305,7 +303,7 @@ def decode_step(
         The new cached keys, cached values, index, and the mask for the attention that follows.
 
     Raises:
-        LayerInputError: not one position was given, or it does not fit the cache.
+        LayerInputError: the inputs are not exactly one position, or do not fit the cache.
     """
     *batch, length, heads, depth = cached_key.shape
     expect_shape(
@@ -338,7 +336,7 @@ def _check(
     bias: jax.Array | None,
     mask: jax.Array | None,
 ) -> int:
-    """Shapes must fit; the answer is how many heads share a key head."""
+    """Checks the shapes; returns how many heads share a key head."""
     arrays = {"query": query, "key": key} | ({} if value is None else {"value": value})
     for name, x in arrays.items():
         if x.ndim < 3 or x.ndim != query.ndim:

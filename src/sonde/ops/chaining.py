@@ -1,4 +1,4 @@
-"""One function after the other, each given what the one before returned: what both faces' `Sequential` do."""
+"""Calls functions in turn, each with the result of the one before, for `Sequential` of both faces."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def call_in_turn(functions: Iterable[Callable[..., Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Calls the first function with the arguments, every other one with what came out before it.
+    """Calls the first function with the arguments, every other one with the result of the one before.
 
-    A tuple is handed on as positional arguments, a dict as keyword arguments, anything else as one argument.
+    A tuple is passed on as positional arguments, a dict as keyword arguments, anything else as one argument.
 
     Returns:
         What the last function returns, None if there is no function.

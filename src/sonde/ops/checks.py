@@ -1,8 +1,8 @@
-"""What the arithmetic asks of its arguments, said in words when it is not so.
+"""Checks of the arguments of layers, with clear error messages.
 
-JAX's own message for a wrong feature size speaks of `dot_general` and contracting dimensions. Here the
-argument is named, with what was expected and what came. The layer that called adds its class and path, see
-`sonde.errors.LayerInputError`. Shapes are known while tracing, so none of this is in the compiled program.
+JAX's own message for a wrong feature size speaks of `dot_general` and contracting dimensions. The messages here name
+the argument, what was expected and what was found. The calling layer adds its class and path, see
+`sonde.errors.LayerInputError`. Shapes are known while tracing, so the checks are not in the compiled program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sonde.errors import LayerInputError
 
 
 def expect_size(x: Any, *, axis: int, size: int, argument: str, meaning: str = "features") -> None:
-    """The array must have `size` elements along `axis`."""
+    """Checks that an array has `size` elements along `axis`."""
     if x.ndim <= (axis if axis >= 0 else -axis - 1):
         raise LayerInputError(
             f"`{argument}` has no axis {axis}: expected {size} {meaning} along it, got {describe(x)}."
@@ -30,7 +30,7 @@ def expect_size(x: Any, *, axis: int, size: int, argument: str, meaning: str = "
 
 
 def expect_rank(x: Any, *, least: int, argument: str, meaning: str) -> None:
-    """The array must have at least `least` axes."""
+    """Checks that an array has at least `least` axes."""
     if x.ndim < least:
         raise LayerInputError(
             f"`{argument}` has too few axes: expected at least {least} ({meaning}), got {x.ndim} in {describe(x)}."
@@ -38,7 +38,7 @@ def expect_rank(x: Any, *, least: int, argument: str, meaning: str) -> None:
 
 
 def expect_shape(x: Any, shape: Sequence[int], *, argument: str, meaning: str) -> None:
-    """The array must have exactly this shape."""
+    """Checks that an array has exactly this shape."""
     if tuple(x.shape) != tuple(shape):
         raise LayerInputError(
             f"`{argument}` has the wrong shape: expected {tuple(shape)} ({meaning}), got {describe(x)}."
@@ -46,7 +46,7 @@ def expect_shape(x: Any, shape: Sequence[int], *, argument: str, meaning: str) -
 
 
 def expect_broadcastable(x: Any, shape: Sequence[int], *, argument: str, meaning: str) -> None:
-    """The array must broadcast to this shape without enlarging it."""
+    """Checks that an array broadcasts to this shape without enlarging it."""
     have, want = tuple(x.shape), tuple(shape)
     fits = len(have) <= len(want) and all(n in (1, m) for n, m in zip(have[::-1], want[::-1]))
     if not fits:
@@ -56,6 +56,6 @@ def expect_broadcastable(x: Any, shape: Sequence[int], *, argument: str, meaning
 
 
 def expect_integers(x: Any, *, argument: str) -> None:
-    """The array must hold integers."""
+    """Checks that an array holds integers."""
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise LayerInputError(f"`{argument}` must hold integers (indices), got {describe(x)}.")

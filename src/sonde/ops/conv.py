@@ -1,6 +1,6 @@
-"""Convolutions, features last: plain, transposed, and with a kernel of its own at every position.
+"""Convolutions, features last: plain, transposed, and with a separate kernel at every position.
 
-Inputs are `(batch..., spatial..., features)` with any number of batch axes, none included: they are folded
+Inputs are `(batch..., spatial..., features)` with any number of batch axes, or none: they are folded
 into one for the convolution and unfolded afterwards. Kernels are `(spatial..., in / groups, out)`.
 
 A mask multiplies the kernel before anything else; masked entries get no gradient.
@@ -55,9 +55,9 @@ def conv(
         input_dilation: spread of the inputs; more than 1 makes a transposed convolution and needs a numeric
             padding.
         kernel_dilation: spread of the kernel ("atrous").
-        feature_group_count: features are split into so many groups that do not see each other.
+        feature_group_count: number of independent groups that the features are split into.
         mask: of the kernel's shape; multiplies it.
-        dtype: what to compute in; None finds it from the arrays.
+        dtype: the dtype to compute in; None derives it from the arrays.
         precision: as in `jax.lax.conv_general_dilated`.
         preferred_element_type: as in `jax.lax.conv_general_dilated`.
         conv_general_dilated: the convolution to use.
@@ -85,7 +85,7 @@ def conv(
     folded, kernel, bias = promote_all(promote_dtype, (folded, _masked(kernel, mask), bias), dtype)
     if isinstance(padding, str) and padding != "VALID" and any(d > 1 for d in input_dilation):
         raise LayerInputError(
-            f"padding {padding!r} says nothing about a dilated input: with input_dilation={input_dilation} "
+            f"padding {padding!r} is undefined for a dilated input: with input_dilation={input_dilation} "
             "give the "
             "padding in numbers, or use a transposed convolution."
         )
@@ -119,7 +119,7 @@ def conv_transpose(
     preferred_element_type: Dtype | None = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
 ) -> jax.Array:
-    """Convolve the inputs spread apart by `strides`, which enlarges them.
+    """Spread the inputs apart by `strides`, then convolve: enlarges the inputs.
 
     Args:
         inputs: `(batch..., spatial..., in)`.
@@ -131,7 +131,7 @@ def conv_transpose(
         mask: of the kernel's shape; multiplies it.
         transpose_kernel: flip the kernel and swap its last axes, which makes this the gradient of a
             convolution.
-        dtype: what to compute in; None finds it from the arrays.
+        dtype: the dtype to compute in; None derives it from the arrays.
         precision: as in `jax.lax.conv_transpose`.
         preferred_element_type: as in `jax.lax.conv_transpose`.
         promote_dtype: how the arrays are cast to `dtype`.
@@ -197,7 +197,7 @@ def conv_local(
     precision: Any = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
 ) -> jax.Array:
-    """Convolve with a kernel of its own at every position: no weights are shared.
+    """Convolve with a separate kernel at every position: no weights are shared.
 
     Args:
         inputs: `(batch..., spatial..., in)`.
@@ -209,7 +209,7 @@ def conv_local(
         input_dilation: spread of the inputs.
         kernel_dilation: spread of the window.
         mask: of the kernel's shape; multiplies it.
-        dtype: what to compute in; None finds it from the arrays.
+        dtype: the dtype to compute in; None derives it from the arrays.
         precision: as in `jax.lax.conv_general_dilated_local`.
         promote_dtype: how the arrays are cast to `dtype`.
 
@@ -281,7 +281,7 @@ def features_last(ndim: int) -> lax.ConvDimensionNumbers:
 
 
 def _fold_batch(inputs: jax.Array, rank: int) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
-    """All batch axes as one, and the way back."""
+    """The inputs with all batch axes merged into one, and a function that splits them again."""
     expect_rank(inputs, least=rank + 1, argument="inputs", meaning=f"{rank} spatial axes and the features")
     batch = inputs.shape[: inputs.ndim - rank - 1]
     if len(batch) == 1:
@@ -310,9 +310,9 @@ def _add_bias(y: jax.Array, bias: jax.Array | None) -> jax.Array:
 
 
 def _wrap(y: jax.Array, axis: int, *, period: int, lean_right: bool) -> jax.Array:
-    """Lay a longer array around a circle of length `period`, centred, and add what falls on the same place.
+    """Wrap a longer array around a circle of length `period`, centred, and add elements that coincide.
 
-    Centred means: as much hangs over on the left as on the right, and an odd rest is on the side that keeps a
+    Centred means that as much hangs over on the left as on the right; an odd element is on the side that keeps a
     transposed kernel aligned with the convolution that it is the gradient of.
     """
     size = y.shape[axis]

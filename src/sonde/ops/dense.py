@@ -23,7 +23,7 @@ DotGeneral = Callable[..., jax.Array]
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Those options that are set: a user's replacement of a JAX function need not know the others."""
+    """The options that are set: a user's replacement of a JAX function need not accept the others."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -39,13 +39,13 @@ def dense(
     promote_dtype: PromoteDtype | None = promote_dtype,
     out_sharding: Any = None,
 ) -> jax.Array:
-    """Multiply the last axis with a matrix and add a bias.
+    """Multiply the last axis by a matrix and add a bias.
 
     Args:
         inputs: `(..., in)`.
         kernel: `(in, out)`.
         bias: `(out,)` or None.
-        dtype: what to compute in; None finds it from the arrays.
+        dtype: the dtype to compute in; None derives it from the arrays.
         precision: as in `jax.lax.dot_general`.
         preferred_element_type: as in `jax.lax.dot_general`.
         dot_general: the product to use.
@@ -96,9 +96,9 @@ def dense_general(
         kernel: `(batch..., in..., out...)`.
         bias: `(batch..., out...)` or None.
         axis: the axes of `inputs` that are contracted with the kernel's `in` axes. Whatever their order here, the
-            kernel has them in the order of the inputs.
-        batch_axis: the axes of `inputs` that go with the kernel's `batch` axes.
-        dtype: what to compute in; None finds it from the arrays.
+            kernel's axes have the order of the inputs.
+        batch_axis: the axes of `inputs` that belong to the kernel's `batch` axes.
+        dtype: the dtype to compute in; None derives it from the arrays.
         precision: as in `jax.lax.dot_general`.
         preferred_element_type: as in `jax.lax.dot_general`.
         dot_general: the product to use.
@@ -106,7 +106,7 @@ def dense_general(
         out_sharding: sharding of the result, under explicit sharding.
 
     Returns:
-        An array with the axes (batch, the axes of `inputs` that are left, out).
+        An array with the axes (batch, remaining axes of `inputs`, out).
 
     Raises:
         LayerInputError: an axis of `inputs` is missing or not as long as the kernel's.
@@ -158,7 +158,7 @@ def einsum(
         inputs: the first operand.
         kernel: the second operand.
         bias: None, or an array with the kernel's axes that are in the result, in its order.
-        dtype: what to compute in; None finds it from the arrays.
+        dtype: the dtype to compute in; None derives it from the arrays.
         precision: as in `jnp.einsum`.
         preferred_element_type: as in `jnp.einsum`.
         einsum_op: the product to use.
@@ -169,7 +169,7 @@ def einsum(
         The result of the equation, plus the bias.
 
     Raises:
-        LayerInputError: the equation has not two operands, or does not fit the arrays.
+        LayerInputError: the equation does not have two operands, or does not fit the arrays.
 
     Example:
         >>> import jax.numpy as jnp
@@ -203,7 +203,7 @@ def einsum_bias_shape(equation: str, kernel_shape: Sequence[int]) -> tuple[int, 
     """
     parsed = _parse(equation)
     sizes = _kernel_sizes(equation, parsed, kernel_shape)
-    # Axes that the result's "..." has beyond the kernel's are none of the bias.
+    # The bias does not have axes that the result's "..." has beyond the kernel's.
     n_dots = sum(isinstance(name, int) for name in sizes)
     return tuple(sizes[name] for name in _axis_names(parsed[2], len(_letters(parsed[2])) + n_dots) if name in sizes)
 
@@ -213,7 +213,7 @@ def _parse(equation: str) -> tuple[str, str, str]:
     operands, arrow, result = equation.replace(" ", "").partition("->")
     if not arrow:
         raise LayerInputError(
-            f"the einsum equation {equation!r} has no '->' that says what comes out, such as 'nd,dk->nk'."
+            f"the einsum equation {equation!r} has no '->' before the result; write it as in 'nd,dk->nk'."
         )
     first, comma, second = operands.partition(",")
     if not comma or "," in second:
@@ -250,7 +250,7 @@ def _letters(operand: str) -> str:
 
 
 def _axis_names(operand: str, ndim: int) -> list[str | int]:
-    """What names each axis of an operand: its letter, or its place in the `...` counted from the end, -1 last."""
+    """The name of each axis of an operand: its letter, or its index in the `...` counted from the end, -1 last."""
     head, dots, tail = operand.partition("...")
     n_dots = ndim - len(head + tail) if dots else 0
     return [*head, *range(-n_dots, 0), *tail]

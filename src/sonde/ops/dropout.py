@@ -1,4 +1,4 @@
-"""Dropout: set a random part to zero and scale the rest, so that the mean stays."""
+"""Dropout: set a random part to zero and scale the rest, so that the mean stays the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.ops.sharding import sharded_as
 
 
 def keep_mask(rng: jax.Array, rate: float, shape: Sequence[int]) -> jax.Array:
-    """True for what is kept: each element with probability `1 - rate`."""
+    """A mask that is True for kept elements: each with probability `1 - rate`."""
     return jax.random.bernoulli(rng, 1.0 - rate, tuple(shape))
 
 
@@ -22,7 +22,7 @@ def dropout(inputs: jax.Array, rng: jax.Array | None, *, rate: float, broadcast_
 
     Args:
         inputs: any array.
-        rng: random key; may be None where nothing is left to chance, with a rate of 0 or 1.
+        rng: random key; may be None if the rate is 0 or 1, where nothing is random.
         rate: the probability of being dropped, from 0 to 1.
         broadcast_dims: along these axes, all or none are dropped.
 
@@ -39,7 +39,7 @@ def dropout(inputs: jax.Array, rng: jax.Array | None, *, rate: float, broadcast_
         [0.0, 2.0]
     """
     if not 0.0 <= rate <= 1.0:
-        raise LayerInputError(f"`rate` is a probability, from 0 to 1, got {rate}.")
+        raise LayerInputError(f"`rate` must be a probability, from 0 to 1, got {rate}.")
     if rate == 0.0:
         return inputs
     # With nothing kept, the scale would be 1 / 0.

@@ -1,12 +1,12 @@
-"""The dtype a layer computes in: given, or found from its arrays.
+"""The dtype a layer computes in: given, or derived from its arrays.
 
-Every layer has two dtypes. `param_dtype` is what parameters are stored in. `dtype` is what the arithmetic
-runs in: when it is None, it is the smallest dtype that holds inputs and parameters (`jnp.result_type`),
-raised to float32 when that would be an integer.
+Every layer has two dtypes. Parameters are stored in `param_dtype`. The arithmetic runs in `dtype`: when it is None, it
+is the smallest dtype that holds inputs and parameters (`jnp.result_type`), raised to float32 when that would be an
+integer.
 
 Sharp edges:
 - `promote_dtype` takes one tuple, as `flax.nnx` does. `flax.linen` takes the arrays one by one.
-- An array that has the right dtype already comes back as the same object, so that no equation is made.
+- An array that already has the right dtype is returned as the same object, so that no equation is added.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ T = TypeVar("T", bound=tuple)
 
 
 def canonicalize_dtype(*args: Any, dtype: Dtype | None = None, inexact: bool = True) -> Dtype:
-    """Say which dtype a computation on the given values runs in.
+    """The dtype that a computation on the given values runs in.
 
     Args:
-        *args: arrays or scalars; None is passed over.
-        dtype: if given, the answer; nothing is inferred.
-        inexact: the answer must be a floating or complex dtype. An inferred integer dtype becomes float32, a
+        *args: arrays or scalars; None is ignored.
+        dtype: if given, the result; nothing is inferred.
+        inexact: the result must be a floating or complex dtype. An inferred integer dtype becomes float32, a
             given one is an error.
 
     Returns:
         The dtype.
 
     Raises:
-        ValueError: `dtype` is not inexact although `inexact` is asked for.
+        ValueError: `dtype` is not inexact, but `inexact` is True.
 
     Example:
         >>> import jax.numpy as jnp
@@ -60,7 +60,7 @@ def promote_dtype(args: T, /, *, dtype: Dtype | None = None, inexact: bool = Tru
 
     Args:
         args: a tuple of arrays or scalars; None stays None.
-        dtype: if given, what to cast to.
+        dtype: if given, the dtype to cast to.
         inexact: the dtype must be a floating or complex one.
 
     Returns:
@@ -77,7 +77,7 @@ def promote_dtype(args: T, /, *, dtype: Dtype | None = None, inexact: bool = Tru
 
 
 def widest(*values: Any) -> Dtype:
-    """The dtype that holds all values or dtypes, for widening that is meant: strict promotion does not forbid it."""
+    """The dtype that holds all values or dtypes, for deliberate widening, which strict promotion does not forbid."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*values)
 
@@ -89,7 +89,7 @@ def promote_all(promote: PromoteDtype | None, args: Iterable[Any], dtype: Dtype 
 
 
 def _cast(x: Any, dtype: Dtype) -> jax.Array:
-    # A weakly typed array must still be converted: its weakness would leak into the result.
+    # A weakly typed array must still be converted, or the result would be weakly typed.
     if isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type:
         return x
     return jnp.asarray(x, dtype)

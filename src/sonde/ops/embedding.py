@@ -1,7 +1,7 @@
 """A table of vectors: looked up by index, or compared with queries.
 
-Sharp edge: an index outside the table gives NaN, as `jnp.take` does, and not the nearest row: a wrong
-vocabulary size shows at once. With a table of a single row every index gives that row.
+Sharp edge: an index outside the table gives NaN, as in `jnp.take`, and not the nearest row, so a wrong vocabulary size
+shows at once. With a table of a single row every index gives that row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def embed(
         table: `(rows, features)`.
         dtype: of the result; None keeps the table's.
         promote_dtype: how the rows are cast to `dtype`.
-        out_sharding: sharding of the result, under explicit sharding; None: as the indices and the features are.
+        out_sharding: sharding of the result, under explicit sharding; None: that of the indices and the features.
 
     Returns:
         `(*indices.shape, features)`.
@@ -53,7 +53,7 @@ def embed(
     def cast(x: jax.Array) -> jax.Array:
         return x if promote_dtype is None else promote_dtype((x,), dtype=dtype, inexact=False)[0]
 
-    # Whichever is smaller is cast: the table, or the rows that are looked up.
+    # Cast the smaller of the two: the table, or the rows that are looked up.
     table_first = indices.size >= table.shape[0]
     if out_sharding is None:
         out_sharding = spec_of_rows(indices, table)
@@ -81,7 +81,7 @@ def attend(
     Args:
         query: `(..., features)`.
         table: `(rows, features)`.
-        dtype: what to compute in; None finds it from the arrays.
+        dtype: the dtype to compute in; None derives it from the arrays.
         promote_dtype: how the arrays are cast to `dtype`.
         out_sharding: sharding of the result, under explicit sharding.
 
@@ -89,7 +89,7 @@ def attend(
         `(..., rows)`.
 
     Raises:
-        LayerInputError: the last axis of `query` has another size than the rows.
+        LayerInputError: the last axis of `query` is not as long as the rows.
 
     Example:
         >>> import jax.numpy as jnp

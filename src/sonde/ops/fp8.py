@@ -1,10 +1,10 @@
-"""Products of matrices in 8 bit floats, with scales that follow what the arrays held before.
+"""Products of matrices in 8-bit floats, with scales that follow the earlier arrays.
 
-An array is divided by a scale, so that it fits into an 8 bit float, and the product is multiplied by it again. The
+An array is divided by a scale, so that it fits into 8-bit floats, and the product is multiplied by the scale again. The
 scale comes from a history of largest magnitudes, one for each of the last calls. Both are updated by the backward pass:
 the "gradients" of a scale and of its history are their next values, which an optimizer must write over the old ones.
 
-Two ways: round the operands and multiply them in the original dtype (`in_qdq`, `out_qdq`), or multiply the 8 bit arrays
+Two ways: round the operands and multiply them in the original dtype (`in_qdq`, `out_qdq`), or multiply the 8-bit arrays
 themselves (`in_q`, `quantized_dot`, `out_dq`).
 """
 
@@ -21,12 +21,12 @@ from sonde.ops.max_gradient import as_dtype_of, as_floats
 
 
 def get_fp8_max(fp8_dtype: Any, out_dtype: Any) -> jax.Array:
-    """The largest number of an 8 bit dtype, as a number of another."""
+    """The largest number of an 8-bit dtype, in another dtype."""
     return jnp.finfo(fp8_dtype).max.astype(out_dtype)
 
 
 def quantize(x: jax.Array, q_dtype: Any, scale: jax.Array, compute_dtype: Any) -> jax.Array:
-    """Divides by the scale, in `compute_dtype`, cuts off what does not fit, and rounds to 8 bits."""
+    """Divides by the scale, in `compute_dtype`, clips what does not fit, and rounds to 8 bits."""
     limit = get_fp8_max(q_dtype, compute_dtype)
     divisor = jnp.broadcast_to(jnp.asarray(scale, compute_dtype), jnp.shape(x))
     return jnp.clip(jnp.asarray(x, compute_dtype) / divisor, -limit, limit).astype(q_dtype)
@@ -46,7 +46,7 @@ def compute_scale(amax: jax.Array, scale: jax.Array, fp8_max: Any, margin: int =
     """The scale for arrays with this largest magnitude; the old one if that is zero, infinite or NaN."""
     factor = fp8_max / amax / 2**margin
     usable = (amax > 0) & jnp.isfinite(amax)
-    # Through the reciprocal also where the old scale stays, so that both ways round alike.
+    # Take the reciprocal even if the old scale stays, so that both cases round alike.
     return 1 / jnp.where(usable, factor, 1 / scale)
 
 
@@ -98,7 +98,7 @@ in_qdq.defvjp(_in_qdq_forward, _in_qdq_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def out_qdq(compute_dtype: Any, q_dtype: Any, out: jax.Array, scale: jax.Array, amax_history: jax.Array) -> jax.Array:
-    """The product as it is; its gradient is rounded."""
+    """Returns the product unchanged, but rounds its gradient."""
     return out
 
 
@@ -118,9 +118,9 @@ out_qdq.defvjp(_out_qdq_forward, _out_qdq_backward)
 def dot_general_with_precision(
     lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any, precision: Any = None, preferred_element_type: Any = None
 ) -> jax.Array:
-    """`lax.dot_general`, fast going forward and exact going back, whatever precision is asked for.
+    """`lax.dot_general`, fast in the forward pass and exact in the backward pass, whatever `precision` is.
 
-    That is how XLA finds products of 8 bit arrays.
+    XLA recognises products of 8-bit arrays by this.
     """
     return lax.dot_general(lhs, rhs, dimension_numbers, precision=lax.Precision.DEFAULT)
 
@@ -140,7 +140,7 @@ def _dot_general_jvp(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def in_q(compute_dtype: Any, q_dtype: Any, inp: jax.Array, scale: jax.Array, amax_history: jax.Array) -> Any:
-    """An operand in 8 bits, and the scale it was divided by. `quantized_dot` has the gradient of the operand."""
+    """An operand in 8 bits, and the scale it was divided by. `quantized_dot` computes the gradient of the operand."""
     new_scale, _ = update_fp8_meta(inp, q_dtype, scale, amax_history)
     return quantize(inp, q_dtype, as_floats(new_scale), compute_dtype), new_scale
 
@@ -160,7 +160,7 @@ in_q.defvjp(_in_q_forward, _in_q_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def out_dq(dq_type: Any, lhs_scale: jax.Array, rhs_scale: jax.Array, out: jax.Array) -> jax.Array:
-    """Multiplies a product of 8 bit arrays by their scales; its gradient passes unchanged."""
+    """Multiplies a product of 8-bit arrays by their scales; its gradient passes unchanged."""
     return dequantize(out, dq_type, as_floats(lhs_scale) * as_floats(rhs_scale))
 
 
@@ -190,7 +190,7 @@ def quantized_dot(
     dimension_numbers: Any,
     preferred_element_type: Any = None,
 ) -> jax.Array:
-    """The product of two 8 bit arrays, not multiplied by their scales. Going back, the gradient is in 8 bits too.
+    """The product of two 8-bit arrays, not multiplied by their scales. In the backward pass, gradients have 8 bits too.
 
     The gradients go to `lhs` and `rhs`, the operands before they were rounded.
     """
@@ -259,18 +259,18 @@ def fp8_scaled_dot_general(
     """`lax.dot_general` in 8 bits: operands with four bits of exponent, gradients with five.
 
     Args:
-        lhs: The one operand.
-        rhs: The other.
+        lhs: The left operand.
+        rhs: The right operand.
         dimension_numbers: As in `lax.dot_general`.
         precision: Not used.
-        preferred_element_type: What the product is summed up in; by default the dtype that both operands promote to.
-        lhs_scale: The scale of an operand.
-        rhs_scale: Of the other.
-        grad_scale: Of the gradient of the product.
-        lhs_amax_history: The largest magnitudes of the last operands.
-        rhs_amax_history: Of the other.
-        grad_amax_history: Of the gradient.
-        quantize_compute_type: What the operands are divided in.
+        preferred_element_type: The dtype of the sum; by default the one that both operands promote to.
+        lhs_scale: The scale of the left operand.
+        rhs_scale: The scale of the right operand.
+        grad_scale: The scale of the gradient of the product.
+        lhs_amax_history: The largest magnitudes of the last left operands.
+        rhs_amax_history: The same for the right operands.
+        grad_amax_history: The same for the gradients.
+        quantize_compute_type: The dtype in which the operands are divided by their scales.
 
     Returns:
         The product, in `preferred_element_type`.

@@ -1,4 +1,4 @@
-"""Attention as language models of today compute it: grouped keys, a scale and a soft cap of their own, windows.
+"""Attention as in current language models: grouped keys, a custom scale, a soft cap, windows.
 
 Queries are `(batch, queries, heads, depth)`, keys and values `(batch, keys, key heads, depth)`. Scores and softmax are
 computed in float32, whatever the dtype of the arrays.
@@ -6,8 +6,8 @@ computed in float32, whatever the dtype of the arrays.
 Sites: `scores` (scaled and capped, before the mask), `weights` (after softmax), `heads` (one vector per head).
 
 With `implementation`, `jax.nn.dot_product_attention` computes the heads, and no scores exist. While a capture runs,
-scores and weights are computed beside it for their sites; a compiled program drops them again unless the capture asks
-for them. Where a capture may change them or wants their gradients, the heads are computed from them instead.
+scores and weights are computed in addition, for their sites; a compiled program drops them unless the capture wants
+them. If a capture may change them or wants their gradients, the heads are computed from them instead.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def grouped_attention(
         query: `(batch, queries, heads, depth)`.
         key: `(batch, keys, key heads, depth)`.
         value: as `key`.
-        mask: boolean, broadcast to `(batch, queries, keys)`; what is False gets no weight. A query that may look
-            at nothing gets equal weights.
-        scale: what scores are multiplied with; 1/√depth if None.
+        mask: boolean, broadcast to `(batch, queries, keys)`; positions that are False get no weight. A query without
+            visible keys gets equal weights.
+        scale: what scores are multiplied by; 1/√depth if None.
         cap: soft cap of the scores.
-        implementation: of `jax.nn.dot_product_attention`, which is used then, unless there is a cap.
+        implementation: uses that implementation of `jax.nn.dot_product_attention`, unless there is a cap.
 
     Returns:
         `(batch, queries, heads, depth)`.
@@ -80,13 +80,13 @@ def visible(
     window: int | jax.Array | None = None,
     valid: jax.Array | None = None,
 ) -> jax.Array | None:
-    """Which keys each query may look at.
+    """Which keys each query may attend to.
 
     Args:
         query_positions: `(batch or 1, queries)`.
         key_positions: `(batch or 1, keys)`.
         causal: whether keys after the query are hidden.
-        window: how many positions back a query sees, its own counted; all if None.
+        window: how many positions a query sees, including its own; all if None.
         valid: `(batch or 1, keys)`: keys that are not padding.
 
     Returns:
@@ -137,8 +137,8 @@ def head_results(heads: jax.Array, kernel: jax.Array) -> jax.Array:
 def _weights(query: jax.Array, key: jax.Array, mask: jax.Array | None, scale: float, cap: float | None) -> jax.Array:
     """The weights, `(batch, key heads, group, queries, keys)`.
 
-    Heads stay apart as key heads and groups: put into one axis, the product would have to be transposed in memory. For
-    sites they are one axis, and a compiler undoes that where no site is asked for.
+    Key heads and groups are separate axes: with one axis, the product would have to be transposed in memory. For sites
+    they are merged into one axis, which the compiler undoes if no site is captured.
     """
     batch, queries, heads, depth = query.shape
     key_heads, keys = key.shape[2], key.shape[1]
@@ -147,7 +147,7 @@ def _weights(query: jax.Array, key: jax.Array, mask: jax.Array | None, scale: fl
     scores = jnp.einsum("bqkgd,bskd->bkgqs", grouped, key, preferred_element_type=jnp.float32)
     scores = _seen(soft_cap(scores * scale, cap), "scores", apart)
     if mask is not None:
-        # Not minus infinity: a query that may look at nothing then gets equal weights, and not NaN.
+        # Not minus infinity, so that a query without visible keys gets equal weights instead of NaN.
         scores = jnp.where(mask[:, None, None], scores, -0.7 * float(jnp.finfo(jnp.float32).max))
     return _seen(jax.nn.softmax(scores, axis=-1).astype(query.dtype), "weights", apart)
 

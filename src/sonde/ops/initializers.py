@@ -1,11 +1,11 @@
-"""Initial values: what each kind of parameter starts with by default, and how it is drawn.
+"""Default initializers for each kind of parameter, and how parameters are drawn.
 
 Where the two Flax faces differ:
 
-- Recurrent kernels are orthogonal. `LSTMCell` of `flax.nnx` alone can draw them in half precision too, by
+- Recurrent kernels are orthogonal. Only `LSTMCell` of `flax.nnx` can draw them in half precision too, by
   `orthogonal_any_dtype`.
-- `GRUCell` of `flax.nnx` has one bias for the three input maps and none for the state; `flax.linen` has a
-  further one, `hn`, inside the reset gate.
+- `GRUCell` of `flax.nnx` has one bias for the three input maps and none for the state; `flax.linen` has another one,
+  `hn`, inside the reset gate.
 
 In both, a kernel with several input or output axes (`LinearGeneral`, `DenseGeneral`) is drawn as a matrix,
 see `matrix_shape`.
@@ -48,7 +48,7 @@ default_lora_a_init = he_uniform()
 def matrix_shape(shape: Sequence[int], *, n_batch: int, n_in: int) -> tuple[int, int]:
     """The shape in which a kernel `(batch..., in..., out...)` is drawn, to be reshaped afterwards.
 
-    Initializers that look at fan-in and fan-out then see a matrix. Batch axes count as fan-in, as in Flax.
+    Initializers that use fan-in and fan-out then see a matrix. Batch axes count as fan-in, as in Flax.
 
     Example:
         >>> matrix_shape((2, 3, 4, 5), n_batch=1, n_in=2)
@@ -65,7 +65,7 @@ def orthogonal_any_dtype(key: jax.Array, shape: Sequence[int], dtype: Dtype = jn
 
 
 SAME_WHEN_COMPILED = (default_kernel_init, default_lora_a_init, zeros, ones)
-"""Initializers that give the same numbers, to the last digit, when compiled; not all do."""
+"""Initializers that give exactly the same numbers when compiled; not all do."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -74,7 +74,7 @@ def compiled_draw(
 ) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     """`init` as one compiled call, from the key and the counter of a random stream.
 
-    Drawing step by step takes a hundred times as long: most of the time to build a model goes there.
+    Drawing step by step takes a hundred times as long, and would be most of the time to build a model.
 
     Args:
         init: one of `SAME_WHEN_COMPILED`.

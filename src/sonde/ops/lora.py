@@ -1,4 +1,4 @@
-"""Low-rank adaptation: a small correction beside a frozen linear map."""
+"""Low-rank adaptation: a small correction to a frozen linear map."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def low_rank(
     dtype: Dtype | None = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
 ) -> jax.Array:
-    """Multiply with a matrix of low rank, given as two factors.
+    """Multiply by a matrix of low rank, given as two factors.
 
     Args:
         x: `(..., in)`.
         a: `(in, rank)`.
         b: `(rank, out)`.
-        dtype: what to compute in; None finds it from the arrays.
+        dtype: the dtype to compute in; None derives it from the arrays.
         promote_dtype: how the arrays are cast to `dtype`.
 
     Returns:

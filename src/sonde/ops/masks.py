@@ -1,4 +1,4 @@
-"""Masks of attention: which query may look at which key.
+"""Attention masks: which query may attend to which key.
 
 A mask has the shape `(batch..., heads or 1, queries, keys)`; keys whose entry is zero or False are ignored.
 """
@@ -29,7 +29,7 @@ def make_attention_mask(
         query_input: `(batch..., queries)`, such as True where there is a token.
         key_input: `(batch..., keys)`.
         pairwise_fn: compares two elements.
-        extra_batch_dims: so many axes of length 1 are put in front.
+        extra_batch_dims: how many leading axes of length 1 to add.
         dtype: of the mask.
 
     Returns:
@@ -47,11 +47,11 @@ def make_attention_mask(
 
 
 def make_causal_mask(x: jax.Array, extra_batch_dims: int = 0, dtype: Dtype = jnp.float32) -> jax.Array:
-    """Every position may look at itself and at those before.
+    """A mask that lets every position attend to itself and to those before.
 
     Args:
         x: `(batch..., length)`; only its shape matters.
-        extra_batch_dims: so many axes of length 1 are put in front.
+        extra_batch_dims: how many leading axes of length 1 to add.
         dtype: of the mask.
 
     Returns:
@@ -68,7 +68,7 @@ def make_causal_mask(x: jax.Array, extra_batch_dims: int = 0, dtype: Dtype = jnp
 
 
 def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.Array | None:
-    """What all masks allow; None stands for a mask that allows everything.
+    """A mask of what all masks allow; None is a mask that allows everything.
 
     Args:
         *masks: with the same number of axes.
@@ -90,6 +90,6 @@ def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.A
         return None
     if len({m.ndim for m in present}) > 1:
         raise LayerInputError(
-            f"only masks with equally many axes can be combined, got {', '.join(str(m.ndim) for m in present)} axes."
+            f"masks must have the same number of axes, got {', '.join(str(m.ndim) for m in present)} axes."
         )
     return jnp.asarray(functools.reduce(jnp.logical_and, present), dtype)

@@ -1,10 +1,10 @@
-"""`fp32_max_grad`: a dtype of 32 bit floats whose gradients are put together by their maximum.
+"""`fp32_max_grad`: a dtype of 32-bit floats whose gradients are combined by their maximum.
 
-The scales and histories of 8 bit products travel as gradients (`ops/fp8.py`). Where one of them is used twice, JAX adds
-what the two uses hand back; for these the larger one is wanted. Convert to this dtype before the uses, inside
-`jax.jit`, and JAX does so.
+The scales and histories of 8-bit products travel as gradients (`ops/fp8.py`). If one of them is used twice, JAX adds
+the gradients of the two uses, but the larger one is needed. Convert to this dtype before the uses, inside `jax.jit`,
+and JAX takes the maximum instead.
 
-Arrays of it can be made from floats, converted back, and passed through transforms; they have no arithmetic.
+Arrays of this dtype can be made from floats, converted back, and passed through transforms; they have no arithmetic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Scalar(jax.dtypes.extended):
 
 
 class _Rules:
-    """What JAX asks about the dtype."""
+    """The rules that JAX needs for the dtype."""
 
     allow_conversion = True
 
@@ -63,12 +63,12 @@ class _Rules:
 
     @staticmethod
     def check_replicated_trailing_dims(*arguments: Any) -> None:
-        """An element has no axes of its own."""
+        """Nothing to check: an element has no axes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MaxGradient(_jax.ExtendedDType):
-    """The dtype: floats, added by their maximum where JAX puts gradients together."""
+    """The dtype: floats, combined by their maximum where JAX adds gradients."""
 
     floats: Any
     _rules: Any = _Rules
@@ -95,7 +95,7 @@ fm32 = fp32_max_grad
 
 
 def as_floats(x: Any) -> Any:
-    """An array as plain floats, whichever of the two it has."""
+    """An array as plain floats, whichever of the two dtypes it has."""
     return jax.lax.convert_element_type(x, x.dtype.floats) if isinstance(x.dtype, MaxGradient) else x
 
 

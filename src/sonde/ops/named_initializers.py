@@ -1,6 +1,6 @@
-"""The initializers that people name: JAX's, under the names of `flax.nnx.initializers` and `flax.linen.initializers`.
+"""JAX's initializers under the names of `flax.nnx.initializers` and `flax.linen.initializers`.
 
-This list is what both faces show as `initializers`.
+Both faces export this list as `initializers`.
 """
 
 from jax.nn.initializers import (
@@ -53,10 +53,10 @@ __all__ = [
 
 
 def zeros_init() -> Initializer:
-    """An initializer that gives zeros."""
+    """An initializer that returns zeros."""
     return zeros
 
 
 def ones_init() -> Initializer:
-    """An initializer that gives ones."""
+    """An initializer that returns ones."""
     return ones

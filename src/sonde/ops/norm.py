@@ -8,7 +8,7 @@ Statistics are taken in float32 at least, whatever the inputs are, unless `force
 Sharp edges:
 - `use_fast_variance` computes E[x²] - E[x]², clipped at zero: one pass and, with an axis name, one
   collective. It loses digits when the mean is much larger than the spread; then switch it off.
-- With a mask and an axis name, every device counts the same, however many of its elements are masked.
+- With a mask and an axis name, every device has the same weight, however many of its elements are masked.
 - A mask changes the statistics only; masked elements are still normalised.
 
 Site: `normalised`, the values before scale and bias.
@@ -62,12 +62,12 @@ def moments(
     Args:
         x: the inputs.
         axes: the axes to average over.
-        dtype: what to compute in; None takes the inputs'.
+        dtype: the dtype to compute in; None takes that of the inputs.
         axis_name: a mapped axis (of `vmap`, `shard_map`, `pmap`) to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged apart.
-        use_mean: False skips the mean: None in its place, and the mean square as the variance.
+        axis_index_groups: groups of the mapped axis that are averaged separately.
+        use_mean: False skips the mean: returns None for it, and the mean square as the variance.
         use_fast_variance: E[x²] - E[x]² instead of E[(x - E[x])²].
-        mask: what to count; broadcast to the inputs, True counts.
+        mask: which elements count; broadcast to the inputs.
         force_float32_reductions: compute in float32 at least.
 
     Returns:
@@ -125,7 +125,7 @@ def normalize(
         reduction_axes: the axes that `mean` and `var` lack.
         feature_axes: the axes that `scale` and `bias` have.
         epsilon: added to the variance.
-        dtype: of the result; None finds it from the inputs, scale and bias.
+        dtype: of the result; None derives it from the inputs, scale and bias.
 
     Returns:
         An array shaped as `x`.
@@ -153,7 +153,7 @@ def normalize(
     def per_group(a: jax.Array) -> jax.Array:
         return jnp.asarray(a if a.ndim == x.ndim else jnp.expand_dims(a, reduction_axes), compute)
 
-    # epsilon joins the variance in the variance's own dtype, before anything is widened.
+    # epsilon is added in the variance's own dtype, before anything is widened.
     factor = per_group(lax.rsqrt(var + jnp.asarray(epsilon, var.dtype)))
     y = jnp.asarray(x, compute)
     if mean is not None:
@@ -175,12 +175,12 @@ def _scaled(centred: jax.Array, factor: jax.Array, scale: jax.Array | None, bias
         return shifted(sow(centred * factor, "normalised"))
     if jnp.broadcast_shapes(factor.shape, scale.shape) == centred.shape:
         return shifted(sow(centred * factor, "normalised") * scale)
-    # Scaling the factor first saves a product per element, but passes by the values before the scale.
+    # Scaling the factor first saves a product per element, but skips the values before the scale.
     y = shifted(centred * (factor * scale))
     if not sows_are_seen():
         return y
-    # Whoever looks must not change the result, not even in its last digit: the sum above stays, and an edit
-    # comes in as a difference. Where a difference has no meaning, the site's value is scaled and shifted.
+    # A capture must not change the result, not even in its last digit: the sum above stays, and an edit is added as a
+    # difference. Where a difference has no meaning, the site's value is scaled and shifted.
     normalised = centred * factor
     seen = sow(normalised, "normalised")
     return jnp.where(jnp.isfinite(normalised), y + (seen - normalised) * scale, shifted(seen * scale))
@@ -215,15 +215,15 @@ def batch_norm(
         running_var: one number per feature.
         use_running_average: normalise by the running averages and leave them as they are.
         axis: the feature axis or axes; all others are averaged over.
-        momentum: how much of the running averages is kept.
+        momentum: the weight of the old running averages.
         epsilon: added to the variance.
-        mask: what counts for the statistics.
+        mask: which elements count for the statistics.
         axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged apart.
+        axis_index_groups: groups of the mapped axis that are averaged separately.
         use_fast_variance: see `moments`.
         force_float32_reductions: see `moments`.
-        dtype: of the result; None finds it from inputs, scale and bias.
-        promote_dtype: casts all arrays before anything else, as `flax.nnx` does; None as `flax.linen` does.
+        dtype: of the result; None derives it from inputs, scale and bias.
+        promote_dtype: casts all arrays first, as `flax.nnx` does; None does not, as `flax.linen`.
 
     Returns:
         The normalised inputs, and the new running mean and variance. No gradient flows into those two.
@@ -290,13 +290,13 @@ def layer_norm(
         feature_axes: the axes that scale and bias have.
         epsilon: added to the variance.
         use_mean: subtract the mean.
-        mask: what counts for the statistics.
+        mask: which elements count for the statistics.
         axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged apart.
+        axis_index_groups: groups of the mapped axis that are averaged separately.
         use_fast_variance: see `moments`.
         force_float32_reductions: see `moments`.
-        dtype: of the result; None finds it from inputs, scale and bias.
-        promote_dtype: casts all arrays before anything else, as `flax.nnx` does; None as `flax.linen` does.
+        dtype: of the result; None derives it from inputs, scale and bias.
+        promote_dtype: casts all arrays first, as `flax.nnx` does; None does not, as `flax.linen`.
 
     Returns:
         An array shaped as `x`.
@@ -353,7 +353,7 @@ def instance_norm(
     feature_axes: Axes = -1,
     **options: Any,
 ) -> jax.Array:
-    """Normalise every feature of every example over the axes between; options as in `layer_norm`.
+    """Normalise every feature of every example over the axes between batch and features; options as in `layer_norm`.
 
     Args:
         x: `(batch, ..., features)`.
@@ -371,7 +371,7 @@ def instance_norm(
     features = canonicalize_axes(feature_axes, x.ndim)
     if 0 in features:
         raise LayerInputError(
-            f"feature_axes={feature_axes} contain axis 0 of {describe(x)}, which is the batch: give others."
+            f"feature_axes={feature_axes} contain axis 0 of {describe(x)}, which is the batch: choose other axes."
         )
     reduction_axes = tuple(i for i in range(1, x.ndim) if i not in features)
     return layer_norm(x, scale, bias, reduction_axes=reduction_axes, feature_axes=features, **options)
@@ -402,30 +402,29 @@ def group_norm(
         num_groups: how many groups the features are split into.
         reduction_axes: the axes to average over, the last among them; None means all but the first.
         epsilon: added to the variance.
-        mask: what counts for the statistics.
+        mask: which elements count for the statistics.
         axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged apart.
+        axis_index_groups: groups of the mapped axis that are averaged separately.
         use_fast_variance: see `moments`.
         force_float32_reductions: see `moments`.
-        dtype: of the result; None finds it from inputs, scale and bias.
-        promote_dtype: casts all arrays before anything else, as `flax.nnx` does; None as `flax.linen` does.
+        dtype: of the result; None derives it from inputs, scale and bias.
+        promote_dtype: casts all arrays first, as `flax.nnx` does; None does not, as `flax.linen`.
 
     Returns:
         An array shaped as `x`.
 
     Raises:
-        LayerInputError: the features cannot be split so, or the mask does not fit.
+        LayerInputError: the features cannot be split into these groups, or the mask does not fit.
     """
     features = x.shape[-1]
     if num_groups <= 0 or features % num_groups:
         raise LayerInputError(
-            f"num_groups={num_groups} groups of equal size cannot be made of the {features} features of {describe(x)}."
+            f"{features} features of {describe(x)} cannot be split into num_groups={num_groups} groups of equal size."
         )
     axes = range(1, x.ndim) if reduction_axes is None else canonicalize_axes(reduction_axes, x.ndim)
     if x.ndim - 1 not in axes:
         raise LayerInputError(
-            f"reduction_axes={reduction_axes} lack the last axis of {describe(x)}: it holds the features, of which the "
-            "groups are made."
+            f"reduction_axes={reduction_axes} must include the last axis of {describe(x)}, which holds the features."
         )
     axes = tuple(i for i in axes if i != x.ndim - 1)
     x, scale, bias = promote_all(promote_dtype, (x, scale, bias), dtype)
@@ -456,10 +455,10 @@ def group_norm(
 
 
 def group_count(features: int, *, num_groups: int | None, group_size: int | None) -> int:
-    """How many groups a group norm has: exactly one of the two options says so.
+    """The number of groups of a group norm, from exactly one of the two options.
 
     Raises:
-        LayerInputError: both or none are given, or the number of features is not a multiple of the size.
+        LayerInputError: both or neither are given, or the number of features is not a multiple of the size.
 
     Example:
         >>> group_count(6, num_groups=None, group_size=2)
@@ -467,8 +466,8 @@ def group_count(features: int, *, num_groups: int | None, group_size: int | None
     """
     if (num_groups is None) == (group_size is None):
         raise LayerInputError(
-            f"exactly one of `num_groups` and `group_size` counts the groups, got {num_groups} and {group_size}. "
-            "`num_groups` is 32 unless said otherwise: with `group_size`, say num_groups=None."
+            f"give exactly one of `num_groups` and `group_size`, got {num_groups} and {group_size}. "
+            "`num_groups` is 32 by default: with `group_size`, pass num_groups=None."
         )
     if num_groups is None:
         assert group_size is not None
@@ -476,7 +475,7 @@ def group_count(features: int, *, num_groups: int | None, group_size: int | None
             raise LayerInputError(f"{features} features cannot be split into groups of group_size={group_size}.")
         num_groups = features // group_size
     if num_groups <= 0 or features % num_groups:
-        raise LayerInputError(f"num_groups={num_groups} groups of equal size cannot be made of {features} features.")
+        raise LayerInputError(f"{features} features cannot be split into num_groups={num_groups} groups of equal size.")
     return num_groups
 
 

@@ -1,11 +1,10 @@
-"""Paddings of convolutions: what a person writes, brought to what `lax.conv_general_dilated` takes.
+"""Paddings of convolutions, converted to the form that `lax.conv_general_dilated` takes.
 
 A padding is `'SAME'`, `'VALID'`, `'SAME_LOWER'`, `'CIRCULAR'` (the input is periodic), `'REFLECT'` (mirrored
 at the edge, the edge itself not repeated), `'CAUSAL'` (one axis: outputs see only earlier inputs), a number
 for all sides, or one number or (low, high) pair per spatial axis.
 
-CIRCULAR and REFLECT pad the array itself; everything else is left to the convolution, which need not store
-it.
+CIRCULAR and REFLECT pad the array itself; everything else is left to the convolution, which need not store the padding.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _BY_CONVOLUTION = ("SAME", "VALID", "SAME_LOWER")
 
 
 def per_axis(value: int | Sequence[int] | None, rank: int, *, option: str) -> tuple[int, ...]:
-    """One number for each spatial axis: None means 1, a single number holds for all."""
+    """One number for each spatial axis: None means 1, a single number applies to all."""
     if value is None:
         return (1,) * rank
     if isinstance(value, int):
@@ -41,7 +40,7 @@ def canonicalize_padding(padding: Padding, rank: int) -> LaxPadding:
     """A name stays a name; numbers become one (low, high) pair per spatial axis.
 
     Raises:
-        LayerInputError: the padding is none of the forms above.
+        LayerInputError: the padding has none of the forms above.
 
     Example:
         >>> canonicalize_padding([1, (0, 2)], 2)
@@ -57,8 +56,8 @@ def canonicalize_padding(padding: Padding, rank: int) -> LaxPadding:
     pairs = [(side, side) if isinstance(side, int) else tuple(side or ()) for side in sides]
     if len(pairs) != rank or any(len(pair) != 2 for pair in pairs):
         raise LayerInputError(
-            f"padding={padding!r} is none of the ways to say it: a name, a number, or for each of the {rank} spatial "
-            "axes a number or a (low, high) pair."
+            f"padding={padding!r} is not valid: expected a name, a number, or for each of the {rank} spatial axes "
+            "a number or a (low, high) pair."
         )
     return [(low, high) for low, high in pairs]
 

@@ -1,6 +1,6 @@
 """Pooling: one number per window, for inputs with features last.
 
-Inputs are `(batch..., spatial..., features)` with any number of batch axes, none included.
+Inputs are `(batch..., spatial..., features)` with any number of batch axes, or none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pool(
         `(batch..., spatial..., features)`.
 
     Raises:
-        LayerInputError: the inputs have too few axes, or an option has not one entry per spatial axis.
+        LayerInputError: the inputs have too few axes, or an option does not have one entry per spatial axis.
 
     Example:
         >>> import jax.numpy as jnp
@@ -89,7 +89,7 @@ def avg_pool(
     y = pool(inputs, 0.0, lax.add, window_shape, strides, padding)
     if count_include_pad:
         return y / np.prod(window_shape)
-    # Where padding falls depends on the spatial axes alone.
+    # The position of padding depends only on the spatial axes.
     rank = len(window_shape)
     ones = jnp.ones((*(1,) * (inputs.ndim - rank - 1), *inputs.shape[-rank - 1 : -1], 1), y.dtype)
     return y / pool(ones, 0.0, lax.add, window_shape, strides, padding)

@@ -1,9 +1,8 @@
-"""Recurrent cells: what happens between the linear maps of a step and the new memory.
+"""Recurrent cells: the computation from the linear maps of a step to the new memory.
 
-The linear maps are the layer's own, because the two Flax faces store them differently: one matrix per gate
-(`flax.linen`, and `LSTMCell` of `flax.nnx`) or one for all gates (`OptimizedLSTMCell` and `GRUCell` of
-`flax.nnx`). `dense_gates` brings the first form to the cost of the second. The functions here take the sums
-before the activation.
+The layers apply the linear maps, because the two Flax faces store them differently: one matrix per gate (`flax.linen`,
+and `LSTMCell` of `flax.nnx`) or one for all gates (`OptimizedLSTMCell` and `GRUCell` of `flax.nnx`). `dense_gates`
+makes the first form as cheap as the second. The functions here take the sums before the activation.
 
 The new memory is returned as `(carry, output)`, ready for a loop. See `sonde.ops.sequence` for the loop.
 
@@ -48,7 +47,7 @@ def dense_gates(
         x: `(..., in)`.
         kernels: `(in, out)` each.
         biases: `(out,)` each, or None.
-        dtype: what to compute in; None finds it from the arrays.
+        dtype: the dtype to compute in; None derives it from the arrays.
         promote_dtype: how the arrays are cast to `dtype`.
 
     Returns:
@@ -75,10 +74,10 @@ def lstm(
         memory: the cell's memory `c`.
         i: input gate.
         f: forget gate.
-        g: what may be written.
+        g: candidate for the memory.
         o: output gate.
         gate_fn: activation of the gates.
-        activation_fn: activation of what is written and of the memory.
+        activation_fn: activation of the candidate and of the memory.
 
     Returns:
         `((new memory, output), output)`.
@@ -103,7 +102,7 @@ def conv_lstm(memory: jax.Array, gates: jax.Array) -> tuple[Pair, jax.Array]:
 
     Args:
         memory: the cell's memory `c`.
-        gates: the sums at input gate, what may be written, forget gate and output gate, side by side.
+        gates: the sums at input gate, candidate, forget gate and output gate, concatenated.
 
     Returns:
         `((new memory, output), output)`.
@@ -128,8 +127,8 @@ def gru(
         hidden: the state before.
         r: the sum at the reset gate.
         z: the sum at the update gate.
-        n_input: what the inputs add to the candidate.
-        n_hidden: what the state adds to the candidate, before the reset gate.
+        n_input: the contribution of the inputs to the candidate.
+        n_hidden: the contribution of the state to the candidate, before the reset gate.
         gate_fn: activation of the gates.
         activation_fn: activation of the candidate.
 
@@ -157,9 +156,9 @@ def mgu(
     Args:
         hidden: the state before.
         f: the sum at the gate.
-        n_input: what the inputs add to the candidate.
-        n_hidden: what the state adds to the candidate.
-        reset_gate: whether the gate also weighs `n_hidden`.
+        n_input: the contribution of the inputs to the candidate.
+        n_hidden: the contribution of the state to the candidate.
+        reset_gate: whether the gate also scales `n_hidden`.
         gate_fn: activation of the gate.
         activation_fn: activation of the candidate.
 
@@ -175,11 +174,11 @@ def mgu(
 def simple_rnn(
     hidden: jax.Array, total: jax.Array, *, residual: bool = False, activation_fn: Activation = jnp.tanh
 ) -> tuple[jax.Array, jax.Array]:
-    """A step of the plainest recurrent cell.
+    """A step of the simplest recurrent cell.
 
     Args:
         hidden: the state before.
-        total: the sum of what the inputs and the state bring.
+        total: the sum of the contributions of the inputs and the state.
         residual: add the state before the activation.
         activation_fn: the activation.
 
@@ -191,7 +190,7 @@ def simple_rnn(
 
 
 def check_carry(carry: Any, inputs: jax.Array, features: int, *, parts: int) -> None:
-    """The memory of a cell must fit the inputs: the same batch axes and `features` at the end.
+    """Checks that the memory of a cell fits the inputs: the same batch axes, and `features` at the end.
 
     Raises:
         LayerInputError: it does not.
@@ -203,5 +202,5 @@ def check_carry(carry: Any, inputs: jax.Array, features: int, *, parts: int) -> 
         expected = (*inputs.shape[:-1], features)
         if getattr(x, "ndim", 0) != len(expected) or x.shape[-1] != features:
             raise LayerInputError(
-                f"`carry` has the wrong shape: expected {expected} beside inputs {describe(inputs)}, got {describe(x)}."
+                f"`carry` has the wrong shape: expected {expected} for inputs {describe(inputs)}, got {describe(x)}."
             )

@@ -1,12 +1,12 @@
-"""Rotary position embeddings, and the ways in which checkpoints stretch them to longer texts.
+"""Rotary position embeddings, and the ways in which checkpoints scale them to longer texts.
 
-A head's features are taken in pairs, and every pair is turned by an angle: position times the frequency of the pair.
+A head's features are taken in pairs, and every pair is rotated by an angle: position times the frequency of the pair.
 Feature `i` is paired with feature `i + width/2` (the layout of Hugging Face checkpoints), or with its neighbour if
-`interleaved`. Only the first `width` features turn; the rest pass unchanged.
+`interleaved`. Only the first `width` features are rotated; the rest pass unchanged.
 
 Sharp edge: `dynamic` and `longrope` frequencies depend on the length of the text. Here that is the length of each row,
-so that a text gives the same numbers whatever is beside it in a batch; `transformers` takes the longest row for all.
-A cache of keys and values holds only while the frequencies stay the same.
+so that a text gives the same numbers whatever else is in its batch; `transformers` takes the longest row for all. A
+cache of keys and values is valid only while the frequencies stay the same.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Rotary:
     """Frequencies of a rotary embedding.
 
     Attributes:
-        width: how many features of a head turn.
+        width: how many features of a head are rotated.
         theta: the base of the frequencies.
         kind: how the frequencies are scaled, one of `KINDS`.
         factor: by how much the trained length is stretched.
         trained_length: positions that the model was trained on before it was stretched.
         low_factor: `llama3`: wavelengths longer than `trained_length / low_factor` are stretched in full.
         high_factor: `llama3`: wavelengths shorter than `trained_length / high_factor` stay.
-        beta_fast: `yarn`: pairs that turn more often than this within the trained length stay.
-        beta_slow: `yarn`: pairs that turn less often than this are stretched in full.
+        beta_fast: `yarn`: pairs that rotate more often than this within the trained length stay.
+        beta_slow: `yarn`: pairs that rotate less often than this are stretched in full.
         truncate: `yarn`: whether the two limits are rounded to whole pairs.
-        scale: what cosines and sines are multiplied with; None: as the kind says.
-        mscale: `yarn`: with `mscale_all_dim`, decides `scale`.
+        scale: what cosines and sines are multiplied by; None: chosen by the kind.
+        mscale: `yarn`: together with `mscale_all_dim`, determines `scale`.
         mscale_all_dim: see `mscale`.
         short_factors: `longrope`: a divisor for every pair up to the trained length.
         long_factors: `longrope`: a divisor for every pair beyond it.
@@ -65,9 +65,9 @@ class Rotary:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise LayerInputError(f"rotary embeddings know the scalings {', '.join(KINDS)}, got {self.kind!r}.")
+            raise LayerInputError(f"unknown scaling {self.kind!r} of rotary embeddings; known are {', '.join(KINDS)}.")
         if self.width % 2:
-            raise LayerInputError(f"a rotary embedding turns pairs of features, got {self.width} features.")
+            raise LayerInputError(f"a rotary embedding rotates pairs of features, got {self.width} features.")
 
     @classmethod
     def from_config(
@@ -77,7 +77,7 @@ class Rotary:
 
         Args:
             scaling: the entry, or None.
-            width: how many features of a head turn.
+            width: how many features of a head are rotated.
             theta: the base of the frequencies.
             max_positions: `max_position_embeddings` of the config.
             original: `original_max_position_embeddings` of the config itself, if it has one.
@@ -87,7 +87,7 @@ class Rotary:
         trained = told.get("original_max_position_embeddings", original) or max_positions
         factor = told.get("factor")
         if kind in ("longrope", "su"):
-            # Two lengths say more than a factor, which some checkpoints have besides them.
+            # The two lengths take precedence over a factor, which some checkpoints also have.
             kind, factor = "longrope", factor if original is None and factor else max_positions / trained
         return cls(
             width=width,
@@ -113,14 +113,14 @@ class Rotary:
         return self.kind == "dynamic" or (self.kind == "longrope" and self.short_factors != self.long_factors)
 
     def changes_between(self, first: int, last: int) -> bool:
-        """Whether a text has other frequencies when it is `first` than when it is `last` tokens long."""
+        """Whether the frequencies differ between texts of `first` and of `last` tokens."""
         if not self.depends_on_length or last <= self.trained_length:
             return False
         return self.kind == "dynamic" or first <= self.trained_length
 
 
 def rotary_frequencies(rotary: Rotary) -> np.ndarray:
-    """The angle by which every pair turns from one position to the next, for texts of the trained length.
+    """The angle by which every pair is rotated from one position to the next, for texts of the trained length.
 
     Example:
         >>> rotary_frequencies(Rotary(4, theta=100.0)).tolist()
@@ -141,7 +141,7 @@ def rotary_frequencies(rotary: Rotary) -> np.ndarray:
 
 
 def rotary_scale(rotary: Rotary) -> float:
-    """What cosines and sines are multiplied with."""
+    """What cosines and sines are multiplied by."""
     if rotary.scale is not None:
         return float(rotary.scale)
     if rotary.kind == "yarn":
@@ -161,7 +161,7 @@ def rotary_tables(
     Args:
         positions: integers, `(batch..., length)`.
         rotary: the frequencies.
-        length: how long each text is, broadcast to `(batch..., 1)`, where frequencies depend on it; up to the last of
+        length: the length of each text, broadcast to `(batch..., 1)`, if frequencies depend on it; up to the last of
             the positions if None.
 
     Returns:
@@ -184,7 +184,7 @@ def rotary_tables(
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = False) -> jax.Array:
-    """Turns the first features of every head.
+    """Rotates the first features of every head.
 
     Args:
         x: `(batch..., length, heads, depth)`.
@@ -206,7 +206,7 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = 
     """
     pairs = cos.shape[-1]
     if 2 * pairs > x.shape[-1]:
-        raise LayerInputError(f"{pairs} pairs of features turn, but a head has only {x.shape[-1]} features.")
+        raise LayerInputError(f"{pairs} pairs of features are rotated, but a head has only {x.shape[-1]} features.")
     cos, sin = cos[..., None, :], sin[..., None, :]
     turning, rest = x[..., : 2 * pairs].astype(jnp.float32), x[..., 2 * pairs :]
     if interleaved:
@@ -254,7 +254,7 @@ def _at_length(rotary: Rotary, length: jax.Array) -> jax.Array:
     if rotary.kind == "longrope":
         short, long = (_plain(rotary.width, rotary.theta) / np.asarray(f, np.float32) for f in _factors(rotary))
         return jnp.where(length > rotary.trained_length, long, short)
-    # The base grows with the text, so that the slowest pair never turns further than it did in training.
+    # The base grows with the text, so that the slowest pair never rotates further than in training.
     ratio = jnp.maximum(length, rotary.trained_length) / rotary.trained_length
     stretch = (rotary.factor * ratio - (rotary.factor - 1)) ** (rotary.width / (rotary.width - 2))
     exponents = np.arange(0, rotary.width, 2, dtype=np.float32) / rotary.width

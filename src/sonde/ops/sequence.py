@@ -1,12 +1,11 @@
-"""The loop of recurrent layers: over time, either way, for sequences of different lengths.
+"""The loop of recurrent layers: over time, in either direction, for sequences of different lengths.
 
-The loop itself is given by the caller (`jax.lax.scan`, or the scan of a module system, which also carries the
-module's state); here is what stands around it: where the time axis is, reversing, and which memory is the
-last one.
+The caller provides the loop itself (`jax.lax.scan`, or the scan of a module system, which also carries the module's
+state). This file does the rest: it moves the time axis, reverses sequences, and finds the last memory.
 
 Sharp edges:
-- Steps after the end of a sequence are computed like any other; their outputs mean nothing. Only the last
-  memory is taken from where the sequence ends.
+- Steps after the end of a sequence are computed like any other; ignore their outputs. Only the last memory is taken
+  from where the sequence ends.
 - A sequence of length 0 counts as one of full length.
 """
 
@@ -28,7 +27,7 @@ Loop = Callable[[Carry, Any], tuple[Carry, Any]]
 def flip_sequences(
     inputs: jax.Array, seq_lengths: jax.Array | None, num_batch_dims: int, time_major: bool
 ) -> jax.Array:
-    """Reverse sequences in time; padding stays behind them.
+    """Reverse sequences in time; padding stays after them.
 
     Args:
         inputs: `(batch..., time, ...)`, or `(time, batch..., ...)` if time-major.
@@ -50,7 +49,7 @@ def flip_sequences(
         return jnp.flip(inputs, axis=axis)
     steps = inputs.shape[axis]
     step = jnp.expand_dims(jnp.arange(steps), [i for i in range(num_batch_dims + 1) if i != axis])
-    # A full sequence ends where it begins. What is behind an end is reversed too, in its own place.
+    # A full sequence ends where it begins. The padding after an end is reversed too, within itself.
     end = jnp.expand_dims(seq_lengths % steps, axis)
     source = jnp.where(step < end, end - 1 - step, end + steps - 1 - step)
     return jnp.take_along_axis(inputs, jnp.expand_dims(source, [*range(source.ndim, inputs.ndim)]), axis=axis)
@@ -71,14 +70,14 @@ def run_sequence(
 
     Args:
         loop: `(carry, steps, keep_carries) -> (carry, outputs, carries)`: runs the cell over the first axis
-            of `steps`; `carries` are the memories after every step if asked for, else None.
+            of `steps`; `carries` are the memories after every step if `keep_carries`, else None.
         initial_carry: the memory at the start.
         inputs: `(batch..., time, features...)`, or `(time, batch..., features...)` if time-major.
         num_feature_axes: how many axes the features have.
         seq_lengths: `(batch...)`: how long every sequence is; None means all are full.
         time_major: whether time is the first axis.
-        reverse: from the last step to the first.
-        keep_order: if reversed, give the outputs in the order of the inputs.
+        reverse: whether to run from the last step to the first.
+        keep_order: if reversed, whether to return the outputs in the order of the inputs.
 
     Returns:
         The memory after the last step of every sequence, and the outputs of all steps.
@@ -118,7 +117,7 @@ def run_sequence(
 
 
 def scan_loop(step: Callable[[Carry, Any], tuple[Carry, Any]], *, unroll: int = 1) -> Any:
-    """A loop for `run_sequence` by `jax.lax.scan`, for a cell that is a pure function."""
+    """Makes a loop for `run_sequence` from `jax.lax.scan`, for a cell that is a pure function."""
 
     def loop(carry: Carry, steps: Any, keep_carries: bool) -> tuple[Carry, Any, Any]:
         def body(c: Carry, x: Any) -> tuple[Carry, Any]:

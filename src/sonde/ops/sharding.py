@@ -1,4 +1,4 @@
-"""Shardings on meshes with explicit axes, where JAX asks that what meets in an operation is sharded alike."""
+"""Shardings on meshes with explicit axes, where JAX requires that the operands of an operation are sharded alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def spec_of(x: jax.Array) -> tuple[Any, ...]:
 
 
 def sharded_as(x: jax.Array, other: jax.Array) -> jax.Array:
-    """An array with the explicit sharding of another one of the same shape; as it is where there is none.
+    """An array with the explicit sharding of another one of the same shape; unchanged if there is none.
 
     Example:
         >>> import jax.numpy as jnp
@@ -29,7 +29,7 @@ def sharded_as(x: jax.Array, other: jax.Array) -> jax.Array:
 def spec_of_rows(indices: jax.Array, table: jax.Array) -> PartitionSpec | None:
     """How rows that are looked up in a table are sharded: as the indices, then as the table's features.
 
-    None if neither is explicitly sharded, or if both are over the same mesh axes, where it is for the caller to say.
+    None if neither is explicitly sharded, or if both are over the same mesh axes: then the caller must choose.
     """
     spec = (*spec_of(indices), *spec_of(table)[1:])
     used = [axis for entry in spec for axis in ((entry,) if isinstance(entry, str) else entry or ())]

@@ -32,14 +32,14 @@ def weight_norm(
     epsilon: float = 1e-12,
     dtype: Dtype | None = None,
 ) -> jax.Array:
-    """Give every feature of a weight the length 1, or a learnt one.
+    """Give every feature of a weight the length 1, or a learned length.
 
     Args:
         value: the weight.
         scale: with the feature axes, or None.
-        feature_axes: the axes that are kept apart; None takes one length for all.
+        feature_axes: the axes that have a length per index; None takes one length for all.
         epsilon: added to the squared length.
-        dtype: of the result; None finds it from weight and scale.
+        dtype: of the result; None derives it from weight and scale.
 
     Returns:
         An array shaped as `value`.
@@ -70,32 +70,32 @@ def spectral_norm(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Divide a weight by an estimate of its largest singular value, by power iteration.
 
-    A weight with more than two axes is taken as a matrix, its last axis being the columns.
+    A weight with more than two axes is treated as a matrix whose columns are the last axis.
 
     Args:
-        value: the weight, with two axes at least.
-        u: `(1, columns)`: where the last iteration ended.
+        value: the weight, with at least two axes.
+        u: `(1, columns)`: the result of the last iteration.
         n_steps: how many iterations.
         epsilon: added to squared lengths.
-        dtype: of the result; None finds it from the weight.
+        dtype: of the result; None derives it from the weight.
 
     Returns:
         The divided weight, the new `u`, and the singular value. No gradient flows through the iteration
         itself.
 
     Raises:
-        LayerInputError: the weight has fewer than two axes, or no step is asked for.
+        LayerInputError: the weight has fewer than two axes, or `n_steps` is less than 1.
     """
     if value.ndim < 2:
-        raise LayerInputError(f"spectral norm needs a weight with two axes at least, got {describe(value)}.")
+        raise LayerInputError(f"spectral norm needs a weight with at least two axes, got {describe(value)}.")
     if n_steps < 1:
-        raise LayerInputError(f"`n_steps` must be 1 at least, got {n_steps}.")
+        raise LayerInputError(f"`n_steps` must be at least 1, got {n_steps}.")
     matrix = jnp.reshape(value, (-1, value.shape[-1]))
     rows = columns = u
     for _ in range(n_steps):
         rows = l2_normalize(columns @ matrix.T, epsilon=epsilon)
         columns = l2_normalize(rows @ matrix, epsilon=epsilon)
-    # The vectors count as constants: sigma is then linear in the weight, and its gradient what it should be.
+    # The vectors are treated as constants: sigma is then linear in the weight, which gives the right gradient.
     rows, u = lax.stop_gradient((rows, columns))
     sigma = jnp.squeeze(rows @ matrix @ u.T)
     divisor = jnp.where(sigma != 0, sigma, jnp.ones_like(sigma))
@@ -105,5 +105,5 @@ def spectral_norm(
 
 
 def initial_u(rng: jax.Array, columns: int, dtype: Dtype = jnp.float32) -> jax.Array:
-    """A start for the power iteration: small random numbers, shape `(1, columns)`."""
+    """The initial vector of the power iteration: small random numbers, shape `(1, columns)`."""
     return jax.nn.initializers.normal()(rng, (1, columns), dtype)

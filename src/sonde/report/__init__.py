@@ -1,4 +1,4 @@
-"""A look at a model that a person can read: what is wrong first, then everything that was seen.
+"""A readable report about a model: what is wrong first, then everything that was seen.
 
 examine(f)(*args)       runs `f` once and returns a `Report`
 Report                  findings, statistics and pictures; `.write("report.html")` makes a page that opens from disk

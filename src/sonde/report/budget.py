@@ -11,7 +11,7 @@ _FEW_POSITIONS, _LEAST_POSITIONS, _FEW_HEADS = 32, 16, 8
 
 
 def fitting(pictures: Sequence[Picture], budget: int) -> list[Picture]:
-    """The pictures that fit into some bytes, in the order given.
+    """The pictures that fit into a number of bytes, in the order given.
 
     Args:
         pictures: All there are.
@@ -23,7 +23,7 @@ def fitting(pictures: Sequence[Picture], budget: int) -> list[Picture]:
         if _size(smaller) == _size(shrunk):
             break
         shrunk = smaller
-    # Matrices are nice to have: they come last, and what does not fit is left out.
+    # Matrices matter least: they come last, and those that do not fit are left out.
     order = sorted(range(len(shrunk)), key=lambda i: shrunk[i].kind == "matrix")
     kept, used = set(), 0
     for i in order:

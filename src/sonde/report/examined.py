@@ -1,4 +1,4 @@
-"""What was seen at each site, read on the host: statistics and traits step by step, and pictures.
+"""The data of each site, read on the host: statistics and traits step by step, and pictures.
 
 A step is one call and, in loops, one iteration. `Examined` is one array at one path with all its steps; the findings
 and the page are made from nothing else.
@@ -28,7 +28,7 @@ class Step:
 
     Attributes:
         row: Where it is, and its statistics.
-        traits: What was counted beyond them; empty unless it is of floating point.
+        traits: Further counts; empty unless it is of floating point.
     """
 
     row: Row
@@ -71,9 +71,9 @@ class Examined:
         dtype: Its dtype.
         source: The line of the user's code.
         values: The values, by call and iteration.
-        gradients: The gradients, by call and iteration; none where nothing came back.
-        only_looked_at: Whether a module system marked it, to be looked at and not to be computed with.
-        unreached: Whether a backward pass ran and no gradient came to this array: nothing differentiable uses it.
+        gradients: The gradients, by call and iteration; empty if there are none.
+        only_looked_at: Whether a module system marked it only for reading: the program does not use the marked value.
+        unreached: Whether a backward pass ran but no gradient reached this array: nothing differentiable uses it.
         pictures: Small pictures of the value.
     """
 
@@ -100,7 +100,7 @@ class Examined:
 
 
 def is_shares(steps: Sequence[Step]) -> bool:
-    """Whether all rows are numbers from 0 to 1 that add up to 1: attention weights, probabilities, one-hot codes."""
+    """Whether every row has numbers from 0 to 1 that add up to 1: attention weights, probabilities, one-hot codes."""
     rows = [(step.trait("rows_of_shares"), step.trait("rows")) for step in steps]
     return bool(rows) and all(0 < n == of for n, of in rows)
 
@@ -110,7 +110,7 @@ _GAP = 5
 
 
 def masked(s: Statistics) -> bool:
-    """Whether some elements are huge negative numbers far from all others, as masks put into attention scores."""
+    """Whether some elements are huge negative numbers far from all others, as masks put them into attention scores."""
     if s.histogram is None or not s.histogram[_OUTER]:
         return False
     return bool(s.histogram[1:].any()) and not s.histogram[_OUTER + 1 : _OUTER + 1 + _GAP].any()
@@ -128,7 +128,7 @@ def _rms_without_mask(s: Statistics) -> float:
 
 
 def examined(records: Records) -> tuple[list[Examined], list[Row]]:
-    """What was seen at each site in program order, and all rows in the order of `tools.Summary`.
+    """The data of each site in program order, and all rows in the order of `tools.Summary`.
 
     Args:
         records: What `watching.watch` returned, with NumPy arrays.
@@ -140,7 +140,7 @@ def examined(records: Records) -> tuple[list[Examined], list[Row]]:
         reached = list(_reached(records[path]))
         for seen in all_seen:
             stats, cuts = (seen.value, []) if seen.gradient else seen.value
-            # Also what has no numbers, such as random keys and branches that were not taken, is on the list.
+            # Sites without numbers, such as random keys and branches that were not taken, are listed too.
             for i, part in enumerate(seen.parts):
                 of_part.setdefault(part, _Gathered(seen, i))
             if not seen.types:
@@ -185,7 +185,7 @@ class _Gathered:
 
 
 def _reached(record: Record) -> Iterator[tuple[int, ...]]:
-    """Per call, which of the arrays a gradient came to."""
+    """Per call, which of the arrays got a gradient."""
     for call, _ in record.calls():
         spec = call.value if not call.value.view.is_value else call.grads[0][1] if call.grads else None
         yield () if spec is None else spec.view.gradient_of or ()

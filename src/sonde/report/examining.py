@@ -1,4 +1,4 @@
-"""`examine`: one look at a program, with everything that is wrong with it said first."""
+"""`examine`: runs a program once and reports on it, problems first."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def examine(
     names: Any = None,
     progress: Progress | None = None,
 ) -> Callable[..., Report]:
-    """A function that runs `f` once, looks at everything that passes its sites, and reports.
+    """Makes a function that runs `f` once, examines the values at its sites, and returns a report.
 
     Statistics and pictures are made on the device; no whole activation leaves it.
 
     Args:
         f: Any callable: a function, a jitted training step, a model.
         *patterns: Which sites, as in `sonde.capture`. All, if none are given.
-        grads: Whether to look at gradients too, of what is differentiated inside `f`.
+        grads: Whether to examine gradients too, of what is differentiated inside `f`.
         inside: Code without sites to look into, as in `sonde.capture`.
-        title: What the report is called; the name of `f` by default.
-        tokens: What stands at each position, for pictures of attention and of values by position: strings, or numbers
-            of tokens; of a batch, those of the first example.
-        names: What shows a token that is a number: a function, a list of strings, or a tokenizer (with `decode`).
-        progress: Called with what is being done and how much of all is done, from 0 to 1.
+        title: The title of the report; the name of `f` by default.
+        tokens: Labels of the positions, for pictures of attention and of values by position: strings, or token ids; for
+            a batch, those of the first example.
+        names: Turns token ids into strings: a function, a list of strings, or a tokenizer (with `decode`).
+        progress: Called with the current activity and the fraction done, from 0 to 1.
 
     Returns:
         A function with the arguments of `f` that returns a `Report`. If `f` fails, it is run a second time with nothing
-        compiled, so that there are values up to the failure, and the report says what it failed with.
+        compiled, so that there are values up to the failure, and the report describes the failure.
 
     Raises:
         NoSuchSiteError: When called: a pattern matches no site.
@@ -97,12 +97,12 @@ def examine(
 def _again(
     f: Any, wanted: Any, args: Any, kwargs: Any, grads: bool, inside: Any, first: Watched
 ) -> tuple[Watched, Failure]:
-    """After a failure: the run that shows more, of the one that failed and one in which nothing is compiled."""
+    """After a failure, runs again without compiling; returns the run that shows more."""
     assert first.error is not None
     try:
         with jax.disable_jit():
             second = watch(f, wanted, args, kwargs, grads=grads, inside=inside)
-    except SondeError:  # a pattern that matches nothing, now that the program runs to its end: the first run stands
+    except SondeError:  # a pattern matches nothing now that the program runs to its end: keep the first run
         second = first
     if second.error is None:
         return second, failure(first.error, _last_site(first), only_compiled=True)

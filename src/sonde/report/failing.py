@@ -1,4 +1,4 @@
-"""A program that fails inside: what it failed with, on which line of the user's code, after which site."""
+"""The failure of a program: the exception, the line of the user's code, the last site before it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _HELP = (
     "Compare its shape and dtype with what the line expects."
 )
 _ONLY_COMPILED = (
-    "The program runs to its end when nothing is compiled, so the code meets a tracer where it needs a number: use "
-    "jnp.where, lax.cond or static_argnums for what decides."
+    "The program runs to its end when nothing is compiled, so the code gets a tracer where it needs a number: use "
+    "jnp.where, lax.cond or static_argnums for the condition."
 )
 
 
@@ -31,7 +31,7 @@ class Failure:
         kind: The name of its type.
         message: Its text.
         source: The innermost line of the user's code, as `file:line`; `""` if unknown.
-        code: What is on that line.
+        code: The text of that line.
         last_site: The path of the last site that was reached; `""` if none was.
         only_compiled: Whether the program succeeds when nothing is compiled.
     """
@@ -46,7 +46,7 @@ class Failure:
 
     @property
     def finding(self) -> Finding:
-        """What to say first."""
+        """The finding to report first."""
         first_line = self.message.strip().partition("\n")[0]
         after = f" after {self.last_site}" if self.last_site else " before the first site"
         where = f" on line {self.source.rpartition(':')[2]} ({self.code})" if self.source else ""
@@ -56,7 +56,7 @@ class Failure:
 
 
 def failure(error: Exception, last_site: str, *, only_compiled: bool) -> Failure:
-    """What is known of an exception."""
+    """Describes an exception."""
     source, code = "", ""
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith((*_LIBRARIES, "<frozen")) and "site-packages" not in frame.filename:

@@ -1,7 +1,7 @@
 """The page: one HTML file with its style, script and data inside, which opens from disk without a network.
 
 The style and the script are files of the package, `assets/`. The data is JSON in a script element of a type that
-browsers do not run; what could end that element, or is a line break in scripts but not in JSON, is escaped. The script
+browsers do not run; characters that could end that element, or that break lines in scripts, are escaped. The script
 sets every name and number as text, never as markup.
 """
 
@@ -26,11 +26,11 @@ def page(data: dict[str, Any]) -> str:
     Args:
         data: What `Report.to_json` returns.
     """
-    # One function around all files: none of their names is a name of the page.
+    # All files are in one function, so that their names are not global.
     script = "\n".join(['(() => {\n"use strict";', *map(_asset, _SCRIPTS), "})();"])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
-        # Nothing is loaded, and no script runs but this one, whatever the names of sites may hold.
+        # Nothing is loaded, and no other script runs, whatever the names of sites contain.
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         "title": html.escape(str(data["title"])),
         "style": "\n".join(map(_asset, _STYLES)),
@@ -41,7 +41,7 @@ def page(data: dict[str, Any]) -> str:
 
 
 def script_safe(data: Any) -> str:
-    r"""JSON that can stand inside a script element.
+    r"""JSON that is safe inside a script element.
 
     Example:
         >>> script_safe("</script><!--")

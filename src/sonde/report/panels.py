@@ -1,4 +1,4 @@
-"""What else a page may show: pictures, lines and text that the caller makes, each with a sentence that explains it."""
+"""Panels that a caller adds to a page: pictures, lines and text, each with a caption."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Panel:
 
     Attributes:
         title: Its heading.
-        caption: A sentence that says what one is looking at.
+        caption: A sentence that explains it.
         code: The Python that makes it, shown on request.
     """
 
@@ -48,12 +48,12 @@ class HeatMap(Panel):
         values: Two axes: rows, columns.
         rows: A label for each row; numbers if empty.
         columns: A label for each column; numbers if empty.
-        row_title: What the rows are.
-        column_title: What the columns are.
+        row_title: The title of the rows.
+        column_title: The title of the columns.
         signed: Whether zero is the middle: blue below, red above. By default if there are negative numbers.
-        low: What the darkest colour stands for; the smallest value by default.
-        high: What the brightest colour stands for; the largest value by default.
-        texts: What is written into the cells, row by row; the numbers, if empty.
+        low: The value of the darkest colour; the smallest value by default.
+        high: The value of the brightest colour; the largest value by default.
+        texts: Texts for the cells, row by row; the numbers, if empty.
 
     Example:
         >>> panel = HeatMap(title="Patching", values=[[0.1, 0.9], [0.0, 0.2]], rows=["layer 0", "layer 1"])
@@ -73,12 +73,12 @@ class HeatMap(Panel):
 
     @classmethod
     def of(cls, result: Drawn, tokens: Sequence[str] = (), names: Any = None) -> HeatMap:
-        """What a tool returned, such as a `Sweep` or a `Lens`.
+        """A heat map of what a tool returned, such as a `Sweep` or a `Lens`.
 
         Args:
-            result: What can draw itself.
-            tokens: What stands at each position; used if columns are positions, and there is one for each.
-            names: What shows a token that is a number, as in `Lens.table`.
+            result: A result that can draw itself.
+            tokens: Labels of the positions; used if columns are positions, and there is one for each.
+            names: Turns token ids into strings, as in `Lens.table`.
         """
         heat = result.heat(None, names)
         fits = heat.column_title == POSITION and len(tokens) == len(heat.columns)
@@ -103,7 +103,7 @@ class HeatMap(Panel):
             )
         for labels, n, what in ((self.rows, values.shape[0], "rows"), (self.columns, values.shape[1], "columns")):
             if labels and len(labels) != n:
-                raise ValueError(f"HeatMap {self.title!r} has {n} {what} and {len(labels)} labels for them")
+                raise ValueError(f"HeatMap {self.title!r} has {n} {what} but {len(labels)} labels for them")
 
     @property
     def data(self) -> dict[str, Any]:
@@ -130,9 +130,9 @@ class Lines(Panel):
 
     Attributes:
         lines: The heights of each curve, by name. Long curves are thinned out.
-        x: The places of the points; 0, 1, 2, ... if None.
-        x_title: What the horizontal axis is.
-        y_title: What the vertical axis is.
+        x: The positions of the points; 0, 1, 2, ... if None.
+        x_title: The title of the horizontal axis.
+        y_title: The title of the vertical axis.
         log: Whether the vertical axis is logarithmic.
 
     Example:
@@ -175,7 +175,7 @@ class Text(Panel):
     """Some paragraphs, separated by empty lines.
 
     Attributes:
-        text: The text. Nothing in it is read as markup.
+        text: The text. It is not interpreted as markup.
     """
 
     text: str

@@ -43,7 +43,7 @@ class Picture:
 
     @property
     def values(self) -> np.ndarray:
-        """The numbers that the levels stand for; NaN for what is not finite."""
+        """The numbers that the levels represent; NaN for those that are not finite."""
         if not np.isfinite(self.low):
             return np.full(self.levels.shape, np.nan)
         share = self.levels.astype(np.float64) / (MISSING - 1)
@@ -51,7 +51,7 @@ class Picture:
 
 
 def pictures_of(cuts: Mapping[str, Any], seen: Seen, index: int) -> list[Picture]:
-    """The pictures of one array of a value: of a loop, those of the first and the last iteration; of attention all."""
+    """The pictures of one array of a value: for a loop, of the first and the last iteration; for attention, of all."""
     if not cuts:
         return []
     found = []
@@ -60,7 +60,7 @@ def pictures_of(cuts: Mapping[str, Any], seen: Seen, index: int) -> list[Picture
         if kind != "attention":
             steps = _ends(steps)
         for at, iteration, _ in steps:
-            at = at + (0,) * (np.ndim(cut["low"]) - len(at))  # of several devices, the first
+            at = at + (0,) * (np.ndim(cut["low"]) - len(at))  # with several devices, the first
             found.append(
                 Picture(
                     seen.path,
@@ -82,11 +82,11 @@ def _ends(found: list[Any]) -> list[Any]:
 
 
 def decided(found: Sequence[Picture], *, shares: bool) -> list[Picture]:
-    """The pictures of an array to show: of attention all, of anything else the first and the last.
+    """The pictures of an array to show: all of attention, otherwise the first and the last.
 
     Args:
         found: All that were taken.
-        shares: Whether the rows add up to one. Only then what looks like attention by its shape is attention.
+        shares: Whether the rows add up to one. Only then is an array with the shape of attention taken as attention.
     """
     kinds = {picture.kind for picture in found}
     if "attention" in kinds and (shares or "features" not in kinds):

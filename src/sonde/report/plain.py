@@ -13,7 +13,7 @@ DIGITS = 6
 
 
 def number(x: Any) -> float | int | str | None:
-    """A number as JSON may hold it.
+    """A number in a form that JSON can hold.
 
     Example:
         >>> number(1 / 3), number(float("inf")), number(7)
@@ -33,7 +33,7 @@ def number(x: Any) -> float | int | str | None:
 
 
 def plain(x: Any) -> Any:
-    """Nested dicts, lists and arrays as JSON may hold them."""
+    """Nested dicts, lists and arrays in a form that JSON can hold."""
     if x is None or isinstance(x, (str, bool)):
         return x
     if isinstance(x, Mapping):
@@ -46,7 +46,7 @@ def plain(x: Any) -> Any:
 
 
 def counted(n: int, word: str) -> str:
-    """A number and what it counts.
+    """A number with its noun.
 
     Example:
         >>> counted(1, "site"), counted(2, "site")

@@ -1,4 +1,4 @@
-"""What `examine` returns: findings, statistics and pictures of one run, for the terminal, for machines, as a page."""
+"""What `examine` returns: findings, statistics and pictures of one run, for the terminal, as JSON, and as a page."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ PICTURE_BYTES = 1_500_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """What was seen in one run of a program.
+    """The report on one run of a program.
 
     Attributes:
-        title: What the report is called.
+        title: The title of the report.
         findings: What is wrong, most serious first.
-        sites: What was seen at each site, in program order: one entry per array.
+        sites: The data of each site, in program order: one entry per array.
         summary: The statistics as `tools.summarize` gives them.
-        failure: What the program failed with; None if it did not.
+        failure: The failure of the program; None if it did not fail.
         result: What the program returned; None if it failed.
-        panels: What was added with `add`.
-        tokens: What stands at each position, for pictures in which positions are rows or columns.
+        panels: The panels added with `add`.
+        tokens: Labels of the positions, for pictures in which positions are rows or columns.
     """
 
     title: str
@@ -75,8 +75,8 @@ class Report:
         Args:
             panel: A `HeatMap`, `Lines` or `Text`; or what a tool returned, such as a sweep or a lens, whose positions
                 are named by the tokens of the report.
-            tokens: Other tokens for the positions of what a tool returned: strings, or numbers of tokens.
-            names: What shows a token that is a number: a function, a list of strings, or a tokenizer (with `decode`).
+            tokens: Other labels for the positions of what a tool returned: strings, or token ids.
+            names: Turns token ids into strings: a function, a list of strings, or a tokenizer (with `decode`).
         """
         if isinstance(panel, Drawn):
             given = self.tokens if tokens is None else words(tokens, names)
@@ -94,7 +94,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Everything on the page as plain Python data.
 
-        Numbers have six significant digits. What JSON cannot hold is written as a string: `"NaN"`, `"Infinity"`,
+        Numbers have six significant digits. Numbers that JSON cannot hold are strings: `"NaN"`, `"Infinity"`,
         `"-Infinity"`.
         """
         failed = self.failure

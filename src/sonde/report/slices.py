@@ -1,9 +1,9 @@
-"""Small pictures of a value, cut out where the array is: a few examples, heads, channels; never a whole activation.
+"""Small pictures of a value, made on its device: a few examples, heads, channels; never a whole activation.
 
 A picture leaves the device as bytes: a level from 0 to 254 between the smallest and the largest finite value of the
 picture, 255 for what is not finite. Inside loops, where there is one per iteration, pictures are smaller.
 
-What an array shows is guessed from its shape. Where two guesses fit, both pictures are taken and the host, which knows
+The kind of picture is guessed from the shape. Where two guesses fit, both pictures are taken, and the host, which knows
 whether the rows are attention weights, drops one.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 Kind = Literal["attention", "features", "matrix"]
 MISSING = 255
-"""The level of what is not finite."""
+"""The level of numbers that are not finite."""
 _ATTENTION_NAME = re.compile(r"att|weights|pattern|scores|probs", re.IGNORECASE)
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a site as plain data: what the page draws and `Report.to_json` returns."""
+"""The numbers of a site as plain data: for the page and for `Report.to_json`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from sonde.report.plain import number, plain
 from sonde.tools.statistics import Statistics
 
 HEAD_SCORES: tuple[str, ...] = ("previous", "first", "same")
-"""What a head may look at: the token before, the first token, the token itself."""
+"""Keys that a head may attend to: the token before, the first token, the token itself."""
 _MOST_POINTS = 128  # of a series over calls and iterations
 _LEAST_POINTS = 24
 _ALL_POINTS = 40_000  # of all series of a page together
 
 
 def sites_data(sites: Sequence[Examined]) -> list[dict[str, Any]]:
-    """All sites; long series are thinned out, the more the more of them there are."""
+    """The data of all sites; long series are thinned out, more so if there are many."""
     several = sum(len(steps) > 1 for site in sites for steps in (site.values, site.gradients))
     points = min(_MOST_POINTS, max(_LEAST_POINTS, _ALL_POINTS // max(several, 1)))
     return [site_data(site, points) for site in sites]
 
 
 def site_data(site: Examined, points: int = _MOST_POINTS) -> dict[str, Any]:
-    """One array at one site; `points` is how many calls and iterations are told apart."""
+    """One array at one site; `points` is the maximum number of calls and iterations."""
     return {
         "path": site.path,
         "part": site.part,
@@ -44,7 +44,7 @@ def site_data(site: Examined, points: int = _MOST_POINTS) -> dict[str, Any]:
 
 
 def _heads(site: Examined) -> dict[str, Any] | None:
-    """Of attention, the share of it that each head gives to some keys: the mean of all queries but the first."""
+    """For attention, the share that each head gives to some keys: the mean over all queries but the first."""
     if not is_shares(site.values) or "head_first" not in site.values[0].traits:
         return None
     rows = sum(np.asarray(step.traits["head_rows"], float) for step in site.values)
@@ -55,7 +55,7 @@ def _heads(site: Examined) -> dict[str, Any] | None:
 
 
 def _side(steps: Sequence[Step], points: int) -> dict[str, Any] | None:
-    """All steps in one, and what changes from step to step."""
+    """The statistics over all steps, and those that change from step to step."""
     if not steps:
         return None
     s = [step.statistics for step in steps]

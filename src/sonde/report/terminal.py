@@ -1,6 +1,6 @@
-"""How a report looks in a terminal: the findings, then one line per site.
+"""A report in a terminal: the findings, then one line per site.
 
-Where there are too many sites, those of all layers with the same name are one line, with the range over the layers.
+If there are too many sites, those with the same name in all layers share one line, with the range over the layers.
 """
 
 from __future__ import annotations

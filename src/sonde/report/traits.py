@@ -1,7 +1,7 @@
-"""What the findings need to know about a value beyond `tools.statistics`, counted where the array is.
+"""What the findings need about a value beyond `tools.statistics`, counted on its device.
 
-Everything is a count, or a smallest or largest number, so that what `vmap` and branches make of one site can be put
-together on the host. Only floating point and complex values (by their magnitude) have traits.
+Everything is a count, or a smallest or largest number, so that the parts of one site that `vmap` and branches make can
+be combined on the host. Only floating point and complex values (by their magnitude) have traits.
 
 An array whose last two axes may be queries and keys gets further sums, per head (the third axis from the end): whether
 it *is* attention is known only from the numbers, so the host decides.
@@ -20,13 +20,13 @@ from sonde.core.arrays import arrays_in
 from sonde.tools.exponents import Exponents, HostRows
 
 NEARLY_ONE = 0.99
-"""From which magnitude on a value that a squashing function made counts as saturated."""
+"""The magnitude above which the output of a squashing function counts as saturated."""
 NEARLY_ZERO = 0.01
-"""Below which a value that a sigmoid made counts as saturated."""
+"""The number below which the output of a sigmoid counts as saturated."""
 FLAT = 1e-4
 """How far, relative to the mean, the weights of a row of attention may differ and still be called equal."""
 _SUM = 0.02  # how far from one the sum of a row of half precision weights may be
-_KEYS = 4096  # longer rows are not looked at as attention
+_KEYS = 4096  # longer rows are not treated as attention
 
 
 def traits(array: Any) -> dict[str, Any]:
@@ -35,18 +35,18 @@ def traits(array: Any) -> dict[str, Any]:
 
 
 def traits_of_whole(array: np.ndarray, lead: int = 0) -> dict[str, Any]:
-    """What `traits` makes of an array, on the host; the first few axes are loops and mapped ones, and stay."""
+    """The traits of an array on the host; the leading axes of loops and maps stay."""
     return traits_of_rows(HostRows.of(array, lead), array.dtype)
 
 
 def traits_of_rows(rows: HostRows, dtype: Any, *, gradient: bool = False, all_of_them: bool = True) -> dict[str, Any]:
-    """The same of an array that is rows already.
+    """The same for an array that is given as rows.
 
     Args:
         rows: The rows.
         dtype: The dtype of the array they were made of.
-        gradient: Whether it is a gradient, of which less is asked.
-        all_of_them: Whether all traits are wanted: with those of attention also where the numbers say that it is none.
+        gradient: Whether it is a gradient, which needs fewer traits.
+        all_of_them: Whether to compute all traits, including those of attention where the numbers rule it out.
     """
     if not jnp.issubdtype(dtype, jnp.inexact):
         return {}
@@ -70,7 +70,7 @@ def _of_row(row: np.ndarray, exponents: Exponents, shape: tuple[int, ...], tiny:
         exponents: Counts of its exponents.
         shape: Its shape in the array.
         tiny: The power of two of the smallest number that is not subnormal.
-        less: Whether what is asked of values alone is left out.
+        less: Whether to leave out the traits of values only.
     """
     zeros = row.size - int(np.count_nonzero(row)) if exponents.smallest else 0
     nan = plus = minus = 0
@@ -135,9 +135,9 @@ def _traits(array: Any, lead: int, xp: Any) -> dict[str, Any]:
 
 
 def _reduced(wanted: list[tuple[Any, str]], axes: tuple[int, ...], xp: Any) -> list[Any]:
-    """Sums, smallest and largest numbers of arrays of one shape; truths are counted.
+    """Sums, smallest and largest numbers of arrays of one shape; booleans are counted.
 
-    All in one reduction where it is compiled: a compiler takes ten times as long for seven.
+    One reduction for all if compiled: the compiler takes ten times as long for seven.
     """
     arrays = [x.astype(np.int32) if x.dtype == bool else x for x, _ in wanted]
     if xp is np:
@@ -168,11 +168,11 @@ def _of_attention(x: Any, lead: int, xp: Any) -> dict[str, Any]:
     examples, heads, queries, _ = x.shape[lead:]
     n, least, most = _reduced([(x > 0, "sum"), (xp.where(x > 0, x, np.inf), "min"), (x, "max")], (lead + 3,), xp)
     top = xp.argmax(x, -1)
-    # The key that a head looks at most, over all queries.
+    # The key that a head attends to most, over all queries.
     favourite = xp.argmax(xp.sum(x, (lead, lead + 2)), -1).astype(np.int32)
     several = n > 1
     flat = several & (xp.maximum(most * n - 1, 1 - least * n) < FLAT)
-    # A causal mask leaves the first query one key to look at: that says nothing.
+    # A causal mask leaves the first query only one key, so it is ignored.
     sharp = (most > NEARLY_ONE) & (xp.arange(queries) > 0) & (top == xp.expand_dims(favourite, (lead, lead + 2)))
     opened, flattened, sharpened = _reduced([(c, "sum") for c in (several, flat, sharp)], (lead, lead + 2), xp)
     return {
@@ -186,7 +186,7 @@ def _of_attention(x: Any, lead: int, xp: Any) -> dict[str, Any]:
 
 
 def _looked_at(x: Any, lead: int, xp: Any) -> dict[str, Any]:
-    """By head, how much of the attention of all queries but the first goes to some keys."""
+    """Per head, how much of the attention of all queries but the first goes to some keys."""
     queries, keys = x.shape[-2:]
     if queries != keys:
         return {}
@@ -211,7 +211,7 @@ def added_up(found: dict[str, np.ndarray], taken: np.ndarray | None) -> dict[str
 
     Args:
         found: Traits with mapped axes in front.
-        taken: Which of the examples count: with the first of the mapped axes. All, if None.
+        taken: Which of the examples count, along the first mapped axis; all if None.
     """
     total = {}
     for name, x in found.items():
@@ -225,7 +225,7 @@ def added_up(found: dict[str, np.ndarray], taken: np.ndarray | None) -> dict[str
             total[name] = (np.min if name == "low" else np.max)(
                 x, where=mask, initial=np.inf if name == "low" else -np.inf
             )
-        elif name == "head_which":  # a position, not a count: that of the first example stands for all
+        elif name == "head_which":  # a position, not a count: take that of the first example
             total[name] = x[mask][0] if mask.any() else x[(0,) * len(lead)]
         else:
             total[name] = x[mask].sum(axis=0)

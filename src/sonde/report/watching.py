@@ -1,8 +1,8 @@
-"""The one pass over a program: at every site, statistics, traits, pictures and what the search for a NaN needs.
+"""The one pass over a program: at every site, statistics, traits, pictures and the data for the search for a NaN.
 
-Large arrays are reduced where they are, on the device and inside compiled steps. Small ones stay as they are until the
-program is over, and are then reduced on the host (`tools.keeping_small`), except in a `while_loop`: there it must be
-known in every iteration whether it is the first bad one.
+Large arrays are reduced on the device, inside compiled steps. Small ones are kept until the program is over, and then
+reduced on the host (`tools.keeping_small`), except in a `while_loop`: there, every iteration must know whether it is
+the first bad one.
 
 If the program fails, what was seen before is kept.
 """
@@ -49,7 +49,7 @@ def _seen(value: Any) -> tuple[Any, Any, Any]:
 
 
 def _numbers(traits: list[dict[str, Any]], size: int, lead: tuple[int, ...] = (), xp: Any = jnp) -> list[Any]:
-    """What `tools.events.numbers_of` returns, except that -Inf is no accident: it is what masks are made of."""
+    """What `tools.events.numbers_of` returns, except that -Inf does not count as bad: masks are made of it."""
     found = [t for t in traits if t]
     nans, infs = (sum((t[name] for t in found), xp.zeros(lead, np.int32)) for name in ("nan", "plus_inf"))
     low, high = xp.full(lead, np.inf, np.float32), xp.full(lead, -np.inf, np.float32)
@@ -77,9 +77,9 @@ def _own_settings() -> Iterator[None]:
 
 
 def _whole(value: Any) -> tuple[Any, Any]:
-    """The arrays themselves, with one number in place of those that `_reduce` makes: when it was."""
+    """The arrays themselves, with the time of the event in place of the numbers of `_reduce`."""
     arrays = arrays_in(value)
-    # Inside a shard_map a number must vary over what the arrays vary over: there, it is made of them.
+    # Inside a shard_map a number must vary over the same axes as the arrays, so it is made from them.
     over_mesh = [x for x in arrays if _jax.varying_axes(x) and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)]
     zero = sum((0 * jnp.sum(x != x, dtype=jnp.int32) for x in over_mesh), jnp.zeros((), jnp.int32))
     return [zero], arrays
@@ -91,12 +91,12 @@ def _alone(value: Any) -> tuple[Any, Any]:
 
 
 def _fold(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
-    """In a while loop: of the search for a NaN the first bad iteration, of everything else the last."""
+    """In a while loop, keeps the first bad iteration for the search for a NaN, and the last for everything else."""
     return [*first_bad(old[:_NUMBERS], new[:_NUMBERS], index), *new[_NUMBERS:]]
 
 
 class Watch(KeepingSmall, Watching):
-    """Records what `_reduce` makes of values and gradients, when that was, and of values pictures."""
+    """Records the numbers of `_reduce` for values and gradients, their time, and pictures of values."""
 
     def __init__(self, patterns: tuple[Pattern, ...], *, grads: bool, depth: int) -> None:
         super().__init__(patterns, grads=grads, large=_reduce, small=_whole, fold=_fold, depth=depth)
@@ -106,7 +106,7 @@ class Watch(KeepingSmall, Watching):
 
     @property
     def when(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The leaf that says when it was."""
+        """The index of the leaf with the time."""
         return None if self.reduce is _alone else 0 if self.reduce is _whole else WHEN
 
     @property
@@ -115,20 +115,20 @@ class Watch(KeepingSmall, Watching):
         return LIMITS_IN_LOOPS if self.indices else LIMITS
 
     def entering(self, length: int | None = None) -> Self:
-        """The handler of which a child is about to run, which will ask how long its loop is."""
+        """The handler whose child is about to run a loop of this length."""
         new = super().entering(length)
         new._length = length
         return new
 
     def in_branch(self) -> Self:
-        """The handler of a branch, which may share its place in the results with other branches."""
+        """The handler of a branch, which may share its outputs with other branches."""
         new = copy.copy(super().in_branch())
         new._in_branch = True
         new.key = None if self.key is None else (self.key, "in a branch")
         return new
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
-        """The handler inside. What is compiled for a loop has smaller pictures and must not be used outside it."""
+        """The handler inside. A program compiled for a loop has smaller pictures and must not be used outside it."""
         new = super().child(base, steps, prefix)
         if steps and self._length is None:  # a while loop
             new.iterations = None
@@ -141,7 +141,7 @@ class Watch(KeepingSmall, Watching):
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
         """Adds pictures to what is recorded."""
         before = len(self.items)
-        # Branches may share a place in the results; then only the program knows which of them ran.
+        # Branches may share an output; then only the program knows which of them ran.
         varies = self._in_branch or view.gates or "taken" in extras or any(map(_jax.varying_axes, arrays))
         self.small = _whole if varies else _alone
         super().record(arrays, site, path, view, extras)
@@ -149,8 +149,8 @@ class Watch(KeepingSmall, Watching):
             return
         item = self.items[-1]
         assert isinstance(item, Item)
-        # Where examples leave a loop at different times the engine selects per example among whole arrays: a picture
-        # has no axis of examples to select by.
+        # If examples leave a loop at different times, the engine selects whole arrays per example: a picture has no
+        # axis of examples to select by.
         apart = view.gates or (self.indices and view.axes)
         mapped = [sum(axis.on_leaf(i) for axis in view.axes) for i in range(len(arrays))]
         with look(None), _own_settings():
@@ -169,12 +169,12 @@ def _is_key(x: Any) -> bool:
 
 
 def _reduced(item: Item) -> Item:
-    """An item whose arrays were kept whole, and are on the host, with what `Watch.record` makes of others."""
+    """Reduces an item whose arrays were kept whole, and are on the host, to what `Watch.record` records."""
     if not _keeps(item):
         return item
     when, arrays = jax.tree.unflatten(item.tree, item.leaves)
     first = len(when)
-    # Of several devices an array has an axis only if it varies over them; of examples and loops all arrays have theirs.
+    # An array has an axis of devices only if it varies over them; axes of examples and loops are always there.
     axes = [axis if axis.kind == "mesh" else dataclasses.replace(axis, leaves=None) for axis in item.view.axes]
     loops = sum(axis.is_loop for axis in axes)
     lead = tuple(axis.size or 1 for axis in axes)
@@ -187,14 +187,14 @@ def _reduced(item: Item) -> Item:
         else:
             rows, gradient = HostRows.of(array, front), not item.view.is_value
             its_moments = moments_of_rows(rows)
-            # What branches have seen is put together later, and must be alike.
+            # The records of branches are combined later, and must have the same form.
             its_traits = traits_of_rows(rows, array.dtype, gradient=gradient, all_of_them=bool(item.view.gates))
         size = math.prod(array.shape[front:]) if its_traits else 0
         mine = [_spread(x, axes, first + i) for x in _numbers([its_traits], size, array.shape[:front], np)[:-1]]
         found = mine if i == 0 else [join(a, b) for join, a, b in zip(_JOIN, found, mine)]
         moments.append(its_moments)
         traits.append(its_traits)
-        # Where examples take different branches they are put together later, per example: see `Watch.record`.
+        # If examples take different branches, these are combined later, per example: see `Watch.record`.
         without = item.view.gates or _is_key(array) or not item.view.is_value
         cut.append({} if without else pictures_of_rows(array, loops, len(axes) - loops, item.path, LIMITS))
     statistics = [*found[:WHEN], when], moments, traits
@@ -205,7 +205,7 @@ _JOIN = (np.add, np.add, np.minimum, np.maximum, np.add)  # how those of several
 
 
 def _spread(array: np.ndarray, axes: Sequence[Axis], index: int) -> np.ndarray:
-    """Numbers with the axes that an array does not vary over and was stored without."""
+    """Numbers with the axes added that an array does not vary over and was stored without."""
     for position, axis in enumerate(axes):
         if not axis.on_leaf(index):
             array = np.repeat(np.expand_dims(array, position), axis.size or 1, position)
@@ -214,13 +214,13 @@ def _spread(array: np.ndarray, axes: Sequence[Axis], index: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Watched:
-    """What one run showed.
+    """The result of one run.
 
     Attributes:
         result: What the function returned; None if it failed.
         error: The exception it failed with; None if it did not.
-        items: What was seen, in program order; of each the leaves are the numbers that `tools.nonfinite` sorts.
-        records: Of every gradient `(numbers, moments, traits)`; of every value that, and the pictures of its arrays.
+        items: The recorded items, in program order; their leaves are the numbers that `tools.nonfinite` sorts.
+        records: `(numbers, moments, traits)` of every gradient; for values, also the pictures of their arrays.
     """
 
     result: Any
@@ -232,7 +232,7 @@ class Watched:
 def watch(
     f: Callable, patterns: tuple[Pattern, ...], args: Any, kwargs: Any, *, grads: bool, inside: Any = None
 ) -> Watched:
-    """Runs `f` and keeps what was seen, also if `f` fails.
+    """Runs `f` and keeps what was recorded, even if `f` fails.
 
     Raises:
         NoSuchSiteError: A pattern matches no site.
@@ -254,7 +254,7 @@ def watch(
             raise
         error = failure
     handler = made[0]
-    # One after the other: rows are so small that threads wait for one another longer than they work.
+    # In sequence: rows are so small that threads would wait longer than they work.
     items = list(map(_reduced, _on_host(expand(handler.items))))
     records = make_records(items, handler.met, reduce=_reduce)
     numbers = []
@@ -265,7 +265,7 @@ def watch(
 
 
 def _on_host(items: list[Item]) -> list[Item]:
-    """The items, with the arrays of all that are small on the host: they set out together."""
+    """The items, with all small arrays on the host, copied in one transfer."""
     for item in items:
         if any(isinstance(x, _jax.Tracer) for x in item.arrays):
             raise CaptureError(
@@ -281,9 +281,9 @@ def _on_host(items: list[Item]) -> list[Item]:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether an exception came out of what looks at the values: no fault of the program, and not to be put on it.
+    """Whether an exception was raised by the code that examines values, and not by the program.
 
-    A program that calls itself without end runs out of frames anywhere, most often in ours, which are the innermost.
+    Endless recursion may fail in any frame, most often in ours, which are the innermost.
     """
     if isinstance(error, RecursionError):
         return False

@@ -1,6 +1,6 @@
 """Activations on disk: harvest them, read them, train on them.
 
-harvest(f, batches, folder, *patterns)   run a program on many batches and store what passes its sites
+harvest(f, batches, folder, *patterns)   run a program on many batches and store the values at its sites
 open(folder)                             lazy arrays by path; `.batches(n, shuffle=seed)` for training
 stream(f, batches, size, *patterns)      the same minibatches while the program runs, without a store
 statistics(f, batches, *patterns)        mean, covariance, quantiles and samples over a data set, without a store

@@ -1,9 +1,9 @@
-"""Several processes that go on together, or stop together.
+"""Lets several processes continue together, or stop together.
 
-A process that met an error alone and left would keep the others waiting for it in their next program. So errors are
-exchanged: when work that every process does is finished (`together`), and after every batch (`Company`), without
-waiting for it. The exchange is a small program on one device of each process, started by the thread that starts the
-other programs, in the same order everywhere.
+A process that met an error alone and left would keep the others waiting in their next program. So errors are exchanged:
+when work that every process does is finished (`together`), and after every batch (`Company`), without waiting. The
+exchange is a small program on one device of each process, started by the thread that starts the other programs, in the
+same order everywhere.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sonde.errors import StoreError
 from sonde.tools.fetching import in_turn
 
-_TEXT = 400  # bytes of a message that the others get to see
+_TEXT = 400  # bytes of a message that are sent to the others
 _BEHIND = 2  # batches that a process runs ahead of the news from the others
 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Work without programs that all processes do. Waits for all of them; an error of one is raised in each."""
+    """A block of work, without programs, that all processes do. Waits for all; an error of one is raised in each."""
     error = None
     try:
         yield
@@ -69,7 +69,7 @@ class Company:
         self._news: collections.deque[Any] = collections.deque()
 
     def tell(self, error: Exception | None) -> None:
-        """To be called after each batch, with the error that this process has met, if any.
+        """Reports the error of this process, if any; to be called after each batch.
 
         Raises:
             StoreError: This process failed, or another one did; on all processes after the same batch.
@@ -84,7 +84,7 @@ class Company:
 
 
 def on_every_process(array: Any) -> Any:
-    """A small array of which every process has all. Does not wait, where programs keep their order."""
+    """A small array, copied to every process. Does not wait if programs keep their order."""
     if array is None or array.is_fully_addressable or array.is_fully_replicated:
         return array
     if isinstance(array.sharding, NamedSharding):
@@ -93,7 +93,7 @@ def on_every_process(array: Any) -> Any:
 
 
 def _exchanged(array: np.ndarray) -> jax.Array:
-    """The arrays of all processes, stacked, on every process. Does not wait, where programs keep their order."""
+    """The arrays of all processes, stacked, on every process. Does not wait if programs keep their order."""
     firsts = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([firsts[i] for i in sorted(firsts)]), ("processes",))
     shape = (len(firsts), *array.shape)

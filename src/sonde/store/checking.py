@@ -31,13 +31,13 @@ class Damage:
 
 
 def check(folder: PathLike) -> list[Damage]:
-    """Reads all that a store lists and verifies its checksums.
+    """Reads everything that a store lists and verifies its checksums.
 
     Args:
         folder: The store.
 
     Returns:
-        What is damaged: nothing, if all is well.
+        The damaged rows; an empty list if there are none.
 
     Raises:
         StoreError: There is no store.
@@ -71,7 +71,7 @@ def _damage(folder: Folder, info: ArrayInfo, n_rows: int, files: set[str]) -> li
     except StoreError as error:
         return [Damage(info.name, (0, n_rows), f"cannot be opened: {reason(error.__cause__)}")]
     if array.shape[0] < n_rows:
-        return [Damage(info.name, (array.shape[0], n_rows), f"the array has {array.shape[0]} rows only")]
+        return [Damage(info.name, (array.shape[0], n_rows), f"the array has only {array.shape[0]} rows")]
     per_file = array.chunk_layout.write_chunk.shape
     found = []
     for start in range(0, n_rows, per_file[0]):

@@ -1,7 +1,7 @@
-"""Telling a changed program, changed weights or other data from the ones a store was begun with.
+"""Checksums that detect a changed program, changed weights or other data than a store was begun with.
 
-These are guards against mistakes, not proofs: a program is compared by its equations, weights by a sum that is computed
-where they are, batches by their first bytes.
+They guard against mistakes and are not proofs: a program is compared by its equations, weights by a sum computed on
+their devices, batches by their first bytes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _sum(array: Any) -> Any:
         array, width = jax.lax.bitcast_convert_type(array, jnp.uint32), 32
     words = jax.lax.bitcast_convert_type(array, f"uint{width}").astype(jnp.uint32)
     total = jnp.zeros((), jnp.uint32)
-    # Weights that differ along every axis: exchanged elements or rows change the sum.
+    # The weights differ along every axis, so that exchanged elements or rows change the sum.
     weights = jnp.ones((), jnp.uint32)
     for axis in range(words.ndim):
         step = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
@@ -96,7 +96,7 @@ class BatchSum:
     """A checksum of the shapes, dtypes and first bytes of a batch, which may still be computed.
 
     Attributes:
-        parts: For every leaf of the batch, what is known of it at once, and an array on its way to the host or None.
+        parts: For every leaf of the batch, what is known at once, and an array being copied to the host, or None.
     """
 
     parts: tuple[tuple[bytes, Any], ...]

@@ -1,4 +1,4 @@
-"""The folder of a store: small files that are replaced as a whole, on a disk or behind an address.
+"""The folder of a store: small files that are replaced as a whole, on a disk or in a bucket.
 
 TensorStore's key-value stores do the work, so a local path, `gs://bucket/run` and `s3://bucket/run` behave alike. A
 write either happens or does not: on a disk TensorStore writes a temporary file, syncs it and renames it.
@@ -23,10 +23,10 @@ def tensorstore() -> Any:
 
 
 class Folder:
-    """A folder, or an address that TensorStore knows.
+    """A folder, or a URL that TensorStore knows.
 
     Attributes:
-        name: The path or address as it was given.
+        name: The path or URL as it was given.
     """
 
     def __init__(self, where: PathLike) -> None:
@@ -37,7 +37,7 @@ class Folder:
             raise StoreError(f"{self.name!r} is a file: a store is a folder")
 
     def spec(self, below: str = "") -> Any:
-        """TensorStore's description of the place of a key."""
+        """TensorStore's spec of a key."""
         if self._local is not None:
             return {"driver": "file", "path": f"{self._local.as_posix()}/{below}"}
         return f"{self.name.rstrip('/')}/{below}"
@@ -70,10 +70,9 @@ class Folder:
         return all(entry.name.endswith(_LOCK) for entry in self._local.iterdir())
 
     def clear_locks(self) -> None:
-        """Removes what killed processes left of files that they were writing. Only while no process writes.
+        """Removes partial files left by killed processes. Only while no process writes.
 
-        TensorStore writes into such a file again without cutting it off first: a file that is shorter than what was
-        left would end with the old bytes.
+        TensorStore writes into such a file again without truncating it: a shorter file would end with the old bytes.
         """
         if self._local is not None:
             try:
@@ -83,11 +82,11 @@ class Folder:
                 raise self.failed(error) from error
 
     def failed(self, error: BaseException) -> StoreError:
-        """What to raise when a write to the folder failed."""
+        """The error for a failed write to the folder."""
         return StoreError(f"cannot write to the store {self.name!r}: {reason(error)}")
 
     def damaged(self, what: str, error: BaseException) -> StoreError:
-        """What to raise when something that the store lists cannot be read."""
+        """The error for something that the store lists but that cannot be read."""
         return StoreError(
             f"cannot read {what} of the store {self.name!r}: {reason(error)}. `sonde store check` finds all that is "
             "damaged"
@@ -98,6 +97,6 @@ class Folder:
 
 
 def reason(error: BaseException | None) -> str:
-    """What TensorStore says, without its description of the array."""
+    """The message of a TensorStore error, without its description of the array."""
     said = str(error).split(" [", 1)[0].strip()
     return said.splitlines()[0].rstrip(":") if said else type(error).__name__

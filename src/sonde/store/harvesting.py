@@ -1,4 +1,4 @@
-"""`harvest`: run a program on many batches and store what passes its sites."""
+"""`harvest`: run a program on many batches and store the values at its sites."""
 
 from __future__ import annotations
 
@@ -52,32 +52,32 @@ def harvest(
     compiled: bool = True,
     progress: bool = True,
 ) -> Store:
-    """Runs a program on many batches and stores what passes its sites, one Zarr array per site.
+    """Runs a program on many batches and stores the values at its sites, one Zarr array per site.
 
     The rows of an array are the elements along the first axis of the value, batch after batch. A site in a `scan` is
     stored as one array per iteration (`h[0]`, `h[1]`, ...), a site that runs several times as one per call (`h#0`).
-    Writing goes on while the next batch is computed.
+    Batches are written while the next one is computed.
 
-    The same call on the same folder goes on after the last batch that is in it: batches before that one are drawn and
-    dropped. A process that is killed loses the batches that were not written yet, nothing else.
+    The same call on the same folder continues after the last batch in it: earlier batches are drawn and dropped. A
+    process that is killed loses only the batches that were not written yet.
 
     With several processes (`jax.distributed`), every process makes the same call with global arrays, and writes the
     part of each value that its devices hold.
 
     Args:
         f: Any function that `sonde.capture` takes. A model is not changed by it.
-        batches: What to run it on: a tuple of arguments each, or one argument.
-        folder: A folder, made if it is missing, or an address such as `gs://bucket/run`.
+        batches: Inputs: each a tuple of arguments, or one argument.
+        folder: A folder, made if it is missing, or a URL such as `gs://bucket/run`.
         *patterns: Which sites; all by default.
-        dtype: What to store floating-point numbers as, such as `"float16"`; as they are by default.
+        dtype: The dtype to store floating-point numbers in, such as `"float16"`; unchanged by default.
         reduce: A function of the value, applied at the site, whose result is stored in its place.
-        grads: Whether to store gradients too, of what `f` differentiates.
+        grads: Whether to store gradients too, if `f` differentiates something.
         inside: Functions or modules that mark no values themselves; see `sonde.capture`.
         keep: A function of the arguments of `f` that returns a mask, such as `lambda tokens: tokens != 0`. Values are
             flattened over the axes of the mask, and only the rows that it keeps are stored.
-        keys: A function of the arguments of `f` that returns a dict of arrays to store beside the values, so that a row
-            can be told from others: tokens, numbers of documents.
-        memory: How many bytes may be between the program and the disk.
+        keys: A function of the arguments of `f` that returns a dict of arrays to store with the values, to identify the
+            rows: tokens, numbers of documents.
+        memory: How many bytes may be buffered between the program and the disk.
         compiled: Whether to jit the program. False for one whose Python code depends on values.
         progress: Whether to show a progress bar on a terminal.
 
@@ -86,7 +86,7 @@ def harvest(
 
     Raises:
         StoreError: The folder holds something else, or a store of another program, pattern or dtype; or it cannot be
-            written. What was in the folder stays.
+            written. The folder's contents stay.
         NoSuchSiteError: A pattern matches no site.
 
     Example:
@@ -104,7 +104,7 @@ def harvest(
     patterns = tuple(map(check_pattern, patterns))
     dtype = None if dtype is None else jnp.dtype(dtype)
     if memory < 1:
-        raise ValueError(f"harvest(memory=...) is a number of bytes, got {memory}")
+        raise ValueError(f"harvest(memory=...) must be a positive number of bytes, got {memory}")
     program = Program(Wanted(f, patterns, dtype, reduce, grads, keep, keys, inside, compiled))
     place = Folder(folder)
     with together():
@@ -140,7 +140,7 @@ def _run(
     memory: int,
     bar: ProgressBar,
 ) -> None:
-    """Runs the batches that are not in the store yet, and writes what they give."""
+    """Runs the batches that are not in the store yet, and writes their values."""
     writer: Writer | None = None
     company = Company()
     try:
@@ -191,7 +191,7 @@ def _is_first() -> bool:
 
 
 def _request(program: Program, batch: Any) -> dict[str, Any]:
-    """What was asked for, as it is written down to be compared when the harvest goes on."""
+    """The arguments as texts, to compare with when the harvest is continued."""
     wanted = program.wanted
     return {
         "function": _name(wanted.f),
@@ -216,8 +216,8 @@ def _name(f: Any) -> str | None:
 def _check_same(folder: Folder, before: Any, now: dict[str, Any]) -> None:
     said = {
         "program": "the program computes something else",
-        "weights": "the weights of the program are others",
-        "first batch": "the first batch is another",
+        "weights": "the weights of the program have changed",
+        "first batch": "the first batch is different",
     }
     differing = [
         said.get(key) or f"{key} was {before.get(key)!r}, now {now.get(key)!r}"
@@ -230,13 +230,13 @@ def _check_same(folder: Folder, before: Any, now: dict[str, Any]) -> None:
 
 def _refuse(folder: Folder, differing: Sequence[str]) -> None:
     raise StoreError(
-        f"the store {folder.name!r} was begun by another call: {'; '.join(differing)}. Make the same call to go on "
+        f"the store {folder.name!r} was begun by another call: {'; '.join(differing)}. Make the same call to continue "
         "with it, or choose another folder"
     )
 
 
 def _prepare(folder: Folder, manifest: Manifest | None, request: dict[str, Any], outcome: Outcome) -> Manifest:
-    """The manifest, and the arrays it lists, made if they are not there."""
+    """The manifest; makes it and the arrays it lists if they are missing."""
     infos = _infos(outcome)
     if manifest is not None:
         _check_fits(manifest.arrays, outcome, 0)
@@ -273,7 +273,7 @@ def _rows_of_a_file(array: Any, columns: Sequence[int]) -> int:
 
 
 def _batches_per_file(outcome: Outcome) -> int:
-    """How many batches make a file of a good size."""
+    """How many batches go into one file."""
     largest = max((local_bytes(array) for array in outcome.arrays), default=0)
     return max(1, zarr_arrays.FILE_BYTES // max(largest, 1))
 
@@ -284,7 +284,7 @@ def _check_global(outcome: Outcome) -> None:
     for (kind, path), array in zip(outcome.names, outcome.arrays):
         if array.is_fully_addressable:
             raise StoreError(
-                f"harvest: the {kind} of {path!r} are on the devices of one process alone, and there are "
+                f"harvest: the {kind} of {path!r} are on the devices of one process only, but there are "
                 f"{jax.process_count()}. Give the program global arrays (jax.make_array_from_process_local_data), or "
                 "harvest into a folder per process and join them with `sonde store merge`"
             )
@@ -297,7 +297,7 @@ def _check_fits(infos: Sequence[ArrayInfo], outcome: Outcome, number: int) -> No
         missing = [f"{kind}/{path}" for kind, path in known if (kind, path) not in outcome.names]
         surplus = [f"{kind}/{path}" for kind, path in outcome.names if (kind, path) not in known]
         raise StoreError(
-            f"harvest: batch {number} has other sites than those stored: missing {missing}, not stored {surplus}"
+            f"harvest: batch {number} does not have the stored sites: missing {missing}, not stored {surplus}"
         )
     for name, array in zip(outcome.names, outcome.arrays):
         info, shape = known[name], rows.row_shape(array, outcome.mask)

@@ -1,11 +1,11 @@
-"""What a store says about itself: `sonde.json`, and one small file of progress per process.
+"""The metadata of a store: `sonde.json`, and one small progress file per process.
 
-    sonde.json               what was asked for, and the arrays: written once, before anything else
+    sonde.json               the arguments of the harvest, and the arrays: written once, before anything else
     progress/00000.json      how many batches the first process has written, and the rows of every array by then
     values/blocks.3.out/     a Zarr array per site; `grads/`, `taken/` and `keys/` beside it
 
-A batch is in the store when every process says so. What stands behind the rows that count is of no meaning and is
-written over when the harvest goes on.
+A batch is in the store when every process has listed it. Data after the listed rows has no meaning and is overwritten
+when the harvest continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ArrayInfo:
     Attributes:
         kind: `"values"`, `"grads"`, `"taken"` (whether a branch was taken) or `"keys"` (what identifies a row).
         path: The path of the site; with the number of the call, the part of a pytree and the iteration where needed.
-        folder: Where it is, below the store.
+        folder: Its folder in the store.
         row: The shape of a row.
         dtype: The name of its dtype.
     """
@@ -51,7 +51,7 @@ class ArrayInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What was asked for, and what there is.
+    """The arguments of a harvest, and the arrays of the store.
 
     Attributes:
         request: The arguments of `harvest` that decide what is stored, and the program, as texts.
@@ -91,14 +91,14 @@ class Manifest:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a process has come.
+    """How far a process has progressed.
 
     Attributes:
         batches: How many batches are written.
         rows: The number of rows of every array by then, by name.
         last: A checksum of the last of these batches.
         processes: How many processes write.
-        finished: Whether the harvest came to its end.
+        finished: Whether the harvest is complete.
     """
 
     batches: int = 0
@@ -123,12 +123,12 @@ def read_manifest(folder: Folder) -> Manifest | None:
 
 
 def write_progress(folder: Folder, process: int, progress: Progress) -> None:
-    """Says how far a process has come."""
+    """Writes how far a process has progressed."""
     folder.write(f"progress/{process:05d}.json", json.dumps(dataclasses.asdict(progress)).encode())
 
 
 def read_progress(folder: Folder) -> Progress:
-    """How far all processes have come: as far as the slowest."""
+    """How far all processes have progressed: as far as the slowest."""
     texts = [folder.read("progress/00000.json")]
     if texts[0] is None:
         return Progress()
@@ -140,7 +140,7 @@ def read_progress(folder: Folder) -> Progress:
 
 
 def folder_names(names: list[tuple[str, str]]) -> list[str]:
-    """A folder for each kind and path: one level deep, since one site may stand below another.
+    """A folder for each kind and path: one level deep, because one site may be below another.
 
     Example:
         >>> folder_names([("values", "blocks/3/out"), ("values", "blocks/3"), ("grads", "a.b")])
@@ -151,7 +151,7 @@ def folder_names(names: list[tuple[str, str]]) -> list[str]:
     for kind, path in names:
         escaped = ".".join(quote(part, safe="[]#").replace(".", "%2E") for part in path.split("/"))
         name, n = f"{kind}/{escaped}", 1
-        while name.casefold() in taken:  # a file system may not tell upper case from lower case
+        while name.casefold() in taken:  # a file system may ignore case
             name, n = f"{kind}/{escaped}~{n}", n + 1
         taken.add(name.casefold())
         folders.append(name)

@@ -1,4 +1,4 @@
-"""`merge`: one store from several that were harvested apart, such as by the jobs of an array of jobs."""
+"""`merge`: one store from several that were harvested separately, for example by an array of jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BYTES = 1 << 26  # copied at a time
 
 
 def merge(folders: Sequence[PathLike], into: PathLike) -> Store:
-    """Puts the rows of several stores one after another into a new one.
+    """Concatenates the rows of several stores into a new one.
 
     Args:
         folders: The stores, in the order of the rows. They must hold the same arrays, of the same program.
@@ -60,7 +60,7 @@ def merge(folders: Sequence[PathLike], into: PathLike) -> Store:
     rows = {info.name: _copied(info, places, progresses, target) for info in whole.arrays}
     batches = sum(progress.batches for progress in progresses)
     write_progress(target, 0, Progress(batches, rows, finished=True))
-    target.write(MANIFEST, whole.to_json())  # last: a merge that was cut short is no store
+    target.write(MANIFEST, whole.to_json())  # last, so that an interrupted merge is not a store
     return open_store(into)
 
 
@@ -75,14 +75,14 @@ def _check_alike(place: Folder, manifest: Manifest, other: Folder, another: Mani
     if manifest.arrays != another.arrays:
         known, new = ({info.name: info for info in m.arrays} for m in (manifest, another))
         names = [name for name in {**known, **new} if known.get(name) != new.get(name)]
-        raise StoreError(f"{other.name!r} and {place.name!r} hold other arrays: {', '.join(names)}")
+        raise StoreError(f"{other.name!r} and {place.name!r} hold different arrays: {', '.join(names)}")
     for key in ("weights", "dtype"):
         if manifest.request.get(key) != another.request.get(key):
             raise StoreError(f"{other.name!r} was not made by the program that made {place.name!r}: {key} differ")
 
 
 def _copied(info: ArrayInfo, places: Sequence[Folder], progresses: Sequence[Progress], target: Folder) -> int:
-    """Copies an array from all stores; returns how many rows it has then."""
+    """Copies an array from all stores; returns its number of rows."""
     ts = tensorstore()
     first = zarr_arrays.open_array(places[0], info)
     per_file = first.chunk_layout.write_chunk.shape

@@ -1,9 +1,9 @@
 """Random minibatches from long reads.
 
-The rows are cut into blocks of neighbours. A seed puts the blocks in a random order; as many blocks as fit into the
-window are read, each in one read, and minibatches of random rows are dealt out until the window is empty. The next
-window is read meanwhile, into the memory of the one before: fresh memory for every window would cost more than the
-mixing. Which rows come when depends on the seed, the sizes and the store alone.
+The rows are divided into blocks of neighbours. A seed puts the blocks in a random order; as many blocks as fit into the
+window are read, each in one read, and minibatches of random rows are drawn until the window is empty. Meanwhile the
+next window is read, into the memory of the one before: new memory for every window would cost more than the mixing. The
+order of rows depends only on the seed, the sizes and the store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCKS = 16  # in a window
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Where an iterator stands.
+    """The position of an iterator.
 
     Attributes:
         epoch: The pass through the store.
@@ -38,13 +38,13 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class _Window:
-    """Rows in memory, and the order in which they are dealt out (None: as they are)."""
+    """Rows in memory, and the order in which they are drawn (None: as they are)."""
 
     rows: dict[str, np.ndarray]
     order: np.ndarray | None
 
     def taken(self, name: str, first: int, last: int, out: np.ndarray) -> None:
-        """Copies the rows that are dealt out from the first to the last into an array."""
+        """Copies the rows that are drawn from `first` to before `last` into an array."""
         if self.order is None:
             out[:] = self.rows[name][first:last]
         else:
@@ -68,7 +68,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
     ) -> None:
         if size < 1 or axes < 1 or not 0 <= process < processes:
             raise ValueError(
-                f"batches: size and axes are at least 1 and process is below processes, got size={size}, axes={axes}, "
+                f"batches: size and axes must be at least 1 and process below processes, got size={size}, axes={axes}, "
                 f"process={process}, processes={processes}"
             )
         if not arrays:
@@ -78,7 +78,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
             raise ValueError(f"batches: the arrays do not have the same rows: {leads}; choose some by patterns")
         self._arrays, self._size, self._seed, self._axes, self._epochs = arrays, size, shuffle, axes, epochs
         lead = next(iter(leads.values()))
-        inner = int(np.prod(lead[1:], dtype=np.int64))  # rows dealt out per row of the store
+        inner = int(np.prod(lead[1:], dtype=np.int64))  # rows drawn per row of the store
         row_bytes = sum(a.nbytes // max(len(a), 1) for a in arrays.values())
         self._inner = inner
         whole = max(window // inner, 1) if window else max(WINDOW_BYTES // max(row_bytes, 1), 1)
@@ -122,11 +122,11 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         return batch
 
     def get_state(self) -> dict[str, int]:
-        """Where the iterator stands: numbers that can be stored as JSON."""
+        """The position of the iterator: numbers that can be stored as JSON."""
         return dataclasses.asdict(self._state)
 
     def set_state(self, state: Mapping[str, int]) -> None:
-        """Goes to where an iterator with the same arguments stood."""
+        """Moves to the position of an iterator with the same arguments."""
         self._state = State(**state)
 
     # -- windows -------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         return self._ends[1:]
 
     def _window(self, number: int, n_windows: int) -> _Window:
-        """A window of this pass; the next one is read meanwhile, into the memory of those before."""
+        """A window of this pass; meanwhile the next one is read, into the memory of earlier ones."""
         at = self._state.epoch, number
         after = (at[0], at[1] + 1) if at[1] + 1 < n_windows else (at[0] + 1, 0)
         for known in [known for known in self._windows if known not in (at, after)]:
@@ -180,7 +180,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
 
     def __del__(self) -> None:
         reader = getattr(self, "_reader", None)
-        if reader is not None and not sys.is_finalizing():  # at the end of Python its modules are already gone
+        if reader is not None and not sys.is_finalizing():  # at interpreter exit, modules are already gone
             reader.shutdown(wait=False, cancel_futures=True)
 
     def __repr__(self) -> str:

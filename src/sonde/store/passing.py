@@ -1,8 +1,7 @@
 """`stream`: minibatches of rows from a program while it runs, without a store.
 
-A pool of rows is filled with what passes the sites; minibatches are drawn from it at random, and when it is half empty
-it is filled again. Rows of one batch of the program, which resemble one another, are spread over many minibatches that
-way.
+A pool of rows is filled with values from the sites; minibatches are drawn from it at random, and when it is half empty
+it is filled again. This spreads the rows of one batch, which resemble one another, over many minibatches.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ def stream(
     inside: Any = None,
     keep: Callable[..., Any] | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Minibatches of what passes the sites of a program, as it runs: for training on more than a disk holds.
+    """Yields minibatches of values at a program's sites while it runs, for training on more data than a disk holds.
 
     Args:
         f: Any function that `sonde.capture` takes.
-        batches: What to run it on: a tuple of arguments each, or one argument. They may be endless.
-        size: How many rows a minibatch has. Rows that are left at the end are dropped.
+        batches: Inputs: each a tuple of arguments, or one argument. May be endless.
+        size: How many rows a minibatch has. Rows left over at the end are dropped.
         *patterns: Which sites; all by default. They must have the same number of rows.
-        shuffle: A seed; None gives rows in the order in which they come.
+        shuffle: A seed; None keeps the order of the rows.
         window: How many rows are in memory and mixed; sixteen minibatches by default.
         axes: How many of the first axes of a value count as rows, as in `Store.batches`.
-        dtype: What to give floating-point numbers as; as they are by default.
+        dtype: The dtype of floating-point numbers; unchanged by default.
         reduce: A function of the value, applied at the site first.
         inside: Functions or modules that mark no values themselves; see `sonde.capture`.
-        keep: A function of the arguments of `f` that returns a mask of the rows to give, as in `harvest`.
+        keep: A function of the arguments of `f` that returns a mask of the rows to keep, as in `harvest`.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -58,7 +57,7 @@ def stream(
     """
     check_callable(f, "stream")
     if size < 1 or axes < 1:
-        raise ValueError(f"stream: size and axes are at least 1, got size={size}, axes={axes}")
+        raise ValueError(f"stream: size and axes must be at least 1, got size={size}, axes={axes}")
     dtype = None if dtype is None else jnp.dtype(dtype)
     wanted = Wanted(f, tuple(map(check_pattern, patterns)), dtype, reduce, keep=keep, inside=inside)
     return _dealt(Program(wanted), batches, size, shuffle, max(window or 16 * size, size), axes)
@@ -69,7 +68,7 @@ def _dealt(
 ) -> Iterator[dict[str, np.ndarray]]:
     drawing = None if shuffle is None else np.random.default_rng(abs(shuffle))
     pool: dict[str, np.ndarray] = {}
-    held, least = 0, size if drawing is None else max(size, window // 2)  # to deal out, rather than to fill up again
+    held, least = 0, size if drawing is None else max(size, window // 2)  # below this, the pool is filled again
     for batch in batches:
         new = _rows(program(batch), axes)
         pool = {name: np.concatenate([pool[name], x]) for name, x in new.items()} if pool else new

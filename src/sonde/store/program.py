@@ -1,7 +1,7 @@
 """The program of a harvest: from a batch to the arrays that are stored.
 
 The captured function, the conversion to the stored dtype, the mask of rows to keep and the keys of rows are one jitted
-function: what is not stored is not computed, and only what is stored leaves the device.
+function: only what is stored is computed and leaves the device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Wanted:
     Attributes:
         f: The function.
         patterns: Which sites.
-        dtype: What floating-point numbers are stored as; None: as they are.
+        dtype: The stored dtype of floating-point numbers; None: unchanged.
         reduce: Applied at the sites.
         grads: Whether gradients are stored too.
         keep: From the arguments of `f` to a mask of the rows to keep.
@@ -53,12 +53,12 @@ class Wanted:
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a batch gives.
+    """The arrays to store from one batch.
 
     Attributes:
         names: Kind and path of every array, in program order.
         arrays: The arrays.
-        beyond: For every array, how many numbers are too large for the dtype that they are stored as.
+        beyond: For every array, how many numbers are too large for the stored dtype.
         mask: Which rows to keep; None for all.
     """
 
@@ -78,7 +78,7 @@ class Outcome:
 
 
 class Program:
-    """Runs a program on batches, and says what it is."""
+    """Runs a program on batches, and describes it."""
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
@@ -90,7 +90,7 @@ class Program:
         return run(*rest_and_arrays((self.wanted.f, arguments(batch)), asked_for(self.wanted.inside)))
 
     def describe(self, batch: Any) -> dict[str, str]:
-        """Checksums of the program for such a batch and of its weights."""
+        """Checksums of the program, for such a batch, and of its weights."""
         n_weights = len(rest_and_arrays(self.wanted.f)[1])
         rest, arrays = rest_and_arrays((self.wanted.f, arguments(batch)), asked_for(self.wanted.inside))
         said = {"weights": checksums.of_arrays(arrays[:n_weights])}
@@ -120,7 +120,7 @@ class Program:
 
 
 def arguments(batch: Any) -> tuple[Any, ...]:
-    """The arguments that a batch stands for."""
+    """The arguments that a batch consists of."""
     return tuple(batch) if isinstance(batch, tuple) else (batch,)
 
 
@@ -180,7 +180,7 @@ def _check_rows(kind: str, path: str, array: Any, mask: Any) -> None:
 
 
 def _cast(array: Any, dtype: Any) -> tuple[Any, Any]:
-    """The array as it is stored, and how many of its numbers do not fit into the dtype."""
+    """The array in the stored dtype, and how many of its numbers do not fit."""
     if dtype is None or not jnp.issubdtype(array.dtype, jnp.floating):
         return array, jnp.zeros((), jnp.int32)
     cast = array.astype(dtype)
@@ -189,5 +189,5 @@ def _cast(array: Any, dtype: Any) -> tuple[Any, Any]:
     def beyond() -> Any:
         return infinite - jnp.sum(~jnp.isfinite(array), dtype=jnp.int32)
 
-    # Mostly there are none, and the array is gone through once.
+    # Usually there are none, and one pass over the array is enough.
     return cast, jax.lax.cond(infinite > 0, beyond, lambda: jnp.zeros_like(infinite))

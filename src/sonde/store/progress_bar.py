@@ -1,6 +1,6 @@
 """The progress bar of a harvest: batches, vectors and bytes per second, time left.
 
-A vector is what lies along the last axis of a value: what one token has at a site of a language model.
+A vector is one row along the last axis of a value: in a language model, the value of one token at a site.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sonde.store.program import Outcome
 
 
 class ProgressBar:
-    """Shows on a terminal how far a harvest is; does nothing where stderr is none.
+    """Shows the progress of a harvest on a terminal; does nothing if stderr is not a terminal.
 
     Args:
         total: How many batches there are, if that is known.
@@ -46,12 +46,12 @@ class ProgressBar:
             self._progress.stop()
 
     def skip(self) -> None:
-        """A batch that is in the store already."""
+        """Counts a batch that is in the store already."""
         if self._progress is not None:
             self._progress.advance(self._task)
 
     def advance(self, outcome: Outcome) -> None:
-        """A batch that was computed."""
+        """Counts a batch that was computed."""
         if self._progress is None:
             return
         self._vectors += max((math.prod(array.shape[:-1]) for array in outcome.arrays), default=0)

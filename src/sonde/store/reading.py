@@ -17,7 +17,7 @@ from sonde.store.zarr_arrays import open_array
 
 
 class StoredArray:
-    """An array on disk. Indexing reads, and reads only what was asked for.
+    """An array on disk. Indexing reads only the selected part.
 
     Attributes:
         path: The path of the site.
@@ -45,7 +45,7 @@ class StoredArray:
 
     @property
     def rows_per_chunk(self) -> int:
-        """How many rows are compressed together: the least that is read."""
+        """How many rows are compressed together: the smallest unit that is read."""
         return self._opened().chunk_layout.read_chunk.shape[0]
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class StoredArray:
         return np.flip(found, flips) if flips else np.asarray(found)
 
     def read_spans(self, spans: Sequence[tuple[int, int]], into: np.ndarray) -> None:
-        """Reads spans of rows, from a first to before a last, one after another into an array."""
+        """Reads spans of rows, each from a first to before a last, into consecutive rows of an array."""
         opened = self._opened()
         reads, start = [], 0
         ts = tensorstore()
@@ -93,10 +93,10 @@ class StoredArray:
 
 
 def _plain_index(index: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-    """An index as TensorStore takes it (it does not count from the end), and the axes of the result to turn round."""
+    """An index in TensorStore's form (without negative numbers), and the axes of the result to reverse."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if sum(part is Ellipsis for part in parts) > 1:
-        raise IndexError("an index can have one '...' only")
+        raise IndexError("an index can have only one '...'")
     if Ellipsis not in [p if isinstance(p, type(Ellipsis)) else None for p in parts]:
         parts.append(Ellipsis)
     at = next(i for i, part in enumerate(parts) if part is Ellipsis)
@@ -121,7 +121,7 @@ def _plain_index(index: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], t
                 raise IndexError(f"a mask of shape {numbers.shape} for an axis of {size}")
             numbers = np.flatnonzero(numbers)
         if numbers.ndim > 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-            raise IndexError(f"an index is a number, a slice or a list of numbers, got {part!r}")
+            raise IndexError(f"an index must be a number, a slice or a list of numbers, got {part!r}")
         numbers = numbers.astype(np.int64)
         if ((numbers < -size) | (numbers >= size)).any():
             raise IndexError(f"index {part!r} is out of bounds for an axis of {size}")
@@ -154,16 +154,16 @@ class _Arrays(Mapping[str, StoredArray]):
 
 
 class Store(_Arrays):
-    """What was harvested: the values at every site, by path.
+    """A harvest: the values at every site, by path.
 
     Attributes:
-        folder: Where it is.
-        request: What was asked for, as texts.
-        n_batches: How many batches are in.
-        finished: Whether the harvest came to its end.
+        folder: Its path or URL.
+        request: The arguments of the harvest, as texts.
+        n_batches: How many batches it holds.
+        finished: Whether the harvest is complete.
         grads: The gradients, by path.
         taken: For sites in a branch, whether it was taken, by path.
-        row_keys: The arrays that `keys=` gave, by name.
+        row_keys: The arrays from `keys=`, by name.
     """
 
     def __init__(self, folder: Folder, request: Mapping[str, Any], infos: Sequence[ArrayInfo], done: Progress) -> None:
@@ -192,21 +192,21 @@ class Store(_Arrays):
         process: int = 0,
         processes: int = 1,
     ) -> Minibatches:
-        """Minibatches for training: random ones from long reads, at a bounded memory.
+        """Minibatches for training: random rows from long reads, with bounded memory.
 
         Args:
             size: How many rows a minibatch has. Rows left at the end of an epoch are dropped.
-            *patterns: Which arrays; globs over paths. All values, if none are given; keys of rows come along.
+            *patterns: Which arrays; globs over paths. All values by default; keys of rows are included.
             shuffle: A seed; None reads in the order of the store.
             window: How many rows are held in memory and mixed; by default as many as make 256 MiB.
             axes: How many of the first axes count as rows: with 2, arrays of examples by positions are read as rows of
                 positions.
-            epochs: How many times to go through the store; None for ever.
+            epochs: How many passes over the store; None for no end.
             process: Which part of the store to read, when several processes train together.
             processes: How many there are.
 
         Returns:
-            An iterator over dicts of arrays by path; `get_state` and `set_state` stop and go on.
+            An iterator over dicts of arrays by path; with `get_state` and `set_state` it can be resumed.
 
         Example:
             >>> import tempfile

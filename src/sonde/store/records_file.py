@@ -1,7 +1,7 @@
-"""Records as one file: `save` and `load`. The arrays are as other programs read them; the rest is JSON, never pickle.
+"""Records as one file: `save` and `load`. Other programs can read the arrays; the rest is JSON, never pickle.
 
-A file that ends in `.npz` is one of NumPy's, any other is safetensors. What a layer above attached to a site (its tag)
-is not kept, and the parts of a value must be in dicts, lists and tuples.
+A file that ends in `.npz` is NumPy's, any other is safetensors. The tag of a site is not kept, and the parts of a value
+must be in dicts, lists and tuples.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def save(records: Records, file: PathLike) -> None:
 
     Args:
         records: What `sonde.capture` returned.
-        file: Where to: `.safetensors` or `.npz`. It is replaced as a whole.
+        file: The file to write, `.safetensors` or `.npz`; replaced as a whole.
 
     Raises:
-        TypeError: A value has parts that are neither in dicts, lists nor tuples, or is still being traced.
+        TypeError: A value has parts outside dicts, lists and tuples, or is still being traced.
 
     Example:
         >>> import tempfile
@@ -98,7 +98,7 @@ def _kind(array: Any) -> dict[str, Any]:
 
 def _numbers(array: Any) -> np.ndarray:
     if isinstance(array, _jax.Tracer):
-        raise TypeError("save takes numbers, but the records are being traced: call it outside jit, vmap and grad")
+        raise TypeError("save needs numbers, but the records are being traced: call it outside jit, vmap and grad")
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(array))
     return np.ascontiguousarray(array)
@@ -161,7 +161,7 @@ class _Writer:
         if isinstance(thing, _PLAIN):
             return thing
         if isinstance(thing, _jax.MappedBy):
-            return None  # which `vmap` made an axis means something in the process that ran it
+            return None  # which `vmap` made an axis is known only in the process that ran it
         if isinstance(thing, (tuple, list, frozenset)):
             return {type(thing).__name__ if type(thing) is not Layout else "tuple": [self.plain(x) for x in thing]}
         if isinstance(thing, Site):
@@ -178,9 +178,7 @@ class _Writer:
             return {"type": [list(thing.shape), None if is_key else thing.dtype.name]}
         if type(thing) is object:
             return {"object": self._objects.setdefault(id(thing), len(self._objects))}
-        raise TypeError(
-            f"save: a value has a part of type {type(thing).__name__}, which is not kept in a file: {thing!r}"
-        )
+        raise TypeError(f"save: a value has a part of type {type(thing).__name__}, which cannot be saved: {thing!r}")
 
 
 class _Leaf:
@@ -198,8 +196,8 @@ def _structure(tree: Any) -> Any:
     if type(tree) is dict and all(isinstance(key, str) for key in tree):
         return {"dict": {key: _structure(x) for key, x in tree.items()}}
     raise TypeError(
-        f"save: a value has a {type(tree).__name__} in it, and a file keeps dicts with names, lists and tuples only; "
-        "capture with reduce= to take what is needed out of it"
+        f"save: a value has a {type(tree).__name__} in it, but a file can hold only dicts with string keys, lists and "
+        "tuples; capture with reduce= to extract the arrays"
     )
 
 

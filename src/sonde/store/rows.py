@@ -1,4 +1,4 @@
-"""Which rows of a store a batch becomes, and which part of them this process has.
+"""The rows of a store that a batch becomes, and the part of them that this process has.
 
 Rows are the elements along the first axis of a value, in the order of the batches; a value without axes is one row.
 With a mask, rows are the elements that it keeps, over all the axes that it has.
@@ -41,7 +41,7 @@ def count(array: Any, mask: np.ndarray | None) -> int:
 
 
 def pieces(array: Any, mask: np.ndarray | None, start: int) -> Iterator[Piece]:
-    """What this process has to write of a value whose rows begin at `start`. Of copies, one process has the first."""
+    """The parts of a value that this process writes, with rows from `start` on. Of copies, one process writes."""
     for shard in array.addressable_shards:
         if shard.replica_id:
             continue
@@ -65,7 +65,7 @@ def _as_slice(numbers: np.ndarray) -> slice | np.ndarray:
 
 
 def rows_at_a_time(array: Any, mask: Any) -> int:
-    """How many rows of a batch follow one another on this process: the files of a store are cut accordingly."""
+    """How many rows of a batch follow one another on this process: files of a store are sized accordingly."""
     if mask is not None or not array.ndim:
         return 0
     spans = {(s.index[0].indices(array.shape[0])[:2]) for s in array.addressable_shards}

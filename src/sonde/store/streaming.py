@@ -1,4 +1,4 @@
-"""`statistics`: what the values at sites are like over a data set, without storing them.
+"""`statistics`: statistics of the values at sites over a data set, without storing them.
 
 Every batch is reduced on the device to the sums of its units; batches are joined on the host in double precision. The
 last axis of a value holds its units, all axes before it are samples, unless `axes` says otherwise. Numbers that are not
@@ -37,12 +37,12 @@ def _edges() -> np.ndarray:
 
 
 EDGES = _edges()
-"""The edges of the histogram's bins. What is nearer to zero than the innermost edges is in the bin between them."""
+"""The edges of the histogram's bins. Numbers nearer to zero than the innermost edges are in the bin between them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UnitStatistics:
-    """What the units of a site are like over a data set. Arrays have the shape of the units.
+    """Statistics of the units of a site over a data set. Arrays have the shape of the units.
 
     Attributes:
         path: The path of the site.
@@ -52,9 +52,9 @@ class UnitStatistics:
         variance: The mean squared distance from the mean.
         min: The smallest sample.
         max: The largest sample.
-        covariance: The covariance of all pairs of units, as a matrix; None unless asked for.
-        histogram: How many samples are in each bin between `EDGES`, in the last axis; None unless asked for.
-        samples: Some samples, chosen at random among those that are finite, in the first axis; None unless asked for.
+        covariance: The covariance of all pairs of units, as a matrix; None unless requested.
+        histogram: How many samples are in each bin between `EDGES`, in the last axis; None unless requested.
+        samples: Some samples, chosen at random among those that are finite, in the first axis; None unless requested.
     """
 
     path: str
@@ -76,9 +76,9 @@ class UnitStatistics:
     def quantile(self, q: float) -> np.ndarray:
         """An estimate of the value below which a fraction `q` of the samples lies, for each unit."""
         if self.histogram is None:
-            raise ValueError(f"the statistics of {self.path!r} have no histogram: ask for it with histogram=True")
+            raise ValueError(f"the statistics of {self.path!r} have no histogram: pass histogram=True")
         if not 0 <= q <= 1:
-            raise ValueError(f"a quantile is between 0 and 1, got {q}")
+            raise ValueError(f"a quantile must be between 0 and 1, got {q}")
         below = np.cumsum(self.histogram, axis=-1)
         rank = np.maximum(q * below[..., -1:], 1e-9)
         index = np.argmax(below >= rank, axis=-1)
@@ -94,7 +94,7 @@ class UnitStatistics:
         Use it as `(x - mean) @ whitening()`; `epsilon` is added to every variance.
         """
         if self.covariance is None:
-            raise ValueError(f"the statistics of {self.path!r} have no covariance: ask for it with covariance=True")
+            raise ValueError(f"the statistics of {self.path!r} have no covariance: pass covariance=True")
         sizes, directions = np.linalg.eigh(self.covariance)
         return (directions / np.sqrt(np.maximum(sizes, 0) + epsilon)) @ directions.T
 
@@ -169,11 +169,11 @@ def statistics(
     grads: bool = False,
     inside: Any = None,
 ) -> DataStatistics:
-    """Mean, variance, range and, if asked for, covariance and quantiles of every unit over a data set.
+    """Mean, variance, range and, if requested, covariance and quantiles of every unit over a data set.
 
     Args:
         f: Any function that `sonde.capture` takes.
-        batches: What to run it on: a tuple of arguments each, or one argument.
+        batches: Inputs: each a tuple of arguments, or one argument.
         *patterns: Which sites; all by default.
         keep: A function of the arguments of `f` that returns a mask of the samples to count, such as
             `lambda tokens: tokens != 0`.
@@ -183,7 +183,7 @@ def statistics(
         samples: How many samples to keep, chosen at random, for `ablate(..., resample=seed)`.
         seed: For the choice of these samples.
         reduce: A function of the value, applied at the site first.
-        grads: Whether to take gradients in place of values, of what `f` differentiates.
+        grads: Whether to use gradients instead of values, if `f` differentiates something.
         inside: Functions or modules that mark no values themselves; see `sonde.capture`.
 
     Example:
@@ -274,7 +274,7 @@ class _Options:
         if self.histogram:
             sums["histogram"] = _histogram(x, used)
         if self.samples:
-            # Samples that belong together have the same lot at all sites.
+            # Samples that belong together get the same random number at all sites.
             lots = jax.random.uniform(jax.random.fold_in(jax.random.key(self.seed), number), x.shape[:1])
             lots = jnp.where(used.reshape(x.shape[0], -1).all(1), lots, -1.0)
             sums["lots"], drawn = jax.lax.top_k(lots, min(self.samples, x.shape[0]))
@@ -305,9 +305,9 @@ def _double(sums: _Sums) -> _Sums:
 
 
 def _joined(a: _Sums, new: _Sums, most: int) -> _Sums:
-    """The sums of two sets of samples together, by the usual formula for means and squares around them.
+    """The sums of two sets of samples combined, by the usual formula for means and squared deviations.
 
-    Of the samples themselves, the `most` with the highest lots are kept.
+    Of the samples themselves, the `most` with the highest random numbers are kept.
     """
     b = _double(new)
     if a["mean"].shape != b["mean"].shape:

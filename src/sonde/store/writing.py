@@ -1,9 +1,8 @@
 """Writing while the device computes the next batch.
 
-The program hands over arrays that may still be computed; a thread waits for them, copies them to the host and stages
-them in a transaction, which covers one or more batches. When a transaction is committed, the file of progress is
-replaced: only then do its batches count. The bytes between the program and the disk are bounded; when they reach the
-bound, the program waits.
+The program passes on arrays that may still be computed; a thread waits for them, copies them to the host and stages
+them in a transaction, which covers one or more batches. When a transaction is committed, the progress file is replaced:
+only then do its batches count. The bytes between the program and the disk are bounded; at the bound, the program waits.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from sonde.store.manifest import ArrayInfo, Progress, write_progress
 from sonde.store.program import Outcome
 
 COPIES = 3  # of a batch between program and disk: the array, the staged copy, the encoded one
-SECONDS = 10.0  # after this long a batch does not wait for others to fill a file
+SECONDS = 10.0  # a batch waits at most this long for others to fill a file
 COMMITS = 2  # transactions on their way to the disk at a time
 
 
@@ -39,12 +38,12 @@ class _Job:
 
 
 class Writer:
-    """Writes the outcomes of batches, in order, from a thread of its own.
+    """Writes the outcomes of batches, in order, in its own thread.
 
     Attributes:
         infos: The arrays, in the order of the outcomes.
-        progress: How far the writing has come.
-        error: What went wrong. From then on nothing is written.
+        progress: How much is written.
+        error: The error, if any. After it nothing is written.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Writer:
         self._folder, self._process = folder, process
         self._memory, self._file_batches = memory, file_batches
         self._arrays = [zarr_arrays.open_for_writing(folder, info) for info in infos]
-        # One process alone says how many rows there are.
+        # Only one process lists the number of rows.
         self._listed = [] if process else [zarr_arrays.open_array(folder, info, cache=0) for info in infos]
         self._staged = progress  # what the progress will be when all that is staged is written
         self._transaction: Any = None
@@ -78,7 +77,7 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def put(self, outcome: Outcome, checksum: BatchSum) -> None:
-        """Takes the outcome of the next batch, with a mask that this process has all of.
+        """Takes the outcome of the next batch; its mask must be complete on this process.
 
         Waits while there is too much to write. Does nothing after an error.
         """
@@ -101,13 +100,13 @@ class Writer:
             self._thread.start()
 
     def close(self) -> None:
-        """Writes what is left and waits for it, or for an error."""
+        """Writes the rest and waits until it is written, or for an error."""
         self._jobs.put(None)
         if self._thread is not None:
             self._thread.join()
 
     def finish(self) -> None:
-        """Says that the harvest came to its end. To be called when all processes have closed."""
+        """Marks the harvest as complete. To be called when all processes have closed."""
         for info, array in zip(self.infos, self._listed):
             zarr_arrays.resized(array, self.progress.rows.get(info.name, 0)).result()
         self.progress = dataclasses.replace(self.progress, finished=True)
@@ -179,7 +178,7 @@ class Writer:
                 self._changed.notify_all()
 
     def _list(self, progress: Progress) -> None:
-        """Makes the arrays as long as their listed rows. Not shorter: another process may be ahead."""
+        """Grows the arrays to their listed rows. Does not shrink them: another process may be ahead."""
         longer = {
             i: zarr_arrays.resized(array, progress.rows[info.name])
             for i, (info, array) in enumerate(zip(self.infos, self._listed))

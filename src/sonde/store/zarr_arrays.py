@@ -1,8 +1,8 @@
 """The Zarr arrays of a store: how they are cut into files, compressed and opened.
 
-A file (a shard, in Zarr's words) holds the rows that one process writes at a time, so that writers do not meet; inside
-it, chunks of about half a megabyte are compressed and carry a checksum each, so that a slice is read without
-the rest. An all-zero chunk is written like any other: a chunk that is missing was lost.
+A file (a shard, in Zarr's words) holds the rows that one process writes at a time, so that no two write the same file;
+inside it, chunks of about half a megabyte are compressed and carry a checksum each, so that a slice is read without the
+rest. An all-zero chunk is written like any other, so a missing chunk is a lost one.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def rows_per_chunk(rows: int, row_bytes: int) -> int:
     fitting = max(d for d in divisors if d <= wanted)
     if fitting * 8 >= min(wanted, rows):
         return fitting
-    return min(d for d in divisors if d > wanted)  # of a prime number of rows, say: better one large chunk than dust
+    return min(d for d in divisors if d > wanted)  # one large chunk is better than many tiny ones
 
 
 def create(folder: Folder, info: ArrayInfo, *, rows: int, columns: Sequence[int]) -> None:
-    """Makes an array without rows, if it is not there yet.
+    """Makes an array without rows, if it does not exist yet.
 
     Args:
         folder: The store.
@@ -76,11 +76,11 @@ def create(folder: Folder, info: ArrayInfo, *, rows: int, columns: Sequence[int]
 
 
 def _codecs(itemsize: int) -> list[dict[str, Any]]:
-    """How a chunk becomes bytes.
+    """The codecs of a chunk.
 
-    The low bits of activations are noise; what can be saved is in the exponents, and the entropy coder of zstd finds it
-    without help. Blosc, which puts bytes of a kind together first, saves no more and takes longer both ways. The
-    checksum of zstd itself would leave some bits of its header out.
+    The low bits of activations are noise; only the exponents can be compressed, and zstd's entropy coder does that
+    alone. Blosc, which groups bytes first, saves no more and takes longer in both directions. Zstd's own checksum would
+    not cover some bits of its header.
     """
     endian = {"name": "bytes", "configuration": {"endian": "little"}} if itemsize > 1 else {"name": "bytes"}
     zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
@@ -88,7 +88,7 @@ def _codecs(itemsize: int) -> list[dict[str, Any]]:
 
 
 def create_groups(folder: Folder, infos: Sequence[ArrayInfo]) -> None:
-    """Makes the store and the kinds in it Zarr groups, for other readers, where they are not yet."""
+    """Makes the store and the kinds in it Zarr groups, for other readers, if they are not yet."""
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
     for kind in ("", *dict.fromkeys(f"{info.kind}/" for info in infos)):
         if folder.read(f"{kind}zarr.json") is None:
@@ -101,10 +101,10 @@ def open_array(folder: Folder, info: ArrayInfo, *, cache: int = READ_CACHE) -> A
     Args:
         folder: The store.
         info: The array.
-        cache: How many bytes of what was read may be kept.
+        cache: The size of the read cache in bytes.
 
     Raises:
-        StoreError: It is not there, or cannot be read.
+        StoreError: It does not exist, or cannot be read.
     """
     ts = tensorstore()
     context = ts.Context({"cache_pool": {"total_bytes_limit": cache}})
@@ -121,10 +121,10 @@ def _spec(folder: Folder, info: ArrayInfo) -> dict[str, Any]:
 
 
 def open_for_writing(folder: Folder, info: ArrayInfo) -> Any:
-    """An array of a store to write any rows of, whatever number of rows it says it has.
+    """Opens an array for writing any rows, whatever its number of rows.
 
-    Writers do not look at that number and do not change it: the process that lists rows does (`resized`). Two that
-    change it at once would undo what the other did.
+    Writers neither read nor change that number: the process that lists rows does (`resized`). Two processes that change
+    it at once would undo each other's change.
     """
     stored = open_array(folder, info, cache=0)
     spec = stored.spec().to_json()
@@ -134,5 +134,5 @@ def open_for_writing(folder: Folder, info: ArrayInfo) -> Any:
 
 
 def resized(array: Any, rows: int) -> Any:
-    """Says how many rows an array has. A future of the array."""
+    """Sets the number of rows of an array; returns a future of the array."""
     return array.resize(exclusive_max=[rows, *array.shape[1:]])

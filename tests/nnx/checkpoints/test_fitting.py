@@ -37,7 +37,7 @@ def test_everything_is_named(tmp_path, name):
         "  of another shape (2):\n"
         "    b/bias: the checkpoint has (3,), the model (4,)\n"
         "    b/kernel: the checkpoint has (2, 3), the model (2, 4)\n"
-        "To go on all the same: missing='keep' keeps the model's own values; "
+        "To restore anyway: missing='keep' keeps the model's own values; "
         "extra='ignore' leaves the rest of the checkpoint alone."
     )
     assert numbers(nnx, model) == before
@@ -76,7 +76,7 @@ def test_shapes_must_fit_whatever_is_allowed(tmp_path, name):
 def test_shapes_cannot_be_kept(tmp_path, name):
     checkpoints.save(tmp_path / name, two(a=3))
     abstract = nnx.eval_shape(lambda: two(a=3, b=3))
-    with pytest.raises(ValueError, match=r"b/bias \(which has no value of its own to keep\)"):
+    with pytest.raises(ValueError, match=r"b/bias \(the model has no value to keep\)"):
         checkpoints.restore(tmp_path / name, abstract, missing="keep")
 
 
@@ -86,7 +86,7 @@ def test_dtypes(tmp_path, name):
     model = nnx.Dict(a=nnx.Param(jnp.zeros(2, jnp.bfloat16)))
     with pytest.raises(
         ValueError,
-        match=r"a: the checkpoint has float32, the model bfloat16\nTo go on all the same: cast=True converts\.",
+        match=r"a: the checkpoint has float32, the model bfloat16\nTo restore anyway: cast=True converts\.",
     ):
         checkpoints.restore(tmp_path / name, model)
     checkpoints.restore(tmp_path / name, model, cast=True)

@@ -57,5 +57,5 @@ def test_what_is_no_checkpoint_says_what_is_there(saved, tmp_path):
         orbax_format.describe(str(tmp_path / "nowhere"))
     with pytest.raises(FileNotFoundError, match="is not a checkpoint of orbax: it has no file _METADATA"):
         orbax_format.describe(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="it contains 1 of them, the last one is .*checkpoint"):
+    with pytest.raises(FileNotFoundError, match="it contains 1 of them, the last is .*checkpoint"):
         orbax_format.describe(str(saved.parent))

@@ -1,4 +1,4 @@
-"""Arrays from a checkpoint take the place of the model's own."""
+"""Arrays from a checkpoint replace the model's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The activation with a parameter of its own, as Flax's."""
+"""Activations with a parameter, compared with Flax's."""
 
 from __future__ import annotations
 

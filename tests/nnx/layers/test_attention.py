@@ -138,11 +138,11 @@ def test_weights_are_sown_when_asked(draw):
     [
         (
             lambda d: nnx.MultiHeadAttention(3, 4, rngs=nnx.Rngs(0)),
-            "MultiHeadAttention: qkv_features=4 cannot be shared out evenly among num_heads=3 heads.",
+            "MultiHeadAttention: qkv_features=4 cannot be divided evenly among num_heads=3 heads.",
         ),
         (
             lambda d: nnx.MultiHeadAttention(4, 8, num_kv_heads=3, rngs=nnx.Rngs(0)),
-            "MultiHeadAttention: num_heads=4 queries cannot be grouped evenly on num_kv_heads=3 keys.",
+            "MultiHeadAttention: num_heads=4 cannot be divided evenly among num_kv_heads=3 key heads.",
         ),
         (
             lambda d: nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0))(d(2, 3, 5)),
@@ -156,20 +156,19 @@ def test_weights_are_sown_when_asked(draw):
         ),
         (
             lambda d: nnx.MultiHeadAttention(2, 4, decode=True, rngs=nnx.Rngs(0))(d(2, 1, 4)),
-            "MultiHeadAttention: decode=True reads and writes a cache, and this layer has none: call "
-            "`init_cache` before.",
+            "MultiHeadAttention: decode=True needs a cache, but this layer has none: call `init_cache` first.",
         ),
         (
             lambda d: nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0))(d(2, 3, 4), None, d(2, 3, 4)),
-            "MultiHeadAttention: `inputs_v` is given and `inputs_k` is not. Give `inputs_k`; alone it stands for keys "
-            "and values.",
+            "MultiHeadAttention: `inputs_v` is given but `inputs_k` is not. Give `inputs_k`; alone it serves as both "
+            "keys and values.",
         ),
         (
             lambda d: nnx.MultiHeadAttention(
                 2, 4, decode=False, dropout_rate=0.5, deterministic=False, keep_rngs=False, rngs=nnx.Rngs(0)
             )(d(2, 3, 4)),
-            "MultiHeadAttention: dropping with dropout_rate=0.5 draws random numbers, and a layer made with "
-            "keep_rngs=False keeps no stream to draw from: give the call `rngs`, or deterministic=True.",
+            "MultiHeadAttention: dropping with dropout_rate=0.5 draws random numbers, but a layer made with "
+            "keep_rngs=False has no stream to draw from: pass `rngs` or deterministic=True to the call.",
         ),
     ],
 )
@@ -180,8 +179,8 @@ def test_what_does_not_fit_is_said(draw, call, words):
 
 
 def test_an_unsaid_setting_is_said(draw):
-    with pytest.raises(ValueError, match="MultiHeadAttention: nothing says what `decode` is"):
+    with pytest.raises(ValueError, match="MultiHeadAttention: `decode` is not set"):
         nnx.MultiHeadAttention(2, 4, rngs=nnx.Rngs(0))(draw(2, 3, 4))
     layer = nnx.MultiHeadAttention(2, 4, decode=False, dropout_rate=0.5, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="MultiHeadAttention: nothing says what `deterministic` is"):
+    with pytest.raises(ValueError, match="MultiHeadAttention: `deterministic` is not set"):
         layer(draw(2, 3, 4))

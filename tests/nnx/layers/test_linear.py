@@ -136,7 +136,7 @@ def test_attend(same, draw, options):
         ),
         (
             lambda d: nnx.LinearGeneral((3,), 4, axis=(0, 1), rngs=nnx.Rngs(0)),
-            "LinearGeneral: in_features=(3,) and axis=(0, 1) must have one entry each for every axis mapped.",
+            "LinearGeneral: in_features=(3,) and axis=(0, 1) must have one entry for every contracted axis.",
         ),
         (
             lambda d: nnx.LinearGeneral(3, 4, batch_axis={1: 2}, rngs=nnx.Rngs(0)),
@@ -149,7 +149,7 @@ def test_attend(same, draw, options):
         ),
         (
             lambda d: nnx.Einsum("ab,bc", (3, 4), rngs=nnx.Rngs(0)),
-            "Einsum: the einsum equation 'ab,bc' has no '->' that says what comes out, such as 'nd,dk->nk'.",
+            "Einsum: the einsum equation 'ab,bc' has no '->' before the result; write it as in 'nd,dk->nk'.",
         ),
         (
             lambda d: nnx.Einsum("ab,bc->ac", (3, 4), rngs=nnx.Rngs(0))(d(2, 5)),

@@ -111,18 +111,18 @@ def test_train_and_eval_switch_batch_norm(draw):
         ),
         (
             lambda d: nnx.GroupNorm(6, 4, rngs=nnx.Rngs(0)),
-            "GroupNorm: num_groups=4 groups of equal size cannot be made of 6 features.",
+            "GroupNorm: 6 features cannot be split into num_groups=4 groups of equal size.",
         ),
         (
             lambda d: nnx.GroupNorm(6, 3, 2, rngs=nnx.Rngs(0)),
-            "GroupNorm: exactly one of `num_groups` and `group_size` counts the groups, got 3 and 2. `num_groups` is "
-            "32 unless said otherwise: with `group_size`, say num_groups=None.",
+            "GroupNorm: give exactly one of `num_groups` and `group_size`, got 3 and 2. `num_groups` is 32 by "
+            "default: with `group_size`, pass num_groups=None.",
         ),
         (
             lambda d: nnx.SpectralNorm(nnx.Conv(3, 4, 3, rngs=nnx.Rngs(0)), error_on_non_matrix=True, rngs=nnx.Rngs(0))(
                 d(2, 5, 3)
             ),
-            "SpectralNorm: with error_on_non_matrix=True every kernel must have two axes, and kernel of the wrapped "
+            "SpectralNorm: with error_on_non_matrix=True every kernel must have two axes, but kernel of the wrapped "
             "Conv is float32[3,3,4].",
         ),
     ],
@@ -135,5 +135,5 @@ def test_what_does_not_fit_is_said(draw, call, words):
 
 def test_an_unsaid_setting_is_said(draw):
     layer = nnx.BatchNorm(3, use_running_average=None, rngs=nnx.Rngs(0))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="BatchNorm: nothing says what `use_running_average` is.*, nnx.view"):
+    with pytest.raises(ValueError, match="BatchNorm: `use_running_average` is not set.*, nnx.view"):
         layer(draw(2, 3))

@@ -58,7 +58,7 @@ def test_the_call_says_more_than_the_constructor():
     layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
     assert chosen(layer, "deterministic", False, True) is False
     assert chosen(layer, "deterministic", None, True) is True
-    with pytest.raises(ValueError, match=r"Dropout: nothing says what `deterministic` is.*nnx.view\(model"):
+    with pytest.raises(ValueError, match=r"Dropout: `deterministic` is not set.*nnx.view\(model"):
         chosen(layer, "deterministic", None, None)
     with pytest.raises(ValueError) as caught:
         chosen(nnx.Dict(), "decode", None, None)

@@ -70,7 +70,7 @@ def test_old_ways_warn():
         ),
         (
             lambda d: nnx.GRUCell(3, 4, rngs=nnx.Rngs(0))(d(2, 5), d(2, 3)),
-            "GRUCell: `carry` has the wrong shape: expected (2, 4) beside inputs float32[2,3], got float32[2,5].",
+            "GRUCell: `carry` has the wrong shape: expected (2, 4) for inputs float32[2,3], got float32[2,5].",
         ),
         (
             lambda d: nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0))(d(2, 4), d(2, 3)),
@@ -78,7 +78,7 @@ def test_old_ways_warn():
         ),
         (
             lambda d: nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)).initialize_carry((2, 3)),
-            "GRUCell: `initialize_carry` draws from `rngs`, and got none: give it an nnx.Rngs or an nnx.RngStream.",
+            "GRUCell: `initialize_carry` draws from `rngs`, but got none: pass an nnx.Rngs or an nnx.RngStream.",
         ),
         (
             lambda d: nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)))(d(3)),
@@ -102,5 +102,5 @@ def test_an_unfinished_cell_says_what_is_missing(draw):
 
     with pytest.raises(TypeError, match="Cell must define num_feature_axes to be a cell"):
         nnx.RNN(Cell())(draw(2, 6, 3))
-    with pytest.raises(TypeError, match="`rngs` of a recurrent layer is an nnx.Rngs"):
+    with pytest.raises(TypeError, match="A recurrent layer takes an nnx.Rngs"):
         nnx.RNN(Cell(), rngs=3)  # type: ignore[arg-type]

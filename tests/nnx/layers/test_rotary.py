@@ -74,7 +74,7 @@ def test_in_a_layer():
         (lambda: nnx.RoPE(embedding_size=8, max_seq_len=0), "`max_seq_len` must be positive"),
         (lambda: nnx.RoPE(embedding_size=8, max_seq_len=4)(X), "4 positions of 8 features.* 5 positions of 8"),
         (lambda: nnx.RoPE(embedding_size=6, max_seq_len=9)(X), "positions of 6 features.* positions of 8"),
-        (lambda: nnx.RoPE()(X[..., :7]), "in pairs, and the input has 7"),
+        (lambda: nnx.RoPE()(X[..., :7]), "in pairs, but the input has 7"),
     ],
 )
 def test_what_does_not_fit(wrong, message):

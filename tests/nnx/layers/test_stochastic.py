@@ -46,12 +46,12 @@ def test_what_is_missing_is_said(draw):
     with pytest.raises(LayerInputError) as caught:
         nnx.Dropout(0.5)(draw(3))
     assert str(caught.value) == (
-        "Dropout: dropping with rate=0.5 draws random numbers, and neither the constructor nor the call has `rngs` to "
+        "Dropout: dropping with rate=0.5 draws random numbers, but neither the constructor nor the call has `rngs` to "
         "draw from. Write nnx.Dropout(..., rngs=rngs) or dropout(x, rngs=rngs)."
     )
     with pytest.raises(LayerInputError, match="or a random key, got int"):
         nnx.Dropout(0.5)(draw(3), rngs=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="Dropout: nothing says what `deterministic` is. Say it in"):
+    with pytest.raises(ValueError, match="Dropout: `deterministic` is not set. Set it in"):
         nnx.Dropout(0.5, deterministic=None)(draw(3))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="`rngs` takes an nnx.Rngs, an nnx.RngStream or None, got "):
         nnx.Dropout(0.5, rngs=jax.random.key(0))  # type: ignore[arg-type]

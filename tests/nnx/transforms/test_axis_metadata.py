@@ -50,7 +50,7 @@ def test_what_is_not_mapped_keeps_its_names():
 
 def test_an_axis_of_another_name_is_an_error():
     v = param((2, 3), ("rows", "x"))
-    with pytest.raises(ValueError, match="is named 'rows', and the transform calls it 'layers'"):
+    with pytest.raises(ValueError, match="is named 'rows', but the transform calls it 'layers'"):
         nnx.transform_metadata(lambda v: v, partition="layers")(v)
     assert v.out_sharding == ("rows", "x")
 

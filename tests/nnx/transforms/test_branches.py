@@ -32,7 +32,7 @@ def test_branches_of_different_forms():
     with pytest.raises(TypeError) as info:
         nnx.cond(True, lambda: {"a": jnp.ones(2)}, lambda: 1.0)
     text = str(info.value)
-    assert "nnx.cond: all branches must return the same form of output, and these differ" in text
+    assert "nnx.cond: all branches must return the same form of output, but these differ" in text
     assert "true_fun returns {'a': 'float32[2]'}, false_fun returns" in text
 
 

@@ -80,7 +80,7 @@ def test_argnums():
     a, b = nnx.Dict(w=nnx.Param(2.0)), nnx.Dict(w=nnx.Param(5.0))
     assert [float(g.w) for g in nnx.grad(f, argnums=(1, 0))(a, b)] == [2.0, 5.0]
     assert float(nnx.grad(f, argnums=-1)(a, b).w) == 2.0
-    with pytest.raises(ValueError, match="argument 3, and was called with 2 positional arguments"):
+    with pytest.raises(ValueError, match="argument 3, but was called with 2 positional arguments"):
         nnx.grad(f, argnums=3)(a, b)
     with pytest.raises(ValueError, match="an argument is repeated"):
         nnx.grad(f, argnums=(0, 0))(a, b)
@@ -88,7 +88,7 @@ def test_argnums():
 
 def test_has_aux_wants_a_pair():
     with pytest.raises(
-        TypeError, match=r"nnx.grad\(has_aux=True\) wants a function that returns \(output, aux\), got 3 v"
+        TypeError, match=r"nnx.grad\(has_aux=True\) needs a function that returns \(output, aux\), got 3 v"
     ):
         nnx.grad(lambda x: (x, x, x), has_aux=True)(1.0)
 
@@ -103,12 +103,12 @@ def test_vjp_of_a_function_that_makes_a_module():
     out, pull = nnx.vjp(lambda x: nnx.Dict(a=nnx.Param(x * 2), b=nnx.Param(x * 3)), 1.0)
     assert isinstance(out, nnx.Dict)
     assert float(pull(nnx.Dict(a=nnx.Param(1.0), b=nnx.Param(10.0)))[0]) == 32.0
-    with pytest.raises(ValueError, match="has 1 leaves, and the output of the function has 2"):
+    with pytest.raises(ValueError, match="has 1 leaves, but the output of the function has 2"):
         pull(1.0)
 
 
 def test_jvp_wants_tangents_of_the_form_of_the_primals():
-    with pytest.raises(ValueError, match="primals with 1 leaves and tangents with 2"):
+    with pytest.raises(ValueError, match="primals with 1 leaves but tangents with 2"):
         nnx.jvp(lambda m: m.a, (nnx.Dict(a=nnx.Param(1.0)),), (nnx.Dict(a=nnx.Param(1.0), b=nnx.Param(1.0)),))
 
 

@@ -99,7 +99,7 @@ def test_how_two_forms_differ():
     assert differing({"a": None}, {"a": A}) == "v/a was None and is an array"
     assert differing({"a": w}, {"a": nnx.BatchStat(A)}) == "v/a was a Param and is a BatchStat"
     assert differing({"a": A}, {"b": A}) == "v had the entries a and has b"
-    assert differing([w, nnx.Param(A)], [w, w]) == "v/1 is shared with something else, or no longer"
+    assert differing([w, nnx.Param(A)], [w, w]) == "v/1 is newly shared, or no longer shared"
     dense = nnx.Dict(w=w, n=1)
     assert differing(dense, nnx.Dict(w=w, n=2)) == "the static attributes n of v changed"
     assert differing(dense, nnx.Dict(w=w, n=2), static=False) is None

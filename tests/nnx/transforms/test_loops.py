@@ -57,7 +57,7 @@ def test_gradients_through_loops():
 def test_a_carry_keeps_its_form():
     with pytest.raises(ValueError) as info:
         nnx.while_loop(lambda v: True, lambda v: {"a": v["a"], "b": 1}, {"a": Cell()})
-    assert "the value that goes round must keep its form" in str(info.value)
+    assert "the carry must keep its form" in str(info.value)
     assert "init_val had the entries a and has a, b" in str(info.value)
     with pytest.raises(TypeError, match="the static attributes flag of init_val changed"):
         nnx.fori_loop(0, 2, lambda i, m: (setattr(m, "flag", 2), m)[1], Cell())
@@ -68,7 +68,7 @@ def test_a_carry_keeps_its_form():
 def test_a_carry_keeps_its_variables():
     with pytest.raises(ValueError) as info:
         nnx.while_loop(lambda m: True, lambda m: Cell(), Cell())
-    assert "nnx.while_loop: every iteration must hand on the Variables it was given" in str(info.value)
+    assert "nnx.while_loop: every iteration must return the Variables it was given" in str(info.value)
     assert "at init_val/count" in str(info.value)
 
 

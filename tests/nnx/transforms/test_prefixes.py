@@ -41,10 +41,10 @@ def test_a_variable_without_an_axis():
 
 def test_axes_that_do_not_fit():
     with pytest.raises(
-        ValueError, match=r"in_axes of nnx.vmap, \(0, 0\), do not fit: there are 1 entries \(0\), and not 2"
+        ValueError, match=r"in_axes of nnx.vmap, \(0, 0\), do not fit: there are 1 entries \(0\), not 2"
     ):
         nnx.vmap(lambda m: m.w, in_axes=(0, 0))(model())
-    with pytest.raises(ValueError, match=r"do not fit at args\[0\]: there are 2 entries \(a, b\), and not 1 \(a\)"):
+    with pytest.raises(ValueError, match=r"do not fit at args\[0\]: there are 2 entries \(a, b\), not 1 \(a\)"):
         nnx.vmap(lambda d: d["a"], in_axes=({"a": 0},))({"a": X, "b": X})
     with pytest.raises(ValueError, match=r"out_axes of nnx.vmap, .* do not fit at out"):
         nnx.vmap(lambda x: (x, x), out_axes=(0, 0, 0))(X)
@@ -76,7 +76,7 @@ def test_prefixes_made_by_prefix_in_both_modes():
 
 def test_axes_in_the_form_of_a_module():
     axes = nnx.prefix(model(), {nnx.Param: 0, ...: None}, graph=False)
-    with pytest.raises(ValueError, match=r"do not fit at args\[0\]: there are 2 entries \(mean, w\), and not 3"):
+    with pytest.raises(ValueError, match=r"do not fit at args\[0\]: there are 2 entries \(mean, w\), not 3"):
         nnx.vmap(lambda m: m.w, in_axes=(axes,), graph=False)(nnx.Dict(w=nnx.Param(X), mean=nnx.Param(X)))
 
 

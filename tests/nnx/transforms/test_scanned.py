@@ -43,7 +43,7 @@ def test_scan_reverse_and_stacked_updates_in_true_order():
 
 
 def test_scan_wants_as_many_outputs_as_axes():
-    with pytest.raises(ValueError, match=r"wants a tuple of 2 outputs, got 3 values"):
+    with pytest.raises(ValueError, match=r"needs a tuple of 2 outputs, got 3 values"):
         nnx.scan(lambda c, x: (c, x, x))(0.0, jnp.ones(3))
 
 

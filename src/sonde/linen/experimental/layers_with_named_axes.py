@@ -18,7 +18,7 @@ from sonde.ops.initializers import default_bias_init, default_embed_init, defaul
 
 
 class _Named:
-    """A layer that says how the axes of its parameters are called."""
+    """A layer that names the axes of its parameters."""
 
     axes_of: ClassVar[dict[str, tuple[str, ...]]] = {}
 
@@ -35,7 +35,7 @@ class Dense(_Named, linear.Dense):
     """`linen.Dense` with names for the axes of its kernel.
 
     Attributes:
-        kernel_axes: The names; the last one is that of the bias too.
+        kernel_axes: The names; the bias has the last one.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -58,9 +58,9 @@ class Embed(_Named, linear.Embed):
     """`linen.Embed` with axes named `vocab` and `embed`.
 
     Attributes:
-        cast_input_dtype: What the indices are converted to first, None to leave them.
-        attend_dtype: What `attend` converts the query to; `dtype` if it is None.
-        one_hot: Whether to multiply with one-hot vectors in place of looking rows up.
+        cast_input_dtype: The dtype that the indices are converted to first; None to leave them.
+        attend_dtype: The dtype that `attend` converts the query to; `dtype` if it is None.
+        one_hot: Whether to multiply by one-hot vectors instead of looking rows up.
     """
 
     axes_of: ClassVar[dict[str, tuple[str, ...]]] = {"embedding": ("vocab", "embed")}
@@ -72,12 +72,12 @@ class Embed(_Named, linear.Embed):
     one_hot: bool = False
 
     def __call__(self, inputs: Any) -> Any:
-        """The rows of these indices."""
+        """The rows at these indices."""
         inputs = jnp.asarray(inputs, self.cast_input_dtype)
         if not self.one_hot:
             return super().__call__(inputs)
         if not jnp.issubdtype(inputs.dtype, jnp.integer):
-            raise ValueError(f"Embed looks integers up, got {inputs.dtype}.")
+            raise ValueError(f"Embed takes integers, got {inputs.dtype}.")
         chosen = (inputs[..., None] == jnp.arange(self.num_embeddings)).astype(self.dtype)
         return jnp.dot(chosen, jnp.asarray(self.embedding, self.dtype))
 

@@ -1,1 +1,1 @@
-"""Layers: parameters and random keys bound to the arithmetic in `sonde.ops`. One file a family."""
+"""Layers: parameters and random keys bound to the arithmetic in `sonde.ops`. One file per family."""

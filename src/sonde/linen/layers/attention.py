@@ -23,7 +23,7 @@ from sonde.ops.initializers import default_bias_init, default_kernel_init
 
 def _einsum(dot_general: Callable[..., Any] | None, replacement: Callable[..., Any] | None) -> Callable[..., Any]:
     if dot_general is not None and replacement is not None:
-        raise ValueError("attention takes a replacement of dot_general or of einsum for a product, got both")
+        raise ValueError("attention takes a replacement for dot_general or for einsum, got both")
     if dot_general is not None:
         return functools.partial(jnp.einsum, _dot_general=dot_general)
     return jnp.einsum if replacement is None else replacement
@@ -49,7 +49,7 @@ def dot_product_attention_weights(
     einsum_dot_general: Callable[..., Any] | None = None,
     einsum: Callable[..., Any] | None = None,
 ) -> jax.Array:
-    """How much every query looks at every key.
+    """The attention weights: how much every query attends to every key.
 
     Args:
         query: `(batch..., queries, heads, depth)`.
@@ -60,7 +60,7 @@ def dot_product_attention_weights(
         dropout_rng: The random key for dropout.
         dropout_rate: The probability of being dropped.
         deterministic: Whether to drop nothing.
-        dtype: What to compute in; None finds it from the inputs.
+        dtype: The dtype to compute in; None derives it from the inputs.
         precision: Of the product.
         module: A module that sows the weights as `attention_weights`.
         force_fp32_for_softmax: Whether softmax runs in float32.
@@ -105,7 +105,7 @@ def dot_product_attention(
     qk_attn_weights_einsum: Callable[..., Any] | None = None,
     attn_weights_value_einsum: Callable[..., Any] | None = None,
 ) -> jax.Array:
-    """The values, mixed by how much every query looks at every key.
+    """Dot-product attention: the values, averaged by the attention weights of every query.
 
     Args:
         query: `(batch..., queries, heads, depth)`.
@@ -117,13 +117,13 @@ def dot_product_attention(
         dropout_rng: The random key for dropout.
         dropout_rate: The probability of being dropped.
         deterministic: Whether to drop nothing.
-        dtype: What to compute in; None finds it from the inputs.
+        dtype: The dtype to compute in; None derives it from the inputs.
         precision: Of the products.
         module: A module that sows the weights as `attention_weights`.
         force_fp32_for_softmax: Whether softmax runs in float32.
         einsum_dot_general: A replacement for `jax.lax.dot_general`.
         qk_attn_weights_einsum: A replacement for `jax.numpy.einsum` in the product of queries and keys.
-        attn_weights_value_einsum: The same for weights and values; both or none must be given.
+        attn_weights_value_einsum: The same for weights and values; give both or neither.
 
     Returns:
         `(batch..., queries, heads, value depth)`.
@@ -135,12 +135,10 @@ def dot_product_attention(
         (2, 5, 4, 8)
     """
     if (qk_attn_weights_einsum is None) != (attn_weights_value_einsum is None):
-        raise ValueError(
-            "qk_attn_weights_einsum and attn_weights_value_einsum replace both products or none: one is missing"
-        )
+        raise ValueError("qk_attn_weights_einsum and attn_weights_value_einsum must be given together: one is missing")
     if qk_attn_weights_einsum is not None and not (precision is None and einsum_dot_general is None):
         raise ValueError(
-            "precision and einsum_dot_general are for products that are not replaced: leave them out with "
+            "precision and einsum_dot_general do not apply to replaced products: leave them out with "
             "qk_attn_weights_einsum and attn_weights_value_einsum"
         )
     return ops.dot_product_attention(
@@ -167,7 +165,7 @@ class MultiHeadDotProductAttention(Module):
 
     Attributes:
         num_heads: The number of heads; must divide `qkv_features`.
-        dtype: What to compute in; None finds it from inputs and parameters.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
         param_dtype: The dtype of the parameters.
         qkv_features: The features of queries, keys and values, all heads together; those of the inputs if None.
         out_features: The features of the output; those of the inputs if None.
@@ -180,8 +178,8 @@ class MultiHeadDotProductAttention(Module):
         bias_init: Initializer of the biases.
         out_bias_init: Initializer of the bias of the output, `bias_init` if None.
         use_bias: Whether the linear maps have biases.
-        attention_fn: A replacement for `dot_product_attention`; is given those keyword arguments that it knows.
-        decode: Whether to keep keys and values in collection `cache` and to be given one position in each call.
+        attention_fn: A replacement for `dot_product_attention`; it gets the keyword arguments that it knows.
+        decode: Whether to keep keys and values in the collection `cache` and take one position per call.
         normalize_qk: Whether queries and keys are normalised.
         force_fp32_for_softmax: Whether softmax runs in float32.
         qkv_dot_general, qkv_dot_general_cls: Replacements for `jax.lax.dot_general` in the linear maps before.
@@ -228,13 +226,13 @@ class MultiHeadDotProductAttention(Module):
         dropout_rng: jax.Array | None = None,
         sow_weights: bool = False,
     ) -> jax.Array:
-        """Lets queries look at keys.
+        """Applies attention.
 
         Args:
-            inputs_q: `(batch..., length, features)`, what queries are made of.
-            inputs_k: What keys are made of; `inputs_q` if None.
-            inputs_v: What values are made of; `inputs_k` if None.
-            inputs_kv: Both of these, as older code gives them.
+            inputs_q: `(batch..., length, features)`, from which queries are computed.
+            inputs_k: The inputs of the keys; `inputs_q` if None.
+            inputs_v: The inputs of the values; `inputs_k` if None.
+            inputs_kv: Both of these, for older code.
             mask: Which keys each query may attend to, `(batch..., heads, queries, keys)`.
             deterministic: As the field of that name.
             dropout_rng: The random key for dropout; one of stream `dropout` if None.
@@ -244,8 +242,7 @@ class MultiHeadDotProductAttention(Module):
         features = self.qkv_features or inputs_q.shape[-1]
         if features % self.num_heads:
             raise ValueError(
-                f"{describe(self)}: qkv_features={features} cannot be shared out evenly among "
-                f"num_heads={self.num_heads}"
+                f"{describe(self)}: qkv_features={features} cannot be divided evenly among num_heads={self.num_heads}"
             )
         project = functools.partial(
             DenseGeneral,
@@ -309,14 +306,14 @@ class MultiHeadDotProductAttention(Module):
         if kv is not None:
             if k is not None or v is not None:
                 raise ValueError(
-                    f"{describe(self)}: inputs_kv stands for inputs_k and inputs_v, give it or them, not both"
+                    f"{describe(self)}: inputs_kv replaces inputs_k and inputs_v: give one or the other, not both"
                 )
-            self._deprecated("inputs_kv is an old name: give inputs_k, which stands for both")
+            self._deprecated("inputs_kv is an old name: give inputs_k, which serves as both keys and values")
             return kv, kv
         if k is None and v is not None:
-            raise ValueError(f"{describe(self)}: inputs_v is given and inputs_k is not; inputs_k alone stands for both")
+            raise ValueError(f"{describe(self)}: inputs_v is given but inputs_k is not; inputs_k alone serves as both")
         if v is not None and jnp.ndim(v) == jnp.ndim(q) + 1:
-            self._deprecated("the third argument is inputs_v, and looks like a mask: give the mask by name")
+            self._deprecated("the third argument is inputs_v, but it looks like a mask: pass the mask by keyword")
         k = q if k is None else k
         return k, k if v is None else v
 
@@ -344,11 +341,11 @@ def _made(make: Callable[..., Any] | None) -> Any:
 
 
 class MultiHeadAttention(MultiHeadDotProductAttention):
-    """The same as `MultiHeadDotProductAttention`, under a shorter name."""
+    """A shorter name for `MultiHeadDotProductAttention`."""
 
 
 class SelfAttention(MultiHeadDotProductAttention):
-    """Attention of a sequence to itself; fields as of `MultiHeadDotProductAttention`."""
+    """Attention of a sequence to itself; fields as in `MultiHeadDotProductAttention`."""
 
     @compact
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -359,7 +356,7 @@ class SelfAttention(MultiHeadDotProductAttention):
         dropout_rng: jax.Array | None = None,
         sow_weights: bool = False,
     ) -> jax.Array:
-        """Lets a sequence look at itself; arguments as of `MultiHeadDotProductAttention`."""
+        """Applies attention; arguments as in `MultiHeadDotProductAttention`."""
         return super().__call__(
             inputs_q, mask=mask, deterministic=deterministic, dropout_rng=dropout_rng, sow_weights=sow_weights
         )

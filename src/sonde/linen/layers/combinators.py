@@ -1,4 +1,4 @@
-"""Layers made of other layers and functions, `Sequential` and `BatchApply`, and `PReLU`, a learnt activation."""
+"""Layers made of other layers and functions, `Sequential` and `BatchApply`, and `PReLU`, a learned activation."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Sequential(Module):
 
     @compact
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the first layer with the arguments, and each other one with what the one before returned."""
+        """Calls the first layer with the arguments, and every other layer with the result of the one before."""
         if not self.layers:
             raise ValueError(f"Empty Sequential module {describe(self)}: it needs at least one layer to be called")
         return call_in_turn(self.layers, args, kwargs)
 
 
 class BatchApply:
-    """A function with the first axes of its inputs merged into one, and of its outputs taken apart again.
+    """Calls a function with the first axes of its inputs merged into one, and splits that of its outputs again.
 
     Args:
         f: The function.
@@ -67,7 +67,7 @@ class BatchApply:
         self.num_dims = num_dims
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function; scalars and what is not an array are passed as they are."""
+        """Calls the function; scalars and non-arrays are passed as they are."""
         n = self.num_dims
 
         def merged(x: Any) -> Any:
@@ -75,18 +75,18 @@ class BatchApply:
 
         arrays = [x for x in jax.tree.leaves((args, kwargs)) if jnp.ndim(x) >= n]
         if not arrays:
-            raise ValueError(f"BatchApply(num_dims={n}) needs an input with {n} axes at least")
+            raise ValueError(f"BatchApply(num_dims={n}) needs an input with at least {n} axes")
         sizes = arrays[0].shape[:n]
         args, kwargs = jax.tree.map(merged, (args, kwargs))
         return jax.tree.map(lambda y: jnp.reshape(y, (*sizes, *y.shape[1:])), self.f(*args, **kwargs))
 
 
 class PReLU(Module):
-    """An activation that multiplies negative inputs with a learnt slope.
+    """An activation that multiplies negative inputs by a learned slope.
 
     Attributes:
         param_dtype: The dtype of the slope.
-        negative_slope_init: The slope to start with.
+        negative_slope_init: The initial slope.
     """
 
     param_dtype: Any = jnp.float32

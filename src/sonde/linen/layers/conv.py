@@ -24,7 +24,7 @@ def _sizes(kernel_size: int | Sequence[int]) -> tuple[int, ...]:
 
 
 class _Conv(Module):
-    """What convolutions with and without shared weights have in common.
+    """The base of convolutions with and without shared weights.
 
     Attributes:
         features: The number of output features.
@@ -36,7 +36,7 @@ class _Conv(Module):
         feature_group_count: The number of groups into which features are divided.
         use_bias: Whether to add a bias.
         mask: Multiplies the kernel.
-        dtype: What to compute in; None finds it from inputs and parameters.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
         param_dtype: The dtype of the parameters.
         precision: As in `jax.lax.conv_general_dilated`.
         kernel_init: Initializer of the kernel.
@@ -109,7 +109,7 @@ class Conv(_Conv):
 
 
 class ConvLocal(_Conv):
-    """A convolution with a kernel of its own at every position; features cannot be divided into groups."""
+    """A convolution with a separate kernel at every position; features cannot be divided into groups."""
 
     @compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -155,7 +155,7 @@ class ConvTranspose(Module):
         kernel_dilation: The spread of the window.
         use_bias: Whether to add a bias.
         mask: Multiplies the kernel.
-        dtype: What to compute in; None finds it from inputs and parameters.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
         param_dtype: The dtype of the parameters.
         precision: As in `jax.lax.conv_transpose`.
         kernel_init: Initializer of the kernel.

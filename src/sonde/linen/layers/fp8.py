@@ -1,7 +1,7 @@
-"""Products in 8 bit floats for the layers of Linen: given as `dot_general_cls=`, or called in place of an einsum.
+"""Products in 8-bit floats for Linen's layers: passed as `dot_general_cls=`, or called in place of an einsum.
 
-Their scales and histories are in a collection of their own, `_overwrite_with_gradient`: its gradients are its next
-values (`sonde.ops.fp8`). `TrainState.apply_gradients` knows it.
+Their scales and histories are in the collection `_overwrite_with_gradient`, whose gradients are its next values
+(`sonde.ops.fp8`). `TrainState.apply_gradients` knows about it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Fp8DotGeneralOp(Fp8DotGeneralBase):
         super().__post_init__()
         if type(self) is Fp8DotGeneralOp:
             warnings.warn(
-                "Fp8DotGeneralOp rounds operands and multiplies them in their own dtype; Fp8DotGeneral and Fp8Einsum "
-                "multiply 8 bit arrays and take its place.",
+                "Fp8DotGeneralOp rounds operands but multiplies them in their own dtype; use Fp8DotGeneral or "
+                "Fp8Einsum, which multiply 8-bit arrays.",
                 DeprecationWarning,
                 stacklevel=2,
             )
@@ -70,14 +70,14 @@ class Fp8DotGeneralOp(Fp8DotGeneralBase):
 
 
 class NANOOFp8DotGeneralOp(Fp8DotGeneralOp):
-    """`Fp8DotGeneralOp` with the 8 bit floats of AMD, which have no infinities."""
+    """`Fp8DotGeneralOp` with AMD's 8-bit floats, which have no infinities."""
 
     e4m3_dtype: Any = jnp.float8_e4m3fnuz
     e5m2_dtype: Any = jnp.float8_e5m2fnuz
 
 
 class Fp8DirectDotGeneralOp(Fp8DotGeneralBase):
-    """`lax.dot_general` of 8 bit arrays, as the `dot_general_cls` of a layer.
+    """`lax.dot_general` of 8-bit arrays, as the `dot_general_cls` of a layer.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -19,7 +19,7 @@ from sonde.ops.initializers import default_bias_init, default_embed_init, defaul
 
 
 def chosen_product(op: Callable[..., Any] | None, make: Any, default: Callable[..., Any]) -> Callable[..., Any]:
-    """The product that a layer is told to use: `make()` if that is given, `op` if that is, JAX's own otherwise."""
+    """The product that a layer uses: `make()` if that is given, else `op` if that is given, else JAX's own."""
     if make is not None:
         return make()
     return default if op is None else op
@@ -31,7 +31,7 @@ class Dense(Module):
     Attributes:
         features: The number of output features.
         use_bias: Whether to add a bias.
-        dtype: What to compute in; None finds it from inputs and parameters.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
         param_dtype: The dtype of the parameters.
         precision: As in `jax.lax.dot_general`.
         kernel_init: Initializer of the kernel, of shape (input features, features).
@@ -77,7 +77,7 @@ class Dense(Module):
 
 
 def drawn_as(flat_shape: Callable[[Sequence[int]], Sequence[int]], init: Callable[..., Any]) -> Callable[..., Any]:
-    """An initializer that draws an array in another shape and reshapes it, in its box if `init` puts it into one."""
+    """An initializer that draws an array in another shape and reshapes it, inside its box if `init` boxes it."""
 
     def draw(rng: jax.Array, shape: Sequence[int], dtype: Any) -> Any:
         value = init(rng, tuple(flat_shape(shape)), dtype)
@@ -96,9 +96,9 @@ class DenseGeneral(Module):
     Attributes:
         features: The sizes of the output axes.
         axis: The axes that are contracted.
-        batch_dims: Axes along which every position has a kernel of its own; they come first in the output.
+        batch_dims: Axes along which every position has a separate kernel; they come first in the output.
         use_bias: Whether to add a bias.
-        dtype: What to compute in; None finds it from inputs and parameters.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
         param_dtype: The dtype of the parameters.
         kernel_init: Initializer of the kernel, of shape (batch axes, contracted axes, features).
         bias_init: Initializer of the bias, of shape (batch axes, features).
@@ -128,7 +128,7 @@ class DenseGeneral(Module):
         if batch and sorted(batch) != list(range(len(batch))):
             raise ValueError(f"batch_dims={batch} must be the first axes of the inputs: (0,), (0, 1) and so on")
         ndim = jnp.ndim(inputs)
-        axis = tuple(sorted(ax % ndim for ax in axis))  # the kernel has them in the order of the inputs
+        axis = tuple(sorted(ax % ndim for ax in axis))  # the kernel's axes have the order of the inputs
         sizes = tuple(jnp.shape(inputs)[ax] for ax in (*batch, *axis))
         n_batch, n_in = len(batch), len(axis)
         kernel_init = drawn_as(lambda shape: matrix_shape(shape, n_batch=n_batch, n_in=n_in), self.kernel_init)
@@ -158,7 +158,7 @@ class Einsum(Module):
         shape: The shape of the kernel.
         einsum_str: The equation, inputs first, such as `"nta,abc->ntbc"`; may be given to the call instead.
         use_bias: Whether to add a bias, along those axes of the kernel that are in the output.
-        dtype: What to compute in; None finds it from inputs and parameters.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
         param_dtype: The dtype of the parameters.
         precision: As in `jax.numpy.einsum`.
         kernel_init: Initializer of the kernel.
@@ -200,7 +200,7 @@ class Einsum(Module):
 
 
 class Embed(Module):
-    """A table of vectors that are looked up by number.
+    """A table of vectors, looked up by index.
 
     Attributes:
         num_embeddings: The number of vectors.
@@ -224,7 +224,7 @@ class Embed(Module):
         self.embedding = self.param("embedding", self.embedding_init, shape, self.param_dtype)
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Looks up the vectors of the given numbers."""
+        """Looks up the vectors at the given indices."""
         promote = of_tuple(self.promote_dtype)
         return ops.embed(inputs, self.embedding, dtype=self.dtype, promote_dtype=promote)
 

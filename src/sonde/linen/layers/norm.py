@@ -40,22 +40,22 @@ def _sizes(x: jax.Array, axes: Axes) -> tuple[int, ...]:
 
 
 class BatchNorm(Module):
-    """Normalises every feature over the batch, or by running averages kept in collection `batch_stats`.
+    """Normalises every feature over the batch, or by running averages, which are in the collection `batch_stats`.
 
     Attributes:
         use_running_average: Whether to use the running averages; may be given to the call instead.
         axis: The feature axes; all others are averaged over.
-        momentum: How much of the running averages each call keeps.
+        momentum: The weight of the old running averages in each call.
         epsilon: Added to the variance.
-        dtype: The dtype of the result; None finds it from inputs and parameters.
+        dtype: The dtype of the result; None derives it from inputs and parameters.
         param_dtype: The dtype of the parameters.
         use_bias: Whether to add a bias.
-        use_scale: Whether to multiply with a scale.
+        use_scale: Whether to multiply by a scale.
         bias_init: Initializer of the bias.
         scale_init: Initializer of the scale.
         axis_name: A mapped axis that is averaged over too, except during `init`.
-        axis_index_groups: Groups of that axis that are averaged apart.
-        use_fast_variance: Whether to compute the variance in one pass, which is less exact.
+        axis_index_groups: Groups of that axis that are averaged separately.
+        use_fast_variance: Whether to compute the variance in one pass, which is less accurate.
         force_float32_reductions: Whether to average in float32 at least.
 
     Example:
@@ -91,7 +91,7 @@ class BatchNorm(Module):
         Args:
             x: The inputs.
             use_running_average: As the field of that name.
-            mask: What counts for the statistics, broadcast to the inputs.
+            mask: Which elements count for the statistics, broadcast to the inputs.
         """
         use_running_average = merge_param("use_running_average", self.use_running_average, use_running_average)
         x = jnp.asarray(x)
@@ -124,17 +124,17 @@ class LayerNorm(Module):
 
     Attributes:
         epsilon: Added to the variance.
-        dtype: The dtype of the result; None finds it from inputs and parameters.
+        dtype: The dtype of the result; None derives it from inputs and parameters.
         param_dtype: The dtype of the parameters.
         use_bias: Whether to add a bias.
-        use_scale: Whether to multiply with a scale.
+        use_scale: Whether to multiply by a scale.
         bias_init: Initializer of the bias.
         scale_init: Initializer of the scale.
         reduction_axes: The axes that are averaged over.
         feature_axes: The axes that scale and bias have.
         axis_name: A mapped axis that is averaged over too.
-        axis_index_groups: Groups of that axis that are averaged apart.
-        use_fast_variance: Whether to compute the variance in one pass, which is less exact.
+        axis_index_groups: Groups of that axis that are averaged separately.
+        use_fast_variance: Whether to compute the variance in one pass, which is less accurate.
         force_float32_reductions: Whether to average in float32 at least.
     """
 
@@ -154,7 +154,7 @@ class LayerNorm(Module):
 
     @compact
     def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
-        """Normalises the inputs; `mask` says what counts for the statistics."""
+        """Normalises the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         scale, bias = _scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=self.use_bias)
         return ops.layer_norm(
@@ -169,7 +169,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """Divides every position by the root of the mean square of its features; fields as of `LayerNorm`."""
+    """Divides every position by the root of the mean square of its features; fields as in `LayerNorm`."""
 
     epsilon: float = 1e-6
     dtype: Any = None
@@ -185,7 +185,7 @@ class RMSNorm(Module):
 
     @compact
     def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
-        """Normalises the inputs; `mask` says what counts for the statistics."""
+        """Normalises the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         scale, _ = _scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=False)
         return ops.rms_norm(
@@ -226,7 +226,7 @@ class GroupNorm(Module):
 
     @compact
     def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
-        """Normalises the inputs; `mask` says what counts for the statistics."""
+        """Normalises the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         features = x.shape[-1]
         groups = ops.group_count(features, num_groups=self.num_groups, group_size=self.group_size)
@@ -243,7 +243,7 @@ class GroupNorm(Module):
 
 
 class InstanceNorm(Module):
-    """Normalises every feature of every example over the axes between; fields as of `LayerNorm`."""
+    """Normalises every feature of every example over the axes between batch and features; fields as in `LayerNorm`."""
 
     epsilon: float = 1e-6
     dtype: Any = None
@@ -260,7 +260,7 @@ class InstanceNorm(Module):
 
     @compact
     def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
-        """Normalises the inputs; `mask` says what counts for the statistics."""
+        """Normalises the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
         scale, bias = _scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=self.use_bias)
         return ops.instance_norm(x, scale, bias, feature_axes=self.feature_axes, mask=mask, **_shared_options(self))

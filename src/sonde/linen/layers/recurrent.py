@@ -1,6 +1,6 @@
 """Recurrent cells: `LSTMCell`, `OptimizedLSTMCell`, `ConvLSTMCell`, `GRUCell`, `MGUCell`, `SimpleCell`.
 
-Each gate has linear maps of its own, named by two letters: from where (`i`nputs or `h`idden state) and to which gate.
+Each gate has its own linear maps, named by two letters: the source (`i`nputs or `h`idden state) and the gate.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ default_recurrent_init = orthogonal()
 
 
 class RNNCellBase(Module):
-    """The class that recurrent cells derive from.
+    """The base class of recurrent cells.
 
     A cell is called as `cell(carry, inputs)` and returns the new carry and an output.
     """
 
     @nowrap
     def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> Any:
-        """A carry to start with, for inputs of a shape without the time axis."""
-        raise NotImplementedError(f"cell {type(self).__name__} does not say what its carry is: define initialize_carry")
+        """The initial carry, for inputs of a shape without the time axis."""
+        raise NotImplementedError(f"cell {type(self).__name__} has no initial carry: define initialize_carry")
 
     @property
     def num_feature_axes(self) -> int:
@@ -42,7 +42,7 @@ class RNNCellBase(Module):
 
 
 class _GatedCell(RNNCellBase):
-    """What cells with linear maps on one feature axis have in common."""
+    """The base of cells with linear maps on one feature axis."""
 
     @property
     def num_feature_axes(self) -> int:
@@ -51,13 +51,13 @@ class _GatedCell(RNNCellBase):
 
     @nowrap
     def initialize_carry(self: Any, rng: jax.Array, input_shape: tuple[int, ...]) -> Any:
-        """The hidden state to start with."""
+        """The initial hidden state."""
         return self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
 
     def _map(
         self: Any, name: str, *, width: int, recurrent: bool, use_bias: bool, bias_init: Callable[..., Any]
     ) -> Dense:
-        """A linear map as wide as the carry, which may be wider or narrower than `features` when it is given."""
+        """A linear map as wide as the carry, which need not be as wide as `features` if the user passes one."""
         return Dense(
             width,
             name=name,
@@ -76,16 +76,16 @@ def _memory_and_hidden(cell: Any, rng: jax.Array, input_shape: tuple[int, ...]) 
 
 
 class _LSTM(_GatedCell):
-    """What the two LSTM cells have in common.
+    """The base of the two LSTM cells.
 
     Attributes:
         features: The number of features.
         gate_fn: The activation of the gates.
-        activation_fn: The activation of what is written and of the memory.
+        activation_fn: The activation of the candidate and of the memory.
         kernel_init: Initializer of the kernels from the inputs.
         recurrent_kernel_init: Initializer of the kernels from the hidden state.
         bias_init: Initializer of the biases.
-        dtype: What to compute in; None finds it from inputs and parameters.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
         param_dtype: The dtype of the parameters.
         carry_init: Initializer of the carry.
     """
@@ -102,7 +102,7 @@ class _LSTM(_GatedCell):
 
     @nowrap
     def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-        """The memory and the hidden state to start with."""
+        """The initial memory and hidden state."""
         return _memory_and_hidden(self, rng, input_shape)
 
 
@@ -111,7 +111,7 @@ class LSTMCell(_LSTM):
 
     @compact
     def __call__(self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array) -> tuple[Any, jax.Array]:
-        """A step; the carry is the memory and the hidden state."""
+        """Runs one step; the carry is the memory and the hidden state."""
         memory, hidden = carry
         of_gate = functools.partial(self._map, width=hidden.shape[-1], bias_init=self.bias_init)
         from_inputs = functools.partial(of_gate, recurrent=False, use_bias=False)
@@ -121,7 +121,7 @@ class LSTMCell(_LSTM):
 
 
 class _Parameters(Module):
-    """The parameters of a linear map without the map, for cells that put several into one product."""
+    """The parameters of a linear map without the map, for cells that compute several maps in one product."""
 
     features: int
     use_bias: bool
@@ -142,7 +142,7 @@ class OptimizedLSTMCell(_LSTM):
 
     @compact
     def __call__(self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array) -> tuple[Any, jax.Array]:
-        """A step; the carry is the memory and the hidden state."""
+        """Runs one step; the carry is the memory and the hidden state."""
         memory, hidden = carry
         width = hidden.shape[-1]
 
@@ -161,7 +161,7 @@ class OptimizedLSTMCell(_LSTM):
 
 
 class GRUCell(_GatedCell):
-    """A gated recurrent unit; fields as of `LSTMCell`."""
+    """A gated recurrent unit; fields as in `LSTMCell`."""
 
     features: int
     gate_fn: Callable[..., Any] = jax.nn.sigmoid
@@ -175,7 +175,7 @@ class GRUCell(_GatedCell):
 
     @compact
     def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A step; the carry is the hidden state."""
+        """Runs one step; the carry is the hidden state."""
         of_gate = functools.partial(self._map, width=carry.shape[-1], bias_init=self.bias_init)
         from_inputs = functools.partial(of_gate, recurrent=False, use_bias=True)
         from_hidden = functools.partial(of_gate, recurrent=True)
@@ -191,7 +191,7 @@ class MGUCell(_GatedCell):
     Attributes:
         forget_bias_init: Initializer of the bias of the gate.
         activation_bias_init: Initializer of the biases of the candidate.
-        reset_gate: Whether the gate also weighs what the hidden state adds to the candidate.
+        reset_gate: Whether the gate also scales the contribution of the hidden state to the candidate.
         features, gate_fn, activation_fn, kernel_init, recurrent_kernel_init, dtype, param_dtype, carry_init: As in
             `LSTMCell`.
     """
@@ -210,7 +210,7 @@ class MGUCell(_GatedCell):
 
     @compact
     def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A step; the carry is the hidden state."""
+        """Runs one step; the carry is the hidden state."""
         of_gate = functools.partial(self._map, width=carry.shape[-1])
         from_inputs = functools.partial(of_gate, recurrent=False, use_bias=True)
         from_hidden = functools.partial(of_gate, recurrent=True, bias_init=self.activation_bias_init)
@@ -229,7 +229,7 @@ class MGUCell(_GatedCell):
 
 
 class SimpleCell(_GatedCell):
-    """The plainest recurrent cell.
+    """The simplest recurrent cell.
 
     Attributes:
         residual: Whether the state is added before the activation.
@@ -249,7 +249,7 @@ class SimpleCell(_GatedCell):
 
     @compact
     def __call__(self, carry: jax.Array, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A step; the carry is the hidden state."""
+        """Runs one step; the carry is the hidden state."""
         of_gate = functools.partial(self._map, width=carry.shape[-1], bias_init=self.bias_init)
         from_hidden = of_gate("h", recurrent=True, use_bias=False)
         from_inputs = of_gate("i", recurrent=False, use_bias=True)
@@ -266,7 +266,7 @@ class ConvLSTMCell(RNNCellBase):
         strides: The step of the window.
         padding: As in `Conv`.
         use_bias: Whether the convolutions have biases.
-        dtype: What to compute in; None finds it from inputs and parameters.
+        dtype: The dtype to compute in; None derives it from inputs and parameters.
         param_dtype: The dtype of the parameters.
         carry_init: Initializer of the carry.
     """
@@ -287,12 +287,12 @@ class ConvLSTMCell(RNNCellBase):
 
     @nowrap
     def initialize_carry(self, rng: jax.Array, input_shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-        """The memory and the hidden state to start with."""
+        """The initial memory and hidden state."""
         return _memory_and_hidden(self, rng, input_shape)
 
     @compact
     def __call__(self, carry: tuple[jax.Array, jax.Array], inputs: jax.Array) -> tuple[Any, jax.Array]:
-        """A step; the carry is the memory and the hidden state."""
+        """Runs one step; the carry is the memory and the hidden state."""
         memory, hidden = carry
         convolve = functools.partial(
             Conv,

@@ -23,7 +23,7 @@ class RNN(Module):
         cell: The cell.
         time_major: Whether time is the first axis; otherwise it comes after the batch axes.
         return_carry: Whether to return the last carry too.
-        reverse: Whether to go from the last step to the first.
+        reverse: Whether to run from the last step to the first.
         keep_order: Whether outputs of a reversed run are in the order of the inputs.
         unroll: As in `jax.lax.scan`.
         variable_axes, variable_broadcast, variable_carry, split_rngs: As in `nn.scan`, for the cell.
@@ -63,13 +63,13 @@ class RNN(Module):
 
         Args:
             inputs: `(batch..., time, features...)`, or with time first.
-            initial_carry: What to start with; made by the cell if None.
-            init_key: The random key for that.
+            initial_carry: The initial carry; made by the cell if None.
+            init_key: The random key for the initial carry.
             seq_lengths: The length of each sequence; the carry returned is the one at its end.
-            return_carry: In place of the field of this name.
-            time_major: In place of the field of this name.
-            reverse: In place of the field of this name.
-            keep_order: In place of the field of this name.
+            return_carry: Overrides the field of this name.
+            time_major: Overrides the field of this name.
+            reverse: Overrides the field of this name.
+            keep_order: Overrides the field of this name.
 
         Returns:
             The outputs, or a pair of the last carry and the outputs.
@@ -127,7 +127,7 @@ class Bidirectional(Module):
     Attributes:
         forward_rnn: The RNN that runs forwards.
         backward_rnn: The RNN that is given the sequence reversed.
-        merge_fn: Merges the outputs of both; by default their features are put side by side.
+        merge_fn: Merges the outputs of both; by default their features are concatenated.
         time_major: Whether time is the first axis.
         return_carry: Whether to return both last carries too.
     """
@@ -150,7 +150,7 @@ class Bidirectional(Module):
         reverse: bool | None = None,
         keep_order: bool | None = None,
     ) -> Any:
-        """Runs both; arguments as of `RNN`, with pairs of carries. `reverse` and `keep_order` have no effect."""
+        """Runs both; arguments as in `RNN`, with pairs of carries. `reverse` and `keep_order` have no effect."""
         del reverse, keep_order
         time_major = self.time_major if time_major is None else time_major
         return_carry = self.return_carry if return_carry is None else return_carry

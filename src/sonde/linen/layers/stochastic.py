@@ -19,7 +19,7 @@ class Dropout(Module):
     Attributes:
         rate: The probability of being dropped.
         broadcast_dims: Axes along which all or none are dropped.
-        deterministic: Whether to do nothing; may be given to the call instead.
+        deterministic: Whether to drop nothing; may be given to the call instead.
         rng_collection: The random stream.
 
     Example:
@@ -48,7 +48,7 @@ class Dropout(Module):
         if merge_param("deterministic", self.deterministic, deterministic) or not self.rate:
             return inputs
         key: Any = rng
-        # Nothing is left to chance when everything is dropped, and no key is needed.
+        # When everything is dropped, nothing is random and no key is needed.
         if key is None and self.rate < 1.0:
             key = self.make_rng(self.rng_collection)
         return ops.dropout(jnp.asarray(inputs), key, rate=self.rate, broadcast_dims=self.broadcast_dims)

@@ -1,7 +1,7 @@
 """Normalisation of another layer's weights: `SpectralNorm` and `WeightNorm`.
 
-The layer sees its parameters normalised (`nn.map_variables`); what is kept are the parameters as they are. What
-belongs to the normalisation is named after the parameter: `Dense_0/kernel/scale`.
+The layer sees its parameters normalised (`nn.map_variables`); they are stored as they are. The variables of the
+normalisation are named after the parameter: `Dense_0/kernel/scale`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sonde.ops.norm import canonicalize_axes
 
 
 def _name(layer: Module, path: Sequence[Any]) -> str:
-    """The name of a variable below the layer, from its key path, of which the collection is the first."""
+    """The name of a variable below the layer, from its key path, which starts with the collection."""
     names = jax.tree_util.keystr(tuple(path[1:]), simple=True, separator="/")
     return f"{layer.name or type(layer).__name__}/{names}"
 
@@ -35,10 +35,11 @@ class SpectralNorm(Module):
         layer_instance: The layer.
         n_steps: The number of steps of power iteration in each call.
         epsilon: Added to squared lengths.
-        dtype: The dtype of the normalised weights; None finds it from the weights.
-        param_dtype: The dtype of what is kept of the iteration.
-        error_on_non_matrix: Whether weights with more than two axes are an error; otherwise all but the last are one.
-        collection_name: The collection in which the iteration is kept.
+        dtype: The dtype of the normalised weights; None derives it from the weights.
+        param_dtype: The dtype of the iteration's state.
+        error_on_non_matrix: Whether weights with more than two axes are an error; otherwise all axes but the last are
+            merged.
+        collection_name: The collection of the iteration's state.
     """
 
     layer_instance: Module
@@ -55,7 +56,7 @@ class SpectralNorm(Module):
 
         Args:
             *args: Arguments for the layer.
-            update_stats: Whether the iteration goes on from here next time.
+            update_stats: Whether to store the iteration's state for the next call.
             **kwargs: Keyword arguments for the layer.
         """
 
@@ -94,16 +95,16 @@ class SpectralNorm(Module):
 
 
 class WeightNorm(Module):
-    """Gives the weights of a layer the length 1, or a learnt one, for each feature.
+    """Gives the weights of each feature of a layer the length 1, or a learned length.
 
     Attributes:
         layer_instance: The layer.
         epsilon: Added to squared lengths.
-        dtype: The dtype of the normalised weights; None finds it from the weights.
+        dtype: The dtype of the normalised weights; None derives it from the weights.
         param_dtype: The dtype of the scale.
-        use_scale: Whether to multiply with a learnt scale.
+        use_scale: Whether to multiply by a learned scale.
         scale_init: Initializer of the scale.
-        feature_axes: The axes along which every position has a length of its own; None for one length in all.
+        feature_axes: The axes along which every position has its own length; None for a single length.
         variable_filter: Only variables whose path contains one of these are normalised; None for all.
     """
 

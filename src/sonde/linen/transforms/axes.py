@@ -1,4 +1,4 @@
-"""Axes: which go in, which come out, and how a prefix of axes is spread over a tree."""
+"""The axes of inputs and outputs of a transform, and how a prefix of axes is spread over a tree."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ broadcast: Any = _Broadcast()
 
 @dataclasses.dataclass(frozen=True)
 class Grouped:
-    """Filters and their axes, apart for what goes in and what comes out."""
+    """Filters and their axes, separately for inputs and outputs."""
 
     filters_in: tuple[Filter, ...]
     axes_in: tuple[Any, ...]
@@ -56,7 +56,7 @@ class Grouped:
 
 
 def group(variable_axes: Mapping[Any, Any]) -> Grouped:
-    """Takes a `variable_axes` argument apart."""
+    """Splits a `variable_axes` argument into inputs and outputs."""
     ins = [(f, a.axis if isinstance(a, In) else a) for f, a in variable_axes.items() if not isinstance(a, Out)]
     outs = [(f, a.axis if isinstance(a, Out) else a) for f, a in variable_axes.items() if not isinstance(a, In)]
     return Grouped(
@@ -88,12 +88,12 @@ def common_size(axes: Any, tree: Any, *, given: int | None, what: str, where: st
     if len(sizes) > 1:
         raise ValueError(f"{where}: inconsistent {what}: {sorted(sizes)}; all mapped axes must be equally long")
     if not sizes:
-        raise ValueError(f"{where}: nothing is mapped that would tell the {what}; {option} should be specified")
+        raise ValueError(f"{where}: nothing is mapped, so the {what} are unknown; {option} should be specified")
     return sizes.pop()
 
 
 def split_streams(groups: Sequence[Any], splits: Sequence[bool], n: int) -> tuple[Any, ...]:
-    """Gives the streams of those groups that are split one key for each of `n` places."""
+    """Gives the streams of split groups one key for each of `n` elements."""
 
     def split(key: Any) -> Any:
         return jax.random.split(jax.random.clone(key), n)

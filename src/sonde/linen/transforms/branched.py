@@ -32,8 +32,8 @@ def cond(
         false_fun: The same, with an output of the same structure.
         mdl: The module.
         *operands: Arguments for both functions.
-        variables: The collections that are there inside.
-        rngs: The random streams that are there inside.
+        variables: The collections that the functions see.
+        rngs: The random streams that the functions see.
     """
     lifting, (first, second), operands = _branches(mdl, (true_fun, false_fun), operands, variables, rngs)
     output, changes = lax.cond(pred, first, second, *operands)
@@ -56,8 +56,8 @@ def switch(
         branches: Functions `(module, *operands) -> output`, all with outputs of the same structure.
         mdl: The module.
         *operands: Arguments for the functions.
-        variables: The collections that are there inside.
-        rngs: The random streams that are there inside.
+        variables: The collections that the functions see.
+        rngs: The random streams that the functions see.
     """
     lifting, functions, operands = _branches(mdl, branches, operands, variables, rngs)
     output, changes = lax.switch(index, functions, *operands)

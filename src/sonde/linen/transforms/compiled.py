@@ -1,8 +1,8 @@
 """`nn.jit` and `nn.fold_rngs`.
 
-A jitted method is compiled once for all modules that are equal in class and fields, in whatever `apply` they are
-called. For that its random keys must not depend on where and how many times it was called before: every call is given
-streams of its own, made from the next key of each stream (`fold_rngs` is that part alone).
+A jitted method is compiled once for all modules of equal class and fields, in whichever `apply` they are called. So its
+random keys must not depend on where it is called and how often before: every call gets new streams, each made from the
+next key of a stream (`fold_rngs` does that alone).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def jit(
 
     Args:
         target: The module class, or a function whose first argument is a module.
-        variables: The collections that are there inside.
-        rngs: The random streams that are there inside.
+        variables: The collections that the compiled function sees.
+        rngs: The random streams that the compiled function sees.
         static_argnums: As in `jax.jit`; the module is argument 0.
         static_argnames: As in `jax.jit`.
         donate_argnums: As in `jax.jit`; the module is argument 0.
@@ -72,8 +72,8 @@ def _numbers(numbers: int | Iterable[int]) -> tuple[int, ...]:
 class _Calls(threading.local):
     """The calls that are being traced or run in this thread, innermost last.
 
-    What is compiled takes scopes, modules and variables from here and not from its static argument, which JAX keeps
-    for as long as the compiled program.
+    The compiled function takes scopes, modules and variables from here and not from its static argument, which JAX
+    keeps as long as the compiled program.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class _CompiledCall:
         self.lifting, self.module, self.body = lifting, bridge.module, body
         self.streams = [tuple(scope.streams) for scope in lifting.packed]
         run = lifting.packed[0].run if lifting.packed else None
-        # Where the module is matters to a capture, and to values that are sown past this transform.
+        # A capture depends on the module's path, and so do values sown to runs outside this transform.
         paths = looking() is not None or (variables is not True and run is not None and run.mutable is not False)
         self.key = (
             tuple(map(_weakly, body.of)),
@@ -108,9 +108,9 @@ class _CompiledCall:
         )
 
     def run(self, variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> Any:
-        """What is compiled.
+        """The function that is compiled.
 
-        The keys and names that the body has used go out as structure, so that a cached call reports them too.
+        Returns the keys and names that the body used as structure, so that a cached call reports them too.
         """
         # As if this were the first call of the run: a compilation must not depend on when it was made.
         start = [{((), stream): 1 for stream in streams} if i == 0 else {} for i, streams in enumerate(self.streams)]
@@ -124,7 +124,7 @@ class _CompiledCall:
 
 
 def _levels(run: Run | None) -> tuple[Any, ...]:
-    """What may change in the run and in those around it, and where values that are sown inside go."""
+    """Which collections may change in this run and in those around it, and where values sown inside go."""
     return () if run is None else ((hashable(run.mutable), run.level), *_levels(run.outer))
 
 
@@ -144,7 +144,7 @@ def _jit(
     compiled: dict[str, Any],
 ) -> Any:
     if not compiled:
-        # A function of its own for each transform: JAX forgets what it has compiled when the function goes.
+        # A new function for each transform: JAX drops its compiled programs when the function dies.
         def run_call(key: Any, variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> Any:
             del key
             return _calls.active[-1].run(variables, rngs, *args, **kwargs)
@@ -174,12 +174,12 @@ def _jit(
 
 
 def fold_rngs(target: Any, variables: Filter = True, rngs: Filter = True, methods: Any = None) -> Any:
-    """A module class or function whose random streams are made again, from the next key of each, for every call.
+    """A module class or function that gets new random streams for every call, each made from the next key of a stream.
 
     Args:
         target: The module class, or a function whose first argument is a module.
-        variables: The collections that are there inside.
-        rngs: The random streams that are there inside.
+        variables: The collections that the function sees.
+        rngs: The random streams that the function sees.
         methods: For a class, the methods to transform.
     """
     options = {"variables": variables, "rngs": rngs}
@@ -214,12 +214,12 @@ def _own_streams(bridge: Bridge, variables: Filter, rngs: Filter) -> Iterator[Li
 
 
 def _weakly(value: Any) -> Any:
-    """A function or class in a key, not kept alive by it: these hold the transform that holds the key."""
+    """A weak form of a function or class for a key: it may refer to the transform that holds the key."""
     return None if value is None else weakref.ref(value)
 
 
 class _Same:
-    """A value that is equal to itself alone."""
+    """A value that is equal only to itself."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -232,7 +232,7 @@ class _Same:
 
 
 class _Copy:
-    """What a value that may change was when it was copied; equal by the `==` of the values."""
+    """A copy of a mutable value; compared by the `==` of the values."""
 
     def __init__(self, value: Any) -> None:
         self.value = copy.deepcopy(value)
@@ -245,7 +245,7 @@ class _Copy:
 
 
 def fingerprint(value: Any, bridge: Bridge) -> Any:
-    """Something hashable that is equal for two modules (or variables) that behave the same on the same variables."""
+    """A hashable key that is equal for two modules (or variables) that behave the same on the same variables."""
     if isinstance(value, Module):
         fields = tuple((name, fingerprint(getattr(value, name), bridge)) for name in attach.fields_of(value))
         return _weakly(type(value)), bridge.index_of(value), fields
@@ -258,7 +258,7 @@ def fingerprint(value: Any, bridge: Bridge) -> Any:
     if isinstance(value, (set, frozenset)):
         return type(value), frozenset(value)
     if isinstance(value, _jax.Tracer):
-        return object()  # of one trace: this call shares with no other
+        return object()  # it belongs to one trace: this call is compiled separately
     if isinstance(value, jax.Array):
         return _Same(value)
     if isinstance(value, np.ndarray):
@@ -276,5 +276,5 @@ def _hashable(value: Any) -> Any:
     try:
         snapshot = _Copy(value)
         return snapshot if snapshot == _Copy(value) else object()
-    except Exception:  # it cannot be copied or compared: this call shares with no other
+    except Exception:  # it cannot be copied or compared: this call is compiled separately
         return object()

@@ -21,9 +21,9 @@ def _alone(groups: tuple[dict[str, Any], ...], many: bool) -> Any:
 def _packed_alone(lifting: Lifting, label: str, module: Module, many: bool = False) -> None:
     if len(lifting.packed) != 1 and not many:
         raise ValueError(
-            f"nn.{label} of {describe(module)} holds modules that belong to other places of the model, and "
-            "there is no way to "
-            "say which derivative belongs to which; differentiate with respect to a module that owns all its submodules"
+            f"nn.{label} of {describe(module)} holds modules that belong to other parts of the model, and there is no "
+            "way to say which derivative belongs to which; differentiate with respect to a module that owns all its "
+            "submodules"
         )
 
 
@@ -41,15 +41,15 @@ def vjp(
     """`jax.vjp` of a function of a module, with respect to variables and arguments.
 
     Args:
-        fn: `(module, *primals) -> output`, or with `has_aux` a pair of it and anything.
+        fn: `(module, *primals) -> output`, or with `has_aux` a pair of that and anything else.
         mdl: The module.
         *primals: The arguments.
         has_aux: Whether `fn` returns a pair.
-        reduce_axes: Must be empty; JAX has no such option any more.
+        reduce_axes: Must be empty; JAX no longer has this option.
         vjp_variables: The collections to differentiate with respect to.
-        variables: The other collections that are there inside.
-        rngs: The random streams that are there inside.
-        multi_scope: Whether cotangents of variables come as a list, one entry for each module that is involved.
+        variables: The other collections that `fn` sees.
+        rngs: The random streams that `fn` sees.
+        multi_scope: Whether cotangents of variables come as a list, one entry for each module involved.
 
     Returns:
         The output, a function from its cotangent to the cotangents of the variables and of the arguments, and with
@@ -83,7 +83,7 @@ def _call_backward(pullback: Callable[..., Any], multi_scope: bool, cotangent: A
 
 def _no_reduce_axes(reduce_axes: Any, label: str) -> None:
     if reduce_axes:
-        raise ValueError(f"nn.{label}(reduce_axes={reduce_axes!r}): JAX has no reduce_axes any more, use jax.lax.psum")
+        raise ValueError(f"nn.{label}(reduce_axes={reduce_axes!r}): JAX no longer has reduce_axes; use jax.lax.psum")
 
 
 def value_and_grad(
@@ -98,13 +98,13 @@ def value_and_grad(
     """The value of a scalar function of a module and its gradients with respect to all arguments.
 
     Args:
-        fn: `(module, *primals) -> scalar`, or with `has_aux` a pair of it and anything.
+        fn: `(module, *primals) -> scalar`, or with `has_aux` a pair of that and anything else.
         mdl: The module.
         *primals: The arguments.
         has_aux: Whether `fn` returns a pair.
-        reduce_axes: Must be empty; JAX has no such option any more.
-        variables: The collections that are there inside.
-        rngs: The random streams that are there inside.
+        reduce_axes: Must be empty; JAX no longer has this option.
+        variables: The collections that `fn` sees.
+        rngs: The random streams that `fn` sees.
 
     Returns:
         What `fn` returns, and a tuple of gradients.
@@ -136,7 +136,7 @@ def grad(
 ) -> Any:
     """The gradients of a scalar function of a module with respect to all arguments.
 
-    Arguments as of `nn.value_and_grad`; with `has_aux` the second output of the function comes after the gradients.
+    Arguments as in `nn.value_and_grad`; with `has_aux` the second output of the function comes after the gradients.
     """
     output, gradients = value_and_grad(
         fn, mdl, *primals, has_aux=has_aux, reduce_axes=reduce_axes, variables=variables, rngs=rngs
@@ -161,8 +161,8 @@ def jvp(
         primals: The arguments.
         tangents: Their tangents.
         variable_tangents: Tangents of variables, by collection. Collections that are left out do not vary.
-        variables: The collections that are there inside.
-        rngs: The random streams that are there inside.
+        variables: The collections that `fn` sees.
+        rngs: The random streams that `fn` sees.
 
     Returns:
         The output and its tangent.

@@ -1,8 +1,8 @@
 """`nn.scan`, `nn.remat_scan` and `nn.while_loop`.
 
-`nn.scan` runs the body twice in Python. The first time outside the loop and without computing, to make the variables
-that all iterations share (and to check that they do not depend on the iteration), the second time as the loop's body.
-Random keys in the loop are those of the second run; a body that JAX traces once more gets the same ones.
+`nn.scan` runs the body twice in Python: first outside the loop, without computing, to make the variables that all
+iterations share (and to check that they do not depend on the iteration), then as the loop's body. Random keys in the
+loop are those of the second run; a body that JAX traces once more gets the same ones.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ def scan(
         target: The module class, or a function whose first argument is a module.
         variable_axes: For each collection the axis along which iterations have their own variables.
         variable_broadcast: Collections that all iterations share.
-        variable_carry: Collections that each iteration hands to the next.
+        variable_carry: Collections that are carried from iteration to iteration.
         split_rngs: For each random stream whether every iteration gets its own keys.
         in_axes: For the arguments after the carry, the axis that is looped over, or `nn.broadcast`.
         out_axes: For the second output, the axis along which iterations are stacked, or `nn.broadcast`.
-        length: The number of iterations, where no argument tells it.
+        length: The number of iterations, if no argument determines it.
         reverse: As in `jax.lax.scan`.
         unroll: As in `jax.lax.scan`.
         data_transform: Applied to the groups of variables and of random streams at the start of each iteration.
-        metadata_params: Told to boxes around variables that gain or lose an axis.
+        metadata_params: Passed to boxes around variables that gain or lose an axis.
         methods: For a class, the methods to transform.
         _split_transpose: As in `jax.lax.scan`.
         check_constancy_invariants: Whether to make sure that shared variables do not depend on the iteration. If not,
@@ -184,8 +184,8 @@ def _first_run(
 ) -> tuple[Any, Any]:
     """Runs the body outside the loop, for the variables and outputs that all iterations share.
 
-    It is mapped over an axis of length 1 of everything that differs between iterations: what does not depend on the
-    iteration comes out unmapped, and anything else is an error. No capture sees it.
+    The body is mapped over an axis of length 1 of everything that differs between iterations: what does not depend on
+    the iteration comes out unmapped, and anything else is an error. No capture sees it.
     """
 
     def constants(carry: Any, sliced: Any) -> Any:
@@ -196,7 +196,7 @@ def _first_run(
     rows = (jax.tree.map(one, carry), jax.tree.map(lambda x: x[:1], sliced))
     has_constants = may_overlap(lifting.mutable, shared) or any(a is broadcast for a in jax.tree.leaves(out_axes))
     with sites.silence():
-        if not has_constants:  # Only names and random keys are of interest.
+        if not has_constants:  # Only names and random keys are needed.
             jax.eval_shape(jax.vmap(lambda *row: (constants(*row), None)[1], axis_size=1), *rows)
             return tuple({} for _ in lifting.packed), []
         try:
@@ -220,13 +220,13 @@ def _pair(output: Any, where: str) -> tuple[Any, Any]:
 
 
 def _carried_on(before: Any, after: Any, where: str) -> Any:
-    """The carried variables after an iteration: those that may change as they are now, the others as they were."""
+    """The carried variables after an iteration: new values of those that may change, old values of the others."""
     result = tuple({**old, **new} for old, new in zip(before, after))
     for old, new in zip(before, result):
         made = set(_names(new)) - set(_names(old))
         if made:
             raise ValueError(
-                f"{where}: variables {sorted(made)} of a carried collection are made inside the loop; what is "
+                f"{where}: variables {sorted(made)} of a carried collection were made inside the loop; what is "
                 "carried must exist "
                 "before the first iteration: make them before, or use variable_axes"
             )
@@ -243,12 +243,12 @@ def _only(groups: Any, mutable: Filter) -> Any:
 
 
 def _move(to: int, axis: int, tree: Any) -> Any:
-    """Moves an axis of every leaf: from `axis` to the front for `to` 0, and the other way round."""
+    """Moves an axis of every leaf: from `axis` to the front if `to` is 0, else back."""
     return jax.tree.map(lambda x: jnp.moveaxis(x, axis, to), tree)
 
 
 class Mixed:
-    """A tree of which some leaves are looped over, and others are the same in every iteration.
+    """A tree with some leaves that are looped over and others that are the same in every iteration.
 
     Attributes:
         mapped: The leaves that are looped over.
@@ -294,7 +294,7 @@ def remat_scan(
     split_rngs: Mapping[Any, bool] = FrozenDict({True: True}),
     methods: Any = None,
 ) -> Any:
-    """A module class or function `(module, carry) -> carry` in nested loops, each iteration of which is rematerialised.
+    """A module class or function `(module, carry) -> carry` in nested loops, with each iteration rematerialised.
 
     With lengths (a, b) there are a * b iterations, and memory for a + b of them.
 
@@ -333,8 +333,8 @@ def _remat_scan(
         raise ValueError(f"nn.remat_scan of {describe(bridge.module)} needs at least one length")
     if kwargs:
         raise TypeError(
-            f"nn.remat_scan of {describe(bridge.module)} is called with keyword arguments {sorted(kwargs)}: it takes "
-            "the carry alone"
+            f"nn.remat_scan of {describe(bridge.module)} was called with keyword arguments {sorted(kwargs)}: it takes "
+            "only the carry"
         )
 
     def iteration(scopes: Sequence[Scope], carry: Any) -> Any:
@@ -380,8 +380,8 @@ def while_loop(
         body_fn: `(module, carry) -> carry`.
         mdl: The module.
         init: The first carry.
-        carry_variables: Collections that each iteration hands to the next.
-        broadcast_variables: Collections that are there inside and do not change.
+        carry_variables: Collections that are carried from iteration to iteration.
+        broadcast_variables: Collections that the functions see and do not change.
         split_rngs: For each random stream whether every iteration gets its own keys.
 
     Returns:
@@ -401,7 +401,7 @@ def while_loop(
     counts = lifting.counts()
 
     def rngs_of(i: Any) -> Groups:
-        # Both functions get keys of their own in each iteration: the condition's are numbered downwards.
+        # Both functions get their own keys in each iteration: the condition's are numbered downwards.
         fold = lambda group: jax.tree.map(lambda key: jax.random.fold_in(key, i), group, is_leaf=is_key)  # noqa: E731
         return tuple(fold(g) if split else g for g, split in zip(lifting.rngs, split_rngs.values()))
 

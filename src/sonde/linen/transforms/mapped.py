@@ -33,14 +33,14 @@ def vmap(
     Args:
         target: The module class, or a function whose first argument is a module.
         variable_axes: For each collection the axis it is mapped over, or None if it is shared. Collections that are
-            not named are not there inside; values sown into them arrive all the same.
+            not named do not exist inside; values sown into them still arrive.
         split_rngs: For each random stream whether every element gets its own keys.
         in_axes: As in `jax.vmap`, for the arguments after the module.
         out_axes: As in `jax.vmap`.
-        axis_size: The number of elements, where no argument tells it.
+        axis_size: The number of elements, if no argument determines it.
         axis_name: As in `jax.vmap`.
         spmd_axis_name: As in `jax.vmap`.
-        metadata_params: Told to boxes around variables that gain or lose an axis.
+        metadata_params: Passed to boxes around variables that gain or lose an axis.
         methods: For a class, the methods to transform.
 
     Example:

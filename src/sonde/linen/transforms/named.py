@@ -14,7 +14,7 @@ def named_call(class_fn: Any, force: bool = True) -> Any:
 
     Args:
         class_fn: The module class, or a method.
-        force: Whether to name calls; with False, `class_fn` comes back as it is.
+        force: Whether to name calls; with False, `class_fn` is returned as it is.
     """
     if not force:
         return class_fn

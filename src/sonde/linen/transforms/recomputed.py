@@ -25,8 +25,8 @@ def checkpoint(
 
     Args:
         target: The module class, or a function whose first argument is a module.
-        variables: The collections that are there inside.
-        rngs: The random streams that are there inside.
+        variables: The collections that the function sees.
+        rngs: The random streams that the function sees.
         concrete: As in `jax.checkpoint`.
         prevent_cse: As in `jax.checkpoint`; False is faster inside `nn.scan`.
         static_argnums: As in `jax.checkpoint`; the module is argument 0.
@@ -48,7 +48,7 @@ def remat_options(
     """The options of `run_checkpoint`, checked."""
     if concrete:
         raise ValueError(
-            "nn.remat(concrete=True) has no meaning in JAX any more; use static_argnums for arguments that Python needs"
+            "nn.remat(concrete=True) has no meaning in JAX any more; use static_argnums for arguments not to be traced"
         )
     return {
         "variables": variables,

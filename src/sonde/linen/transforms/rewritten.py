@@ -1,4 +1,4 @@
-"""`nn.map_variables` and `nn.add_metadata_axis`: a module sees its variables in another form than they are kept in."""
+"""`nn.map_variables` and `nn.add_metadata_axis`: a module sees its variables in a form other than the stored one."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def map_variables(
     Args:
         target: The module class, or a function whose first argument is a module.
         mapped_collections: The collections that are passed through the functions.
-        trans_in_fn: From variables as they are kept to variables as the module sees them, a dict of collections each.
-        trans_out_fn: The other way round.
-        init: Whether the module is run once more before, where variables may change, to make them.
+        trans_in_fn: From stored variables to those that the module sees; each is a dict of collections.
+        trans_out_fn: The inverse.
+        init: Whether to run the module once before, if variables may change, to make them.
         mutable: Whether changes go back through `trans_out_fn`.
-        rngs: The random streams that are there inside.
-        variables: The other collections that are there inside.
+        rngs: The random streams that the function sees.
+        variables: The other collections that the function sees.
         methods: For a class, the methods to transform.
 
     Example:
@@ -78,7 +78,7 @@ def _map_variables(
     lifting = Lifting(bridge.scopes, variables=(mapped, variables), changes=(mapped, variables), rngs=(rngs,))
     chosen, others = lifting.variables
     if init and may_overlap(lifting.mutable, True):
-        with sites.silence():  # a run for the sake of the variables alone
+        with sites.silence():  # this run only makes the variables
             _, (made, _) = lifting.call(body, (chosen, others), lifting.rngs, *args, **kwargs)
         chosen = tuple({**old, **trans_out(new)} for old, new in zip(chosen, made))
     goes_back = init or mutable
@@ -97,14 +97,14 @@ def add_metadata_axis(
     metadata_params: Mapping[Any, Any] = FrozenDict(),
     methods: Any = None,
 ) -> Any:
-    """A module class or function in which boxed variables have one axis name less than outside.
+    """A module class or function in which boxed variables have one axis name fewer than outside.
 
-    Used where a transform that is not one of Linen's, such as `jax.vmap` over `init`, gives all variables an axis.
+    Used where a transform outside Linen, such as `jax.vmap` over `init`, gives all variables an axis.
 
     Args:
         target: The module class, or a function whose first argument is a module.
         variable_axes: For each collection the position of the axis.
-        metadata_params: Told to the boxes.
+        metadata_params: Passed to the boxes.
         methods: For a class, the methods to transform.
     """
     lifted = target

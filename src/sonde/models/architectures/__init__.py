@@ -1,4 +1,4 @@
-"""The architectures that are known, one small file each: a config reader and a table of names."""
+"""The supported architectures, one small file each: a config reader and a table of names."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def find(raw: Raw) -> tuple[Architecture, str]:
     """The architecture of a checkpoint, and the name of its class.
 
     Args:
-        raw: what `config.json` holds.
+        raw: the contents of `config.json`.
 
     Raises:
-        ModelFileError: the architecture is not known.
+        ModelFileError: the architecture is not supported.
     """
     classes = raw.get("architectures") or ()
     for name in classes:
@@ -56,14 +56,14 @@ def find(raw: Raw) -> tuple[Architecture, str]:
     if architecture is not None:
         return architecture, (architecture.classes or ("",))[0]
     said = ", ".join(classes) or repr(raw.get("model_type"))
-    raise ModelFileError(f"the architecture {said} is not known. Known are {', '.join(sorted(_BY_CLASS))}.")
+    raise ModelFileError(f"the architecture {said} is not supported. Supported are {', '.join(sorted(_BY_CLASS))}.")
 
 
 def read_config(raw: Raw) -> tuple[Architecture, Any]:
     """The architecture of a checkpoint and its config.
 
     Raises:
-        ModelFileError: the architecture is not known, or the config lacks an entry.
+        ModelFileError: the architecture is not supported, or the config lacks an entry.
     """
     architecture, name = find(raw)
     try:

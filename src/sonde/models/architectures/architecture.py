@@ -1,4 +1,4 @@
-"""An architecture: which checkpoints it is for, how their config is read, and how their tensors are named."""
+"""An architecture: the checkpoints it covers, how their config is read, and how their tensors are named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from sonde.models.names import Row
 
 Raw = Mapping[str, Any]
-"""A checkpoint's own config: what `config.json` holds."""
+"""A checkpoint's own config: the contents of `config.json`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Architecture:
         module: makes the model from its config.
         read: reads the checkpoint's config; the second argument is the name of the class.
         rows: the table of names for a config.
-        prefix: what stands before all names but those of heads; some checkpoints leave it out.
-        model_type: `model_type` of a `config.json` that does not say its class.
+        prefix: the prefix of all names but those of heads; some checkpoints leave it out.
+        model_type: `model_type` of a `config.json` that does not name its class.
     """
 
     name: str

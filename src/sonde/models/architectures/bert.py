@@ -51,7 +51,7 @@ def read(raw: Raw, kind: str) -> Config:
 
 
 def read_roberta(raw: Raw, kind: str) -> Config:
-    """Reads the config of RoBERTa: its positions begin after that of padding, and its head has a gelu in any case."""
+    """Reads the config of RoBERTa: its positions start after that of padding, and its head always has a gelu."""
     return _read(raw, kind, "roberta", position_offset=raw.get("pad_token_id", 1) + 1, head_activation="gelu")
 
 

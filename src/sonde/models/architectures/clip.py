@@ -12,7 +12,7 @@ from sonde.models.config import Config
 from sonde.models.names import Row, ignored, linear, norm, plain
 from sonde.models.vision import Vision
 
-# What configs leave out when it is as in the first model.
+# Defaults: configs leave out entries that are as in the first model.
 _TEXT = {
     "hidden_size": 512,
     "intermediate_size": 2048,

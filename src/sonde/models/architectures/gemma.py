@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3; of the third the text model."""
+"""Gemma 1, 2 and 3 (of Gemma 3, the text model)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def read(raw: Raw, kind: str) -> Config:
     """Reads the config."""
     generation = 2 if kind.startswith("Gemma2") else 3 if kind.startswith("Gemma3") else 1
     if raw.get("use_bidirectional_attention"):
-        raise ModelFileError("a Gemma that looks both ways (use_bidirectional_attention) is not supported.")
+        raise ModelFileError("a Gemma with bidirectional attention (use_bidirectional_attention) is not supported.")
     sizes = read_sizes(raw) | {"depth": raw.get("head_dim", 256)}
-    # The first configs said "gelu" where the tanh form was meant; `transformers` reads them so as well.
+    # The first configs say "gelu" but mean the tanh form; `transformers` reads them that way too.
     named = raw.get("hidden_activation") or (_TANH if generation == 1 else raw.get("hidden_act", _TANH))
     options: dict[str, Any] = {
         "norm": "offset_rms",
@@ -38,7 +38,7 @@ def read(raw: Raw, kind: str) -> Config:
         options |= {
             "style": "sandwich",
             "scale": raw.get("query_pre_attn_scalar", 256) ** -0.5,
-            # Configs of Gemma 3 have the entry too, and `transformers` reads it for Gemma 2 alone.
+            # Configs of Gemma 3 have the entry too, but `transformers` reads it for Gemma 2 only.
             "score_cap": raw.get("attn_logit_softcapping", 50.0) if generation == 2 else None,
             "logit_cap": raw.get("final_logit_softcapping", 30.0 if generation == 2 else None),
         }
@@ -51,7 +51,7 @@ def read(raw: Raw, kind: str) -> Config:
 
 
 def _kinds(raw: Raw, generation: int, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Layers that see a window, and layers that see everything, in turns."""
+    """Layers that see a window, alternating with layers that see everything."""
     every = 2 if generation == 2 else raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern", 6)
     types = raw.get("layer_types") or [
         "sliding_attention" if (i + 1) % every else "full_attention" for i in range(sizes["layers"])

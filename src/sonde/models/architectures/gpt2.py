@@ -40,7 +40,7 @@ def read(raw: Raw, kind: str) -> Config:
 
 
 def _stored(theirs: str, ours: str) -> list[Row]:
-    """A linear map that is stored as it is used."""
+    """A linear map that is stored untransposed."""
     return [plain(f"{theirs}.weight", f"{ours}/kernel"), plain(f"{theirs}.bias", f"{ours}/bias")]
 
 

@@ -53,7 +53,7 @@ def rows(config: Config) -> list[Row]:
 
 
 def _by_heads(theirs: str, ours: str, config: Config) -> list[Row]:
-    """Queries, keys and values of one tensor, in which they take turns head by head."""
+    """Queries, keys and values in one tensor, interleaved head by head."""
     shape = (config.heads, 3, config.depth)
 
     def split(x: Array) -> tuple[Array, ...]:

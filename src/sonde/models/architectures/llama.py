@@ -1,4 +1,4 @@
-"""Llama 2 and 3, and what has their form: SmolLM2, TinyLlama, Mistral."""
+"""Llama 2 and 3, and models of the same form: SmolLM2, TinyLlama, Mistral."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def read_rotary(
     Args:
         raw: the config. Since version 5, `transformers` writes `rope_parameters` in place of `rope_scaling`.
         depth: features of a head.
-        theta: the base of the frequencies, if the config does not say.
-        part: which part of a head turns, if the config does not say.
-        layers: which kind of layers, if the config has an entry for each.
+        theta: the base of the frequencies, if the config has none.
+        part: which fraction of a head is rotated, if the config has none.
+        layers: which kind of layers, if the config has an entry per kind.
     """
     told = raw.get("rope_parameters") or {}
     told = told.get(layers, told)

@@ -36,14 +36,14 @@ def read(raw: Raw, kind: str) -> Config:
 
 
 def check_square(raw: Raw) -> None:
-    """Refuses images and patches that are higher than wide, or the other way round.
+    """Refuses images and patches that are not square.
 
     Raises:
-        ModelFileError: they are.
+        ModelFileError: they are not square.
     """
     for name in ("image_size", "patch_size"):
         if not isinstance(raw.get(name, 0), int):
-            raise ModelFileError(f"{name} is {raw[name]}; images and patches must be square, and the size one number.")
+            raise ModelFileError(f"{name} is {raw[name]}; images and patches must be square, their size one number.")
 
 
 def patch_rows(theirs: str, *, bias: bool, prefix: str = "") -> list[Row]:

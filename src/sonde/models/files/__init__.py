@@ -1,4 +1,4 @@
-"""Files of checkpoints: tensors by name, memory-mapped, read when a device asks for them."""
+"""Files of checkpoints: tensors by name, memory-mapped, read when a device needs them."""
 
 from sonde.models.files.tensors import Tensor, Tensors
 

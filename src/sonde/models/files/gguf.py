@@ -1,8 +1,8 @@
 """GGUF files of llama.cpp: metadata, tokenizer and tensors in one file, quantised or not.
 
-The header is read here, because the reader of the package `gguf` takes longer for it than for all tensors together;
-the package dequantises. Metadata becomes the config, and tensors get the names and layouts, that a Hugging Face folder
-of the same model has: everything after that is the same for both.
+The header is read here, because the reader of the package `gguf` takes longer for it than for all tensors together; the
+package dequantises. Metadata becomes the config, and tensors get the names and layouts, of a Hugging Face folder of the
+same model, so everything after that is the same for both.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from sonde.models.tokens import Tokenizer
 # The numbers that metadata is made of, by their code in the file.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-# Tensors that are stored as they are used.
+# Kinds of tensors that are not quantised.
 _PLAIN = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(jnp.bfloat16),
     "F32": np.dtype(np.float32),
     "F64": np.dtype(np.float64),
 }
-_AT_A_TIME = 1 << 18  # bytes that are dequantised at a time: they and their numbers stay in the cache
+_AT_A_TIME = 1 << 18  # bytes that are dequantised at a time, so that they and their numbers fit in the CPU's cache
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
-    """The config, the tensors and the tokenizer of a file, as of a Hugging Face folder.
+    """The config, the tensors and the tokenizer of a file, as from a Hugging Face folder.
 
     Raises:
-        ModelFileError: the file is not a GGUF file, was cut off, or is of an architecture that is not known.
+        ModelFileError: the file is not a GGUF file, was truncated, or its architecture is not supported.
     """
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
@@ -51,7 +51,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
     reader = _Reader(mapped, path)
     version, count, entries = reader.numbers("IQQ")
     if version not in (2, 3):
-        raise ModelFileError(f"{path} is a GGUF file of version {version}; versions 2 and 3 are known.")
+        raise ModelFileError(f"{path} is a GGUF file of version {version}; versions 2 and 3 are supported.")
     fields: Fields = {reader.string(): reader.value(reader.numbers("I")[0]) for _ in range(entries)}
     infos = [reader.tensor() for _ in range(count)]
     alignment = fields.get("general.alignment", 32)
@@ -62,7 +62,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
 
 
 class _Reader:
-    """Reads one thing after the other."""
+    """Reads the header piece by piece."""
 
     def __init__(self, mapped: mmap.mmap, path: Path) -> None:
         self._mapped, self._path = mapped, path
@@ -71,7 +71,7 @@ class _Reader:
     def _take(self, size: int) -> int:
         start, self.at = self.at, self.at + size
         if self.at > len(self._mapped):
-            raise ModelFileError(f"{self._path} is cut off: its header goes on beyond its {len(self._mapped)} bytes.")
+            raise ModelFileError(f"{self._path} is truncated: its header extends beyond its {len(self._mapped)} bytes.")
         return start
 
     def numbers(self, form: str) -> tuple[Any, ...]:
@@ -107,11 +107,11 @@ class _Reader:
                 return self._strings(count)
             return [self.value(inner) for _ in range(count)]
         if kind not in _NUMBERS:
-            raise ModelFileError(f"{self._path} has metadata of the kind {kind}, which is not known.")
+            raise ModelFileError(f"{self._path} has metadata of the kind {kind}, which is unknown.")
         return self.numbers(_NUMBERS[kind])[0]
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """The name, shape, kind and place of a tensor."""
+        """The name, shape, kind and offset of a tensor."""
         name = self.string()
         sizes = self.numbers(f"{self.numbers('I')[0]}Q")
         kind, at = self.numbers("IQ")
@@ -124,11 +124,11 @@ def _tensor(name: str, shape: tuple[int, ...], kind: int, first: int, mapped: mm
         quantisation = gguf.GGMLQuantizationType(kind)
         block, size = gguf.GGML_QUANT_SIZES[quantisation]
     except (ValueError, KeyError) as error:
-        raise ModelFileError(f"{path} has {name} in the quantisation {kind}, which is not known.") from error
+        raise ModelFileError(f"{path} has {name} in the quantisation {kind}, which is unknown.") from error
     row = shape[-1] // block * size
     last = first + int(np.prod(shape[:-1], dtype=np.int64)) * row
     if last > len(mapped):
-        raise ModelFileError(f"{path} is cut off: {name} ends at byte {last}, the file at {len(mapped)}.")
+        raise ModelFileError(f"{path} is truncated: {name} ends at byte {last}, the file at {len(mapped)}.")
 
     plain = _PLAIN.get(quantisation.name)
 
@@ -140,7 +140,7 @@ def _tensor(name: str, shape: tuple[int, ...], kind: int, first: int, mapped: mm
             return _dequantised(gguf.quants, stored, quantisation).reshape(shape)
         except NotImplementedError as error:
             raise ModelFileError(
-                f"{path} has {name} as {quantisation.name}, which the package gguf does not dequantise."
+                f"{path} has {name} as {quantisation.name}, which the package gguf cannot dequantise."
             ) from error
 
     return Tensor(name, shape, plain or np.dtype(np.float32), read, lambda: give_back(mapped, first, last), str(path))
@@ -149,7 +149,7 @@ def _tensor(name: str, shape: tuple[int, ...], kind: int, first: int, mapped: mm
 def _dequantised(quants: Any, stored: np.ndarray, quantisation: Any) -> np.ndarray:
     """The numbers of a quantised tensor.
 
-    The package goes sixteen rows at a time, which takes twice as long as rows by the megabyte. Kinds that need tables
+    The package converts sixteen rows at a time, which takes twice as long as megabytes of rows. Kinds that need tables
     are left to it.
     """
     kind: Any = getattr(quants, quantisation.name, None)

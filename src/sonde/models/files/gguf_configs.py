@@ -14,13 +14,13 @@ Fields = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What an architecture of llama.cpp is called elsewhere.
+    """The names of an architecture of llama.cpp elsewhere.
 
     Attributes:
         name: its class in `transformers`.
         model_type: its `model_type` there.
-        keys: entries of the config, and which metadata they are.
-        turned: the entry that says which part of a head turns; None if heads turn whole.
+        keys: entries of the config, and the metadata they come from.
+        turned: the entry with the fraction of a head that is rotated; None if all of it is.
     """
 
     name: str
@@ -86,16 +86,16 @@ def config_of(fields: Fields, tensors: Tensors, where: str) -> dict[str, Any]:
 
     Args:
         fields: its metadata.
-        tensors: its tensors, under the names that they have there.
+        tensors: its tensors, by their names in the file.
         where: the file, for messages.
 
     Raises:
-        ModelFileError: the architecture is not known, or an entry is missing.
+        ModelFileError: the architecture is not supported, or an entry is missing.
     """
     architecture = fields.get("general.architecture")
     if architecture not in FORMS:
         known = ", ".join(sorted(FORMS))
-        raise ModelFileError(f"{where} is of the architecture {architecture!r}, which is not known. Known are {known}.")
+        raise ModelFileError(f"{where} has the unsupported architecture {architecture!r}. Supported are {known}.")
     form = FORMS[architecture]
     raw: dict[str, Any] = {"architectures": [form.name], "model_type": form.model_type}
     for ours, theirs in form.keys.items():
@@ -112,12 +112,12 @@ def config_of(fields: Fields, tensors: Tensors, where: str) -> dict[str, Any]:
     if form.turned and turned:
         raw[form.turned] = turned / (raw["hidden_size"] // raw["num_attention_heads"])
     if not raw.get("sliding_window"):
-        raw["sliding_window"] = None  # a window of zero positions is none
+        raw["sliding_window"] = None  # zero positions mean no window
     return raw | _of_architecture(architecture, raw, fields, tensors) | _scaling(fields, tensors, architecture)
 
 
 def _of_architecture(architecture: str, raw: dict[str, Any], fields: Fields, tensors: Tensors) -> dict[str, Any]:
-    """What has to be told from the tensors, or is not in a file at all."""
+    """Entries that follow from the tensors, or are not in a file at all."""
     match architecture:
         case "llama" | "qwen3" | "gemma" | "gemma2" | "gemma3":
             found = {
@@ -141,7 +141,7 @@ def _of_architecture(architecture: str, raw: dict[str, Any], fields: Fields, ten
 
 
 def _layer_types(pattern: Any, raw: dict[str, Any]) -> dict[str, Any]:
-    """Which layers see a window: every layer but each n-th, or as a list says."""
+    """Which layers see a window: all but every n-th, or as a list gives them."""
     if isinstance(pattern, int) and pattern:
         pattern = [bool((i + 1) % pattern) for i in range(raw["num_hidden_layers"])]
     if not pattern or raw["sliding_window"] is None:
@@ -150,7 +150,7 @@ def _layer_types(pattern: Any, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _query_scalar(raw: dict[str, Any], architecture: str) -> float:
-    """What scores are divided by the root of, which the file does not say: only the largest models differ."""
+    """The number whose root divides the scores, which the file lacks: only the largest models differ."""
     largest = {"gemma2": 46, "gemma3": 62}[architecture]
     if raw["num_hidden_layers"] == largest:
         return raw["hidden_size"] / raw["num_attention_heads"]
@@ -168,7 +168,7 @@ def _scaling(fields: Fields, tensors: Tensors, architecture: str) -> dict[str, A
         }
         return {"rope_scaling": scaling, "original_max_position_embeddings": original}
     if "rope_freqs.weight" in tensors:
-        # Llama 3's own stretching, as the divisor of every frequency.
+        # Llama 3's scaling, as a divisor per frequency.
         factors = tensors["rope_freqs.weight"].read().tolist()
         scaling = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
         return {"rope_scaling": scaling | {"factor": 1.0}}

@@ -1,4 +1,4 @@
-"""The names of tensors in GGUF files, and what llama.cpp changed about the numbers."""
+"""The names of tensors in GGUF files, and how llama.cpp rearranged their numbers."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ _TABLES = {
     "gptneox": _NEOX,
     "bert": _BERT,
 }
-# What is read into the config, and is no parameter.
+# Tensors that are read into the config and are not parameters.
 _FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 
 def names_of(architecture: str) -> Callable[[str], str | None]:
-    """A function from names in the file to names in a Hugging Face folder; None for what is not a parameter."""
+    """A function from names in the file to names in a Hugging Face folder; None for tensors that are not parameters."""
     table = _TABLES[architecture]
 
     def name(theirs: str) -> str | None:
@@ -107,14 +107,14 @@ def names_of(architecture: str) -> Callable[[str], str | None]:
         layer = re.match(r"blk\.(\d+)\.", stem)
         known = table.get(re.sub(r"^blk\.\d+\.", "blk.{i}.", stem))
         if known is None:
-            return theirs  # so that it is named as surplus
+            return theirs  # so that the error names it as surplus
         return f"{known.replace('{i}', layer[1]) if layer else known}.{kind}"
 
     return name
 
 
 def parts_of(architecture: str, name: str, raw: dict[str, Any]) -> dict[str, slice]:
-    """The parts of a tensor that are tensors of their own in a Hugging Face folder: names there, and which rows.
+    """The parts of a tensor that are separate tensors in a Hugging Face folder: their names and rows.
 
     Files may have queries, keys and values in one tensor where folders have three.
     """
@@ -127,7 +127,7 @@ def parts_of(architecture: str, name: str, raw: dict[str, Any]) -> dict[str, sli
 
 
 def changes_of(architecture: str, raw: dict[str, Any]) -> Callable[[str], Change | None]:
-    """A function from names to what undoes llama.cpp's change of the numbers, or None."""
+    """A function from names to a function that undoes llama.cpp's rearrangement, or None."""
 
     def change(name: str) -> Change | None:
         if architecture == "llama" and re.search(r"self_attn\.[qk]_proj\.", name):
@@ -145,12 +145,12 @@ def changes_of(architecture: str, raw: dict[str, Any]) -> Callable[[str], Change
 
 
 def _paired_apart(x: np.ndarray, heads: int) -> np.ndarray:
-    """Features of a head in the order in which the first half is paired with the second, not neighbours."""
+    """Reorders the features of a head so that the first half is paired with the second, not neighbours."""
     return x.reshape(heads, x.shape[0] // heads // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
 def _by_heads(x: np.ndarray, heads: int) -> np.ndarray:
-    """Queries, keys and values in turns, head by head, from all queries, all keys, all values."""
+    """Interleaves queries, keys and values head by head, from all queries, all keys, all values."""
     return x.reshape(3, heads, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
 
 

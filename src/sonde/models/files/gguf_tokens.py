@@ -21,7 +21,7 @@ def tokenizer_of(fields: dict[str, Any]) -> Tokenizer | None:
     """The tokenizer of a file; None if it has none.
 
     Raises:
-        ModelFileError: it is of a kind that is not known.
+        ModelFileError: its kind is unknown.
     """
     kind = fields.get("tokenizer.ggml.model")
     if kind is None or "tokenizer.ggml.tokens" not in fields:
@@ -34,7 +34,7 @@ def tokenizer_of(fields: dict[str, Any]) -> Tokenizer | None:
     elif kind == "bert":
         inner = _word_pieces(package, fields)
     else:
-        raise ModelFileError(f"the tokenizer {kind!r} is not known; known are gpt2, llama and bert.")
+        raise ModelFileError(f"unknown tokenizer {kind!r}; known are gpt2, llama and bert.")
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     kinds = fields.get("tokenizer.ggml.token_type") or []
     added = package.AddedToken
@@ -59,7 +59,7 @@ def _config(fields: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", "attention_mask"],
     }
-    # Of BERT's, what begins and what ends a text are called class and separator. The format spells the latter so.
+    # BERT's tokens that begin and end a text are called class and separator. The misspelling is the format's.
     for name, *theirs in (
         ("bos", "bos", "cls"),
         ("eos", "eos", "seperator"),
@@ -99,7 +99,7 @@ def _byte_level(package: Any, fields: dict[str, Any]) -> Any:
         "deepseek-r1-qwen": lambda: split(_QWEN2),
     }
     if kind not in known:
-        raise ModelFileError(f"the way {kind!r} of splitting texts is not known; known are {', '.join(sorted(known))}.")
+        raise ModelFileError(f"unknown way of splitting texts, {kind!r}; known are {', '.join(sorted(known))}.")
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     vocabulary = {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"])}
     inner = package.Tokenizer(package.models.BPE(vocabulary, merges, ignore_merges=kind in ("llama-bpe", "llama3")))
@@ -111,7 +111,7 @@ def _byte_level(package: Any, fields: dict[str, Any]) -> Any:
 
 
 def _word_pieces(package: Any, fields: dict[str, Any]) -> Any:
-    """BERT's: the file marks beginnings of words, where the tokenizer marks what goes on."""
+    """BERT's tokenizer: the file marks the beginnings of words, the tokenizer marks continuations."""
 
     def piece(token: str) -> str:
         if token.startswith("[") and token.endswith("]"):
@@ -134,7 +134,7 @@ def _sentence_pieces(package: Any, fields: dict[str, Any]) -> Any:
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     scores: list[float] = fields["tokenizer.ggml.scores"]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    # A piece may be made of any two others; which come first is what the scores say.
+    # A piece may be merged from any two others, in the order of the scores.
     merges = [
         (scores[i], vocabulary[token[:at]], vocabulary[token[at:]], token[:at], token[at:])
         for i, token in enumerate(tokens)

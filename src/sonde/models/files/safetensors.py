@@ -1,7 +1,7 @@
 """Files of safetensors: a JSON header with names, dtypes, shapes and offsets, then the numbers.
 
 They are read here and not by the package `safetensors`, so that numbers stay in the mapped file until a device takes
-them, its pages can be given back tensor by tensor, and a file that was cut off is told apart from one that is none.
+them, its pages can be released tensor by tensor, and a truncated file can be told from one that is not safetensors.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def read_file(path: Path) -> Tensors:
     """The tensors of a file. Nothing but the header is read.
 
     Raises:
-        ModelFileError: the file is none of safetensors, was cut off, or has a dtype that is not known.
+        ModelFileError: the file is not a safetensors file, was truncated, or has an unknown dtype.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -81,7 +81,7 @@ def read_file(path: Path) -> Tensors:
         if size < 8 or not 2 <= start <= _LARGEST_HEADER:
             raise ModelFileError(f"{path} is not a safetensors file.")
         if size < 8 + start:
-            raise ModelFileError(f"{path} is cut off: its header has {start} bytes, the file {size}.")
+            raise ModelFileError(f"{path} is truncated: its header has {start} bytes, the file {size}.")
         try:
             header: dict[str, Any] = json.loads(file.read(start))
         except ValueError as error:
@@ -89,7 +89,7 @@ def read_file(path: Path) -> Tensors:
         header.pop("__metadata__", None)
         needed = 8 + start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
         if size < needed:
-            raise ModelFileError(f"{path} is cut off: its tensors need {needed} bytes, the file has {size}.")
+            raise ModelFileError(f"{path} is truncated: its tensors need {needed} bytes, the file has {size}.")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return {name: _tensor(name, entry, mapped, 8 + start, path) for name, entry in header.items()}
 
@@ -97,11 +97,11 @@ def read_file(path: Path) -> Tensors:
 def _tensor(name: str, entry: Mapping[str, Any], mapped: mmap.mmap, start: int, path: Path) -> Tensor:
     dtype = DTYPES.get(entry["dtype"])
     if dtype is None:
-        raise ModelFileError(f"{path} has {name} in the dtype {entry['dtype']}, which is not known.")
+        raise ModelFileError(f"{path} has {name} in the dtype {entry['dtype']}, which is unknown.")
     shape = tuple(entry["shape"])
     first, last = (start + offset for offset in entry["data_offsets"])
     if last - first != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
-        raise ModelFileError(f"{path} has {name} with {last - first} bytes, which are no {dtype}{list(shape)}.")
+        raise ModelFileError(f"{path} has {name} with {last - first} bytes, which does not fit {dtype}{list(shape)}.")
 
     def read() -> np.ndarray:
         return np.frombuffer(mapped, np.uint8, last - first, first).view(dtype).reshape(shape)
@@ -110,7 +110,7 @@ def _tensor(name: str, entry: Mapping[str, Any], mapped: mmap.mmap, start: int, 
 
 
 def give_back(mapped: mmap.mmap, first: int, last: int) -> None:
-    """Says that some pages of a mapped file are not needed any more; they count as memory of the process otherwise."""
+    """Releases pages of a mapped file that are no longer needed; otherwise they count as memory of the process."""
     page = mmap.PAGESIZE
     begin, end = -(-first // page) * page, last // page * page
     if end > begin and hasattr(mmap, "MADV_DONTNEED"):
@@ -121,9 +121,9 @@ def write_folder(folder: Path, tensors: Iterable[tuple[str, Any, Any]], *, large
     """Writes tensors as `model.safetensors`, or as several files with an index if they are too large for one.
 
     Args:
-        folder: where to.
-        tensors: names, types (with `shape` and `dtype`), and functions that give the numbers.
-        largest: how many bytes of numbers go into one file.
+        folder: the folder to write to.
+        tensors: names, types (with `shape` and `dtype`), and functions that return the numbers.
+        largest: the maximum number of bytes per file.
     """
     files: list[list[tuple[str, Any, Any]]] = [[]]
     filled = 0
@@ -147,7 +147,7 @@ def write_folder(folder: Path, tensors: Iterable[tuple[str, Any, Any]], *, large
 
 
 def write_file(path: Path, entries: Iterable[tuple[str, Any, Any]]) -> None:
-    """Writes a file, one tensor at a time; it takes its name when it is whole.
+    """Writes a file, one tensor at a time; the file gets its name when it is complete.
 
     Raises:
         ModelFileError: the format has no name for a dtype.

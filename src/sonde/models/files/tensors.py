@@ -1,4 +1,4 @@
-"""What every kind of file offers: tensors by name, whose numbers are read when they are asked for."""
+"""Tensors by name, as every kind of file offers them; their numbers are read on demand."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Tensor:
     Attributes:
         name: its name.
         shape: its shape.
-        dtype: what its numbers will be.
-        read: its numbers; a view of the file where the file has them as they are.
-        release: gives the memory of the file's pages back, after the numbers were copied.
+        dtype: the dtype of its numbers when read.
+        read: returns its numbers; a view of the file if they are stored in that form.
+        release: releases the memory of the file's pages, after the numbers were copied.
         where: the file, for messages.
     """
 

@@ -1,11 +1,12 @@
 """Checkpoints: a model, an optimizer, or several together, written to disk and read back.
 
-Three verbs: `save`, `restore`, `contents`; and `read`, where there is no model to restore into. A path that ends in
-`.safetensors` is a safetensors file, anything else a directory of orbax. Both packages are extras, loaded when they are
+Three verbs, `save`, `restore` and `contents`; and `read`, for when there is no model to restore into. A path that ends
+in `.safetensors` is a safetensors file, any other an orbax directory. Both packages are extras, loaded when they are
 needed: `pip install 'sonde[checkpoints]'`, `pip install 'sonde[safetensors]'`.
 
-What orbax writes here is what it writes for `flax.nnx.state(model)`, or with `pure=True` for `nnx.to_pure_dict` of it;
-both are recognised when they are read. So checkpoints move between Sonde and Flax in both directions.
+The orbax directories are those that orbax writes for `flax.nnx.state(model)` or, with `pure=True`, for
+`nnx.to_pure_dict` of it; both are recognised when they are read. So checkpoints move between Sonde and Flax in both
+directions.
 
     from sonde.nnx import checkpoints
 

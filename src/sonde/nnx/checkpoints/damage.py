@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be read: an error that names the path, whatever the library underneath says."""
+"""Checkpoints that cannot be read: raises an error that names the path, whatever error the library raised."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import jax
 
-# No fault of what is on disk.
+# Errors that do not come from damaged files.
 _OTHERS = (ModuleNotFoundError, PermissionError, MemoryError, jax.errors.JaxRuntimeError)
 
 
 @contextlib.contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Around the calls of a library that read a checkpoint.
+    """A context for the calls of a library that read a checkpoint.
 
     Raises:
         ValueError: the checkpoint is damaged.

@@ -1,4 +1,4 @@
-"""What a model has to store: one entry per Variable or bare array, with its path, and one part per array inside.
+"""What a checkpoint stores of a model: an entry per Variable or bare array, and a part per array inside.
 
 Nearly every Variable holds one array. One that holds a pytree has a part for each of its leaves, named by the keys that
 lead there; one that holds None has none.
@@ -27,8 +27,8 @@ class Entry:
     """A leaf of a model's state.
 
     Attributes:
-        path: where it is in the state; numbers are numbers.
-        name: what a checkpoint calls it.
+        path: its path in the state; indices are integers.
+        name: its name in a checkpoint.
         leaf: the Variable, or the bare array.
     """
 
@@ -43,7 +43,7 @@ class Entry:
 
     @property
     def value(self) -> Any:
-        """The value, past all hooks."""
+        """The value, without running hooks."""
         return load(self.leaf.get_raw_value() if isinstance(self.leaf, Variable) else self.leaf)
 
     def parts(self) -> Iterator[tuple[Name, Any]]:
@@ -67,7 +67,7 @@ def entries_of(node: Any, only: Filter = ..., rename: Rename | None = None) -> l
     Args:
         node: what has a state.
         only: which Variables; all by default.
-        rename: from `path/of/the/variable` in the model to what a checkpoint calls it.
+        rename: from `path/of/the/variable` in the model to its name in a checkpoint.
 
     Raises:
         TypeError: there is nothing to store.

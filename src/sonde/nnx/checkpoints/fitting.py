@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits a model: everything that does not is named in one message."""
+"""Checks that a checkpoint fits a model, and names everything that does not in one message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Match:
     Attributes:
         entry: the entry of the model.
         keys: which of its parts.
-        wanted: the model's array, or what stands for it.
+        wanted: the model's array, or a ShapeDtypeStruct for it.
         stored: the name of the array in the checkpoint.
     """
 
@@ -32,12 +32,12 @@ class Match:
 
 
 def is_key(x: Any) -> bool:
-    """Whether something is an array of random keys, or stands for one."""
+    """Whether something is an array of random keys, or a ShapeDtypeStruct of one."""
     return hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def kind_of(x: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype as a checkpoint has them: of the numbers inside, for random keys."""
+    """Shape and dtype as in a checkpoint; for random keys, of the numbers inside."""
     if is_key(x):
         x = jax.eval_shape(jax.random.key_data, x)
     if not hasattr(x, "dtype"):
@@ -55,15 +55,15 @@ def match(
     extra_ok: bool,
     cast: bool,
 ) -> list[Match]:
-    """Finds every part of the entries among what is stored.
+    """Finds every part of the entries in the checkpoint.
 
     Args:
         entries: what is to be restored.
         others: the rest of the model, which the checkpoint may have too.
         stored: what the checkpoint has.
         where: the checkpoint, for messages.
-        missing_ok: leave out what the checkpoint does not have; otherwise that is an error.
-        extra_ok: ignore what the model does not have; otherwise that is an error.
+        missing_ok: whether to leave out what the checkpoint lacks; otherwise that is an error.
+        extra_ok: whether to ignore what the model lacks; otherwise that is an error.
         cast: accept other dtypes.
 
     Raises:
@@ -79,7 +79,7 @@ def match(
             if name is None:
                 missing.append(show((*entry.name, *keys)))
                 if missing_ok and isinstance(wanted, jax.ShapeDtypeStruct):
-                    missing[-1] += " (which has no value of its own to keep)"
+                    missing[-1] += " (the model has no value to keep)"
                     missing_ok = False
                 continue
             (shape, dtype), (have, has) = kind_of(wanted), (tuple(stored[name].shape), np.dtype(stored[name].dtype))
@@ -107,7 +107,7 @@ def match(
 
 
 def _find(entry: Entry, keys: Name, stored: Collection[Name]) -> Name | None:
-    """The stored name of a part: with the Variable as a level of its own, as states have it, or without."""
+    """The stored name of a part: with a level for the Variable, as in states, or without."""
     for middle in (("value",), ()) if entry.in_variable else ((),):
         if (name := (*entry.name, *middle, *keys)) in stored:
             return name
@@ -127,4 +127,4 @@ def _advice(missing: object, extra: object, dtypes: object) -> str:
         *(["extra='ignore' leaves the rest of the checkpoint alone"] if extra else []),
         *(["cast=True converts"] if dtypes else []),
     ]
-    return f"\nTo go on all the same: {'; '.join(ways)}." if ways else ""
+    return f"\nTo restore anyway: {'; '.join(ways)}." if ways else ""

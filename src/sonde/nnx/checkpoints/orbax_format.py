@@ -1,9 +1,9 @@
-"""Directories of orbax, in the layout of Flax: nested names, and `value` as the last one for a Variable.
+"""Directories of orbax, in Flax's layout: nested names, the last of which is `value` for a Variable.
 
 Sharp edges:
 
-* The arrays are read through orbax's handler of plain pytrees, because the standard one cannot leave anything out. What
-  it reads is the same.
+* The arrays are read through orbax's handler of plain pytrees, because the standard one cannot leave anything out. The
+  result is the same.
 * orbax turns numbers in paths into strings, and keeps lists that are inside a value as lists.
 """
 
@@ -38,15 +38,15 @@ def _absolute(path: str) -> str:
 def write(path: str, entries: list[Entry], *, pure: bool, overwrite: bool) -> None:
     """Writes a directory and waits until it is complete.
 
-    What is replaced stays until the new one is complete: orbax itself would remove it first. In a bucket (`gs://...`),
-    where a directory cannot be renamed at once, it still does.
+    The old directory stays until the new one is complete; orbax itself would remove it first. In a bucket (`gs://...`),
+    where a directory cannot be renamed in one step, it is still removed first.
 
     Raises:
-        FileExistsError: there is something at the path already.
+        FileExistsError: something exists at the path.
     """
     ocp = _orbax()
     if not overwrite and "://" not in path and os.path.exists(path):
-        raise FileExistsError(f"There is something at {path} already. Pass overwrite=True to replace it.")
+        raise FileExistsError(f"{path} already exists. Pass overwrite=True to replace it.")
     tree: dict[Name, Any] = {}
     for entry in entries:
         tree[(*entry.name, "value") if entry.in_variable and not pure else entry.name] = entry.value
@@ -76,19 +76,19 @@ def _tree(path: str, checkpointer: Any) -> Any:
     with readable(path):
         found = checkpointer.metadata(_absolute(path)).item_metadata
         if found is None:  # orbax has logged the reason
-            raise ValueError("_METADATA, _sharding, manifest.ocdbt or a file in d/ is missing or not whole")
+            raise ValueError("_METADATA, _sharding, manifest.ocdbt or a file in d/ is missing or incomplete")
         return found.tree
 
 
 def _not_a_checkpoint(path: Path) -> str:
     if not path.exists():
         old = set_aside(str(path))
-        interrupted = f" A save that was to replace it was interrupted; the old one is at {old}: rename it."
+        interrupted = f" A save that should replace it was interrupted; the old checkpoint is at {old}: rename it."
         return f"There is no checkpoint at {path}.{interrupted if os.path.exists(old) else ''}"
     inside = sorted(p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/_METADATA"))
     if not inside:
         return f"{path} is not a checkpoint of orbax: it has no file _METADATA."
-    hint = f"; it contains {len(inside)} of them, the last one is {inside[-1]}"
+    hint = f"; it contains {len(inside)} of them, the last is {inside[-1]}"
     return f"{path} is not a checkpoint of orbax itself{hint}."
 
 
@@ -109,7 +109,7 @@ def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
 
     Args:
         path: the directory.
-        wanted: names, each with an array, or something that stands for it, that says where the array must be.
+        wanted: names, each with an array or ShapeDtypeStruct whose sharding the array must get.
     """
     ocp = _orbax()
 
@@ -136,7 +136,7 @@ def _name(keys: Any) -> Name:
 
 
 def _pruned(tree: Any, wanted: Mapping[Name, Any]) -> Any:
-    """The branches of a tree that lead to wanted names. A list must stay whole, for orbax counts its items."""
+    """The branches of a tree that lead to wanted names. A list must stay whole, because orbax counts its items."""
     needed = {name[:i] for name in wanted for i in range(len(name) + 1)}
 
     def visit(node: Any, at: Name) -> Any:

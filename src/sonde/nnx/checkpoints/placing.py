@@ -1,7 +1,7 @@
-"""Arrays from a checkpoint take the place, the dtype and the kind of the model's own.
+"""Gives arrays from a checkpoint the devices, the dtype and the kind of the model's own arrays.
 
-An array that was never bound to a device stays unbound, so that a restored model can still be mixed with arrays on any
-device. One that is sharded is read shard by shard where the format can.
+An array that is not committed to a device stays uncommitted, so that a restored model can still be mixed with arrays on
+any device. A sharded array is read shard by shard if the format allows it.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from sonde.nnx.checkpoints.fitting import is_key
 
 
 def sharding_of(wanted: Any) -> Sharding | None:
-    """Where an array must be; None for wherever JAX puts new arrays, and for what is not an array of JAX."""
+    """The sharding an array must have; None for JAX's default, and for what is not an array of JAX."""
     if isinstance(wanted, jax.ShapeDtypeStruct):
         return wanted.sharding
     return wanted.sharding if isinstance(wanted, jax.Array) and wanted.committed else None
 
 
 def _generator(keys: Any) -> Any:
-    """The random generator of keys, or of what stands for them: only a trace can ask the latter."""
+    """The random generator of keys, or of a ShapeDtypeStruct of keys, which only a trace can find out."""
     found: list[Any] = []
     jax.eval_shape(lambda k: found.append(jax.random.key_impl(k)), keys)
     return found[0]
 
 
 def like(value: Any, wanted: Any, *, path: str) -> Any:
-    """What was read, as the model has it.
+    """Converts what was read to the form of the model's own array.
 
     Args:
-        value: a NumPy array, an array of JAX (already in its place), a number, or random keys.
+        value: a NumPy array, an array of JAX (already on its devices), a number, or random keys.
         wanted: the model's own.
         path: for messages.
 
     Raises:
-        ValueError: the keys belong to another random generator than the model's.
+        ValueError: the keys belong to a random generator other than the model's.
     """
     sharding = sharding_of(wanted)
     if is_key(wanted):
@@ -47,7 +47,7 @@ def like(value: Any, wanted: Any, *, path: str) -> Any:
         if is_key(value):
             if jax.random.key_impl(value) != impl:
                 raise ValueError(
-                    f"{path} holds keys of the random generator {jax.random.key_impl(value)} in the checkpoint, and of "
+                    f"{path} holds keys of the random generator {jax.random.key_impl(value)} in the checkpoint, but of "
                     f"{impl} in the model. Make the model with keys of the same kind: "
                     f"nnx.Rngs(jax.random.key(0, impl={str(jax.random.key_impl(value))!r}))."
                 )

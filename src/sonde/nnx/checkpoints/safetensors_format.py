@@ -2,8 +2,8 @@
 
 Sharp edges:
 
-* Random keys are stored as the numbers inside; the model that they are restored into says of which generator they are.
-* The format has no place for the eight-bit floats and four-bit integers of JAX that NumPy does not have: an error.
+* Random keys are stored as the numbers inside; their generator is that of the model they are restored into.
+* The format cannot hold JAX's eight-bit floats and four-bit integers that NumPy does not have: an error.
 * Only one process can write a file, and it needs all of each array.
 """
 
@@ -48,7 +48,7 @@ def _safetensors(module: str = "safetensors") -> Any:
 
 
 def dotted(name: str) -> str:
-    """A name in which a dot is a level of its own: the file cannot tell them apart."""
+    """A name with its dots as levels: the file cannot tell dots and levels apart."""
     return name.replace(".", "/")
 
 
@@ -56,12 +56,12 @@ def write(path: str, entries: list[Entry], *, overwrite: bool) -> None:
     """Writes a file.
 
     Raises:
-        FileExistsError: there is something at the path already.
-        ValueError: the format has no place for an array.
+        FileExistsError: something exists at the path.
+        ValueError: the format cannot hold an array.
     """
     save_file = _safetensors("safetensors.numpy").save_file
     if not overwrite and os.path.exists(path):
-        raise FileExistsError(f"There is something at {path} already. Pass overwrite=True to replace it.")
+        raise FileExistsError(f"{path} already exists. Pass overwrite=True to replace it.")
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     for entry in entries:
         for keys, value in entry.parts():
@@ -80,7 +80,7 @@ def _opened(path: str) -> Iterator[Any]:
     if not os.path.exists(path):
         raise FileNotFoundError(f"There is no checkpoint at {path}.")
     if not os.path.isfile(path):
-        raise ValueError(f"{path} is not a file, as a checkpoint whose name ends in .safetensors is.")
+        raise ValueError(f"{path} is not a file; a checkpoint whose name ends in .safetensors must be one.")
     with readable(path):
         file = open_file(path, framework="numpy")
     with file:
@@ -109,7 +109,7 @@ def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
 
     Args:
         path: the file.
-        wanted: names, each with an array, or something that stands for it, that says where the array must be.
+        wanted: names, each with an array or ShapeDtypeStruct whose sharding the array must get.
     """
     with _opened(path) as file, readable(path):
         return {name: _fetched(file, ".".join(name), target) for name, target in wanted.items()}

@@ -52,15 +52,15 @@ def save(
         path: a file if it ends in `.safetensors`, else a directory.
         node: a Module, an Optimizer, a State, or a pytree of them such as `{"model": ..., "optimizer": ...}`.
         only: which Variables, such as `nnx.Param`; all by default.
-        pure: write bare arrays, as `nnx.to_pure_dict` has them, and not Variables, as `nnx.state` has them. A file has
-            bare arrays in any case.
+        pure: write bare arrays, as in `nnx.to_pure_dict`, instead of Variables, as in `nnx.state`. A safetensors file
+            always has bare arrays.
         overwrite: replace what is at the path.
-        rename: from `path/of/a/variable` in the model to what the checkpoint is to call it.
+        rename: from `path/of/a/variable` in the model to its name in the checkpoint.
 
     Raises:
         ModuleNotFoundError: the package for the format is not installed. The message names the extra.
-        FileExistsError: there is something at the path already.
-        TypeError: there is nothing to store in what was given.
+        FileExistsError: something exists at the path, and `overwrite` is False.
+        TypeError: `node` holds nothing to store.
         ValueError: two Variables get the same name, or the format cannot hold an array.
 
     Example:
@@ -92,9 +92,8 @@ def restore(
 ) -> T:
     """Puts the arrays of a checkpoint into a model, in place.
 
-    Every array comes to the devices where the model's own is, with the same sharding. In an abstract model
-    (`nnx.eval_shape`), a Variable's sharding metadata and the mesh around say where. Nothing is changed if something
-    does not fit.
+    Every array gets the devices and the sharding of the model's own. In an abstract model (`nnx.eval_shape`), these
+    come from the Variable's sharding metadata and the current mesh. Nothing is changed if something does not fit.
 
     Args:
         path: a file if it ends in `.safetensors`, else a directory. Flax's checkpoints can be read, with Variables or
@@ -105,7 +104,7 @@ def restore(
         missing: what to do about Variables that the checkpoint does not have; "keep" leaves them as they are.
         extra: what to do about arrays that the model does not have.
         cast: accept another dtype and convert to the model's.
-        rename: from `path/of/a/variable` in the model to what the checkpoint calls it.
+        rename: from `path/of/a/variable` in the model to its name in the checkpoint.
 
     Returns:
         `node`.
@@ -113,7 +112,7 @@ def restore(
     Raises:
         ModuleNotFoundError: the package for the format is not installed. The message names the extra.
         FileNotFoundError: there is no checkpoint at the path.
-        ValueError: the checkpoint is damaged, or does not fit. Names what is missing, what is there in excess, and what
+        ValueError: the checkpoint is damaged, or does not fit. Names what is missing, what is not expected, and what
             has another shape or dtype.
 
     Example:
@@ -172,7 +171,7 @@ def contents(path: PathLike) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def read(path: PathLike) -> dict[Any, Any]:
-    """The arrays of a checkpoint as nested dicts, where there is no model to restore into.
+    """The arrays of a checkpoint as nested dicts, for when there is no model to restore into.
 
     Everything is an array of NumPy; random keys are the numbers inside.
 
@@ -203,7 +202,7 @@ def read(path: PathLike) -> dict[Any, Any]:
 
 
 def _plain_names(stored: dict[Name, Any]) -> dict[Name, Name]:
-    """Stored names with those that a model has: without the level of the Variable, if all arrays have one."""
+    """Maps stored names to a model's names: without the level of the Variable, if all arrays have one."""
     children: dict[Name, set[str]] = {}
     for name in stored:
         for i, key in enumerate(name):

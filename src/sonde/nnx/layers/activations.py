@@ -1,4 +1,4 @@
-"""The activation with a parameter of its own."""
+"""Activations that have a parameter."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
 
 
 class PReLU(Module):
-    """Multiplies negative inputs with a slope that is learnt.
+    """Multiplies negative inputs by a learned slope.
 
     Args:
-        negative_slope_init: where the slope starts.
-        dtype: what to compute in; None takes the inputs'.
-        param_dtype: what the slope is stored in.
+        negative_slope_init: the initial slope.
+        dtype: the dtype to compute in; None takes that of the inputs.
+        param_dtype: the dtype that the slope is stored in.
         promote_dtype: how inputs and slope are cast, if `dtype` is given.
         negative_slope_metadata: metadata of the slope's Variable.
 

@@ -1,7 +1,7 @@
 """Multi-head attention, with dropout, masks, grouped queries and a cache for decoding.
 
-The arithmetic is in `sonde.ops.attention`, with the sites `scores`, `weights` and `heads`: they are seen by any
-capture, without `sow_weights`.
+The arithmetic is in `sonde.ops.attention`, with the sites `scores`, `weights` and `heads`: any capture sees them,
+without `sow_weights`.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ def dot_product_attention(
         key: `(batch..., keys, key heads, depth)`.
         value: `(batch..., keys, key heads, depth)`.
         bias: added to the scores; broadcast to `(batch..., heads, queries, keys)`.
-        mask: broadcast to `(batch..., heads, queries, keys)`; what is False gets no weight.
+        mask: broadcast to `(batch..., heads, queries, keys)`; positions that are False get no weight.
         broadcast_dropout: the same dropout for all batch elements and heads.
         dropout_rng: random key for dropout.
-        dropout_rate: how much is dropped.
+        dropout_rate: the share of weights that is dropped.
         deterministic: drop nothing.
-        dtype: what to compute in; None finds it from the arrays.
+        dtype: the dtype to compute in; None derives it from the arrays.
         precision: of the products.
         module: sows the weights as `attention_weights`, an `nnx.Intermediate`. Captures see them without it.
         promote_dtype: how the arrays are cast to `dtype`.
-        is_causal: mask what comes after the query.
+        is_causal: mask the positions after the query.
 
     Returns:
         `(batch..., queries, heads, depth)`.
@@ -103,28 +103,28 @@ def dot_product_attention(
 
 
 class MultiHeadAttention(Module):
-    """Multi-head attention: every head looks at all positions by projections of its own.
+    """Multi-head attention: every head attends with its own projections.
 
     Args:
         num_heads: how many heads.
         in_features: how many features the queries' inputs have.
         qkv_features: how many features all heads have together; as many as `in_features` if None.
-        out_features: how many features go out; as many as `in_features` if None.
+        out_features: number of output features; as many as `in_features` if None.
         num_kv_heads: how many heads keys and values have; fewer than `num_heads` means grouped queries.
         in_kv_features: how many features the inputs of keys and values have; as many as `in_features` if None.
-        dtype: what to compute in; None finds it from inputs and parameters.
-        param_dtype: what parameters are stored in.
+        dtype: the dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: the dtype that parameters are stored in.
         broadcast_dropout: the same dropout for all batch elements and heads.
-        dropout_rate: how much of the weights is dropped.
-        deterministic: drop nothing; the call may say otherwise.
+        dropout_rate: the share of weights that is dropped.
+        deterministic: drop nothing; the call can override it.
         precision: of the products.
         kernel_init: initializer of the kernels.
-        out_kernel_init: initializer of the last kernel, if another one.
+        out_kernel_init: initializer of the last kernel, if different.
         bias_init: initializer of the biases.
-        out_bias_init: initializer of the last bias, if another one.
+        out_bias_init: initializer of the last bias, if different.
         use_bias: whether projections have biases.
         attention_fn: in place of `nnx.dot_product_attention`.
-        decode: whether calls take one position and write it into a cache; the call may say otherwise.
+        decode: whether calls take one position and write it into a cache; the call can override it.
         normalize_qk: whether queries and keys are normalised before they are compared.
         qkv_promote_dtype: how the first projections cast their arrays.
         out_promote_dtype: how the last projection casts its arrays.
@@ -134,11 +134,11 @@ class MultiHeadAttention(Module):
         qkv_dot_general_cls: a class whose instances are products.
         out_dot_general_cls: a class whose instances are products.
         rngs: random streams for the initial parameters and for dropout.
-        keep_rngs: whether to keep a stream for dropout; otherwise it is given to the call.
+        keep_rngs: whether to keep a stream for dropout; otherwise pass one to the call.
         kernel_metadata: metadata of the kernels.
-        out_kernel_metadata: metadata of the last kernel, if other.
+        out_kernel_metadata: metadata of the last kernel, if different.
         bias_metadata: metadata of the biases.
-        out_bias_metadata: metadata of the last bias, if other.
+        out_bias_metadata: metadata of the last bias, if different.
         query_ln_scale_metadata: metadata of the scale that normalises queries.
         key_ln_scale_metadata: metadata of the scale that normalises keys.
 
@@ -276,11 +276,11 @@ class MultiHeadAttention(Module):
     def _check_heads(self) -> None:
         if self.qkv_features % self.num_heads:
             raise LayerInputError(
-                f"qkv_features={self.qkv_features} cannot be shared out evenly among num_heads={self.num_heads} heads."
+                f"qkv_features={self.qkv_features} cannot be divided evenly among num_heads={self.num_heads} heads."
             )
         if self.num_heads % self.num_kv_heads:
             raise LayerInputError(
-                f"num_heads={self.num_heads} queries cannot be grouped evenly on num_kv_heads={self.num_kv_heads} keys."
+                f"num_heads={self.num_heads} cannot be divided evenly among num_kv_heads={self.num_kv_heads} key heads."
             )
 
     @names_its_place
@@ -306,12 +306,12 @@ class MultiHeadAttention(Module):
             inputs_q: `(batch..., queries, in_features)`.
             inputs_k: `(batch..., keys, in_kv_features)`; None takes `inputs_q`.
             inputs_v: as `inputs_k`; None takes `inputs_k`.
-            mask: broadcast to `(batch..., heads, queries, keys)`; what is False gets no weight.
-            deterministic: drop nothing, in place of the layer's own setting.
+            mask: broadcast to `(batch..., heads, queries, keys)`; positions that are False get no weight.
+            deterministic: drop nothing; overrides the layer's own setting.
             rngs: random streams for dropout, in place of the layer's own stream.
             sow_weights: sow the weights as `attention_weights`, an `nnx.Intermediate`.
-            decode: write one position into the cache, in place of the layer's own setting.
-            is_causal: mask what comes after the query.
+            decode: write one position into the cache; overrides the layer's own setting.
+            is_causal: mask the positions after the query.
             out_sharding: sharding of the result, under explicit sharding.
             qkv_sharding: sharding of queries, keys and values, under explicit sharding.
             input_positions: `(batch..., length)`, passed on to an `attention_fn` that takes them, such as
@@ -321,11 +321,11 @@ class MultiHeadAttention(Module):
             `(batch..., queries, out_features)`.
 
         Raises:
-            ValueError: nothing says whether to decode or to drop, or the cache was not made.
+            ValueError: `decode` or `deterministic` is not set, or there is no cache.
         """
         if inputs_k is None and inputs_v is not None:
             raise LayerInputError(
-                "`inputs_v` is given and `inputs_k` is not. Give `inputs_k`; alone it stands for keys and values."
+                "`inputs_v` is given but `inputs_k` is not. Give `inputs_k`; alone it serves as both keys and values."
             )
         keyed = inputs_q if inputs_k is None else inputs_k
         inputs = {"query": inputs_q, "key": keyed, "value": keyed if inputs_v is None else inputs_v}
@@ -361,8 +361,8 @@ class MultiHeadAttention(Module):
         source = rngs if rngs is not None else self.rngs
         if source is None:
             raise LayerInputError(
-                f"dropping with dropout_rate={self.dropout_rate} draws random numbers, and a layer made with "
-                "keep_rngs=False keeps no stream to draw from: give the call `rngs`, or deterministic=True."
+                f"dropping with dropout_rate={self.dropout_rate} draws random numbers, but a layer made with "
+                "keep_rngs=False has no stream to draw from: pass `rngs` or deterministic=True to the call."
             )
         return True, next_key(source, "dropout")
 
@@ -370,9 +370,7 @@ class MultiHeadAttention(Module):
         self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array | None
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         if self.cached_key is None or self.cached_value is None or self.cache_index is None:
-            raise LayerInputError(
-                "decode=True reads and writes a cache, and this layer has none: call `init_cache` before."
-            )
+            raise LayerInputError("decode=True needs a cache, but this layer has none: call `init_cache` first.")
         cached_key, cached_value, index, mask = ops.decode_step(
             query,
             key,
@@ -413,7 +411,7 @@ class MultiHeadAttention(Module):
         batch_size: int | Shape | None = None,
         max_length: int | None = None,
     ) -> None:
-        """What `nnx.view` may set.
+        """Sets what `nnx.view` may set.
 
         Args:
             deterministic: if True, the module is set to deterministic mode.
@@ -426,7 +424,7 @@ class MultiHeadAttention(Module):
                 setattr(self, setting, value)
         if (batch_size is None) != (max_length is None):
             raise LayerInputError(
-                f"`batch_size` and `max_length` make a cache together, got {batch_size} and {max_length}.",
+                f"`batch_size` and `max_length` make a cache only together, got {batch_size} and {max_length}.",
                 place=type(self).__name__,
             )
         if batch_size is not None and max_length is not None:

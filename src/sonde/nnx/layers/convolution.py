@@ -24,19 +24,19 @@ class Conv(Module):
     """A convolution.
 
     Args:
-        in_features: how many features come in.
-        out_features: how many go out.
+        in_features: number of input features.
+        out_features: number of output features.
         kernel_size: one number per spatial axis; a single number means one spatial axis.
         strides: step of the window, one number or one per spatial axis.
         padding: `'SAME'`, `'VALID'`, `'CIRCULAR'`, `'REFLECT'`, `'CAUSAL'`, a number, or one number or (low, high) pair
             per spatial axis.
         input_dilation: spread of the inputs.
         kernel_dilation: spread of the kernel.
-        feature_group_count: features are split into so many groups that do not see each other.
+        feature_group_count: number of independent groups that the features are split into.
         use_bias: whether to add a bias.
         mask: of the kernel's shape; multiplies it.
-        dtype: what to compute in; None finds it from inputs and parameters.
-        param_dtype: what parameters are stored in.
+        dtype: the dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: the dtype that parameters are stored in.
         precision: as in `jax.lax.conv_general_dilated`.
         kernel_init: initializer of the kernel.
         bias_init: initializer of the bias.
@@ -45,7 +45,7 @@ class Conv(Module):
         preferred_element_type: as in `jax.lax.conv_general_dilated`.
         rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernel's Variable.
-        bias_metadata: metadata of the bias' Variable.
+        bias_metadata: metadata of the bias's Variable.
 
     Example:
         >>> from sonde import nnx
@@ -140,16 +140,16 @@ class ConvTranspose(Module):
     """A transposed convolution: enlarges its inputs by `strides`.
 
     Args:
-        in_features: how many features come in.
-        out_features: how many go out.
+        in_features: number of input features.
+        out_features: number of output features.
         kernel_size: one number per spatial axis; a single number means one spatial axis.
         strides: by how much to enlarge, one number or one per spatial axis.
         padding: `'SAME'`, `'VALID'`, `'CIRCULAR'`, a number, or one number or (low, high) pair per spatial axis.
         kernel_dilation: spread of the kernel.
         use_bias: whether to add a bias.
         mask: of the kernel's shape; multiplies it.
-        dtype: what to compute in; None finds it from inputs and parameters.
-        param_dtype: what parameters are stored in.
+        dtype: the dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: the dtype that parameters are stored in.
         precision: as in `jax.lax.conv_transpose`.
         kernel_init: initializer of the kernel.
         bias_init: initializer of the bias.
@@ -158,7 +158,7 @@ class ConvTranspose(Module):
         preferred_element_type: as in `jax.lax.conv_transpose`.
         rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernel's Variable.
-        bias_metadata: metadata of the bias' Variable.
+        bias_metadata: metadata of the bias's Variable.
 
     Example:
         >>> from sonde import nnx

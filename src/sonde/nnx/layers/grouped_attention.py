@@ -1,4 +1,4 @@
-"""Attention as the language models of today have it: grouped keys, rotary embeddings, windows, caps, and a cache."""
+"""Attention as in current language models: grouped keys, rotary embeddings, windows, caps, and a cache."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class GroupedAttention(Module):
     and `results`, what each head adds to the output, if `per_head`.
 
     Args:
-        features: how many features come in and go out.
+        features: number of input and output features.
         heads: how many heads there are.
         key_heads: how many heads keys and values have; as many as `heads` if None.
         depth: how many features a head has; `features / heads` if None.
-        use_bias: whether queries, keys and values have biases.
+        use_bias: whether the projections to queries, keys and values have biases.
         use_out_bias: whether the output has one; as `use_bias` if None.
         norm: makes a norm for the queries and one for the keys of a head, called with `depth` and `rngs`.
-        scale: what scores are multiplied with; 1/√depth if None.
+        scale: what scores are multiplied by; 1/√depth if None.
         cap: soft cap of the scores.
-        implementation: of `jax.nn.dot_product_attention`, to use it: `"cudnn"` or `"xla"`.
-        per_head: whether the output is summed from the heads' results, one by one, so that they are a site.
-        dtype: what to compute in; None finds it from inputs and parameters.
-        param_dtype: what parameters are stored in.
+        implementation: `"cudnn"` or `"xla"`: uses that implementation of `jax.nn.dot_product_attention`.
+        per_head: whether to compute each head's contribution to the output separately, so that `results` is a site.
+        dtype: the dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: the dtype that parameters are stored in.
         rngs: random streams for the initial parameters.
 
     Example:
@@ -103,9 +103,9 @@ class GroupedAttention(Module):
 
         Args:
             x: `(batch, length, features)`.
-            mask: boolean, broadcast to `(batch, length, keys)`: which keys each query may look at.
+            mask: boolean, broadcast to `(batch, length, keys)`: which keys each query may attend to.
             rotation: cosines and sines for the positions, from `ops.rotary_tables`.
-            cache: is given the new keys and values, and returns all that there are.
+            cache: a function that takes the new keys and values and returns those of all positions so far.
 
         Returns:
             `(batch, length, features)`.

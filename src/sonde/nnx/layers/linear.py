@@ -22,11 +22,11 @@ class Linear(Module):
     """A linear map of the last axis.
 
     Args:
-        in_features: how many features come in.
-        out_features: how many go out.
+        in_features: number of input features.
+        out_features: number of output features.
         use_bias: whether to add a bias.
-        dtype: what to compute in; None finds it from inputs and parameters.
-        param_dtype: what parameters are stored in.
+        dtype: the dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: the dtype that parameters are stored in.
         precision: as in `jax.lax.dot_general`.
         kernel_init: initializer of the kernel.
         bias_init: initializer of the bias.
@@ -35,7 +35,7 @@ class Linear(Module):
         preferred_element_type: as in `jax.lax.dot_general`.
         rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernel's Variable, such as `out_sharding`.
-        bias_metadata: metadata of the bias' Variable.
+        bias_metadata: metadata of the bias's Variable.
 
     Example:
         >>> from sonde import nnx
@@ -101,17 +101,17 @@ class Linear(Module):
 
 
 class LinearGeneral(Module):
-    """A linear map of any axes, with a map of its own for every position of the batch axes.
+    """A linear map of any axes, with a separate map for every position of the batch axes.
 
     Args:
-        in_features: how long the contracted axes are.
-        out_features: how long the axes are that take their place, at the end.
+        in_features: lengths of the contracted axes.
+        out_features: lengths of the axes that replace them, at the end.
         axis: the contracted axes.
-        batch_axis: leading axes that have maps of their own, with their lengths: `{0: 8}`.
+        batch_axis: leading axes with separate maps, by their lengths: `{0: 8}`.
         use_bias: whether to add a bias.
-        dtype: what to compute in; None finds it from inputs and parameters.
-        param_dtype: what parameters are stored in.
-        kernel_init: initializer of the kernel, which it draws as a matrix.
+        dtype: the dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: the dtype that parameters are stored in.
+        kernel_init: initializer of the kernel, which is drawn as a matrix.
         bias_init: initializer of the bias.
         precision: as in `jax.lax.dot_general`.
         promote_dtype: how inputs and parameters are cast to `dtype`.
@@ -120,7 +120,7 @@ class LinearGeneral(Module):
         preferred_element_type: as in `jax.lax.dot_general`.
         rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernel's Variable.
-        bias_metadata: metadata of the bias' Variable.
+        bias_metadata: metadata of the bias's Variable.
 
     Example:
         >>> from sonde import nnx
@@ -154,7 +154,7 @@ class LinearGeneral(Module):
         self.in_features = _as_tuple(in_features)
         self.out_features = _as_tuple(out_features)
         self.axis = _as_tuple(axis)
-        # Part of the layer's structure, hence hashable.
+        # These are part of the layer's structure, so they must be hashable.
         self.batch_axis = tuple(sorted(batch_axis.items()))
         self.use_bias = use_bias
         self.dtype = dtype
@@ -167,7 +167,7 @@ class LinearGeneral(Module):
         name = type(self).__name__
         if len(self.in_features) != len(self.axis):
             raise LayerInputError(
-                f"in_features={self.in_features} and axis={self.axis} must have one entry each for every axis mapped.",
+                f"in_features={self.in_features} and axis={self.axis} must have one entry for every contracted axis.",
                 place=name,
             )
         axes = tuple(axis for axis, _ in self.batch_axis)
@@ -207,7 +207,7 @@ class LinearGeneral(Module):
             out_sharding: sharding of the result, under explicit sharding.
 
         Returns:
-            An array with the axes (batch, the axes that are left, out_features).
+            An array with the axes (batch, remaining axes, out_features).
         """
         dot_general = self.dot_general
         if dot_general is None:
@@ -234,8 +234,8 @@ class Einsum(Module):
         einsum_str: two operands, the inputs first: `"...d,dhk->...hk"`.
         kernel_shape: of the second operand.
         bias_shape: of the bias, the kernel's letters in the order of the result; None for no bias.
-        dtype: what to compute in; None finds it from inputs and parameters.
-        param_dtype: what parameters are stored in.
+        dtype: the dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: the dtype that parameters are stored in.
         precision: as in `jnp.einsum`.
         kernel_init: initializer of the kernel.
         bias_init: initializer of the bias.
@@ -244,7 +244,7 @@ class Einsum(Module):
         preferred_element_type: as in `jnp.einsum`.
         rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernel's Variable.
-        bias_metadata: metadata of the bias' Variable.
+        bias_metadata: metadata of the bias's Variable.
 
     Example:
         >>> from sonde import nnx
@@ -295,7 +295,7 @@ class Einsum(Module):
 
         Args:
             inputs: the first operand.
-            einsum_str: an equation in place of the layer's own.
+            einsum_str: overrides the layer's equation.
             out_sharding: sharding of the result, under explicit sharding.
 
         Returns:
@@ -321,10 +321,10 @@ class Embed(Module):
     An index outside the table gives NaN.
 
     Args:
-        num_embeddings: how many vectors.
-        features: how long they are.
+        num_embeddings: number of vectors.
+        features: their length.
         dtype: of the result; None keeps the table's.
-        param_dtype: what the table is stored in.
+        param_dtype: the dtype that the table is stored in.
         embedding_init: initializer of the table.
         promote_dtype: how vectors are cast to `dtype`.
         rngs: random streams for the initial table.

@@ -1,4 +1,4 @@
-"""Low-rank adaptation: a small trainable correction beside a layer."""
+"""Low-rank adaptation: a small trainable correction to a layer."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from sonde.ops.initializers import default_lora_a_init, zeros
 
 
 class LoRAParam(Param[Any]):
-    """The type of the correction's parameters, to train them alone: `wrt=nnx.LoRAParam`."""
+    """The type of the correction's parameters, to train only them: `wrt=nnx.LoRAParam`."""
 
 
 class LoRA(Module):
     """A linear map of low rank, alone or added to the output of another layer.
 
     Args:
-        in_features: how many features come in.
+        in_features: number of input features.
         lora_rank: the rank.
-        out_features: how many features go out.
+        out_features: number of output features.
         base_module: a layer whose output is added.
-        dtype: what to compute in; None finds it from inputs and parameters.
-        param_dtype: what parameters are stored in.
+        dtype: the dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: the dtype that parameters are stored in.
         a_initializer: initializer of the first factor.
         b_initializer: initializer of the second factor; zeros, so that nothing changes at first.
         lora_param_type: the type of both factors' Variables.
@@ -99,14 +99,14 @@ class LoRA(Module):
 
 
 class LoRALinear(Linear):
-    """A `Linear` with a correction of low rank beside it; its state contains that of `Linear`.
+    """A `Linear` with a correction of low rank added to it; its state contains that of `Linear`.
 
     Args:
-        in_features: how many features come in.
-        out_features: how many go out.
+        in_features: number of input features.
+        out_features: number of output features.
         lora_rank: the rank of the correction.
         lora_dtype: what the correction is computed in.
-        lora_param_dtype: what the correction's parameters are stored in.
+        lora_param_dtype: the dtype that the correction's parameters are stored in.
         a_initializer: initializer of the first factor.
         b_initializer: initializer of the second factor.
         lora_param_type: the type of both factors' Variables.

@@ -16,18 +16,18 @@ from sonde.ops.dtypes import Dtype
 
 
 class MLP(Module):
-    """Two linear maps with a nonlinearity between, or three if gated: `down(activation(gate(x)) * up(x))`.
+    """Two linear maps with a nonlinearity between them, or three if gated: `down(activation(gate(x)) * up(x))`.
 
     Sites: `pre` (before the nonlinearity), `hidden` (what `down` is given), `out`.
 
     Args:
-        features: how many features come in and go out.
-        hidden: how many are between.
+        features: number of input and output features.
+        hidden: number of hidden features.
         activation: the nonlinearity.
         gated: whether the nonlinearity of one map multiplies the other.
         use_bias: whether the maps have biases.
-        dtype: what to compute in; None finds it from inputs and parameters.
-        param_dtype: what parameters are stored in.
+        dtype: the dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: the dtype that parameters are stored in.
         rngs: random streams for the initial parameters.
 
     Example:

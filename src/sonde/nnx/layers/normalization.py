@@ -24,23 +24,23 @@ class BatchNorm(Module):
     """Normalises every feature over the batch while training, and by running averages afterwards.
 
     Args:
-        num_features: how many features there are.
-        use_running_average: normalise by the running averages; `train()`, `eval()` and the call may say otherwise.
+        num_features: number of features.
+        use_running_average: normalise by the running averages; `train()`, `eval()` and the call can override it.
         axis: the feature axis or axes; all others are averaged over.
-        momentum: how much of the running averages a step keeps.
+        momentum: the weight of the old running averages in a step.
         epsilon: added to the variance.
-        dtype: of the result; None finds it from inputs and parameters.
-        param_dtype: what scale and bias are stored in.
+        dtype: of the result; None derives it from inputs and parameters.
+        param_dtype: the dtype that scale and bias are stored in.
         use_bias: whether to add a bias.
-        use_scale: whether to multiply with a scale.
+        use_scale: whether to multiply by a scale.
         bias_init: initializer of the bias.
         scale_init: initializer of the scale.
         axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged apart.
+        axis_index_groups: groups of the mapped axis that are averaged separately.
         use_fast_variance: compute the variance in one pass; less exact when the mean is large.
         promote_dtype: how inputs and parameters are cast to `dtype`.
         rngs: random streams for the initial parameters.
-        bias_metadata: metadata of the bias' Variable.
+        bias_metadata: metadata of the bias's Variable.
         scale_metadata: metadata of the scale's Variable.
 
     Example:
@@ -97,12 +97,12 @@ class BatchNorm(Module):
     def __call__(
         self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None
     ) -> jax.Array:
-        """Normalises, and moves the running averages unless they are used.
+        """Normalises, and updates the running averages unless they are used.
 
         Args:
             x: the inputs.
-            use_running_average: in place of the layer's own setting.
-            mask: what counts for the statistics; broadcast to the inputs.
+            use_running_average: overrides the layer's own setting.
+            mask: which elements count for the statistics; broadcast to the inputs.
 
         Returns:
             An array shaped as `x`.
@@ -125,7 +125,7 @@ class BatchNorm(Module):
         return y
 
     def set_view(self, use_running_average: bool | None = None) -> None:
-        """What `nnx.view` may set.
+        """Sets what `nnx.view` may set.
 
         Args:
             use_running_average: if True, the stored batch statistics will be
@@ -139,22 +139,22 @@ class LayerNorm(Module):
     """Normalises every position over its features.
 
     Args:
-        num_features: how many features there are.
+        num_features: number of features.
         epsilon: added to the variance.
-        dtype: of the result; None finds it from inputs and parameters.
-        param_dtype: what scale and bias are stored in.
+        dtype: of the result; None derives it from inputs and parameters.
+        param_dtype: the dtype that scale and bias are stored in.
         use_bias: whether to add a bias.
-        use_scale: whether to multiply with a scale.
+        use_scale: whether to multiply by a scale.
         bias_init: initializer of the bias.
         scale_init: initializer of the scale.
         reduction_axes: the axes to average over.
         feature_axes: the axes that scale and bias have.
         axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged apart.
+        axis_index_groups: groups of the mapped axis that are averaged separately.
         use_fast_variance: compute the variance in one pass; less exact when the mean is large.
         promote_dtype: how inputs and parameters are cast to `dtype`.
         rngs: random streams for the initial parameters.
-        bias_metadata: metadata of the bias' Variable.
+        bias_metadata: metadata of the bias's Variable.
         scale_metadata: metadata of the scale's Variable.
 
     Example:
@@ -207,7 +207,7 @@ class LayerNorm(Module):
 
         Args:
             x: the inputs.
-            mask: what counts for the statistics; broadcast to the inputs.
+            mask: which elements count for the statistics; broadcast to the inputs.
 
         Returns:
             An array shaped as `x`.
@@ -226,17 +226,17 @@ class RMSNorm(Module):
     """Divides every position by the root of its mean square.
 
     Args:
-        num_features: how many features there are.
+        num_features: number of features.
         epsilon: added to the mean square.
-        dtype: of the result; None finds it from inputs and parameters.
-        param_dtype: what the scale is stored in.
-        use_scale: whether to multiply with a scale.
+        dtype: of the result; None derives it from inputs and parameters.
+        param_dtype: the dtype that the scale is stored in.
+        use_scale: whether to multiply by a scale.
         scale_init: initializer of the scale.
         reduction_axes: the axes to average over.
         feature_axes: the axes that the scale has.
         axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged apart.
-        use_fast_variance: without effect: there is no mean to subtract.
+        axis_index_groups: groups of the mapped axis that are averaged separately.
+        use_fast_variance: accepted, without effect: there is no mean to subtract.
         promote_dtype: how inputs and parameters are cast to `dtype`.
         rngs: random streams for the initial parameters.
         scale_metadata: metadata of the scale's Variable.
@@ -286,7 +286,7 @@ class RMSNorm(Module):
 
         Args:
             x: the inputs.
-            mask: what counts for the mean square; broadcast to the inputs.
+            mask: which elements count for the mean square; broadcast to the inputs.
 
         Returns:
             An array shaped as `x`.
@@ -304,23 +304,23 @@ class GroupNorm(Module):
     """Normalises groups of features of every example.
 
     Args:
-        num_features: how many features there are.
-        num_groups: how many groups; None if `group_size` says it.
+        num_features: number of features.
+        num_groups: how many groups; None if `group_size` is given.
         group_size: how many features a group has.
         epsilon: added to the variance.
-        dtype: of the result; None finds it from inputs and parameters.
-        param_dtype: what scale and bias are stored in.
+        dtype: of the result; None derives it from inputs and parameters.
+        param_dtype: the dtype that scale and bias are stored in.
         use_bias: whether to add a bias.
-        use_scale: whether to multiply with a scale.
+        use_scale: whether to multiply by a scale.
         bias_init: initializer of the bias.
         scale_init: initializer of the scale.
         reduction_axes: the axes to average over, the last among them; None means all but the first.
         axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged apart.
+        axis_index_groups: groups of the mapped axis that are averaged separately.
         use_fast_variance: compute the variance in one pass; less exact when the mean is large.
         promote_dtype: how inputs and parameters are cast to `dtype`.
         rngs: random streams for the initial parameters.
-        bias_metadata: metadata of the bias' Variable.
+        bias_metadata: metadata of the bias's Variable.
         scale_metadata: metadata of the scale's Variable.
 
     Example:
@@ -376,7 +376,7 @@ class GroupNorm(Module):
 
         Args:
             x: `(batch, ..., num_features)`.
-            mask: what counts for the statistics; broadcast to the inputs.
+            mask: which elements count for the statistics; broadcast to the inputs.
 
         Returns:
             An array shaped as `x`.
@@ -392,24 +392,24 @@ class GroupNorm(Module):
 
 
 class InstanceNorm(Module):
-    """Normalises every feature of every example over the axes between.
+    """Normalises every feature of every example over the axes between batch and features.
 
     Args:
-        num_features: how many features there are.
+        num_features: number of features.
         epsilon: added to the variance.
-        dtype: of the result; None finds it from inputs and parameters.
-        param_dtype: what scale and bias are stored in.
+        dtype: of the result; None derives it from inputs and parameters.
+        param_dtype: the dtype that scale and bias are stored in.
         use_bias: whether to add a bias.
-        use_scale: whether to multiply with a scale.
+        use_scale: whether to multiply by a scale.
         bias_init: initializer of the bias.
         scale_init: initializer of the scale.
         feature_axes: the feature axes, any but the first.
         axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged apart.
+        axis_index_groups: groups of the mapped axis that are averaged separately.
         use_fast_variance: compute the variance in one pass; less exact when the mean is large.
         promote_dtype: how inputs and parameters are cast to `dtype`.
         rngs: random streams for the initial parameters.
-        bias_metadata: metadata of the bias' Variable.
+        bias_metadata: metadata of the bias's Variable.
         scale_metadata: metadata of the scale's Variable.
 
     Example:
@@ -460,7 +460,7 @@ class InstanceNorm(Module):
 
         Args:
             x: `(batch, ..., features)`.
-            mask: what counts for the statistics; broadcast to the inputs.
+            mask: which elements count for the statistics; broadcast to the inputs.
 
         Returns:
             An array shaped as `x`.

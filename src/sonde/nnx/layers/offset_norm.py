@@ -1,4 +1,4 @@
-"""RMSNorm whose scale is stored as its distance from one, as Gemma's checkpoints have it."""
+"""RMSNorm whose scale is stored as its distance from one, as in Gemma's checkpoints."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sonde.ops.initializers import zeros
 
 
 class OffsetRMSNorm(RMSNorm):
-    """Divides every position by the root of its mean square and multiplies with `1 + scale`.
+    """Divides every position by the root of its mean square and multiplies by `1 + scale`.
 
-    With a scale of zero, where it starts, this is a plain RMSNorm, and weight decay pulls it there.
+    The scale starts at zero, where this is a plain RMSNorm, and weight decay pulls it back there.
 
     Args:
-        num_features: how many features there are.
+        num_features: number of features.
         **options: as in `RMSNorm`.
 
     Example:
@@ -36,7 +36,7 @@ class OffsetRMSNorm(RMSNorm):
     def __call__(self, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
         """Normalises; arguments and result as in `RMSNorm`."""
         scale = value_of(self.scale)
-        # One plus the scale in float32: in bfloat16 the sum would lose the digits that the distance keeps.
+        # The sum is computed in float32: in bfloat16 it would lose digits of the scale.
         scale = None if scale is None else 1.0 + scale.astype("float32")
         dtype = self.dtype or x.dtype
         return ops.rms_norm(

@@ -1,4 +1,4 @@
-"""Making the parameters of a layer, and choosing between options of the constructor and of the call."""
+"""Makes the parameters of a layer, and chooses between options of the constructor and of the call."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def new_param(
         dtype: of the parameter.
         metadata: for the Variable.
         kind: the type of the Variable.
-        drawn_as: the shape the initializer is asked for, if another one.
+        drawn_as: the shape the initializer draws, if it differs from `shape`.
 
     Raises:
-        LayerInputError: `rngs` is no `Rngs`.
+        LayerInputError: `rngs` is not an `Rngs`.
     """
     if not isinstance(rngs, Rngs):
         raise LayerInputError(
@@ -72,7 +72,7 @@ def _drawn(init: Init, stream: RngStream, shape: tuple[int, ...], dtype: Any) ->
 
 
 def optional_param(use: bool, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same as `new_param`, or a place for an absent parameter."""
+    """The same as `new_param`, or an empty attribute if `use` is False."""
     return new_param(layer, *args, **kwargs) if use else data(None)
 
 
@@ -82,10 +82,10 @@ def value_of(variable: Variable[Any] | None) -> Any:
 
 
 def chosen(layer: Any, option: str, in_call: Any, in_constructor: Any) -> Any:
-    """What an option of a layer is: as the call says, or else as the constructor said.
+    """The value of an option: the one from the call, or else the one from the constructor.
 
     Raises:
-        ValueError: neither says it.
+        ValueError: neither gives one.
     """
     if in_call is not None:
         return in_call
@@ -94,6 +94,6 @@ def chosen(layer: Any, option: str, in_call: Any, in_constructor: Any) -> Any:
     name, value = type(layer).__name__, f"{option}=True/False"
     view = f", or for a whole model, nnx.view(model, {value})" if hasattr(layer, "set_view") else ""
     raise ValueError(
-        f"{name}: nothing says what `{option}` is. Say it in the constructor, {name}(..., {value}), or in the call, "
+        f"{name}: `{option}` is not set. Set it in the constructor, {name}(..., {value}), or in the call, "
         f"layer(x, {value}){view}."
     )

@@ -1,7 +1,7 @@
-"""Where in a model a layer stands, for errors.
+"""The path of a layer in its model, for errors.
 
-A layer does not know its path, and need not: when something does not fit, the functions that are running are searched
-for the model that the layer belongs to. That costs nothing until an error is raised.
+A layer does not store its path. When its inputs do not fit, the functions that are running are searched for the model
+that the layer belongs to. That costs nothing until an error is raised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def names_its_place(method: F) -> F:
-    """Decorates a method of a layer: a `LayerInputError` from inside says the layer's class and path."""
+    """Decorates a method of a layer: a `LayerInputError` from inside names the layer's class and path."""
 
     @functools.wraps(method)
     def wrapper(self: Module, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ def place_of(layer: Module, frame: FrameType | None) -> str:
         frame: the function that called it.
 
     Returns:
-        Text such as `Linear at decoder/head`, or `Linear` when no other Module is around.
+        Text such as `Linear at decoder/head`, or `Linear` when no other Module contains it.
     """
     path: tuple[Any, ...] = ()
     while frame is not None:

@@ -35,8 +35,8 @@ MakeMap = Callable[[int], Linear]
 class RNNCellBase(Module):
     """The base of recurrent cells.
 
-    A cell is called as `new_carry, output = cell(carry, inputs)`, makes the memory to start with in `initialize_carry`,
-    and says in `num_feature_axes` how many axes of its inputs are features.
+    A cell is called as `new_carry, output = cell(carry, inputs)`, makes its initial memory in `initialize_carry`, and
+    says in `num_feature_axes` how many axes of its inputs are features.
     """
 
     def __call__(self, carry: Any, inputs: jax.Array) -> tuple[Any, jax.Array]:
@@ -44,7 +44,7 @@ class RNNCellBase(Module):
 
         Args:
             carry: the memory.
-            inputs: what comes in.
+            inputs: the inputs of this step.
 
         Returns:
             The new memory and the output.
@@ -52,10 +52,10 @@ class RNNCellBase(Module):
         raise TypeError(f"{type(self).__name__} must define __call__(carry, inputs) to be a cell.")
 
     def initialize_carry(self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Init | None = None) -> Any:
-        """Makes the memory to start with.
+        """Makes the initial memory.
 
         Args:
-            input_shape: of one step's inputs.
+            input_shape: shape of one step's inputs.
             rngs: random streams or one stream.
             carry_init: initializer of the memory.
 
@@ -73,7 +73,7 @@ class RNNCellBase(Module):
 
 
 class _VectorCell(RNNCellBase):
-    """What cells with a vector as memory share: `_parts` says how many vectors."""
+    """The base of cells whose memory is one or more vectors; `_parts` says how many."""
 
     _parts = 1
     hidden_features: int
@@ -101,7 +101,7 @@ class _VectorCell(RNNCellBase):
 
     @names_its_place
     def initialize_carry(self, input_shape: tuple[int, ...], rngs: Any = None, carry_init: Init | None = None) -> Any:
-        """Makes the memory to start with: zeros, unless an initializer says otherwise.
+        """Makes the initial memory: zeros, unless an initializer is given.
 
         Args:
             input_shape: `(batch..., in_features)`.
@@ -114,7 +114,7 @@ class _VectorCell(RNNCellBase):
         source = rngs if rngs is not None else self.rngs
         if source is None:
             raise LayerInputError(
-                "`initialize_carry` draws from `rngs`, and got none: give it an nnx.Rngs or an nnx.RngStream."
+                "`initialize_carry` draws from `rngs`, but got none: pass an nnx.Rngs or an nnx.RngStream."
             )
         if isinstance(source, Rngs):
             source = source.carry
@@ -130,9 +130,9 @@ class _VectorCell(RNNCellBase):
 
 
 class _GatedCell(_VectorCell):
-    """What cells with gates share: their arguments, and how linear maps are made from these."""
+    """The base of cells with gates: their arguments, and the linear maps made from these."""
 
-    # Whether the bias of a gate stands in its map of the inputs, or in that of the memory.
+    # Whether the bias of a gate belongs to its map of the inputs, or to that of the memory.
     _bias_is_of_inputs = False
 
     def __init__(
@@ -189,26 +189,26 @@ class _GatedCell(_VectorCell):
         self._keep(rngs, keep_rngs, carry_init)
 
     def _make_maps(self, of_inputs: MakeMap, of_memory: MakeMap) -> None:
-        """Makes the maps in the order in which their initial values are drawn; each for as many gates as it is told."""
+        """Makes the maps in the order in which their initial values are drawn; each for a given number of gates."""
         raise NotImplementedError
 
 
 class LSTMCell(_GatedCell):
-    """A long short-term memory, with a matrix of its own for every gate.
+    """A long short-term memory, with a separate matrix for every gate.
 
     Args:
-        in_features: how many features come in.
-        hidden_features: how many features memory and output have.
+        in_features: number of input features.
+        hidden_features: number of features of the memory and the output.
         gate_fn: activation of the gates.
-        activation_fn: activation of what is written and of the memory.
+        activation_fn: activation of the candidate and of the memory.
         kernel_init: initializer of the kernels for the inputs.
         recurrent_kernel_init: initializer of the kernels for the memory.
         bias_init: initializer of the biases.
-        dtype: what to compute in; None finds it from inputs and parameters.
-        param_dtype: what parameters and memory are stored in.
-        carry_init: initializer of the memory; better given to `initialize_carry`.
+        dtype: the dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: the dtype that parameters and memory are stored in.
+        carry_init: initializer of the memory; prefer to pass it to `initialize_carry`.
         promote_dtype: how inputs and parameters are cast to `dtype`.
-        keep_rngs: keep a stream for `initialize_carry`; better given to it.
+        keep_rngs: keep a stream for `initialize_carry`; prefer to pass one there.
         rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernels for the inputs.
         recurrent_kernel_metadata: metadata of the kernels for the memory.
@@ -284,18 +284,18 @@ class GRUCell(_GatedCell):
     """A gated recurrent unit.
 
     Args:
-        in_features: how many features come in.
-        hidden_features: how many features the state has.
+        in_features: number of input features.
+        hidden_features: number of features of the state.
         gate_fn: activation of the gates.
         activation_fn: activation of the candidate.
         kernel_init: initializer of the kernel for the inputs.
         recurrent_kernel_init: initializer of the kernel for the state.
         bias_init: initializer of the bias.
-        dtype: what to compute in; None finds it from inputs and parameters.
-        param_dtype: what parameters and state are stored in.
-        carry_init: initializer of the state; better given to `initialize_carry`.
+        dtype: the dtype to compute in; None derives it from inputs and parameters.
+        param_dtype: the dtype that parameters and state are stored in.
+        carry_init: initializer of the state; prefer to pass it to `initialize_carry`.
         promote_dtype: how inputs and parameters are cast to `dtype`.
-        keep_rngs: keep a stream for `initialize_carry`; better given to it.
+        keep_rngs: keep a stream for `initialize_carry`; prefer to pass one there.
         rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernel for the inputs.
         recurrent_kernel_metadata: metadata of the kernel for the state.
@@ -333,21 +333,21 @@ class GRUCell(_GatedCell):
 
 
 class SimpleCell(_VectorCell):
-    """The plainest recurrent cell: an activation of a linear map of inputs and state.
+    """The simplest recurrent cell: an activation of a linear map of inputs and state.
 
     Args:
-        in_features: how many features come in.
-        hidden_features: how many features the state has.
-        dtype: what to compute in.
-        param_dtype: what parameters and state are stored in.
-        carry_init: initializer of the state; better given to `initialize_carry`.
+        in_features: number of input features.
+        hidden_features: number of features of the state.
+        dtype: the dtype to compute in.
+        param_dtype: the dtype that parameters and state are stored in.
+        carry_init: initializer of the state; prefer to pass it to `initialize_carry`.
         residual: add the state before the activation.
         activation_fn: the activation.
         kernel_init: initializer of the kernel for the inputs.
         recurrent_kernel_init: initializer of the kernel for the state.
         bias_init: initializer of the bias.
         promote_dtype: how inputs and parameters are cast to `dtype`.
-        keep_rngs: keep a stream for `initialize_carry`; better given to it.
+        keep_rngs: keep a stream for `initialize_carry`; prefer to pass one there.
         rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernel for the inputs.
         recurrent_kernel_metadata: metadata of the kernel for the state.
@@ -389,7 +389,7 @@ class SimpleCell(_VectorCell):
         self.residual = residual
         self.activation_fn = activation_fn
         self.promote_dtype = promote_dtype
-        # The state's map is drawn first: initial values are those of Flax.
+        # The state's map is drawn first, as in Flax, so that initial values are the same.
         self.dense_h = Linear(
             hidden_features,
             hidden_features,

@@ -1,6 +1,6 @@
-"""Rotary position embeddings: queries and keys are turned by an angle that grows with their position.
+"""Rotary position embeddings: queries and keys are rotated by an angle that grows with their position.
 
-Features `i` and `i + half` of a head are one pair, and position `p` turns it by `p * theta ** (-2 i / width)`. The
+Features `i` and `i + half` of a head form a pair, which position `p` rotates by `p * theta ** (-2 i / width)`. The
 product of a query and a key then depends on how far apart they are.
 """
 
@@ -21,10 +21,10 @@ from sonde.ops.rotary import Rotary, rotary_tables, rotate
 
 
 class RoPE(Module):
-    """Turns vectors by their positions.
+    """Rotates vectors by their positions.
 
     Args:
-        theta: how slow the slowest pair turns.
+        theta: the base of the frequencies; the larger, the slower the slowest pair rotates.
         embedding_size: the features of a vector, an even number. With `max_seq_len`, the tables of cosines and sines
             are made once and kept in Variables.
         max_seq_len: how many positions those tables have.
@@ -52,7 +52,7 @@ class RoPE(Module):
     @names_its_place
     def _check_sizes(self, embedding_size: int | None, max_seq_len: int | None) -> None:
         if (embedding_size is None) != (max_seq_len is None):
-            raise LayerInputError("`embedding_size` and `max_seq_len` are given together, or neither is.")
+            raise LayerInputError("`embedding_size` and `max_seq_len` must be given together, or not at all.")
         if embedding_size is not None and (embedding_size <= 0 or embedding_size % 2):
             raise LayerInputError(f"`embedding_size` must be positive and even, got {embedding_size}.")
         if max_seq_len is not None and max_seq_len <= 0:
@@ -60,7 +60,7 @@ class RoPE(Module):
 
     @names_its_place
     def __call__(self, x: jax.Array, input_positions: jax.Array | None = None) -> jax.Array:
-        """Turns every vector by its position.
+        """Rotates every vector by its position.
 
         Args:
             x: `(batch..., length, embedding_size)`.
@@ -72,18 +72,18 @@ class RoPE(Module):
         return self.turn(x[..., None, :], input_positions)[..., 0, :]
 
     def turn(self, x: jax.Array, input_positions: jax.Array | None = None) -> jax.Array:
-        """The same for heads: `x` is `(batch..., length, heads, embedding_size)`."""
+        """Rotates heads: `x` is `(batch..., length, heads, embedding_size)`."""
         length, width = x.shape[-3], x.shape[-1]
         if self.cached_cos is not None and self.cached_sin is not None and input_positions is None:
             cos, sin = self.cached_cos[...][:length], self.cached_sin[...][:length]
             if cos.shape[0] < length or 2 * cos.shape[-1] != width:
                 raise LayerInputError(
-                    f"the tables were made for {cos.shape[0]} positions of {2 * cos.shape[-1]} features, and the input "
+                    f"the tables were made for {cos.shape[0]} positions of {2 * cos.shape[-1]} features, but the input "
                     f"has {length} positions of {width} features."
                 )
         else:
             if width % 2:
-                raise LayerInputError(f"features turn in pairs, and the input has {width} of them.")
+                raise LayerInputError(f"features are rotated in pairs, but the input has {width} of them.")
             positions = jnp.arange(length) if input_positions is None else input_positions
             cos, sin = rotary_tables(positions, Rotary(width, theta=self.theta))
         return rotate(x.astype(jnp.promote_types(x.dtype, jnp.float32)), cos, sin)
@@ -98,13 +98,13 @@ def dot_product_attention_with_rope(
     input_positions: jax.Array | None = None,
     **kwargs: Any,
 ) -> jax.Array:
-    """`nnx.dot_product_attention` of queries and keys that `rope` has turned.
+    """`nnx.dot_product_attention` of queries and keys that `rope` has rotated.
 
     Args:
         query: `(batch..., queries, heads, depth)`.
         key: `(batch..., keys, heads, depth)`.
         value: `(batch..., keys, heads, depth)`.
-        rope: turns them.
+        rope: rotates queries and keys.
         input_positions: the positions of queries and keys; None counts both from zero.
         **kwargs: what `nnx.dot_product_attention` takes.
 

@@ -1,7 +1,7 @@
 """Recurrent layers: a cell run over sequences, forward, backward, or both.
 
-The loop is `jax.lax.scan`. Variables of the cell that a step changes (random counters, statistics) go from step to
-step; those that it only reads are not copied.
+The loop is `jax.lax.scan`. Variables of the cell that a step changes (random counters, statistics) are carried from
+step to step; those that it only reads are not copied.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class RNN(Module):
 
     Args:
         cell: the cell.
-        time_major: whether time is the first axis of inputs and outputs, and not the one after the batch axes.
+        time_major: whether time is the first axis of inputs and outputs, instead of the axis after the batch axes.
         return_carry: whether to return the last memory too.
-        reverse: whether to go from the last step to the first.
+        reverse: whether to run from the last step to the first.
         keep_order: if reversed, whether outputs come in the order of the inputs.
-        unroll: how many steps to compile into one turn of the loop.
-        state_axes: what happens to the cell's Variables, by filter: `nnx.Carry` (the default) takes changes from step
+        unroll: how many steps to compile into one iteration of the loop.
+        state_axes: what happens to the cell's Variables, by filter: `nnx.Carry` (the default) carries changes from step
             to step, None starts every step from the same value, a number gives every step a slice along that axis.
         broadcast_rngs: random streams that give every step the same keys, by filter.
-        rngs: random streams for the first memory; True makes one of its own.
+        rngs: random streams for the first memory; True makes one.
 
     Example:
         >>> from sonde import nnx
@@ -89,11 +89,11 @@ class RNN(Module):
 
         Args:
             inputs: `(batch..., time, features...)`, or `(time, batch..., features...)` if time-major.
-            initial_carry: the memory to start with; None lets the cell make it.
+            initial_carry: the initial memory; None lets the cell make it.
             seq_lengths: `(batch...)`: how long every sequence is.
-            return_carry: in place of the layer's own setting, as are the next three.
+            return_carry: overrides the layer's own setting, as do the next three.
             time_major: whether time is the first axis.
-            reverse: whether to go backward.
+            reverse: whether to run backward.
             keep_order: if reversed, whether outputs come in the order of the inputs.
             rngs: random streams for the first memory.
 
@@ -121,7 +121,7 @@ class RNN(Module):
         return (carry, outputs) if return_carry else outputs
 
     def _loop(self, carry: Any, steps: Any, keep_carries: bool) -> tuple[Any, Any, Any]:
-        # One key of each stream that is broadcast stands for the stream while the loop runs.
+        # Each broadcast stream is replaced by one of its keys while the loop runs.
         with split_rngs(self.cell, splits=1, squeeze=True, only=self.broadcast_rngs, graph=True, graph_updates=True):
             return scan_module(
                 self.cell,
@@ -157,12 +157,12 @@ def scan_module(
 
     Args:
         module: called as `carry, output = module(carry, step)`.
-        carry: what it starts with.
+        carry: the initial carry.
         steps: pytree of arrays.
         keep_carries: whether to return the carry after every step.
-        unroll: how many steps to compile into one turn of the loop.
-        axis_of: for a Variable's path and the Variable: None to start every step from the same value, a number to give
-            every step a slice, anything else to take changes from step to step.
+        unroll: how many steps to compile into one iteration of the loop.
+        axis_of: a function of a path and a Variable: None starts every step from the same value, a number gives every
+            step a slice, anything else carries changes from step to step.
 
     Returns:
         The last carry, the outputs, and all carries or None. The module's Variables hold their last values.
@@ -190,7 +190,7 @@ def scan_module(
     first = [jax.tree.map(lambda x: x[0], slices[i]) if i in slices else values[i] for i in range(len(values))]
     changed = _changed(run, first, carry, jax.tree.map(lambda x: x[0], steps))
     carried = [i for i in kept if i in changed and axes[i] is not None]
-    # A Variable that starts every step from the same value goes along too, only to be left at its last one.
+    # A Variable that starts every step from the same value is carried too, so that it ends with its last value.
     moving_on = carried + [i for i in kept if i in changed and axes[i] is None]
     returned = [i for i in sliced if i in changed]
 
@@ -214,7 +214,7 @@ def scan_module(
 
 
 def _changed(run: Callable[..., Any], values: list[Any], carry: Any, step: Any) -> set[int]:
-    """Which Variables a step writes to, found by tracing one step and computing nothing."""
+    """Which Variables a step writes to, found by tracing one step, without computing it."""
     changed: set[int] = set()
 
     def trial(values: list[Any], carry: Any, step: Any) -> None:
@@ -226,15 +226,15 @@ def _changed(run: Callable[..., Any], values: list[Any], carry: Any, step: Any) 
 
 
 class Bidirectional(Module):
-    """Runs one recurrent layer forward and one backward, and merges what they give.
+    """Runs one recurrent layer forward and one backward, and merges their outputs.
 
     Args:
         forward_rnn: runs from the first step to the last.
         backward_rnn: runs from the last step to the first.
-        merge_fn: of both outputs; side by side by default.
+        merge_fn: merges the two outputs; concatenates them by default.
         time_major: whether time is the first axis.
         return_carry: whether to return both last memories too.
-        rngs: random streams for the first memories; True makes one of its own.
+        rngs: random streams for the first memories; True makes one.
 
     Example:
         >>> from sonde import nnx
@@ -279,12 +279,12 @@ class Bidirectional(Module):
 
         Args:
             inputs: `(batch..., time, features...)`, or `(time, batch..., features...)` if time-major.
-            initial_carry: both memories to start with; None lets the cells make them.
+            initial_carry: both initial memories; None lets the cells make them.
             rngs: random streams for the first memories.
             seq_lengths: `(batch...)`: how long every sequence is.
-            return_carry: in place of the layer's own setting.
-            time_major: in place of the layer's own setting.
-            reverse: without effect: both ways are run.
+            return_carry: overrides the layer's own setting.
+            time_major: overrides the layer's own setting.
+            reverse: without effect: both directions are run.
             keep_order: without effect: outputs come in the order of the inputs.
 
         Returns:
@@ -314,4 +314,6 @@ def _carry_stream(rngs: Any) -> RngStream | None:
         return rngs.carry.fork()
     if isinstance(rngs, RngStream):
         return rngs
-    raise TypeError(f"`rngs` of a recurrent layer is an nnx.Rngs, an nnx.RngStream, a bool or None, got {type(rngs)}.")
+    raise TypeError(
+        f"A recurrent layer takes an nnx.Rngs, an nnx.RngStream, a bool or None as `rngs`, got {type(rngs)}."
+    )

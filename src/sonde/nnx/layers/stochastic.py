@@ -22,9 +22,9 @@ class Dropout(Module):
     Args:
         rate: the probability of being dropped.
         broadcast_dims: along these axes, all or none are dropped.
-        deterministic: drop nothing; `train()`, `eval()` and the call may say otherwise.
+        deterministic: drop nothing; `train()`, `eval()` and the call can override it.
         rng_collection: the random stream to draw from.
-        rngs: random streams, of which the layer keeps one of its own; or None, to give them to the call.
+        rngs: random streams, from which the layer forks its own; or None, to pass them to the call.
 
     Example:
         >>> from sonde import nnx
@@ -60,11 +60,11 @@ class Dropout(Module):
         deterministic: bool | None = None,
         rngs: Rngs | RngStream | jax.Array | None = None,
     ) -> jax.Array:
-        """Drops.
+        """Applies dropout.
 
         Args:
             inputs: any array.
-            deterministic: in place of the layer's own setting.
+            deterministic: overrides the layer's own setting.
             rngs: random streams, one stream or a key, in place of the layer's own stream.
 
         Returns:
@@ -77,14 +77,14 @@ class Dropout(Module):
         source = rngs if rngs is not None else self.rngs
         if source is None:
             raise LayerInputError(
-                f"dropping with rate={self.rate} draws random numbers, and neither the constructor nor the call has "
+                f"dropping with rate={self.rate} draws random numbers, but neither the constructor nor the call has "
                 "`rngs` to draw from. Write nnx.Dropout(..., rngs=rngs) or dropout(x, rngs=rngs)."
             )
         key = next_key(source, self.rng_collection)
         return ops.dropout(inputs, key, rate=self.rate, broadcast_dims=self.broadcast_dims)
 
     def set_view(self, deterministic: bool | None = None) -> None:
-        """What `nnx.view` may set.
+        """Sets what `nnx.view` may set.
 
         Args:
             deterministic: if True, disables dropout masking.
@@ -94,7 +94,7 @@ class Dropout(Module):
 
 
 def next_key(source: Any, collection: str) -> jax.Array:
-    """The next key of random streams, of one stream, or the key itself."""
+    """The next key of random streams or of one stream; a key is returned as it is."""
     if isinstance(source, Rngs):
         return source[collection]()
     if isinstance(source, RngStream):

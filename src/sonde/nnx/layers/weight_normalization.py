@@ -1,7 +1,7 @@
-"""Layers around a layer that normalise its weights before every call.
+"""Wrappers that normalise the weights of a layer before every call.
 
-Sharp edge, as in Flax: the normalised weights are written into the wrapped layer. What the layer holds after a call is
-what it was called with, not what it held before.
+Sharp edge, as in Flax: the normalised weights are written into the wrapped layer. After a call the layer holds the
+weights it was called with, not those it held before.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class SpectralNorm(Module):
         n_steps: how many iterations per call.
         epsilon: added to squared lengths.
         dtype: of the divided kernels; None keeps theirs.
-        param_dtype: what the iteration's state is stored in.
+        param_dtype: the dtype that the iteration's state is stored in.
         error_on_non_matrix: refuse kernels with more than two axes instead of flattening them.
-        update_stats: whether calls move the iteration's state; the call may say otherwise.
+        update_stats: whether calls update the iteration's state; the call can override it.
         rngs: random streams for the start of the iteration.
 
     Example:
@@ -83,7 +83,7 @@ class SpectralNorm(Module):
 
         Args:
             x: the inputs of the wrapped layer.
-            update_stats: whether to move the iteration's state, in place of the layer's own setting.
+            update_stats: whether to update the iteration's state; overrides the layer's own setting.
 
         Returns:
             What the wrapped layer returns.
@@ -95,7 +95,7 @@ class SpectralNorm(Module):
                 continue
             if kernel.ndim > 2 and self.error_on_non_matrix:
                 raise LayerInputError(
-                    f"with error_on_non_matrix=True every kernel must have two axes, and {'/'.join(map(str, path))} of "
+                    f"with error_on_non_matrix=True every kernel must have two axes, but {'/'.join(map(str, path))} of "
                     f"the wrapped {type(self.layer_instance).__name__} is {describe(kernel[...])}."
                 )
             u, sigma = self.batch_stats[*path, "u"], self.batch_stats[*path, "sigma"]
@@ -110,18 +110,18 @@ class SpectralNorm(Module):
 
 
 class WeightNorm(Module):
-    """Gives every feature of a layer's kernels the length that a scale says.
+    """Gives every feature of a layer's kernels a length, which is a parameter: the scale.
 
     Args:
         layer_instance: the layer to wrap.
-        feature_axes: the axes that are kept apart; None takes one length for all.
+        feature_axes: the axes that have a length per index; None takes one length for all.
         use_scale: whether there is a scale; otherwise every length is 1.
         scale_init: initializer of the scales.
         epsilon: added to squared lengths.
-        dtype: of the normalised kernels; None finds it from kernel and scale.
-        param_dtype: what scales are stored in.
+        dtype: of the normalised kernels; None derives it from kernel and scale.
+        param_dtype: the dtype that scales are stored in.
         variable_filter: which parameters to normalise.
-        promote_dtype: accepted as in Flax, and as there without effect.
+        promote_dtype: accepted, but without effect, as in Flax.
         rngs: random streams for the initial scales.
 
     Example:
@@ -160,7 +160,7 @@ class WeightNorm(Module):
         scales = {}
         if use_scale:
             for path, kernel in _params(layer_instance, variable_filter):
-                # Flax draws no key here; only where one is needed can it be seen that a key is drawn.
+                # Flax draws no key here, so a key is drawn only if the initializer needs one.
                 key = None if scale_init in (ones, zeros) else rngs.params()
                 scales[path] = Param(scale_init(key, self._scale_shape(kernel), param_dtype))
         self.scales = data(scales)
@@ -196,7 +196,7 @@ class WeightNorm(Module):
 
 
 def _params(layer: Any, chosen: Filter) -> list[tuple[tuple[Any, ...], Variable[Any]]]:
-    """The parameters of a layer that a filter chooses, themselves and not copies, with their paths."""
+    """The parameters of a layer that a filter chooses (not copies), with their paths."""
     matches = to_predicate(chosen)
     return [
         (path, value)

@@ -23,7 +23,7 @@ class EMA(Pytree):
 
     Args:
         params: the model, or a State of it, to start from.
-        decay: how much of the average a step keeps.
+        decay: the weight of the old average in a step.
         only: which Variables.
         graph: True allows shared references in the model, False demands a tree. None: the current mode.
 
@@ -70,7 +70,7 @@ class EMA(Pytree):
     def apply_to(self, model: A) -> A:
         """A new model like the given one, with the averages in place of its Variables.
 
-        The averages are shared: further updates show in the new model.
+        The averages are shared: later updates change the new model too.
 
         Args:
             model: the model; it is left as it is.

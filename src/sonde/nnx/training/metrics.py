@@ -21,7 +21,7 @@ from sonde.nnx.variable import Variable
 
 
 class MetricState(Variable[Any]):
-    """What a metric has gathered."""
+    """What a metric has accumulated."""
 
     __slots__ = ()
 
@@ -33,20 +33,20 @@ class Metric(Pytree):
         raise self._undefined("__init__")
 
     def reset(self) -> None:
-        """Forgets everything gathered."""
+        """Discards everything accumulated."""
         raise self._undefined("reset")
 
     def update(self, **kwargs: Any) -> None:
-        """Gathers from one batch."""
+        """Adds one batch."""
         raise self._undefined("update")
 
     def compute(self) -> Any:
-        """What the metric is, over all batches since the last reset."""
+        """The value of the metric over all batches since the last reset."""
         raise self._undefined("compute")
 
     def _undefined(self, method: str) -> NotImplementedError:
         name = type(self).__name__
-        return NotImplementedError(f"{name} has no `{method}` of its own: a metric defines how it gathers, {name} too.")
+        return NotImplementedError(f"{name} does not define `{method}`, which every metric must.")
 
     def split(self, *filters: Filter) -> Any:
         """The same as `nnx.split(metric, *filters)`."""
@@ -54,7 +54,7 @@ class Metric(Pytree):
 
 
 class _Sums(Metric):
-    """A metric of the values under one name, that gathers them into numbers; `_dtypes` has their names and dtypes."""
+    """A metric that accumulates the values given under one name; `_dtypes` has the names and dtypes of the sums."""
 
     _dtypes: ClassVar[Mapping[str, Any]] = {}
 
@@ -64,12 +64,12 @@ class _Sums(Metric):
             setattr(self, name, MetricState(jnp.zeros((), dtype)))
 
     def reset(self) -> None:
-        """Forgets all values."""
+        """Discards all values."""
         for name, dtype in self._dtypes.items():
             getattr(self, name).set_value(jnp.zeros((), dtype))
 
     def _values(self, kwargs: Mapping[str, Any], dtype: Any = None) -> jax.Array:
-        """What `update` is given, among other things, under the name that counts here."""
+        """The values among the arguments of `update`: those under `argname`."""
         if self.argname not in kwargs:
             raise TypeError(
                 f"{type(self).__name__}.update takes its values under the name '{self.argname}', got {sorted(kwargs)}."
@@ -98,7 +98,7 @@ class Average(_Sums):
     count: MetricState
 
     def update(self, *, mask: Any = None, **kwargs: Any) -> None:
-        """Counts in more values.
+        """Adds more values.
 
         Args:
             mask: which of them count; of their shape.
@@ -128,11 +128,11 @@ class Average(_Sums):
 
 
 class Accuracy(Average):
-    """How many labels were predicted.
+    """The share of labels that were predicted correctly.
 
     Args:
-        threshold: None if there is a score per class, of which the largest counts; a float if there is one score, and
-            the threshold or more means class 1; labels above 0 count as class 1.
+        threshold: None if there is a score per class, of which the largest is the prediction. A float if there is one
+            score: a score of at least the threshold predicts class 1, and labels above 0 count as class 1.
         *args: as in `Average`.
         **kwargs: as in `Average`.
 
@@ -154,13 +154,13 @@ class Accuracy(Average):
         self.threshold = threshold
 
     def update(self, *, logits: Any, labels: Any, mask: Any = None, **_: Any) -> None:  # type: ignore[override]
-        """Counts in more predictions.
+        """Adds more predictions.
 
         Args:
             logits: `(..., classes)`, or `(...)` with a threshold.
             labels: integers, `(...)`.
             mask: which of them count; shaped as `labels`.
-            **_: others are ignored.
+            **_: other arguments are ignored.
 
         Raises:
             ValueError: shapes or dtype do not fit.
@@ -193,7 +193,7 @@ class Statistics:
 
 
 class Welford(_Sums):
-    """Mean and spread of all values, by Welford's algorithm: exact also when the spread is small beside the mean.
+    """Mean and spread of all values, by Welford's algorithm: accurate even if the spread is much smaller than the mean.
 
     Args:
         argname: the name under which `update` is given the values.
@@ -214,7 +214,7 @@ class Welford(_Sums):
     m2: MetricState
 
     def update(self, **kwargs: Any) -> None:
-        """Counts in more values.
+        """Adds more values.
 
         Args:
             **kwargs: the values, under the name given as `argname`; others are ignored.
@@ -225,7 +225,7 @@ class Welford(_Sums):
         values = self._values(kwargs, jnp.float32)
         before, mean = self.count[...], self.mean[...]
         count = before + values.size
-        # The values of a batch among themselves, and the batch as a whole against what came before.
+        # The spread within the batch, plus that of the batch mean against the mean before.
         batch_mean = jnp.mean(values)
         delta = batch_mean - mean
         self.count.set_value(count)

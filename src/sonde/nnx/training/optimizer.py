@@ -1,7 +1,7 @@
 """Optimizers: an optax transformation together with its state.
 
 The state is laid out as optax makes it, with an `OptVariable` where it has one array per parameter and an `OptArray`
-where it has an array of its own. An `OptVariable` keeps the metadata of its parameter, so that moments are sharded as
+for any other array. An `OptVariable` keeps the metadata of its parameter, so that moments are sharded as
 their parameters are, or as the entry `optimizer_sharding` of the metadata says.
 """
 
@@ -25,19 +25,19 @@ M = TypeVar("M")
 
 
 class OptState(Variable[Any]):
-    """What an optimizer remembers."""
+    """The state of an optimizer."""
 
     __slots__ = ()
 
 
 class OptArray(OptState):
-    """What an optimizer remembers that belongs to no parameter, such as a counter."""
+    """Optimizer state that belongs to no parameter, such as a counter."""
 
     __slots__ = ()
 
 
 class OptVariable(OptState):
-    """What an optimizer remembers about one parameter, such as a moment."""
+    """Optimizer state of one parameter, such as a moment."""
 
     __slots__ = ()
 
@@ -46,13 +46,13 @@ class Optimizer(Pytree, Generic[M]):
     """An optax transformation with its state.
 
     Args:
-        model: whose parameters will be updated.
+        model: the model whose parameters will be updated.
         tx: the transformation.
         wrt: which of the model's Variables; the same filter as for the gradients.
         graph: True allows shared references in the model, False demands a tree. None: the current mode.
 
     Attributes:
-        step: how many updates there were.
+        step: the number of updates so far.
         opt_state: the state of the transformation.
 
     Example:
@@ -99,11 +99,11 @@ class Optimizer(Pytree, Generic[M]):
             **kwargs: for the transformation's `update`, such as `value=loss`.
 
         Returns:
-            What was added to the parameters, as a State of arrays.
+            The changes of the parameters, as a State of arrays.
 
         Raises:
             TypeError: only one argument is given.
-            ValueError: there is a parameter without a gradient, or with one of another shape.
+            ValueError: a parameter has no gradient, or one of another shape.
         """
         if grads is _MISSING:
             raise TypeError(
@@ -128,7 +128,7 @@ class ModelAndOptimizer(Optimizer[M]):
     """An optimizer that keeps its model, as `nnx.Optimizer` once did.
 
     Args:
-        model: whose parameters will be updated.
+        model: the model whose parameters will be updated.
         tx: the transformation.
         wrt: which of the model's Variables; the same filter as for the gradients.
 
@@ -171,7 +171,7 @@ def _as_opt_state(tree: Any) -> Any:
 
 
 def _checked_gradients(grads: Any, params: Any, wrt: Filter) -> Any:
-    """The gradients of the parameters, in their form; gradients of anything else are left out.
+    """The gradients of the parameters, in the same form; other gradients are left out.
 
     Raises:
         ValueError: one is missing or has another shape; the first few are named.

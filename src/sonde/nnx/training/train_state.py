@@ -52,7 +52,7 @@ class TrainState(Generic[M]):
             graphdef: the model's structure, from `nnx.split`.
             params: its parameters.
             tx: the optimizer.
-            step: where to start counting.
+            step: the initial step count.
             **kwargs: the fields of a subclass.
 
         Returns:
@@ -68,13 +68,13 @@ class TrainState(Generic[M]):
             *states: more of them.
 
         Returns:
-            Something to call as the model is called, or whose methods to call; see `GraphDef.apply`.
+            An object that is called like the model, and has its methods; see `GraphDef.apply`.
         """
         given = (getattr(self, s) if isinstance(s, str) else s for s in (state, *states))
         return self.graphdef.apply(*given)
 
     def apply_gradients(self, grads: Any, **kwargs: Any) -> Self:
-        """A train state one step further.
+        """The train state after one optimizer step.
 
         Args:
             grads: gradients with respect to `params`.

@@ -40,7 +40,7 @@ def eval_shape(
 
     Args:
         f: the function, such as the class of a model.
-        *args: its arguments; shapes in place of arrays will do.
+        *args: its arguments; arrays, or shapes in place of them.
         graph: True allows shared references, False demands trees. None: the current mode.
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
         **kwargs: its keyword arguments.

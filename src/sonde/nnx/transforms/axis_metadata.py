@@ -1,7 +1,7 @@
-"""`nnx.transform_metadata`: names of axes in the sharding metadata of Variables, kept right across `vmap` and `scan`.
+"""`nnx.transform_metadata`: names of axes in the sharding metadata of Variables, kept correct across `vmap` and `scan`.
 
 A transform that maps over an axis changes the rank of every Variable; their `out_sharding` has one name per dimension.
-This transform takes the name of the mapped axis out on the way in, and puts it back on the way out.
+This transform removes the name of the mapped axis before the function runs, and inserts it again afterwards.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def transform_metadata(
     partition: str | None,
     graph: bool | None = None,
 ) -> Any:
-    """Keeps the axis names of Variables right around a transform that maps over an axis.
+    """Keeps the axis names of Variables correct under a transform that maps over an axis.
 
-    Put it inside: `nnx.vmap(nnx.transform_metadata(f, in_axes=..., out_axes=..., partition="layers"), ...)`, with the
-    same axes.
+    Put it inside the transform, with the same axes:
+    `nnx.vmap(nnx.transform_metadata(f, in_axes=..., out_axes=..., partition="layers"), ...)`.
 
     Args:
         f: the function; leave it out to use `transform_metadata` as a decorator with options.
@@ -72,7 +72,7 @@ def with_axis_names(f: Callable[..., Any], in_axes: Any, out_axes: Any, names: M
             out = f(*args)
             mapped = axes_of((out,), (out_axes,), "out_axes")
         finally:
-            # the arguments again: the function may have put new Variables into them
+            # look again: the function may have put new Variables into its arguments
             for variable, axis in {**mapped, **axes_of(args, in_axes, "in_axes")}.values():
                 add_axis(variable, axis, names)
         return out

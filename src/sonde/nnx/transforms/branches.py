@@ -1,8 +1,8 @@
 """`nnx.cond` and `nnx.switch`: one of several functions, chosen while the program runs.
 
-The branches of a conditional must return the same things. A Variable that any branch changes is therefore returned by
-all of them; a branch that leaves it alone returns it as it came. To know which ones, every branch is traced once before
-the conditional is made; the conditional then reuses that trace.
+All branches of a conditional must return the same form of output. If any branch changes a Variable, all of them return
+it; a branch that leaves it alone returns it unchanged. To know which Variables these are, every branch is traced once
+before the conditional is made; the conditional then reuses that trace.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def cond(
     Args:
         pred: a boolean scalar.
         true_fun: called if it is True.
-        false_fun: called if it is False; what it returns has the same form.
+        false_fun: called if it is False; must return the same form of output.
         *operands: arguments of either. Variables that the chosen function changes are changed.
         graph: True allows shared references, False demands trees. None: the current mode.
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
-        TypeError: the two functions return different things.
+        TypeError: the two functions return different forms of output.
 
     Example:
         >>> from sonde import nnx
@@ -67,13 +67,13 @@ def switch(
 
     Args:
         index: which function to call; it is clamped to the range of `branches`.
-        branches: the functions; what they return has the same form.
+        branches: the functions; they must return the same form of output.
         *operands: arguments of any of them. Variables that the chosen function changes are changed.
         graph: True allows shared references, False demands trees. None: the current mode.
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Raises:
-        TypeError: the functions return different things.
+        TypeError: the functions return different forms of output.
     """
     taken = take("switch", mode(graph, graph_updates), operands, label="operands")
     index = index.get_value() if isinstance(index, Variable) else index
@@ -90,7 +90,7 @@ def _agreed(taken: Taken, branches: dict[str, Callable[..., Any]]) -> list[Calla
     for name, outcome, shape in zip(names, outcomes[1:], shapes[1:]):
         if outcome.definition != outcomes[0].definition:
             raise TypeError(
-                f"nnx.{taken.verb}: all branches must return the same form of output, and these differ: {first_name} "
+                f"nnx.{taken.verb}: all branches must return the same form of output, but these differ: {first_name} "
                 f"returns {_shown(taken, shapes[0])}, {name} returns {_shown(taken, shape)}."
             )
         if outcome.edits != outcomes[0].edits:
@@ -112,7 +112,7 @@ def _traced(taken: Taken, f: Callable[..., Any]) -> Callable[[list[Any]], Left]:
         return entered.leave(f(*entered.args))
 
     pure.__name__ = getattr(f, "__name__", "branch")
-    return jax.jit(pure, inline=True)  # for its cache of traces: the user's function runs once
+    return jax.jit(pure, inline=True)  # jit caches the trace, so the user's function runs once
 
 
 def _returning(branch: Callable[[list[Any]], Left], agreed: Outcome) -> Callable[[list[Any]], Left]:

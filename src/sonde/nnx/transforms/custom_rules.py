@@ -1,12 +1,12 @@
-"""`nnx.custom_vjp`: a function with a backward rule of its own.
+"""`nnx.custom_vjp`: a function with a custom backward rule.
 
 With graph updates, the default, the backward rule gets a pair in place of the output's cotangent: the cotangents of
-the Variables of the arguments as the function left them, and the cotangent of the output. Both, and what the rule
-returns, have States in the places of nodes.
+the arguments' Variables after the call, and the cotangent of the output. In both, and in what the rule returns, States
+take the place of nodes.
 
 Without graph updates the rule is `jax.custom_vjp`'s: the cotangent of a Module is a Module of the same class with
-cotangents in its Variables. Those of Variables that the function changes reach a backward rule that has an `updates_g`
-keyword, as a tuple in the form of the arguments with None where nothing changed.
+cotangents in its Variables. The cotangents of Variables that the function changes reach a backward rule with an
+`updates_g` keyword, as a tuple in the form of the arguments with None where nothing changed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def custom_vjp(
 
     Args:
         fun: the function; leave it out to use `custom_vjp` as a decorator with options.
-        nondiff_argnums: positions of arguments without a cotangent, which the backward rule gets first; or, with graph
-            updates, `DiffState(position, filter)` for an argument of which only some Variables have one.
+        nondiff_argnums: positions of arguments without a cotangent, which the backward rule gets first. With graph
+            updates, `DiffState(position, filter)` gives a cotangent to only some Variables of an argument.
         graph: True allows shared references, False demands trees. None: the current mode.
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
@@ -110,11 +110,11 @@ class CustomVjp:
             symbolic_zeros: must be False.
         """
         if symbolic_zeros:
-            raise ValueError("nnx.custom_vjp: symbolic_zeros=True is not for functions of Modules; leave it out.")
+            raise ValueError("nnx.custom_vjp: symbolic_zeros=True is not supported; leave it out.")
         self._rules = (fwd, bwd)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function; under reverse mode, the rules."""
+        """Calls the function; under reverse-mode differentiation, the rules."""
         if self._rules is None:
             raise AttributeError(
                 f"No VJP defined for custom_vjp function {getattr(self._fun, '__name__', self._fun)} using defvjp."
@@ -129,7 +129,7 @@ class CustomVjp:
 
 
 def _fixed_or_not(x: Any, nondiff: bool) -> Any:
-    """An argument without cotangent that has no arrays in it, such as a function, is not for JAX to see."""
+    """Hides an argument from JAX that has no cotangent and no arrays, such as a function."""
     if nondiff and not holds_objects(x) and not all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(x)):
         return Fixed(x)
     return x
@@ -152,7 +152,7 @@ class _Bound:
                 kept.add(i)
         self._kept = sorted(kept)
         self._diff = [i for i in range(len(taken.values)) if i not in kept]
-        # with graph updates, all Variables come out, so that their cotangents come in
+        # with graph updates, all Variables are outputs, so that the rule gets their cotangents
         self._always = [i for i, kind in enumerate(structure.kinds) if kind is not None] if self._updates else []
 
     def run(self) -> Left:
@@ -197,7 +197,7 @@ class _Bound:
         return self._cotangents(grads, diff), [None] * len(self._kept)
 
     def _as_states(self, outcome: Outcome, news: Sequence[Any], out: Any, came_in: Iterable[Any]) -> tuple[Any, Any]:
-        """The cotangents of the arguments' Variables and of the output, with States in the places of nodes."""
+        """The cotangents of the arguments' Variables and of the output, with States in place of nodes."""
         inputs = self._changes(outcome, news)
         seen: set[int] = set()
         inputs = tuple(
@@ -239,8 +239,8 @@ class _Bound:
                 raise ValueError(
                     f"nnx.custom_vjp: the backward rule returned a cotangent with {len(got)} leaves for "
                     f"{names[place]}, which has {len(leaves)}"
-                    + "".join(f"; {show_path(path)} is not one of them" for path in surplus[:1])
-                    + ". The cotangent has the form of the argument, with graph updates with a State in place of a "
+                    + "".join(f"; {show_path(path)} is not in it" for path in surplus[:1])
+                    + ". The cotangent has the form of the argument; with graph updates, with a State in place of a "
                     "Module."
                 )
             out.update({leaves[path]: value for path, value in got.items()})

@@ -2,7 +2,7 @@
 
 With graph updates, the default, the gradient with respect to a Module is a State with the gradients of its
 `nnx.Param`s, or of what a `DiffState` among `argnums` or `wrt=` selects; the other Variables (random keys, batch
-statistics) may be of any type. A Variable that stands in several places is in the State once, with the sum over all
+statistics) may be of any type. A shared Variable is in the State once, with the sum over all
 uses. Without graph updates the gradient has the form of the argument, and everything in it is differentiated.
 """
 
@@ -42,7 +42,7 @@ def grad(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """`jax.grad` for functions of Modules and Variables; what the function does to Variables comes out.
+    """`jax.grad` for functions of Modules and Variables; changes of Variables reach the caller.
 
     Args:
         f: the function; it returns a scalar, or with `has_aux` a pair of a scalar and anything else. Leave it out to
@@ -51,8 +51,8 @@ def grad(
         has_aux: whether the function returns something besides the scalar.
         holomorphic: see `jax.grad`.
         allow_int: see `jax.grad`.
-        reduce_axes: must be empty; Flax's name for something that JAX no longer has.
-        wrt: a filter: which Variables of the Modules among those arguments are meant; with graph updates the default is
+        reduce_axes: must be empty; accepted because Flax has it, but JAX no longer does.
+        wrt: a filter: which Variables of those arguments to differentiate; with graph updates the default is
             `nnx.Param`.
         graph: True allows shared references, False demands trees. None: the current mode.
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
@@ -63,9 +63,9 @@ def grad(
         graph updates and without a filter it is a Module.
 
     Raises:
-        TypeError: something is to be differentiated that has no gradient, such as a random key; use `wrt`.
-        ValueError: `graph` is False and a Variable occurs twice; or an argument is named twice; or a Variable is to be
-            differentiated at one of its places and not at another; or there is a `DiffState` without graph updates.
+        TypeError: a value to differentiate has no gradient, such as a random key; use `wrt`.
+        ValueError: `graph` is False and a Variable occurs twice; or an argument is named twice; or a shared Variable is
+            differentiated at one of its paths and not at another; or there is a `DiffState` without graph updates.
 
     Example:
         >>> from sonde import nnx
@@ -95,7 +95,7 @@ def value_and_grad(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """As `nnx.grad`, and returns the value too: `(value, gradient)`, or `((value, aux), gradient)`.
+    """As `nnx.grad`, but returns the value too: `(value, gradient)`, or `((value, aux), gradient)`.
 
     Args:
         f: see `nnx.grad`, as for the other arguments.
@@ -104,7 +104,7 @@ def value_and_grad(
         holomorphic: see `jax.grad`.
         allow_int: see `jax.grad`.
         reduce_axes: must be empty.
-        wrt: which Variables of the objects among those arguments are meant.
+        wrt: which Variables of those arguments to differentiate.
         graph: True allows shared references, False demands trees. None: the current mode.
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
     """
@@ -127,7 +127,7 @@ def _differentiated(
 ) -> Any:
     how = mode(graph, graph_updates)
     if reduce_axes:
-        raise ValueError(f"nnx.{verb}(reduce_axes={reduce_axes!r}): JAX has no such option any more; leave it out.")
+        raise ValueError(f"nnx.{verb}(reduce_axes={reduce_axes!r}): JAX no longer has this option; leave it out.")
     refuse_prefixes(verb, "argnums", argnums, how)
     refuse_bound_method(verb, f)
     several = not isinstance(argnums, (int, DiffState))
@@ -186,16 +186,16 @@ class _Wanted:
         return cls(given, to_predicate(wrt))
 
     def selects(self, below: Path, leaf: Any) -> bool:
-        """Whether to differentiate with respect to a leaf; what stands in no node is always meant."""
+        """Whether to differentiate with respect to a leaf; leaves outside nodes always are."""
         return self.predicate is None or not below or self.predicate(below, leaf)
 
     def counted(self, verb: str, n_args: int) -> _Wanted:
-        """With the position from the front."""
+        """The same, with the position counted from the front."""
         argnum = self.argnum + n_args if self.argnum < 0 else self.argnum
         if not 0 <= argnum < n_args:
             raise ValueError(
-                f"nnx.{verb} was asked to differentiate with respect to argument {self.argnum}, and was called with "
-                f"{n_args} positional arguments. Arguments given by keyword cannot be differentiated."
+                f"nnx.{verb} was asked to differentiate with respect to argument {self.argnum}, but was called with "
+                f"{n_args} positional arguments. Keyword arguments cannot be differentiated."
             )
         return _Wanted(argnum, self.predicate)
 
@@ -204,7 +204,7 @@ def _chosen(taken: Taken, wanted: list[_Wanted]) -> list[int]:
     """The leaves to differentiate with respect to.
 
     Raises:
-        ValueError: a leaf is one of them at one of its places, and not at another.
+        ValueError: a shared leaf is chosen at one of its paths and not at another.
     """
     by_name = {taken.structure.names[one.argnum]: one for one in wanted}
     chosen: dict[int, tuple[bool | None, Path]] = {}
@@ -216,8 +216,8 @@ def _chosen(taken: Taken, wanted: list[_Wanted]) -> list[int]:
             how = {True: "differentiated", False: "filtered out", None: "not among argnums"}
             raise ValueError(
                 f"Inconsistent aliasing detected: nnx.{taken.verb} was given a {type(taken.leaves[i]).__name__} twice, "
-                f"and is asked to treat it in two ways:\n\n  - {show_path(first)}: {how[before]}\n"
-                f"  - {show_path(path)}: {how[now]}\n\nA shared Variable has one gradient: name both arguments in "
+                f"with conflicting instructions:\n\n  - {show_path(first)}: {how[before]}\n"
+                f"  - {show_path(path)}: {how[now]}\n\nA shared Variable has one gradient: put both arguments in "
                 f"argnums, with one filter, or pass a copy, nnx.clone(...)."
             )
     return [i for i, (one, _) in sorted(chosen.items()) if one]
@@ -233,7 +233,7 @@ def _check_inexact(taken: Taken, chosen: list[int]) -> None:
                 what = f"{show_path(taken.structure.paths[i])}, a {type(taken.leaves[i]).__name__}"
                 raise TypeError(
                     f"nnx.{taken.verb}: grad requires real- or complex-valued inputs, but {what}, is of type {dtype}. "
-                    f"Say which Variables to differentiate with respect to, such as nnx.{taken.verb}(..., "
+                    f"Choose the Variables to differentiate with respect to, such as nnx.{taken.verb}(..., "
                     f"wrt=nnx.Param), or pass allow_int=True."
                 )
 
@@ -242,11 +242,11 @@ def _pair(verb: str, out: Any) -> tuple[Any, Any]:
     if isinstance(out, (tuple, list)) and len(out) == 2:
         return out[0], out[1]
     got = f"{len(out)} values" if isinstance(out, (tuple, list)) else f"a {type(out).__name__}"
-    raise TypeError(f"nnx.{verb}(has_aux=True) wants a function that returns (output, aux), got {got}.")
+    raise TypeError(f"nnx.{verb}(has_aux=True) needs a function that returns (output, aux), got {got}.")
 
 
 def _gradients(taken: Taken, wanted: list[_Wanted], grads: dict[int, Any]) -> list[Any]:
-    """Gradients in the form of the arguments; with a filter, with States in the places of nodes."""
+    """Gradients in the form of the arguments; with a filter, States take the place of nodes."""
     whole = taken.rebuild([grads.get(i) for i in range(len(taken.leaves))])
     seen: set[int] = set()
 
@@ -260,7 +260,7 @@ def _gradients(taken: Taken, wanted: list[_Wanted], grads: dict[int, Any]) -> li
 
 
 def as_state(value: Any, seen: set[int]) -> Any:
-    """The gradients below an object, as a State; what has none is left out, and so is what was met before."""
+    """The gradients below an object, as a State; parts without a gradient, or met before, are left out."""
     found = walk(value, graph=True, verb="grad", numbers=True)
     flat = [(p, leaf) for p, leaf in found.flat() if raw(leaf) is not None and id(leaf) not in seen]
     seen.update(id(leaf) for _, leaf in flat)
@@ -300,7 +300,7 @@ def vjp(
     """
     how = mode(graph, False)
     if reduce_axes:
-        raise ValueError(f"nnx.vjp(reduce_axes={reduce_axes!r}): JAX has no such option any more; leave it out.")
+        raise ValueError(f"nnx.vjp(reduce_axes={reduce_axes!r}): JAX no longer has this option; leave it out.")
     if f is MISSING:
         return functools.partial(_as_decorator, vjp, has_aux=has_aux, graph=how.graph)
     refuse_bound_method("vjp", f)
@@ -315,8 +315,8 @@ def vjp(
         given = walk(NamedValues(("out",), (cotangent,)), graph=how.graph, verb="vjp", numbers=True)
         if len(given.leaves) != n_diff:
             raise ValueError(
-                f"The cotangent given to the function that nnx.vjp returned has {len(given.leaves)} leaves, and the "
-                f"output of the function has {n_diff}. Pass something of the form of the output."
+                f"The cotangent given to the function that nnx.vjp returned has {len(given.leaves)} leaves, but the "
+                f"output of the function has {n_diff}. Pass a cotangent of the same form as the output."
             )
         return taken.rebuild(pull_flat([raw(x) for x in given.leaves]))
 
@@ -324,7 +324,7 @@ def vjp(
 
 
 def _split_output(verb: str, f: Callable[..., Any], taken: Taken, has_aux: bool) -> Callable[..., Any]:
-    """A pure function that returns the leaves of the output, and apart from them all that is not differentiated."""
+    """A pure function that returns the leaves of the output, and, separately, everything that is not differentiated."""
 
     def pure(*values: Any) -> tuple[list[Any], Left]:
         entered = taken.enter(values)
@@ -375,7 +375,7 @@ def jvp(
     given = take("jvp", how, tuple(tangents), label="tangents")
     if len(given.values) != len(taken.values):
         raise ValueError(
-            f"nnx.jvp was given primals with {len(taken.values)} leaves and tangents with {len(given.values)}; the "
+            f"nnx.jvp was given primals with {len(taken.values)} leaves but tangents with {len(given.values)}; the "
             f"tangents must have the form of the primals."
         )
 

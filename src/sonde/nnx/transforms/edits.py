@@ -1,9 +1,9 @@
-"""Changes of structure: what a function did to the attributes of its arguments, and the same done to the originals.
+"""Changes of structure: what a function did to the attributes of its arguments, and how the originals follow.
 
-Inside a transform a function works on copies. `Before` remembers how the copies looked; afterwards it finds the nodes
-with other attributes (new ones, others in their place, other static values, none any more). An *edit* is the new
-definition of such a node: objects that came in are references in it, new objects are spelled out. `replay` gives the
-caller's node those attributes. An edit is known when the function is traced, so calls without one pay nothing for it.
+Inside a transform a function works on copies. `Before` remembers the attributes of the copies; afterwards it finds the
+nodes whose attributes are new, replaced, removed, or have other static values. An *edit* is the new definition of such
+a node: arguments and their parts are references in it, new objects are spelled out. `replay` gives the caller's node
+those attributes. Edits are known when the function is traced, so calls without any pay nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sonde.nnx.walking import Walk, walk
 
 
 class Before:
-    """How nodes looked before a function ran on them."""
+    """The attributes of nodes before a function ran on them."""
 
     __slots__ = ("_known", "_looks")
 
@@ -35,9 +35,9 @@ class Before:
         return [walk(node, graph=True, verb=verb, numbers=True, seen=seen, again=True) for node in changed], seen
 
     def put_back(self, carried: Container[int]) -> None:
-        """Turns new Variables in the places of others into new values of those, which stay in their places.
+        """Where a new Variable has replaced one, puts the old one back, with the new one's value.
 
-        What goes round a loop keeps its form; a Variable of the same kind in place of one does not change it.
+        A loop's carry keeps its form; replacing a Variable by one of the same kind does not change it.
 
         Args:
             carried: the identities of the Variables that may be replaced.
@@ -52,7 +52,7 @@ class Before:
                     if a is not b and id(a) in carried and isinstance(a, Variable) and _same_kind(a, b)
                 ]
         places, new = {id(a) for _, _, a, _ in replaced}, {id(b) for *_, b in replaced}
-        shared = {id(x) for x in self._known.values()} & new - places  # it stands in its own place too
+        shared = {id(x) for x in self._known.values()} & new - places  # it is also at its own path
         if len(new) < len(replaced) or len(places) < len(replaced) or shared:
             return
         for (node, name, variable, _), value in zip(replaced, [b._raw_value for *_, b in replaced]):
@@ -78,21 +78,21 @@ def _same(a: Any, b: Any) -> bool:
         return True
     try:
         return type(a) is type(b) and bool(a == b)
-    except Exception:  # whatever `==` of a user's class does: they are not known to be equal
+    except Exception:  # `==` of a user's class may raise: then they are not known to be equal
         return False
 
 
 def new_data(edit: Any, leaves: Iterator[Any], known: dict[Any, Any]) -> list[Any]:
-    """The data attributes that an edit says; see `replay`."""
+    """The data attributes that an edit gives; see `replay`."""
     return [build(child, leaves, known=known) for child in edit[5]]
 
 
 def replay(edit: Any, leaves: Iterator[Any], known: dict[Any, Any]) -> None:
-    """Gives a node the attributes that an edit says.
+    """Gives a node the attributes of an edit.
 
     Args:
         edit: the definition of a node.
-        leaves: the leaves of new objects; as many are taken as the edit has.
+        leaves: the leaves of new objects; the edit takes as many as it needs.
         known: objects by index; those that are made are added.
     """
     _, _, index, layout, static, *_ = edit
@@ -118,5 +118,5 @@ def contents(node: Pytree) -> tuple[list[Any], list[Any]] | None:
 
 
 def same_contents(now: Any, before: Any) -> bool:
-    """Whether containers hold the same."""
+    """Whether containers hold the same elements."""
     return now is not None and now[0] == before[0] and all(a is b for a, b in zip(now[1], before[1]))

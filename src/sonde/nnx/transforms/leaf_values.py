@@ -1,8 +1,8 @@
 """One value (an axis, a sharding) for every leaf, from a prefix of the arguments or of the output.
 
 `in_axes`, `out_axes`, `in_specs`, `in_shardings` and the like are prefixes: a single value, or containers of values
-that go along with the arguments as far as they like, or filters on the Variables of a Module (`StateAxes`,
-`StateSharding`), or what `nnx.prefix` made. `leaf_values` finds the value for every leaf that a walk met.
+that mirror the top levels of the arguments, or filters on the Variables of a Module (`StateAxes`, `StateSharding`), or
+what `nnx.prefix` returned. `leaf_values` finds the value for every leaf that a walk met.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def children_of(definition: Any) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 class Part(NamedTuple):
-    """What of a prefix belongs to an object in the arguments.
+    """The part of a prefix that belongs to an object in the arguments.
 
     Attributes:
         prefix: the part of the prefix.
@@ -73,16 +73,16 @@ def places(
     at: Part | None = None,
     parts: dict[int, Part] | None = None,
 ) -> Iterator[tuple[Path, Path, Any, int]]:
-    """Every place of a leaf: its path, the path below the object it is in, its part of a prefix, its number.
+    """Yields every occurrence of a leaf: its path, the path below its object, its part of a prefix, its number.
 
-    A shared leaf comes once for each of its paths.
+    A shared leaf is yielded once for each of its paths.
 
     Args:
         definition: what a walk found.
         prefix: the prefix.
         misfit: makes an error from a path and a text.
         given: objects that were met in an earlier walk; their leaves have the numbers -1, -2 and so on.
-        at: where `definition` stands, and its part of the prefix, if it is not the root.
+        at: the path of `definition`, and its part of the prefix, if it is not the root.
         parts: a dict that gets the part of every node, by index.
     """
     numbers = numbering(definition)
@@ -126,7 +126,7 @@ def _parts(p: Any, keys: Sequence[Any], path: Path, misfit: Any) -> Sequence[Any
     else:
         return [p] * len(keys)
     if tuple(names) != tuple(keys):
-        raise misfit(path, f"there are {len(keys)} entries ({_shown(keys)}), and not {len(names)} ({_shown(names)})")
+        raise misfit(path, f"there are {len(keys)} entries ({_shown(keys)}), not {len(names)} ({_shown(names)})")
     return parts
 
 
@@ -167,10 +167,10 @@ def alternatives(prefix: Any) -> list[Any]:
 
 
 class Spread:
-    """A prefix that is spread over leaves.
+    """Spreads a prefix over leaves.
 
     Args:
-        prefix: where it ends early, its value counts for all leaves below.
+        prefix: where it ends early, its value applies to all leaves below.
         verb: the transform, for messages.
         what: the option, for messages.
     """
@@ -194,11 +194,11 @@ class Spread:
 
         Args:
             definition: what the walk found; the root is a `NamedValues`, so a tuple or list at the root of the prefix
-                goes along with the arguments.
+                mirrors the arguments.
             leaves: the leaves.
             given: objects of the arguments, if `definition` refers to them.
             given_values: the values of their leaves.
-            at: where `definition` stands, if it is a part of the arguments.
+            at: the path of `definition`, if it is a part of the arguments.
             parts: a dict that gets the part of every node, by index.
 
         Raises:
@@ -236,7 +236,7 @@ class Spread:
         return ValueError(
             f"Inconsistent aliasing detected: nnx.{self._verb} was given a {what} twice, with different values for "
             f"{self._what}:\n\n  - {where}: {before}\n  - {show_path(path)}: {value}\n\n"
-            f"A shared Variable is one value; give it one of them."
+            f"A shared Variable has one value: use the same one for both."
         )
 
 
@@ -246,7 +246,7 @@ def leaf_values(prefix: Any, definition: Any, leaves: Sequence[Any], *, verb: st
 
 
 def same_form(structure: Any, found: Any, name: str, *, static: bool = True) -> str | None:
-    """How an object that was walked differs from the argument of that name; None if it does not.
+    """Says how a walked object differs from the argument of that name; None if it does not.
 
     Metadata of Variables and the order of keys in dicts do not count. With `static` False, neither do static attributes
     of nodes that hold no bare arrays.
@@ -260,7 +260,7 @@ def same_form(structure: Any, found: Any, name: str, *, static: bool = True) -> 
         place = show_path(path)
         if a[0] == REFERENCE or b[0] == REFERENCE:
             if a[0] != b[0] or first.get(a[1], a[1]) != b[1]:
-                return f"{place} is shared with something else, or no longer"
+                return f"{place} is newly shared, or no longer shared"
             return None
         if a[0] != b[0] or (a[0] not in (ARRAY, OTHER) and a[1] is not b[1]):
             return f"{place} was {_kind_name(a)} and is {_kind_name(b)}"

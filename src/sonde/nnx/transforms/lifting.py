@@ -1,7 +1,7 @@
 """The one lifting behind all transforms, `nnx.jit` included.
 
-A transform of JAX wants a pure function of arrays; a user has a function of Modules. Every transform here goes the same
-way, whatever it does in the middle:
+A transform of JAX wants a pure function of arrays; a user has a function of Modules. All transforms here work the same
+way, whatever they do in the middle:
 
     taken = take("vmap", mode, args, kwargs)          # walk the arguments once; in tree mode, refuse aliases
 
@@ -14,13 +14,13 @@ way, whatever it does in the middle:
 
 The caller's objects are not touched before `settle`: a call that fails changes nothing, and other threads never see a
 tracer. Values and metadata of Variables come back; with graph updates, so do changes of structure (see `edits`), and
-objects of the arguments may be returned. Without graph updates, what the function does to the structure of its
-arguments happens to the copies and is forgotten, and returning a Variable of the arguments is an error.
+objects of the arguments may be returned. Without graph updates, changes of structure happen to the copies only and are
+lost, and returning a Variable of the arguments is an error.
 
 Only `take` differs for `nnx.jit`: it remembers what a walk found (`sonde.nnx.transforms.jit.memory`), because a walk
 costs more than a call of a compiled function. `enter`, `leave` and `Outcome` are the same.
 
-Captures: `enter` is the only place where copies of the caller's Modules are made, and `module_sites.carry` is told
+Captures: `enter` is the only function that makes copies of the caller's Modules, and it tells `module_sites.carry`
 which copy stands for which original.
 """
 
@@ -86,19 +86,19 @@ class Fixed:
 
 
 def walk_call(names: tuple[str, ...], values: Sequence[Any], *, verb: str, graph: bool) -> Walk:
-    """What a walk finds in named values."""
+    """Walks named values."""
     return walk(NamedValues(names, values), graph=graph, verb=verb, numbers=True)
 
 
 class Structure:
-    """What arguments are, without their values: equal for calls that may share a trace.
+    """The structure of arguments, without their values: equal for calls that may share a trace.
 
     Attributes:
         definition: how to build them, see `sonde.nnx.definitions`.
         paths: the paths of the leaves.
         kinds: for each leaf that is a Variable its class and metadata, else None.
         n_args: how many of the arguments are positional; the others are keywords.
-        names: all arguments as messages call them.
+        names: the names of all arguments in messages.
         keywords: the names of the keyword arguments.
     """
 
@@ -150,12 +150,12 @@ def _gather_indices(d: Any, of_leaves: list[Any], of_nodes: list[Any]) -> None:
 
 
 class Taken:
-    """Arguments of a transform, taken apart.
+    """The arguments of a transform: their structure and their leaves.
 
     Attributes:
         verb: the transform, for messages.
         mode: the mode it runs in.
-        structure: what the arguments are.
+        structure: the structure of the arguments.
         leaves: the caller's Variables and arrays, each once.
         nodes: pairs of path and node of the caller.
         values: what they hold.
@@ -184,13 +184,13 @@ class Taken:
         return settle(left, self.leaves, self.objects)
 
     def output(self, left: Left) -> Any:
-        """The output alone."""
+        """The output, without changing the caller's objects."""
         return settle(left, self.leaves, self.objects, output_only=True)
 
     def renewed(self, new: Mapping[int, Any]) -> tuple[Any, ...]:
         """Gives leaves new values and returns the arguments, made of the caller's Variables.
 
-        With graph updates they are made of the caller's nodes too; arrays among their attributes are replaced.
+        With graph updates they also reuse the caller's nodes; arrays among their attributes are replaced.
         """
         leaves = list(self.leaves)
         changed = [i for i in new if isinstance(leaves[i], Variable)]
@@ -209,7 +209,7 @@ class Taken:
 
 
 def _same_objects(d: Any, leaves: Iterator[Any], objects: Mapping[int, Any]) -> Any:
-    """What a definition describes, made of the caller's objects; bare arrays in them are replaced by other leaves."""
+    """Rebuilds a definition from the caller's objects; bare arrays in them are replaced by other leaves."""
     if d[0] in (VARIABLE, ARRAY):
         return next(leaves)
     if d[0] == REFERENCE:
@@ -260,7 +260,7 @@ class _OneList:
 
 ONE_LIST: Placement = _OneList()
 
-#: Transforms whose functions run at a trace level of their own.
+#: Transforms whose functions run at their own trace level.
 _NEW_LEVEL = ("jit", "vmap", "pmap", "scan", "shard_map")
 
 
@@ -272,7 +272,7 @@ class Entered:
         kwargs: the keyword arguments.
         leaves: the Variables and arrays of the copies.
         known: the Variables and nodes of the copies by index.
-        structure: what the arguments are.
+        structure: the structure of the arguments.
         verb: the transform, for messages.
         mode: the mode it runs in.
     """
@@ -295,7 +295,7 @@ class Entered:
         self._values = values
         self.known = known
         self._before = Before(known) if mode.updates else None
-        # a dict inside a Variable can be changed in place, so its content is what counts
+        # a dict inside a Variable can be changed in place, so its content is compared
         self._contents = {i: jax.tree.leaves(v) for i, v in enumerate(values) if not hasattr(v, "dtype")}
         self.leaves = leaves
         values = [x.value if type(x) is Fixed else x for x in call.values]
@@ -303,7 +303,7 @@ class Entered:
         self.kwargs = dict(zip(structure.keywords, values[structure.n_args :]))
 
     def changed(self) -> list[int]:
-        """The Variables that hold another value, or have other metadata, than they came with."""
+        """The Variables whose value or metadata differs from what they were given."""
         out = []
         for i, (leaf, value, kind) in enumerate(zip(self.leaves, self._values, self.structure.kinds)):
             if kind is None:
@@ -317,12 +317,12 @@ class Entered:
         return out
 
     def put_back(self, carried: Iterable[int]) -> None:
-        """With graph updates: new Variables in the places of some leaves are new values of them; see `edits`."""
+        """With graph updates: undoes the replacement of leaves by new Variables, but keeps the values; see `edits`."""
         if self._before is not None:
             self._before.put_back({id(self.leaves[i]) for i in carried})
 
     def _new_metadata(self, changed: Sequence[int]) -> tuple[Any, ...]:
-        """For each of some leaves its metadata, or None if it is as it came."""
+        """For each of some leaves its metadata, or None if it is unchanged."""
         kinds: Any = self.structure.kinds
         return tuple(None if self.leaves[i]._metadata == kinds[i][1] else self.leaves[i]._metadata for i in changed)
 
@@ -337,17 +337,17 @@ class Entered:
         beside: bool = False,
         output_only: bool = False,
     ) -> Left:
-        """The arrays that go out, and what they are.
+        """The arrays that leave the trace, and a description of them.
 
         Args:
             out: what the function returned.
-            name: how messages call it.
+            name: its name in messages.
             placement: which list each array goes to.
-            always: leaves whose values go out even if they did not change.
-            skip: indices of nodes whose arrays are brought back by other means.
-            beside: whether the output takes another way out, being plain.
-            output_only: whether nothing that the function changes goes out; objects of the arguments that are returned
-                come out as new ones.
+            always: leaves whose values are returned even if they did not change.
+            skip: indices of nodes whose arrays are returned by other means.
+            beside: whether the output is plain and is returned separately.
+            output_only: whether to drop all changes that the function makes; objects of the arguments that it returns
+                become new ones.
         """
         edits, seen = ([], {}) if self._before is None or output_only else self._before.edits(self.verb)
         lists: tuple[list[Any], ...] = tuple([] for _ in range(placement.n_lists))
@@ -385,7 +385,7 @@ class Entered:
         return lists, Outcome(definition, new, tuple(places), changed, change_places, metadata, tuple(references))
 
     def check_output(self, found: Walk) -> None:
-        """Refuses an output that holds Variables of the arguments: they are already on their way to the caller."""
+        """Refuses an output that holds Variables of the arguments: their new values reach the caller anyway."""
         came_in = {id(x): i for i, x in enumerate(self.leaves) if isinstance(x, Variable)}
         for path, leaf in found.flat():
             i = came_in.get(id(leaf)) if isinstance(leaf, Variable) else None
@@ -399,7 +399,7 @@ class Entered:
                 )
 
     def check_captured(self, found: Walk) -> None:
-        """Refuses an output that holds Variables from outside which are not arguments: it would hold copies of them."""
+        """Refuses an output that holds Variables from outside that are not arguments: it would hold copies of them."""
         level, came_in = trace_level(), {id(x) for x in self.leaves}
         for path, leaf in found.flat():
             if isinstance(leaf, Variable) and leaf._level is not level and id(leaf) not in came_in:
@@ -429,15 +429,15 @@ def take(
     label: str = "args",
     names: tuple[str, ...] | None = None,
 ) -> Taken:
-    """Walks arguments once.
+    """Walks the arguments once and takes them apart.
 
     Args:
         verb: the transform, for messages.
         mode: the mode it runs in.
         args: positional arguments.
         kwargs: keyword arguments.
-        label: what messages call the positional arguments.
-        names: what messages call each of them, instead.
+        label: the name of the positional arguments in messages.
+        names: a name for each of them, instead.
 
     Raises:
         ValueError: the mode demands trees, and a Variable occurs twice.
@@ -453,10 +453,10 @@ def take(
 
 
 def enter(structure: Structure, values: Sequence[Any], *, verb: str, mode: Mode, originals: Any = None) -> Entered:
-    """Copies of arguments at the current trace level, holding `values`. Nothing else makes such copies.
+    """Copies of arguments at the current trace level, holding `values`. No other function makes such copies.
 
     Args:
-        structure: what the arguments are.
+        structure: the structure of the arguments.
         values: what their leaves hold.
         verb: the transform, for messages.
         mode: the mode it runs in.

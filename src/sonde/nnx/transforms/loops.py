@@ -1,8 +1,8 @@
 """`nnx.while_loop` and `nnx.fori_loop`.
 
-What goes round a loop keeps its form: a Variable that goes in comes out as the same Variable, with the value of the
-last iteration. Only Variables that the body changes are carried from one iteration to the next; to know which ones, the
-body is traced once before the loop is made, and the loop reuses that trace.
+The carry of a loop keeps its form: it ends with the Variables it started with, which hold the values of the last
+iteration. Only Variables that the body changes are carried from one iteration to the next; to find them, the body is
+traced once before the loop is made, and the loop reuses that trace.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def while_loop(
     """`jax.lax.while_loop` for values with Modules and Variables in them.
 
     Args:
-        cond_fun: whether to go on, from the current value. What it does to Variables is forgotten.
-        body_fun: the next value; it has the same form as the one before, with the same Variables.
+        cond_fun: from the current value, whether to continue. Its changes of Variables are dropped.
+        body_fun: from the current value, the next; it must have the same form and the same Variables.
         init_val: the first value. Its Variables are changed.
         graph: True allows shared references, False demands trees. None: the current mode.
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
@@ -84,7 +84,7 @@ def fori_loop(
     Args:
         lower: the first index.
         upper: the index after the last.
-        body_fun: the next value, from the index and the current value; it has the same form, with the same Variables.
+        body_fun: from the index and the current value, the next; it must have the same form and the same Variables.
         init_val: the first value. Its Variables are changed.
         unroll: see `jax.lax.fori_loop`.
         graph: True allows shared references, False demands trees. None: the current mode.
@@ -103,7 +103,7 @@ def fori_loop(
 
 
 class Carried:
-    """A value that goes round a loop, as a flat list of what changes.
+    """The carry of a loop, as a flat list of what changes.
 
     Attributes:
         first: what the loop starts with: values of Variables that the body changes, and of all other leaves.
@@ -129,7 +129,7 @@ class Carried:
             _, outcome = entered.leave(None, beside=True)
             return [raw(x) for x in leaves], outcome
 
-        return jax.jit(step, inline=True)  # for its cache of traces: the user's function runs once
+        return jax.jit(step, inline=True)  # jit caches the trace, so the user's function runs once
 
     def values(self, carry: Sequence[Any]) -> list[Any]:
         """The values of all leaves."""
@@ -149,7 +149,7 @@ class Carried:
 
 
 def _objects(tree: Any) -> list[int]:
-    """The identities of the Modules and Variables in a pytree, without those inside them."""
+    """The identities of the Modules and Variables in a pytree, but not of those inside them."""
     return [id(x) for x in jax.tree.leaves(tree, is_leaf=is_object) if is_object(x)]
 
 
@@ -163,26 +163,26 @@ def returned(entered: Entered, out: Any, places: Sequence[int], name: str) -> li
         name: the argument that is carried.
 
     Raises:
-        ValueError: it has another form than what went in, or other Variables.
+        ValueError: it has another form, or other Variables, than the carry that the iteration was given.
         TypeError: it has another form, with graph updates: in `fori_loop`, and in `scan` unless it is another object.
     """
     verb, mode = entered.verb, entered.mode
     found = walk(NamedValues((name,), (out,)), graph=mode.graph, verb=verb, numbers=True)
-    # the structure of what `scan` carries may change as long as its arrays do not; it comes back with the edits
+    # the structure of what `scan` carries may change as long as its arrays do not; edits return it
     difference = same_form(entered.structure, found, name, static=not (verb == "scan" and mode.updates))
     if difference:
         given = entered.args[entered.structure.names.index(name)]
         changed = verb == "fori_loop" or (verb == "scan" and _objects(given) == _objects(out))
         raise (TypeError if changed and mode.updates else ValueError)(
-            f"nnx.{verb}: the value that goes round must keep its form, and the body returns another one: "
+            f"nnx.{verb}: the carry must keep its form, but the body returns another one: "
             f"{difference}. Static attributes, keys and classes may not change in a loop."
         )
     for i, leaf in zip(places, found.leaves):
         before = entered.leaves[i]
         if isinstance(before, Variable) and leaf is not before:
             raise ValueError(
-                f"nnx.{verb}: every iteration must hand on the Variables it was given, and the body returns "
-                f"another {type(before).__name__} at {show_path(entered.structure.paths[i])} than it was given. Change "
+                f"nnx.{verb}: every iteration must return the Variables it was given, but the body returns "
+                f"a different {type(before).__name__} at {show_path(entered.structure.paths[i])}. Change "
                 f"its value in place, `variable[...] = value`, and return the same Variable."
             )
     return found.leaves

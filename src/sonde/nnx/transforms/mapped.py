@@ -99,7 +99,7 @@ def vmap(
             axis_size=axis_size,
             spmd_axis_name=spmd_axis_name,
         )
-        # jax.vmap wants an argument, even if the size of the axis is given
+        # jax.vmap needs an argument, even if the size of the axis is given
         return taken.settle(run(*taken.values) if taken.values else run(jax.numpy.zeros(axis_size or 0)))
 
     return mapped
@@ -165,7 +165,7 @@ def pmap(
     programs: Recent[Any] = Recent(PROGRAMS)
 
     def program(taken: Taken) -> Any:
-        structure = taken.structure  # all that may be kept: the rest belongs to the caller
+        structure = taken.structure  # keep only this: the rest belongs to the caller
         lists = _lists("pmap", taken, in_axes, out_axes)
         gone = {structure.names[i] for i in as_indices(donated, structure.n_args)}
         given = [i for i, path in enumerate(structure.paths) if path[0] in gone]

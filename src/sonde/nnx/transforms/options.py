@@ -1,4 +1,4 @@
-"""What all transforms do with their options: which mode they run in, and how they serve as decorators."""
+"""Options that all transforms share: the mode they run in, and their use as decorators."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Mode(NamedTuple):
 
 
 def mode(graph: bool | None, graph_updates: bool | None) -> Mode:
-    """The mode that options ask for; what is None follows the current settings. Trees have no updates."""
+    """The mode that options ask for; None means the current setting. Trees have no updates."""
     graph = resolve(graph)
     return Mode(graph, graph and resolve_updates(graph_updates))
 
 
 def also_decorator(transform: T) -> T:
-    """A transform that may be called with options alone: it then waits for the function, as decorators do.
+    """Lets a transform be called with options alone, as a decorator with arguments.
 
-    What is said about graphs is settled at once: a later change of the current mode does not count.
+    The mode is fixed at that moment: a later change of the current mode has no effect.
     """
     first, *others = inspect.signature(transform).parameters
 
@@ -55,7 +55,7 @@ def refuse_bound_method(verb: str, fn: Callable[..., Any]) -> None:
     """Refuses a method of a Module instance: the Module would be closed over, and its Variables could not change.
 
     Raises:
-        ValueError: it is one.
+        ValueError: it is a bound method.
     """
     from sonde.nnx.pytree import Pytree
 
@@ -68,10 +68,10 @@ def refuse_bound_method(verb: str, fn: Callable[..., Any]) -> None:
 
 
 def positional(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """Arguments with the keywords put in their places, for transforms that know arguments by position.
+    """Turns keyword arguments into positional ones, for transforms that know arguments by position.
 
     Raises:
-        TypeError: a keyword has no place.
+        TypeError: a keyword has no position.
     """
     if not kwargs:
         return args
@@ -84,7 +84,7 @@ def positional(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 def with_axes(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_axes: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments in the places that a tuple of axes has for them, some of which may have been given by keyword."""
+    """Arranges arguments as a tuple of axes has them; some may have been given by keyword."""
     if not kwargs or not isinstance(in_axes, (tuple, list)) or len(in_axes) == len(args):
         return args, kwargs
     bound = inspect.signature(fn).bind(*args, **kwargs)
@@ -92,7 +92,7 @@ def with_axes(
 
 
 def named_like(fn: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """As `functools.wraps`, for anything that can be called."""
+    """As `functools.wraps`, for any callable."""
     return functools.wraps(fn) if hasattr(fn, "__name__") else functools.wraps(fn, updated=())
 
 

@@ -1,9 +1,9 @@
-"""What a transformed function leaves behind: the one static description that every transform uses.
+"""The static description of what a transformed function returned and changed, used by every transform.
 
-Arrays leave a pure function in lists; an `Outcome`, a pytree node without leaves, goes with them and says what they
-are: leaves of edits (see `sonde.nnx.transforms.edits`), then leaves of the output, then new values of Variables. There
-is one list for every kind of treatment that a transform was asked for (`out_axes`, `out_specs`), so that the transform
-can be told about each by a tuple, without knowing the output beforehand.
+Arrays leave a pure function in lists, with an `Outcome`, a pytree node without leaves, that describes them: leaves of
+edits (see `sonde.nnx.transforms.edits`), then leaves of the output, then new values of Variables. There is one list for
+every value of an option (`out_axes`, `out_specs`), so that a tuple of options tells JAX's transform about each list,
+before the output is known.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sonde.nnx.variable import Variable, _set_metadata, _set_value
 
 @jax.tree_util.register_static
 class Outcome:
-    """What the arrays are that left a pure function.
+    """Describes the arrays that left a pure function.
 
     Attributes:
-        definition: how to build the output; None if it is plain and took another way out.
+        definition: how to build the output; None if it is plain and was returned separately.
         edits: new definitions of nodes of the arguments.
         places: for each leaf of the edits and of the output, which list it is in.
         changed: the leaves of the arguments that were given a new value or new metadata.
         change_places: for each of them, which list it is in.
         metadata: for each of them, the new metadata, or None if it stayed.
         references: which leaves of the edits and of the output were array references.
-        nothing: whether there is nothing to do: the output took another way out, and nothing changed.
+        nothing: whether there is nothing to do: the output was returned separately, and nothing changed.
         values_only: whether there is nothing to do but to give Variables new values.
         n_edited: how many leaves the edits have.
         refers: whether the edits or the output refer to objects of the arguments.
@@ -81,7 +81,7 @@ class Outcome:
         self._key: Hashable = (definition, edits, places, changed, change_places, references)
 
     def split(self, lists: Sequence[Sequence[Any]]) -> tuple[list[Any], list[Any]]:
-        """What is in the lists: leaves of the edits and of the output, and new values of Variables."""
+        """Takes the lists apart: leaves of the edits and of the output, and new values of Variables."""
         streams = [iter(one) for one in lists]
         built = [next(streams[place]) for place in self.places]
         return built, [next(streams[place]) for place in self.change_places]
@@ -115,16 +115,16 @@ Left = tuple[tuple[list[Any], ...], Outcome]
 
 
 def settle(left: Left, leaves: Sequence[Any], objects: Callable[[], Mapping[int, Any]], *, output_only: bool = False):
-    """Does to the caller's objects what an outcome says, and returns the output.
+    """Applies an outcome to the caller's objects, and returns the output.
 
     Args:
         left: what left the pure function.
         leaves: the leaves of the caller's arguments.
-        objects: gives the caller's objects by index; it is called if the outcome refers to them.
+        objects: returns the caller's objects by index; called only if the outcome refers to them.
         output_only: leave the caller's objects alone.
 
     Raises:
-        TraceContextError: an object may not be changed here; then none is.
+        TraceContextError: an object may not be changed here. Nothing is changed then.
     """
     lists, outcome = left
     built, news = outcome.split(lists)
@@ -155,7 +155,7 @@ def _check_levels(variables: Sequence[Variable[Any]], nodes: Sequence[Pytree]) -
 
 
 def write(variables: Sequence[Variable[Any]], values: Sequence[Any]) -> None:
-    """Gives Variables new values; none of them, if one of them may not be changed here."""
+    """Gives Variables new values; changes none if one of them may not be changed here."""
     _check_levels(variables, ())
     _write(variables, values, [None] * len(variables))
 

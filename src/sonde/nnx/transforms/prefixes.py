@@ -1,7 +1,7 @@
 """Values for parts of arguments: axes, shardings and what to differentiate, by filters on the Variables of a Module.
 
-`StateAxes` and `StateSharding` stand where `in_axes`, `out_shardings` and the like take a single value; `DiffState`
-stands in `argnums`.
+`StateAxes` and `StateSharding` replace a single value in `in_axes`, `out_shardings` and the like; `DiffState` is an
+entry of `argnums`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def raw_leaf(value: Any) -> Any:
 
 
 class Carry:
-    """Marks, in `in_axes` and `out_axes` of `nnx.scan`, what is handed from one iteration to the next."""
+    """In `in_axes` and `out_axes` of `nnx.scan`, marks what is carried from one iteration to the next."""
 
 
 class ByFilter:
-    """Values by filter, in order; the first filter that matches a Variable counts."""
+    """Values by filter, in order; the first filter that matches a Variable is used."""
 
     _value_name = "value"
 
@@ -99,8 +99,8 @@ class StateSharding(ByFilter):
     """Shardings by filter, for the Variables of a Module in `nnx.jit` and `nnx.shard_map`.
 
     Args:
-        filter_sharding: from filter to sharding (or PartitionSpec), in order. Or a State with a sharding in the place
-            of every Variable.
+        filter_sharding: from filter to sharding (or PartitionSpec), in order. Or a State with a sharding in place of
+            every Variable.
     """
 
     _value_name = "sharding"
@@ -146,11 +146,11 @@ def refuse_prefixes(verb: str, what: str, prefix: Any, mode: Mode) -> None:
             )
         if isinstance(x, Variable):
             raise ValueError(
-                f"nnx.{verb}: Variables prefixes are not supported, and `{what}` holds a {name}. Write its value."
+                f"nnx.{verb}: Variables prefixes are not supported, but `{what}` holds a {name}. Use its value."
             )
         if kind_of(x) == NODE and mode.updates:
             raise ValueError(
-                f"nnx.{verb}: Graph nodes are not allowed as prefixes when graph updates are on, and `{what}` holds a "
+                f"nnx.{verb}: Graph nodes are not allowed as prefixes when graph updates are on, but `{what}` holds a "
                 f"{name}. Use filters: StateAxes, StateSharding or DiffState."
             )
 

@@ -1,4 +1,4 @@
-"""A bounded cache: what was not used for longest goes first."""
+"""A bounded cache: the entry unused for longest is dropped first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAMS = 512
 
 
 class Recent(Generic[V]):
-    """Entries by key; those used last are kept."""
+    """Entries by key; the most recently used are kept."""
 
     def __init__(self, size: int):
         self._size = size
@@ -26,7 +26,7 @@ class Recent(Generic[V]):
             return iter(tuple(self._entries.values()))
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
-        """The entry, made if need be."""
+        """The entry, made if it is missing."""
         with self._lock:
             found = self._entries.get(key)
             if found is not None:

@@ -1,4 +1,4 @@
-"""Results that leave a pure function in several lists, one for every axis, spec or sharding that was asked for."""
+"""Results that leave a pure function in several lists, one for every axis, spec or sharding in the options."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Lists:
         return list(map(self._place, values))
 
     def of_edit(self, found: Walk) -> Sequence[int]:
-        """The list of each new leaf of a node of the arguments: as if it had come in with them."""
+        """The list of each new leaf of a node of the arguments: as if it had been an argument."""
         if not found.leaves:
             return []
         given = numbering(self._definition)
@@ -73,7 +73,7 @@ class Lists:
 
 
 def with_keywords(structure: Structure, prefix: Any, default: Any) -> Any:
-    """A prefix of the positional arguments as one of all arguments; keyword arguments get the default."""
+    """Extends a prefix of the positional arguments to all arguments; keyword arguments get the default."""
     if not structure.keywords:
         return prefix
     parts = list(prefix) if isinstance(prefix, (tuple, list)) else [prefix] * structure.n_args

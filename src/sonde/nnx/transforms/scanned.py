@@ -1,10 +1,10 @@
-"""`nnx.scan`: a function over the elements along an axis, with something handed from one iteration to the next.
+"""`nnx.scan`: a function over the elements along an axis, with a carry from one iteration to the next.
 
 Every leaf of the arguments is one of: *scanned* (an axis is given; the function sees a slice), *broadcast* (None), or
-*carried* (`nnx.Carry`). A Variable that is scanned comes back scanned, with the new slices stacked. What the function
-does to a broadcast Variable is forgotten, as in Flax: every iteration sees the value from before the loop. Without
-graph updates such a Variable is carried instead, again as in Flax. What the function changes is found by tracing it
-once before the loop is made; the loop reuses that trace.
+*carried* (`nnx.Carry`). A Variable that is scanned comes back scanned, with the new slices stacked. Changes of a
+broadcast Variable are dropped, as in Flax: every iteration sees the value from before the loop. Without graph updates
+such a Variable is carried instead, again as in Flax. To find what the function changes, it is traced once before the
+loop is made; the loop reuses that trace.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def scan(
     Args:
         f: the function; leave it out to use `scan` as a decorator with options.
         length: the number of iterations, if nothing is scanned.
-        reverse: whether to go from the last element to the first.
+        reverse: whether to run from the last element to the first.
         unroll: see `jax.lax.scan`.
         in_axes: for each argument, the axis to scan along, None for "the same in all iterations", `nnx.Carry` for the
-            one that goes round, `StateAxes` for the Variables of a Module, or containers of axes.
-        out_axes: for each output the axis along which to stack it, and `nnx.Carry` for the one that goes round.
+            the carry, `StateAxes` for the Variables of a Module, or containers of axes.
+        out_axes: for each output the axis along which to stack it, and `nnx.Carry` for the carry.
         transform_metadata: `{nnx.PARTITION_NAME: name}`, see `nnx.vmap`.
         graph: True allows shared references, False demands trees. None: the current mode.
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
@@ -76,7 +76,7 @@ def scan(
     carry_in, carry_out = _carry_place(in_axes, "in_axes"), _carry_place(out_axes, "out_axes")
     if (carry_in is None) != (carry_out is None):
         raise ValueError(
-            f"nnx.scan: what is carried goes in and comes out, so Carry stands in both in_axes and out_axes or in "
+            f"nnx.scan: a carry is both an argument and an output, so Carry must be in both in_axes and out_axes or in "
             f"neither, got in_axes={in_axes} and out_axes={out_axes}."
         )
     _check_out_axes(out_axes)
@@ -100,7 +100,7 @@ def scan(
 
 
 def _carry_place(axes: Any, what: str) -> int | None:
-    """Where the carry is among arguments or outputs: a position, -1 for "it is all there is", None for nowhere."""
+    """Where the carry is among arguments or outputs: a position, -1 if it is all there is, None if there is none."""
     if axes is Carry:
         return -1
     if not isinstance(axes, (tuple, list)):
@@ -145,7 +145,7 @@ class _Scan:
         self._carry_out = carry_out
         structure = taken.structure
         if carry_in == -1 and len(structure.names) != 1:
-            raise ValueError(f"nnx.scan: in_axes=Carry is for one argument, and there are {len(structure.names)}.")
+            raise ValueError(f"nnx.scan: in_axes=Carry takes one argument, got {len(structure.names)}.")
         rest_axes = out_axes
         if carry_out is not None:
             rest_axes = () if carry_out == -1 else (*out_axes[:carry_out], *out_axes[carry_out + 1 :])
@@ -155,13 +155,13 @@ class _Scan:
         self._axes = self._lists.in_values
         self._carry_number = None if carry_in is None else max(carry_in, 0)
         self._carry_name = None if carry_in is None else structure.names[max(carry_in, 0)]
-        # leaves of the argument that goes round, in the order in which they are met in it
+        # leaves of the carry, in the order in which they are met
         self._round = [i for i, path in enumerate(structure.paths) if path[0] == self._carry_name]
-        # the carry keeps its form (see `returned`), and its arrays come back with it
+        # the carry keeps its form (see `returned`), so its arrays are returned as part of it
         self._kept = () if carry_in is None else numbering(structure.definition[4][max(carry_in, 0)])
         scanned = set(range(len(self._axes))) - set(self._round)
         self._scanned = [i for i in sorted(scanned) if isinstance(self._axes[i], int)]
-        self._traced = jax.jit(self._step, inline=True)  # for its cache of traces: the user's function runs once
+        self._traced = jax.jit(self._step, inline=True)  # jit caches the trace, so the user's function runs once
 
     def run(self, taken: Taken, options: dict[str, Any]) -> Any:
         axes, values, kinds, step = self._axes, taken.values, self._lists.kinds, self._traced
@@ -202,7 +202,7 @@ class _Scan:
         return self._with_carry(taken, rest, new)
 
     def _step(self, values: list[Any]) -> Any:
-        """One iteration: the leaves of the carry; the other outputs and what changed."""
+        """Runs one iteration: returns the leaves of the carry, and the other outputs with what changed."""
         entered = enter(self._structure, values, verb="scan", mode=self._mode, originals=self._originals)
         out = self._fn(*entered.args)
         entered.put_back([*self._round, *(i for i, axis in enumerate(self._axes) if axis is Carry)])
@@ -220,14 +220,14 @@ class _Scan:
             if not isinstance(out, (tuple, list)) or len(out) != self._n_out:
                 got = f"{len(out)} values" if isinstance(out, (tuple, list)) else f"a {type(out).__name__}"
                 raise ValueError(
-                    f"nnx.scan: out_axes={self._out_axes} wants a tuple of {self._n_out} outputs, got {got}."
+                    f"nnx.scan: out_axes={self._out_axes} needs a tuple of {self._n_out} outputs, got {got}."
                 )
             round_, rest = out[place], (*out[:place], *out[place + 1 :])
         leaves = returned(entered, round_, self._round, str(self._carry_name))
         return [raw(x) for x in leaves], rest
 
     def _check(self, outcome: Outcome) -> None:
-        """Refuses new arrays in arguments that are the same in all iterations: each iteration makes another one."""
+        """Refuses new arrays in arguments that are the same in all iterations: each would make another one."""
         for place in outcome.places:
             kind = self._lists.kinds[place]
             if not isinstance(kind, int):

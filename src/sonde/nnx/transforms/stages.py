@@ -9,7 +9,7 @@ Arrays = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, list[Any]]]
 
 
 class _Stage:
-    """A stage of JAX; what is not found here is asked of it."""
+    """A stage of JAX; other attributes are those of the stage."""
 
     def __init__(self, stage: Any, arrays: Arrays):
         self._stage = stage
@@ -24,7 +24,7 @@ class _Stage:
         return f"{type(self).__name__}({self._stage!r})"
 
     def given(self, first: tuple[Any, ...]) -> Any:
-        """The same stage for a function whose first arguments are given."""
+        """The same stage for a function whose first arguments are fixed."""
         arrays = self._arrays
         return type(self)(self._stage, lambda args, kwargs: arrays((*first, *args), kwargs))
 

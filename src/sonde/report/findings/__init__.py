@@ -1,6 +1,6 @@
 """What is wrong with a run, most serious first. One file per kind of trouble, thresholds in `thresholds`.
 
-A rule is a function of what was seen at the sites that returns findings; it never looks at the program.
+A rule is a function from the data of the sites to findings; it does not see the program.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def find(sites: Sequence[Examined], events: Sequence[Event], *, failed: bool = F
     """All findings, most serious first.
 
     Args:
-        sites: What was seen, in program order.
+        sites: The data of the sites, in program order.
         events: The same for the search for the first NaN.
-        failed: Whether the program failed, so that what is missing is not a finding.
+        failed: Whether the program failed, so that missing data is not a finding.
     """
     if not sites and not failed:
         return (Finding("note", "no-sites", "", "There is nothing to look at: the program has no sites.", _NO_SITES),)
@@ -52,7 +52,7 @@ def find(sites: Sequence[Examined], events: Sequence[Event], *, failed: bool = F
 
 
 def _joined(found: Sequence[Finding]) -> list[Finding]:
-    """One finding for all members of a family: twelve layers with the same trouble have one trouble."""
+    """One finding for all members of a family: twelve layers with the same problem are reported once."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for f in found:
         groups.setdefault((f.severity, f.kind, family(f.path)), []).append(f)

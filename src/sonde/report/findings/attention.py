@@ -1,4 +1,4 @@
-"""Attention that looks at one position only, or at all alike."""
+"""Attention that is on one position only, or on all alike."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNIFORM = (
 
 
 def attention(sites: Sequence[Examined]) -> list[Finding]:
-    """Heads whose every query looks at the same one position, or at all positions alike."""
+    """Heads in which every query attends to the same single position, or to all positions alike."""
     found = []
     for site in sites:
         if not any(picture.kind == "attention" for picture in site.pictures) or not is_shares(site.values):

@@ -1,4 +1,4 @@
-"""Depth as people number it: `blocks/2` comes before `blocks/10`, and both are members of the family `blocks/*`."""
+"""Order of numbered layers: `blocks/2` comes before `blocks/10`; both are members of the family `blocks/*`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def natural(path: str) -> tuple[Any, ...]:
 def family(path: str) -> str:
     """A path with its first number replaced by a star; the path itself if it has none.
 
-    The first number is that of the outermost layer: `blocks/3/mlp/fc1` is of the family `blocks/*/mlp/fc1`.
+    The first number is that of the outermost layer: `blocks/3/mlp/fc1` belongs to the family `blocks/*/mlp/fc1`.
 
     Example:
         >>> family("blocks/3/mlp/fc1"), family("Dense_12"), family("loss")
@@ -45,7 +45,7 @@ def layer(path: str) -> str:
 
 
 def families(named: Iterable[tuple[str, T]]) -> dict[str, list[tuple[str, T]]]:
-    """What has a number in its path, by family, each in natural order."""
+    """Entries with a number in their path, by family, each in natural order."""
     found: dict[str, list[tuple[str, T]]] = {}
     for path, x in named:
         if family(path) != path:

@@ -12,16 +12,16 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """Something a person should know.
+    """Something the user should know.
 
     Attributes:
         severity: `"problem"` (the result cannot be trusted), `"warning"` (training will probably suffer) or `"note"`.
         kind: A fixed name for what was found, such as `"dead-units"`; they are listed in docs/concepts/findings.md.
-        path: The path of the site it is about; `""` if it is about none.
+        path: The path of its site; `""` if it has none.
         text: What was found, in one sentence.
         help: What usually helps.
         source: The line of the user's code, if known.
-        also: The paths of further sites with the same trouble.
+        also: The paths of further sites with the same problem.
         weight: How bad it is among those of the same severity and kind: larger is worse.
     """
 

@@ -59,7 +59,7 @@ def over_depth(sites: Sequence[Examined]) -> list[Finding]:
 
 
 def _depth_finding(members: Sequence[tuple[str, tuple[Examined, float]]], gradient: bool) -> Finding | None:
-    # In the direction in which the numbers are made: values go up the layers, gradients come back down.
+    # In the direction of the computation: values go up the layers, gradients down.
     ordered = list(reversed(members)) if gradient else list(members)
     (first, (_, start)), (last, (end_site, end)) = ordered[0], ordered[-1]
     if start == 0:
@@ -100,7 +100,7 @@ def _loop_finding(site: Examined, scales: Sequence[tuple[Step, float]], gradient
         scales = list(reversed(scales))
     (first, start), (last, end) = scales[0], scales[-1]
     ratio = end / start
-    # What adds up, such as a counter or a sum, grows with the number of iterations and no faster.
+    # Something that adds up, such as a counter, grows no faster than the number of iterations.
     limit = LOOP_GRADIENT_RATIO if gradient else LOOP_RATIO + 10 * len(scales)
     if ratio < limit and not (gradient and ratio < 1 / limit):
         return None
@@ -113,15 +113,15 @@ def _loop_finding(site: Examined, scales: Sequence[tuple[Step, float]], gradient
 
 
 def jumps(sites: Sequence[Examined]) -> list[Finding]:
-    """Values of quite another scale than those at the site before.
+    """Values of a very different scale than those at the site before.
 
-    A note and no more: the site before may be on another branch of the program, where nothing needs to agree.
+    Only a note: the site before may be on another branch of the program, so the scales need not agree.
     """
     found, before = [], None
     for site in sites:
         if not site.is_float or not site.values or site.values[0].statistics.size < JUMP_SIZE:
             continue
-        if is_shares(site.values):  # the more there are the smaller they are
+        if is_shares(site.values):  # the more shares, the smaller each is
             continue
         scale = site.values[0].rms
         if math.isnan(scale) or scale == 0:

@@ -18,7 +18,7 @@ def near_overflow(sites: Sequence[Examined]) -> list[Finding]:
     """Values and gradients within a small factor of the largest number of their dtype."""
     found = []
     for site in sites:
-        if not site.is_float or jnp.finfo(site.dtype).bits < 16:  # eight bits are filled to the brim on purpose
+        if not site.is_float or jnp.finfo(site.dtype).bits < 16:  # 8-bit formats use their full range on purpose
             continue
         limit = float(jnp.finfo(site.dtype).max)
         steps = [
@@ -41,7 +41,7 @@ def _peak(step: Step) -> float:
 
 
 def underflow(sites: Sequence[Examined]) -> list[Finding]:
-    """Gradients in half precision most of whose elements are too small for it."""
+    """Half-precision gradients of which most elements are too small for it."""
     found = []
     for site in sites:
         if not site.is_float or jnp.finfo(site.dtype).bits > 16:

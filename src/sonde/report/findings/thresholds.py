@@ -1,18 +1,18 @@
-"""Where a number becomes a finding. docs/concepts/findings.md says why each is what it is.
+"""The thresholds of findings. docs/concepts/findings.md explains each.
 
-They are wide on purpose: a freshly made network that will train well must not raise any.
+They are wide on purpose: a newly initialised network that will train well must not cause any finding.
 """
 
 DEAD_SHARE = 0.3
 """Which share of the units must never fire."""
 DEAD_EXAMPLES = 64
-"""In how many examples and positions at least: with few, a unit may just not have been asked for."""
+"""In how many examples and positions at least: with few, a unit may be inactive by chance."""
 DEPTH = 3
 """How many layers a family of paths must have for its scale over depth to be judged."""
 DEPTH_RATIO = 1e3
 """How many times larger or smaller the scale must be at one end of the depth than at the other."""
 DEPTH_RATIO_SEVERE = 1e6
-"""From which ratio on it is a problem and not a warning."""
+"""The ratio above which it is a problem and not a warning."""
 LOOP_RATIO = 1e3
 """How many times the scale of a value must grow from the first to the last iteration, and ten times their number."""
 LOOP_GRADIENT_RATIO = 1e6
@@ -20,7 +20,7 @@ LOOP_GRADIENT_RATIO = 1e6
 JUMP_RATIO = 1e4
 """How many times the scale must change from one site to the next."""
 JUMP_SIZE = 16
-"""How many elements both sites must have for that: a loss is another scale than the activations before it."""
+"""How many elements both sites must have for that: a loss has another scale than the activations before it."""
 SATURATED_SHARE = 0.5
 """Which share of the outputs of a tanh or sigmoid must be at its ends."""
 OVERFLOW_MARGIN = 16
@@ -28,8 +28,8 @@ OVERFLOW_MARGIN = 16
 SUBNORMAL_SHARE = 0.5
 """Which share of the non-zero elements of a half precision gradient must be too small for full precision."""
 CONSTANT_SIZE = 16
-"""How many elements a value must have for being constant to be worth a word."""
+"""How many elements a constant value must have to be reported."""
 ATTENTION_SHARE = 0.95
-"""Which share of the queries must have the trouble."""
+"""Which share of the queries must have the problem."""
 ATTENTION_QUERIES = 8
 """How many queries there must be in all."""

@@ -38,7 +38,7 @@ def dead_units(sites: Sequence[Examined]) -> list[Finding]:
     """Units that are zero in every example and position."""
     found = []
     for site in sites:
-        if not site.is_float or is_shares(site.values):  # of one-hot codes and masked attention, zeros are the point
+        if not site.is_float or is_shares(site.values):  # zeros are expected in one-hot codes and masked attention
             continue
         step, share = max(((s, _dead_share(s)) for s in site.values), key=lambda x: x[1], default=(None, 0.0))
         if step is not None and DEAD_SHARE <= share < 1:
@@ -62,7 +62,7 @@ def constant(sites: Sequence[Examined]) -> list[Finding]:
         s = [step.statistics for step in site.values]
         if not site.is_float or not s or s[0].size < CONSTANT_SIZE or any(x.nonfinite for x in s):
             continue
-        if is_shares(site.values):  # equal shares are what `attention` speaks of
+        if is_shares(site.values):  # `attention` reports equal shares
             continue
         if all(x.zeros == x.size for x in s):
             text = f"{site.name} is zero everywhere."
@@ -94,18 +94,18 @@ def _saturated_share(step: Step) -> float:
     s = step.statistics
     if s.size < CONSTANT_SIZE or s.min is None or s.max is None or not (s.min >= -1 and s.max <= 1):
         return 0.0
-    if step.trait("whole") == s.size:  # signs, flags and codes have no values in between and are no activations
+    if step.trait("whole") == s.size:  # signs, flags and codes have only whole values and are not activations
         return 0.0
     if s.min < 0:
         return step.trait("near_one") / s.size if s.min < -0.9 or s.max > 0.9 else 0.0
-    # Below zero a relu is exactly zero and a sigmoid never is; and small numbers alone are no sign of a sigmoid.
+    # For negative inputs a relu is exactly zero and a sigmoid never is; small numbers alone do not prove a sigmoid.
     if s.max < 0.9 or (s.zeros or 0) > s.size // 4 or step.trait("near_one") < s.size / 10:
         return 0.0
     return (step.trait("near_one") + step.trait("near_zero")) / s.size
 
 
 def no_gradient(sites: Sequence[Examined]) -> list[Finding]:
-    """Gradients that came back and are zero everywhere; and, in one note, sites to which none came."""
+    """Gradients that are zero everywhere; and, in one note, sites that got none."""
     found = []
     for site in sites:
         s = [step.statistics for step in site.gradients]

@@ -1,6 +1,6 @@
 """Arguments of `nnx.jit`: sorted into objects, plain values and static values, and put together again.
 
-*Roots* are Modules and Variables, wherever they stand in the arguments; *plain* arguments are arrays and containers of
+*Roots* are Modules and Variables, wherever they are in the arguments; *plain* arguments are arrays and containers of
 arrays, which JAX flattens faster than anything written in Python.
 """
 
@@ -36,7 +36,7 @@ def holds_objects(value: Any) -> bool:
         children = value
     else:
         children = flatten_once(value)[1]
-    types = set(map(type, children))  # most containers hold arrays only: one look at each type
+    types = set(map(type, children))  # most containers hold arrays only: check each type once
     if {KIND.get(t) for t in types} <= {ARRAY, OTHER} and jax.Ref not in types:
         return False
     return any(map(holds_objects, children))
@@ -53,10 +53,10 @@ class Arguments:
     Attributes:
         skeleton: how to put the arguments together again; hashable.
         roots: Modules and Variables.
-        names: what messages call them.
+        names: their names in messages.
         places: for each root, the position or name of the argument it is in.
         plain: the other arguments.
-        plain_places: the same for them.
+        plain_places: the same for the plain arguments.
     """
 
     __slots__ = ("names", "places", "plain", "plain_places", "roots", "skeleton")
@@ -104,8 +104,8 @@ def shardings_along(prefix: Any, skeleton: Any) -> tuple[list[Any], list[Any]]:
     """The parts of `in_shardings` for the roots, and those for the plain arguments.
 
     Args:
-        prefix: one for all, or one for each positional argument that is not static.
-        skeleton: how the arguments are put together.
+        prefix: one value for all, or one for each positional argument that is not static.
+        skeleton: see `Arguments`.
     """
     roots: list[Any] = []
     plain: list[Any] = []
@@ -137,7 +137,7 @@ def shardings_along(prefix: Any, skeleton: Any) -> tuple[list[Any], list[Any]]:
 
 
 def assemble(skeleton: Any, roots: Sequence[Any], plain: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and keyword arguments from sorted ones."""
+    """Puts sorted arguments together again: positional ones and keywords."""
     n, keywords, parts = skeleton
     root, other = iter(roots), iter(plain)
     values = [_put_together(part, root, other) for part in parts]
@@ -158,7 +158,7 @@ def _put_together(part: Any, roots: Iterator[Any], plain: Iterator[Any]) -> Any:
 def named_places(
     fun: Callable[..., Any], nums: int | Sequence[int] | None, names: str | Iterable[str] | None
 ) -> frozenset[Any]:
-    """Positions and names of arguments; where only one of the two is given, the signature says the other."""
+    """Positions and names of arguments; where only one of the two is given, the other is found from the signature."""
     positions = {nums} if isinstance(nums, int) else set(nums or ())
     keywords = {names} if isinstance(names, str) else set(names or ())
     if not (positions or keywords):

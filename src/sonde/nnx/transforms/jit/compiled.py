@@ -38,7 +38,7 @@ def jit(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> Any:
-    """`jax.jit` for functions of Modules and Variables; what the function does to Variables comes out.
+    """`jax.jit` for functions of Modules and Variables; changes of Variables reach the caller.
 
     Args:
         fun: the function; leave it out to use `jit` as a decorator with options.
@@ -46,9 +46,10 @@ def jit(
             Variables of a Module.
         out_shardings: the same for the output.
         static_argnums: positions of arguments that are compile-time constants; they must be hashable.
-        static_argnames: names of such arguments. Of the two, the one not given is found by the signature.
-        donate_argnums: positions of arguments whose arrays may be reused. The Variables among them all get a new value,
-            so that the objects can be used afterwards.
+        static_argnames: names of such arguments. If only one of the two is given, the other is found from the
+            signature.
+        donate_argnums: positions of arguments whose arrays may be reused. All Variables among them get a new value, so
+            the objects can be used afterwards.
         donate_argnames: names of such arguments.
         keep_unused: see `jax.jit`.
         device: see `jax.jit`.
@@ -58,7 +59,7 @@ def jit(
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 
     Returns:
-        A function with the same arguments. It has `lower`, `trace` and `eval_shape` as that of `jax.jit`.
+        A function with the same arguments. It has `lower`, `trace` and `eval_shape`, as with `jax.jit`.
 
     Raises:
         ValueError: a bound method is given; or, in a call, a Variable of the arguments is returned without graph
@@ -90,10 +91,10 @@ def jit(
 
 
 def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
-    """The function that users call: a closure, because calling an instance costs a tenth of a whole call more.
+    """The function that users call: a closure, because calling an instance would make calls a tenth slower.
 
-    It recognises the call that was made before with the same objects, and leaves all others to the compiler. Every line
-    of it is paid for by every call.
+    It recognises the previous call, if that had the same objects, and leaves all others to the compiler. Every call
+    pays for every line of it.
     """
     kinds, epoch, lookers, memory, general = KIND, EPOCH, RUNNING_CAPTURES, compiler.memory, compiler.call
 
@@ -143,7 +144,7 @@ class _Compiler:
         self._options = options
 
     def call(self, values: Sequence[Any], n_args: int, keywords: tuple[str, ...], ruled_out: Plan | None = None) -> Any:
-        """Calls the function, and remembers how if that was a simple call.
+        """Calls the function; remembers the plan if the call was simple.
 
         Args:
             values: the arguments.
@@ -152,7 +153,7 @@ class _Compiler:
             ruled_out: a plan that is known not to hold now.
         """
         plan, arguments, nodes, order = self._plan(values, n_args, keywords, ruled_out)
-        if nodes is not None:  # a capture runs: say which Modules the copies inside stand for
+        if nodes is not None:  # a capture runs: note which Modules the copies inside stand for
             before, tracing.originals = getattr(tracing, "originals", None), nodes
             try:
                 with boundaries.given(arguments.roots):
@@ -199,12 +200,12 @@ class _Compiler:
     # ------------------------------------------------------------------------------------------- other uses
 
     def _cache_size(self) -> int:
-        """How many compiled programs there are, as jitted functions of JAX answer it."""
+        """How many compiled programs there are, as for jitted functions of JAX."""
         runs: list[Any] = [program.run for program in self._programs]
         return sum(run._cache_size() for run in runs)
 
     def clear_cache(self) -> None:
-        """Forgets what was compiled."""
+        """Drops all compiled programs."""
         for program in self._programs:
             run: Any = program.run
             run.clear_cache()
@@ -229,11 +230,11 @@ class _Compiler:
 
 
 def jit_partial(fun: Callable[..., Any], *partial_args: Any, **options: Any) -> Any:
-    """`nnx.jit` with the first arguments given.
+    """`nnx.jit` with its first arguments fixed.
 
     Args:
         fun: the function.
-        *partial_args: its first arguments; their Variables may change between calls, and are changed by calls.
+        *partial_args: its first arguments; their Variables may change between and during calls.
         **options: those of `nnx.jit`; positions count from the first of `partial_args`.
 
     Returns:
@@ -248,20 +249,20 @@ def jit_partial(fun: Callable[..., Any], *partial_args: Any, **options: Any) -> 
 def cached_partial(
     f: Callable[..., Any], *cached_args: Any, graph: bool | None = None, graph_updates: bool | None = None
 ) -> Any:
-    """A jitted function with the first arguments given, whose structure is that of the moment.
+    """A jitted function with its first arguments fixed, in their current structure.
 
     In Flax this is how to make calls cheap; `nnx.jit` is as cheap without it. The function gets objects that share
-    their Variables with the arguments: other values of Variables are seen, and what the function does to Variables is
-    done to those of the arguments. Changes of attributes after `cached_partial` are not seen.
+    their Variables with the arguments: it sees new values of Variables, and its changes of Variables reach the
+    arguments. It does not see changes of attributes made after `cached_partial`.
 
     Args:
         f: a function that `nnx.jit` returned.
         *cached_args: its first arguments.
-        graph: accepted for Flax's sake; the mode is that of `f`.
-        graph_updates: accepted for Flax's sake, as `graph`.
+        graph: accepted for compatibility with Flax; the mode is that of `f`.
+        graph_updates: accepted for compatibility with Flax, as `graph`.
 
     Raises:
-        ValueError: in a call, the function changes the structure of the given arguments.
+        ValueError: in a call, the function changes the structure of the fixed arguments.
     """
     del graph, graph_updates
     structure, values = split(cached_args, graph=True)

@@ -1,9 +1,9 @@
-"""What `nnx.jit` remembers, so that calling a jitted function costs what `jax.jit` costs.
+"""What `nnx.jit` remembers, so that calling a jitted function costs no more than with `jax.jit`.
 
 Taking Modules apart costs far more than calling a compiled function, so it is done once per set of objects. A `Plan`
 belongs to certain roots: it lists their Variables, so that a call only has to read their values into a list. It holds
-while the structure epoch has not moved; if it has, the plan asks each node whether it was changed since. It keeps nodes
-by weak references and is dropped with the first root that dies, so it keeps no model alive.
+until the structure epoch moves; then the plan checks whether each node was changed since. It keeps nodes by weak
+references and is dropped with the first root that dies, so it keeps no model alive.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Plan:
         program: what to call.
         leaves: all Variables and bare arrays of the roots, in the order of the walk.
         cells: the cells of the Variables, if the program takes one list of values, all of them of Variables, else None.
-        loose: whether something may change without moving the epoch: lists and dicts among the data of nodes, and nodes
-            whose attributes were handed out by `vars`.
+        loose: whether something may change without bumping the epoch: lists and dicts among the data of nodes, and
+            nodes whose attributes were handed out by `vars`.
         run: the program's jitted function.
     """
 
@@ -74,13 +74,13 @@ class Plan:
         self.cells = self._lists[0] if len(self._lists) == 1 and not program.arrays else None
         levels = {id(x._level): x._level for x in leaves if isinstance(x, Variable)}
         self._level = next(iter(levels.values())) if len(levels) == 1 else None
-        # by the identity of outcomes that only give Variables new values: the outcome, and the cells of the Variables
+        # for outcomes that only give Variables new values, by identity: the outcome, and the cells of the Variables
         self._targets: dict[int, tuple[Outcome, list[list[Any]]]] = {}
         met = sum(record.n_variables for record in self._records)
         self._shared = bool(self._contents) or met > sum(x is not None for x in self._metadata)
 
     def matches(self) -> bool:
-        """Whether the plan holds now, after other Variables have taken the places of those that were replaced."""
+        """Whether the plan holds now; Variables that were replaced in the model are replaced in the plan first."""
         now = EPOCH.value
         if now == self.epoch and not self.loose:
             return True
@@ -130,12 +130,12 @@ class Plan:
         return True
 
     def _swap(self, swapped: dict[int, Variable[Any]], renewed: list[int]) -> bool:
-        """Puts Variables in the places of others, as they were in the model; False if that is not plain.
+        """Replaces Variables of the plan as they were replaced in the model; False if that is ambiguous.
 
-        New lists take the places of the old ones, so that a call in another thread goes on with what it has.
+        The lists are replaced, not changed, so that a call in another thread continues with its own.
         """
         if len({id(x) for x in swapped.values()}) < len(swapped):
-            return False  # one Variable now stands at two places
+            return False  # one Variable is now at two paths
         leaves, metadata, numbers = list(self.leaves), list(self._metadata), dict(self._numbers)
         lists, records = [*map(list, self._lists)], list(self._records)
         for i, x in swapped.items():
@@ -164,7 +164,7 @@ class Plan:
         return [*self._lists[:first], *([cell[0] for cell in one] for one in self._lists[first:])]
 
     def finish(self, result: Any) -> Any:
-        """Does to the objects what the program says, and returns the output."""
+        """Applies the outcome of a call to the objects, and returns the output."""
         if type(result) is not tuple:
             return result
         out, left = result
@@ -177,7 +177,7 @@ class Plan:
         return out
 
     def _finish_any(self, out: Any, left: Left) -> Any:
-        """The same for outcomes that take more than setting values, and for those met for the first time."""
+        """The same for outcomes that change more than values, and for those met for the first time."""
         lists, outcome = left
         built = settle(left, self.leaves, self._objects)
         plain = not any(self.leaves[i]._metadata.by_reference for i in outcome.changed)
@@ -186,7 +186,7 @@ class Plan:
         return out if outcome.definition is None else built
 
     def output(self, result: Any) -> Any:
-        """The output in what the program returned; nothing is changed."""
+        """The output of a call; nothing is changed."""
         if type(result) is not tuple:
             return result
         out, left = result
@@ -199,13 +199,13 @@ class Plan:
 
 
 class _Record:
-    """How a node looked, without keeping it or other nodes alive.
+    """The earlier attributes of a node, without keeping it or other nodes alive.
 
     Attributes:
         node: a weak reference to it.
         layout: which attributes it had.
-        data: the identities of its children. The plan keeps Variables and arrays alive, and nodes have records of
-            their own, so the identity says which object it is. Containers are compared by their content.
+        data: the identities of its children. The plan keeps Variables and arrays alive, and nodes have their own
+            records, so an identity always means the same object. Containers are compared by content.
         static: its static attributes.
         containers: whether some of its children are plain containers.
         n_variables: how many of its children are Variables.
@@ -270,7 +270,7 @@ class Memory:
     """Plans by the identity of their roots, and the last call.
 
     Attributes:
-        plans: by skeleton and identities: weak references to the roots, and plans for structures that they had lately.
+        plans: by skeleton and identities: weak references to the roots, and plans for their recent structures.
         last: the last call; None if it cannot be recognised quickly.
     """
 
@@ -281,7 +281,7 @@ class Memory:
         self.last: LastCall | None = None
 
     def find(self, key: Any, roots: Sequence[Any], ruled_out: Plan | None) -> Plan | None:
-        """The plan for these roots as they are now, if it is known; a plan that was ruled out is not asked again."""
+        """The plan for these roots as they are now, if it is known; a plan that was ruled out is not checked again."""
         entry = self.plans.get(key)
         if entry is None:
             return None
@@ -301,7 +301,7 @@ class Memory:
         return entry is not None and entry[1][0] is plan
 
     def keep(self, key: Any, roots: Sequence[Any], plan: Plan) -> None:
-        """Keeps a plan as long as all its roots live; not at all, if that cannot be known of them."""
+        """Keeps a plan while all its roots live; not at all if a root has no weak references."""
         entry = self.plans.get(key)
         if entry is not None and all(ref() is root for ref, root in zip(entry[0], roots)):
             entry[1][:] = [plan, *entry[1][: KNOWN_STRUCTURES - 1]]
@@ -321,5 +321,5 @@ class Memory:
             self.plans[key] = ([weakref.ref(root, forget) for root in roots], [plan])
         except TypeError:
             return
-        if len(self.plans) > PROGRAMS:  # static arguments that never come again
+        if len(self.plans) > PROGRAMS:  # for static arguments that are never used again
             self.plans.pop(next(iter(self.plans)), None)

@@ -1,8 +1,8 @@
 """A program: one `jax.jit` for all calls of one structure.
 
-Models of equal structure share it, and with it the traces and the compiled code. It takes lists of values of leaves and
-the plain arguments, and returns the output beside what every transform returns (`sonde.nnx.transforms.outcome`): a
-plain output goes out as it is, because JAX rebuilds it faster than anything written in Python.
+Models of equal structure share it, and with it the traces and the compiled code. It takes lists of the leaves' values
+and the plain arguments. It returns what every transform returns (`sonde.nnx.transforms.outcome`) and, separately, a
+plain output, because JAX rebuilds that faster than anything written in Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ tracing = threading.local()
 
 
 class Options:
-    """What `nnx.jit` was asked for.
+    """The options of `nnx.jit`.
 
     Attributes:
         fun: the function.
@@ -60,20 +60,21 @@ class Program:
     """One `jax.jit` for all calls of one structure.
 
     Args:
-        options: what was asked for.
-        structure: what the roots are.
+        options: the options of `nnx.jit`.
+        structure: the structure of the roots.
         arguments: the arguments of a call.
         leaves: the leaves of its roots.
 
     Attributes:
-        structure: what the roots are.
-        run: the jitted function of some lists (bare arrays, values of Variables that are kept, values of those that are
-            donated; the empty ones are left out) and of the plain arguments. It returns a tuple of the output, if it is
-            plain, and what every transform returns; or the output alone, if that is all there is and it is not a tuple.
+        structure: the structure of the roots.
+        run: the jitted function. Its arguments are lists (bare arrays, values of Variables that are kept, values of
+            those that are donated; empty lists are left out) and the plain arguments. It returns a tuple of the output,
+            if that is plain, and what every transform returns; or the output alone, if there is nothing else and it is
+            not a tuple.
         arrays: the leaves that are bare arrays.
         kept: the Variables whose values stay.
         donated: the Variables whose values are donated.
-        places: for each leaf, in which of the lists it is, and where.
+        places: for each leaf, which list it is in, and its position there.
     """
 
     __slots__ = ("arrays", "donated", "kept", "places", "run", "structure")
@@ -91,7 +92,7 @@ class Program:
         n_lead = len(leading)
         self.places = {leaf: (k, i) for k, one in enumerate(leading) for i, leaf in enumerate(one)}
         placement, shardings = self._shardings(options, arguments, leaves)
-        # what a sharding was asked for gets it for good, as everything that comes back from graph updates does
+        # a leaf with a requested sharding keeps it afterwards, as do all leaves that graph updates return
         values = placement.in_values if isinstance(placement, Lists) and options.mode.updates else None
         resharded = [i for i in self.kept if values[i] is not None] if values else []
         give_away = [n_lead + i for i, place in enumerate(arguments.plain_places) if place in options.donated]
@@ -103,7 +104,7 @@ class Program:
         )
 
     def lists(self, leaves: Sequence[Any]) -> list[list[Any]]:
-        """Something for each leaf, as the lists that `run` takes."""
+        """Sorts one value per leaf into the lists that `run` takes."""
         given = [[leaves[i] for i in numbers] for numbers in (self.arrays, self.kept, self.donated)]
         return [one for one in given if one] or [[]]
 
