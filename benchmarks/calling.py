@@ -1,7 +1,7 @@
 """`capture(jit(f))`, called again and again, against the jitted function that returns its intermediates.
 
-The program computes next to nothing, so that the cost of calling is all there is; time counts until the call
-returns, and is that of the calling thread.
+The program computes next to nothing, so only the cost of calling is measured: the time of the calling thread until the
+call returns.
 """
 
 from __future__ import annotations

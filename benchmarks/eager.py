@@ -1,6 +1,6 @@
-"""Eager `capture(f)` against eager `f`: what does looking cost where nothing is compiled?
+"""Eager `capture(f)` against eager `f`: what does a capture cost if nothing is compiled?
 
-Operations this small run on the thread that asks for them, so its own time is what is measured.
+Operations this small run on the calling thread, so its own time is measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """12 transformer blocks of width 1024 on a GPU, 48 sites, values and gradients, against by hand.
 
-Runs on whatever device there is and says which. On a CPU the model is much smaller, and nothing is judged,
-unless the full size is asked for with `--full`.
+Runs on the available device and prints which. On a CPU the model is much smaller and there are no bounds, unless the
+full size is requested with `--full`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def measure() -> list[Row]:
 
 
 def _check_same(hand, captured) -> None:
-    """A benchmark of something wrong is worth nothing."""
+    """Checks that both compute the same."""
     _, values, grads = hand
     _, records = captured
     assert len(records) == len(values)

@@ -1,4 +1,4 @@
-"""A Llama in plain JAX, as one writes it by hand: the base that `sonde.models` is measured against.
+"""A Llama in plain JAX, written by hand: the base that `sonde.models` is measured against.
 
 Functions of a dict of arrays, with the arithmetic of `sonde.models` and no sites. The weights are those of a model of
 `sonde.models`, the same arrays, so that both give the same numbers.

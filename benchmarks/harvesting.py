@@ -1,7 +1,7 @@
 """Storing activations while a model runs: throughput, memory, reading back, bytes on disk.
 
 The model is a transformer of realistic width; four of its sites are stored as float16. The bare run is the same jitted
-forward over the same batches, which returns its output. Memory is the peak of a process of its own, less that of the
+forward over the same batches, which returns its output. Memory is the peak of a separate process, minus that of the
 bare run in another one.
 """
 
@@ -53,7 +53,7 @@ def bare(f, batches) -> float:
 
 
 def throughput(folder: Path) -> list[Row]:
-    """Best of several interleaved runs; each harvest compiles anew, so compilation is measured apart and taken off."""
+    """Best of several interleaved runs; each compiles, so compile time is measured separately and subtracted."""
     f, batches = program()
     bare(f, batches[:1])
     first = harvested(f, batches[:1], folder / "first")
@@ -76,7 +76,7 @@ def disk(folder: Path) -> list[Row]:
 
 
 def reading(folder: Path) -> list[Row]:
-    """Reading what the page cache does not hold: stores are larger than memory."""
+    """Reads what is not in the page cache, because stores are larger than memory."""
     rng = np.random.default_rng(0)
     scale = np.exp(rng.standard_normal(SIZE.width)).astype(np.float32)
     batches = [(rng.standard_normal((8192, SIZE.width)) * scale).astype(np.float16) for _ in range(16)]

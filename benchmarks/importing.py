@@ -1,8 +1,7 @@
 """`import sonde` and `import sonde.nnx` against `import jax`, in processes that do nothing else.
 
-Every process imports jax, then the other, and says how long each took: what sonde adds is far less than what
-the import of jax varies by, so two processes cannot be compared. Bytecode is cached first, as it is where a
-package is installed.
+Every process imports jax, then the other, and prints how long each took: sonde adds far less than the import of jax
+varies, so two processes cannot be compared. Bytecode is cached first, as in an installed package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Looking into functions (`inside=`) against the same sites sown by hand; and what is left when nothing looks."""
+"""Looking into functions (`inside=`) against the same sites sown by hand; and the cost after a capture."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def by_hand(x: Any, w: Any) -> Any:
 
 
 def model(one: Any) -> Any:
-    """A new function every time, which JAX has not seen."""
+    """Makes a new function every time, which JAX has not seen."""
 
     def run(x: Any, ws: Any) -> Any:
         for w in ws:
@@ -79,7 +79,7 @@ def compiled(grads: bool) -> Row:
 
 
 def unseen() -> Row:
-    """After a capture a jitted function is neither traced nor compiled again, and its program is what it was."""
+    """Checks that a capture does not make JAX trace or compile a jitted function again, or change its program."""
     traces = []
 
     def counted(x: Any, w: Any) -> Any:

@@ -1,15 +1,15 @@
 """Timing and reporting that all benchmarks share.
 
 Every figure is a ratio to something measured in the same process at the same time. Contenders take turns,
-in an order that rotates, so that whatever else the machine does hits all of them alike; the best of many
-calls stands for each, since noise only ever adds. The base also runs a second time under the name
-`control`: how far that ratio is from 1 is what the machine cannot tell.
+in an order that rotates, so that other load on the machine affects all of them alike; the best of many calls counts,
+since noise only adds. The base also runs a second time under the name `control`: how far that ratio is from 1 is the
+resolution of the measurement.
 
 Sharp edges: the garbage collector is off while calls are timed, as in `timeit`, and runs between rounds. A
-contender is called several times before it is timed, so what is measured is the steady state; whoever wants
-to measure a first call must make a new function in every call. Python takes and returns the memory of its call stack in
-pieces of 16 KB, so a function that calls others across the border of two is slower by some percent, at whichever depth
-that is: turns are taken at different depths.
+contender is called several times before it is timed, so what is measured is the steady state; to measure a first call,
+make a new function in every call. Python takes and returns the memory of its call stack in pieces of 16 KB, so a
+function that calls others across the border of two is slower by some percent, at whichever depth that is: turns are
+taken at different depths.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Row:
     Attributes:
         question: What is compared with what.
         ratio: What was measured.
-        bound: What it may be at most; None for a figure that is shown and not judged.
+        bound: The largest value allowed; None for a figure without a bound.
         control: The ratio of the base to itself, for a time.
         spread: How far the control typically is from 1 in a part of the rounds, for a time.
-        allowance: What is taken off the ratio before it is judged: the spread, where the bound is beyond it.
+        allowance: What is subtracted from the ratio before it is compared with the bound: the spread, or 0.
         detail: Absolute figures.
     """
 
@@ -96,11 +96,11 @@ def interleaved(
 
     Args:
         contenders: The functions, by name.
-        seconds: How long to go on, all contenders together; longer where the control is not near 1 by then.
+        seconds: How long to measure, all contenders together; longer if the control is not near 1 by then.
         turn: How long one turn of one contender lasts, at least one call.
         min_rounds: How many rounds there are at least.
         wait: Whether a call ends when its arrays are ready (run time), or when it returns (cost of calling).
-        clock: What time is. `time.thread_time` leaves out what other programs take, for work that is Python alone.
+        clock: The clock. `time.thread_time` ignores other programs, for work that is only Python.
     """
     base = next(iter(contenders))
     everybody = {**contenders, CONTROL: contenders[base]}
@@ -144,7 +144,7 @@ def _calls_per_turn(fn: Callable[[], Any], turn: float) -> int:
 
 
 def _turn(fn: Callable[[], Any], wait: bool, clock: Callable[[], float], calls: int, depth: int) -> float:
-    """The best time of some calls, with so many more calls open around them."""
+    """The best time of some calls, at a given depth of the call stack."""
     if depth:
         return _turn(fn, wait, clock, calls, depth - 1)
     return min(_time(fn, wait, clock) for _ in range(calls))
@@ -163,7 +163,7 @@ def _time(fn: Callable[[], Any], wait: bool, clock: Callable[[], float]) -> floa
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What XLA says about a compiled program: operations, and bytes."""
+    """XLA's figures for a compiled program: operations and bytes."""
 
     flops: float
     peak: int
@@ -207,7 +207,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main(measure: Callable[[], Sequence[Row]]) -> None:
-    """What a benchmark does when it is run: measures and prints, as a table or, for `run.py`, as JSON."""
+    """Runs a benchmark: measures and prints, as a table or, for `run.py`, as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true", help="print rows as JSON instead of a table")
     asked, _ = parser.parse_known_args()

@@ -121,7 +121,7 @@ def compared(name: str, made: Any, *, batch: int, length: int, steps: int, secon
 
 
 def explained(question: str, by_hand: Callable[[], Any], ours: Callable[[], Any]) -> None:
-    """Compares two programs if asked to: they have to be compiled once more for it."""
+    """Compares two programs if requested: this compiles them once more."""
     if "--explain" in sys.argv:
         explain(question, by_hand().compile(), ours().compile())
 

@@ -1,7 +1,7 @@
 """A training step with statistics of all its sites every ten steps, against the bare step.
 
-Ten steps are one call of each contender, so that a monitored one is among them. Two widths: fetching numbers costs the
-same for both, and reading activations weighs less the more arithmetic there is per activation.
+Ten steps are one call of each contender, so that a monitored one is among them. There are two widths: fetching numbers
+costs the same for both, and reading activations matters less the more arithmetic there is per activation.
 """
 
 from __future__ import annotations

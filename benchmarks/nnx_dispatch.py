@@ -1,7 +1,7 @@
 """Calls of `nnx.jit` against `jax.jit` over a flat list of the same arrays.
 
-The computation is next to nothing (a chain of tiny layers; a train step that only replaces its state), so what is
-compared is the cost of calling; time counts until the call returns.
+The computation is next to nothing (a chain of tiny layers; a train step that only replaces its state), so only the cost
+of calling is compared: the time until the call returns.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def measure() -> list[Row]:
         compare("a model", Model, lambda: lambda m, x: m(x)),
         compare("a model under nnx.jit", Model, lambda: nnx.jit(lambda m, x: m(x))),
         compare("a model in value_and_grad", Model, lambda: nnx.value_and_grad(lambda m, x: jnp.sum(m(x)))),
-        # Without a capture one trace serves all blocks, with one each block has its own: shown, not judged.
+        # Without a capture all blocks share one trace, with a capture each has its own: no bound.
         compare("blocks under one jax.checkpoint", Remat, lambda: lambda m, x: m(x), bound=None),
     ]
 

@@ -1,13 +1,12 @@
 """Activation patching over 12 layers and 64 positions: one compiled call against a Python loop of jitted calls.
 
-The loop is the good one: one jitted function per layer, compiled before the clock starts, with the position as an
+The loop is written well: one jitted function per layer, compiled before the clock starts, with the position as an
 argument, and one wait at the end. A single function with the layer as another argument is slower; that is shown too.
 
-What the sweep saves is half the arithmetic (what comes before a site is computed once for all positions) and the cost
-of 768 calls. On a GPU that the small calls leave idle this is nearly everything, and there the bound is a fifth. A CPU
-is kept busy by such calls already: where the arithmetic is all, half of it is the most that can be saved, and the
-bound is that the sweep is never slower. If the layers are one scan, nothing comes before it, and nothing is saved but
-the calls.
+The sweep saves half the arithmetic (what comes before a site is computed once for all positions) and the cost of 768
+calls. Small calls leave a GPU idle, so there this is nearly everything, and the bound is a fifth. They keep a CPU busy:
+there at most half of the arithmetic can be saved, and the bound is that the sweep is never slower. If the layers are
+one scan, nothing comes before it, and only the calls are saved.
 """
 
 from __future__ import annotations

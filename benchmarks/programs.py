@@ -1,7 +1,7 @@
-"""What a compiled program is made of, so that a ratio explains itself: kernels, copies, operations, bytes.
+"""The contents of a compiled program, to explain a ratio: kernels, copies, operations, bytes.
 
-Two programs that do the same by the same means have the same kernels. Where they differ, the difference is printed:
-which kernels, of which shapes, one has and the other has not.
+Two programs that do the same in the same way have the same kernels. If they differ, the difference is printed: which
+kernels, of which shapes, only one of them has.
 
 Sharp edge: bytes and flops are estimates of XLA, and on a GPU they leave out what libraries do (`custom-call`).
 """
@@ -14,7 +14,7 @@ import re
 import sys
 from typing import Any
 
-# No work of their own: names for what is there already.
+# These do no work: they are names for existing arrays.
 _FREE = {"parameter", "constant", "bitcast", "get-tuple-element", "tuple", "iota"}
 _MOVES = ("copy", "transpose", "convert", "dynamic-update-slice", "dynamic-slice", "concatenate", "pad")
 _SHOWN = 12
@@ -84,7 +84,7 @@ def kernels_of(text: str) -> collections.Counter[str]:
 
 
 def explain(question: str, by_hand: Any, ours: Any) -> None:
-    """Prints what two compiled programs are made of and where they differ."""
+    """Prints the figures of two compiled programs and where they differ."""
     hand, mine = program_of(by_hand), program_of(ours)
     print(f"  {question}\n    by hand: {hand.line()}\n    sonde:   {mine.line()}", file=sys.stderr)
     for title, more in (("by hand", hand.kernels - mine.kernels), ("sonde", mine.kernels - hand.kernels)):

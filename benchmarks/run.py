@@ -1,4 +1,4 @@
-"""Every benchmark, a table for each part of the library. The exit status says if all bounds hold.
+"""Runs the benchmarks and prints a table for each part of the library. The exit status tells whether all bounds hold.
 
 Without arguments all of them run, which takes some minutes; otherwise those named, as in
 `python benchmarks/run.py eager tracing`, or whole parts, as in `python benchmarks/run.py tools`. Each runs in a process

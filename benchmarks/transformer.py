@@ -1,4 +1,4 @@
-"""The model that the benchmarks look into: a transformer in plain JAX, with four sites in every block.
+"""The model of the benchmarks: a transformer in plain JAX, with four sites in every block.
 
 It is written once and takes the function that marks a value, so that the marked program, the one that returns
 its intermediates by hand and the one without any marks are the same program.
@@ -142,7 +142,7 @@ _tap.defvjp(lambda value, sink: (value, None), lambda _, cotangent: (cotangent, 
 
 
 def gradients_by_hand(forward: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """Loss, gradients of the parameters, every intermediate and its gradient, as it is done without Sonde.
+    """Loss, gradients of the parameters, every intermediate and its gradient, as one would compute them without Sonde.
 
     The gradients come out at sinks whose numbers are never read: the cheapest way that JAX offers by hand.
     """

@@ -1,9 +1,9 @@
 """A small transformer learns a refrain, and its attention weights show how.
 
-Every line of the text is eight random letters, sung four times. The first eight cannot be guessed; all later letters
-can, by looking up what was sung eight letters before the one to come. After training, one pass records the attention
-weights of every layer, from the sites that attention layers have, and a table shows which heads look there. Silencing
-the heads of a layer shows whether the model depends on them.
+Every line of the text is eight random letters, repeated four times. The first eight cannot be predicted; all later
+letters can, by looking up the letter eight positions before the next one. After training, one pass records the
+attention weights of every layer, from the sites of attention layers, and a table shows which heads look there.
+Silencing the heads of a layer shows whether the model depends on them.
 
 The model has what language models have: token and position embeddings, dropout, the output tied to the embedding, Adam.
 
@@ -31,7 +31,7 @@ WIDTH, HEADS, BLOCKS, BATCH = 64, 4, 2, 32
 
 
 class Block(nnx.Module):
-    """Attention and a two-layer network, each added to what comes in."""
+    """Attention and a two-layer network, each added to its input."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.norm1, self.norm2 = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.LayerNorm(WIDTH, rngs=rngs)
@@ -61,7 +61,7 @@ class LanguageModel(nnx.Module):
 
 
 def lines(key: jax.Array, n: int = BATCH) -> jax.Array:
-    """Lines of text: eight random letters, again and again, one letter more than the model reads."""
+    """Lines of text: eight random letters, repeated; one letter more than the model reads."""
     return jnp.tile(jax.random.randint(key, (n, PERIOD), 0, LETTERS), LENGTH // PERIOD + 1)[:, : LENGTH + 1]
 
 
@@ -76,7 +76,7 @@ def refrain_loss(model: LanguageModel, text: jax.Array) -> jax.Array:
 
 
 def where_the_next_letter_stands() -> np.ndarray:
-    """Of every position from the end of the first refrain on, the earlier ones with the letter that comes next."""
+    """For every position after the first refrain, the earlier positions that hold the next letter."""
     here, earlier = np.ogrid[PERIOD - 1 : LENGTH, :LENGTH]
     return ((here + 1 - earlier) % PERIOD == 0) & (earlier <= here)
 
@@ -106,7 +106,7 @@ def main() -> None:
     after = refrain_loss(model, held_out)
     console.print(f"loss of the refrain {before:.3f} at first, {after:.3f} after {steps} steps")
 
-    # The weights are sites of every attention layer: one pass, and nothing in the model says so.
+    # The weights are sites of every attention layer: one pass is enough, and the model is unchanged.
     _, records = sonde.capture(model, "blocks/*/attention/weights")(held_out[:, :-1])
     there = where_the_next_letter_stands()
     title = "attention to where the next letter stands"
@@ -115,7 +115,7 @@ def main() -> None:
     for path, record in records.items():
         known = np.asarray(record.value)[:, :, PERIOD - 1 :]  # (lines, heads, from, to)
         shares.append((known * there).sum(-1).mean((0, 2)))
-        # Does the model need them? Replace what the heads give by zeros, and see.
+        # Does the model need them? Replace the outputs of the heads by zeros.
         without = sonde.edit(refrain_loss, {path.replace("weights", "heads"): jnp.zeros_like})(model, held_out)
         table.add_row(path.removesuffix("/weights"), *(f"{s:.0%}" for s in shares[-1]), f"{without:.3f}")
     console.print(table)

@@ -1,7 +1,7 @@
-"""Train a small network, look inside one training step, and say what is wrong with it.
+"""Trains a small network, looks inside one training step, and reports what is wrong with it.
 
 The network has six layers, and one of them is badly initialised: most of its units never fire. One pass over one
-training step gives, for every layer, statistics of the values going forward and of the gradients coming back.
+training step gives statistics of the values and of the gradients of every layer.
 
 Run it with `python examples/look_inside.py`.
 """
@@ -64,13 +64,13 @@ def train_step(params, state, x, y):
 
 
 def statistics(value: jax.Array) -> dict[str, jax.Array]:
-    """What is kept of a value: computed where the value is, so that no array leaves the step."""
+    """The statistics of a value, computed inside the step, so that no large array leaves it."""
     dead = jnp.mean(jnp.all(value == 0, axis=0)) if value.ndim > 1 else jnp.zeros(())
     return {"mean": value.mean(), "std": value.std(), "norm": jnp.linalg.norm(value), "dead": dead}
 
 
 def main() -> None:
-    """Trains, looks, and prints a table."""
+    """Trains, captures one step, and prints a table."""
     console = Console()
     params = init(jax.random.key(0))
     state = optimizer.init(params)
@@ -106,7 +106,7 @@ def main() -> None:
     dead = float(before[worst].value["dead"])
     console.print(f"{dead:.0%} of the units of [bold]{worst}[/bold] never fired at the start: its bias is -2.")
 
-    # And if they had fired? Run the trained model with the layer's value replaced.
+    # Does the model need this layer? Run the trained model with its value replaced.
     x, y = batch(jax.random.key(9))
     silent = sonde.edit(loss, {worst: jnp.zeros_like})(params, x, y)
     console.print(f"loss {loss(params, x, y):.4f}; with {worst} silenced it would be {silent:.4f}")

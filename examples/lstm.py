@@ -1,7 +1,7 @@
 """An LSTM learns to remember, and its gates show when it does.
 
-At every step there is a number, and now and then a flag. The answer is always the last number that came with a flag: so
-the network must take a number in when there is a flag, and keep it when there is none. The gates are sites of the cell.
+At every step there is a number, and sometimes a flag. The answer is always the last number that came with a flag, so
+the network must store a number when there is a flag, and keep it otherwise. The gates are sites of the cell.
 Recording them through the loop gives one row per step.
 
     python examples/lstm.py [--quick]
@@ -68,7 +68,7 @@ def main() -> None:
         losses.append(train_step(model, optimizer, jax.random.key(100 + step)))
     console.print(f"mean squared error {before:.4f} at first, {loss_fn(model, x, y):.4f} after {steps} steps")
 
-    # The loop is inside the model; the records have one row per step all the same.
+    # The loop is inside the model; the records still have one row per step.
     _, records = sonde.capture(model, "rnn/cell/*")(x)
     flags = np.asarray(x[..., 1].T, bool)
     table = Table("gate", "with a flag", "without", title="how far the gates are open, on average")
@@ -79,7 +79,7 @@ def main() -> None:
 
     forget = np.asarray(records["rnn/cell/forget_gate"].value)
     flips = forget[~flags].mean(0) - forget[flags].mean(0)
-    units = np.argsort(flips)[::-1][:6]  # those that keep without a flag and forget with one
+    units = np.argsort(flips)[::-1][:6]  # units that keep without a flag and forget with one
     picture = np.concatenate([flags[None, :, 0], forget[:, 0, units].T])
     title = "first row: flags; below: forget gates of six units; from left to right: steps"
     console.print(Panel.fit(heat_map(picture, console, high=1.0), title=title))

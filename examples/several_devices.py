@@ -1,9 +1,9 @@
-"""Training on several devices, with parameters that are divided among them.
+"""Training on several devices, with sharded parameters.
 
-The layers say along which axis their kernels are divided. Optimizer moments, gradients and recorded values are divided
-too, and nothing is gathered to look at it: the records of a capture are arrays on the same devices.
+The layers declare along which axis their kernels are sharded. Optimizer moments, gradients and recorded values are
+sharded too, and nothing is gathered: the records of a capture are arrays on the same devices.
 
-The script makes two devices of the CPU, and would do the same on two accelerators.
+The script splits the CPU into two devices; it works the same on two accelerators.
 
     python examples/several_devices.py [--quick]
 """
@@ -31,7 +31,7 @@ WIDTH, BATCH = 128, 256
 
 
 class MLP(nnx.Module):
-    """The first kernel is divided by columns, the second by rows: between the two, nothing must be sent."""
+    """The first kernel is sharded by columns, the second by rows, so nothing is communicated between the two."""
 
     def __init__(self, rngs: nnx.Rngs):
         normal = nnx.initializers.lecun_normal()
@@ -62,7 +62,7 @@ def train_step(model: MLP, optimizer: nnx.Optimizer, x: jax.Array, y: jax.Array)
 
 
 def describe(array: jax.Array) -> tuple[str, str, str]:
-    """The shape of an array, of what one device has of it, and the devices."""
+    """The shape of an array, the shape of one device's part, and the devices."""
     shapes = (array.shape, array.sharding.shard_shape(array.shape))
     whole, part = ("x".join(map(str, shape)) or "1" for shape in shapes)
     return whole, part, ", ".join(sorted(str(device) for device in array.devices()))
@@ -80,7 +80,7 @@ def main() -> None:
             losses.append(train_step(model, optimizer, *batch(jax.random.key(100 + step))))
         last = loss_fn(model, *batch(jax.random.key(1)))
 
-        # One more step, watched: the value of the hidden layer, and the gradient that comes back to it.
+        # One more step, captured: the value of the hidden layer, and its gradient.
         _, records = sonde.capture(train_step, grads=True)(model, optimizer, *batch(jax.random.key(2)))
 
     table = Table("array", "whole", "on one device", "devices", title=f"mesh of {mesh.size} devices")

@@ -1,4 +1,4 @@
-"""What the examples draw with: a progress bar that shows the loss, and arrays as coloured cells."""
+"""Drawing for the examples: a progress bar that shows the loss, and arrays as coloured cells."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-# Dark to light, also in brightness: it reads in print and for colour-blind people.
+# From dark to light, so that it is readable in print and for colour-blind people.
 SHADES = ["#0d0887", "#5302a3", "#8b0aa5", "#b83289", "#db5c68", "#f48849", "#febd2a", "#f0f921"]
 BLOCKS = " ·:-=+*#"  # where there is no colour, as in a log file
 
@@ -32,9 +32,9 @@ def heat_map(values: Iterable[Iterable[float]], console: Console, low: float = 0
 
 
 def training(console: Console, steps: int, every: int = 10) -> Iterator[tuple[int, list[float]]]:
-    """Counts steps behind a progress bar. The caller appends losses to the list, and the last one is shown.
+    """Yields step numbers and shows a progress bar. The caller appends losses to the list; the last one is shown.
 
-    A loss is an array until it is read, and reading it waits for the device: so it is read only now and then.
+    Reading a loss waits for the device, so it is read only now and then.
     """
     columns = TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}")
     losses: list[float] = []

@@ -1,14 +1,14 @@
 """See inside any JAX program: every intermediate value and every gradient, under every transform, in one pass.
 
-`sow` marks a value; `capture` runs a function and returns what passed. The rest of the page:
+`sow` marks a value; `capture` runs a function and returns the marked values. The other names:
 
     scope(name)                     names for the sites inside a block
     capture(f, *patterns)           run `f`, return `(result, records)`
     edit(f, {pattern: new})         run `f` with values replaced
-    perturb, perturbations, perturbed   add to values and differentiate with respect to what is added
-    records_before(error)           what a capture had seen when `f` failed
-    sites(f)                        what a capture would see and cost, without running anything
-    first_nonfinite(f)              which site made the first NaN or Inf
+    perturb, perturbations, perturbed   add to values, and differentiate with respect to the additions
+    records_before(error)           the records of a capture up to the point where `f` failed
+    sites(f)                        the sites that a capture would record and their cost, without running `f`
+    first_nonfinite(f)              finds the site that makes the first NaN or Inf
     alias()                         packages written on Flax run on Sonde
 """
 

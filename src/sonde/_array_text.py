@@ -12,12 +12,12 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def indexed(name: object, index: Iterable[int]) -> str:
-    """A name with an index behind it, as in `h[0,1]`."""
+    """A name followed by an index, as in `h[0,1]`."""
     return f"{name}[{','.join(map(str, index))}]"
 
 
 def describe(x: Any) -> str:
-    """Dtype and shape of an array, as in `float32[2,3]`; anything else by its type and as it is."""
+    """Dtype and shape of an array, as in `float32[2,3]`; anything else by its type and `repr`."""
     shape = getattr(x, "shape", None)
     return f"{type(x).__name__} {x!r}" if shape is None else indexed(x.dtype, shape)
 

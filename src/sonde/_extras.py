@@ -7,7 +7,7 @@ from typing import Any
 
 
 def load(module: str, *, extra: str, purpose: str) -> Any:
-    """An optional module.
+    """Imports an optional module.
 
     Args:
         module: what to import.
@@ -15,8 +15,8 @@ def load(module: str, *, extra: str, purpose: str) -> Any:
         purpose: what it is needed for, as in "To ..., install ...".
 
     Raises:
-        ModuleNotFoundError: the package is not installed. If it is and something that it needs is missing, that error
-            comes through as it is.
+        ModuleNotFoundError: the package is not installed. If it is installed but one of its own dependencies is
+            missing, that error is raised unchanged.
     """
     try:
         return importlib.import_module(module)

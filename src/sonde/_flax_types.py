@@ -66,7 +66,7 @@ class PromoteDtypeFn(Protocol):
     """A function that brings arrays to one dtype, as `linen.dtypes.promote_dtype` does."""
 
     def __call__(self, *args: Any, dtype: Any = None, inexact: bool = True, **kwargs: Any) -> Any:
-        """The arrays, with the dtype that they have in common or that is asked for."""
+        """The arrays, in their common dtype or in the requested one."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Files and folders that are replaced whole: whatever happens in between, the old one or the new one is there.
+"""Files and folders that are replaced as a whole: at every moment, either the old one or the new one exists.
 
 The new one is written beside the old one, in the same folder, and takes its name when it is complete. A process that is
-killed may leave what it has written so far beside it.
+killed may leave a partial file or folder next to it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def replaced_file(path: PathLike) -> Iterator[Path]:
     """A file to write in place of another, whose name it takes when the block ends without an error.
 
     Args:
-        path: The name. If it is a link, the file that it leads to is replaced. What is no ordinary file, such as a
-            terminal, is written to directly.
+        path: The name. If it is a link, the file that it leads to is replaced. Something that is not an ordinary
+            file, such as a terminal, is written to directly.
 
     Example:
         >>> import pathlib, tempfile
@@ -51,7 +51,7 @@ def replaced_file(path: PathLike) -> Iterator[Path]:
 
 
 def _to_disk(path: Path) -> None:
-    """Waits until a file or folder is on disk, where the system can say so."""
+    """Waits until a file or folder is on disk, if the system supports it."""
     try:
         opened = os.open(path, os.O_RDONLY)
     except OSError:  # folders cannot be opened everywhere
@@ -67,13 +67,13 @@ def _to_disk(path: Path) -> None:
 
 
 def beside(path: str) -> str:
-    """Where a folder is written that is to replace another: the same in all processes."""
+    """The path to which the replacement of a folder is written: the same in all processes."""
     folder, name = os.path.split(os.path.realpath(path))
     return os.path.join(folder, f".{name}.new")
 
 
 def set_aside(path: str) -> str:
-    """Where the old folder is while it is replaced, on a disk that cannot exchange two folders at once."""
+    """The path of the old folder during a replacement, on a disk that cannot exchange two folders in one step."""
     folder, name = os.path.split(os.path.realpath(path))
     return os.path.join(folder, f".{name}.old")
 
@@ -81,7 +81,7 @@ def set_aside(path: str) -> str:
 def replace_folder(path: str) -> None:
     """Gives the folder at `beside(path)` the name `path`, and removes what had that name.
 
-    Linux and macOS exchange two names at once. Where the disk cannot do that, there is a moment at which the old folder
+    Linux and macOS exchange two names in one step. If the disk cannot do that, there is a moment when the old folder
     is at `set_aside(path)` and nothing is at `path`.
     """
     target, new, old = os.path.realpath(path), beside(path), set_aside(path)
@@ -98,7 +98,7 @@ def replace_folder(path: str) -> None:
 
 
 def _remove(path: str, going: str | None = None) -> None:
-    """Removes a file or a folder, under another name if one is given: what has this one is then never half of it."""
+    """Removes a file or a folder; renames it first if another name is given, so this name is never half-removed."""
     if going is not None and os.path.exists(path):
         os.rename(path, going)
         path = going
@@ -109,7 +109,7 @@ def _remove(path: str, going: str | None = None) -> None:
 
 
 def _exchange(a: str, b: str) -> bool:
-    """Exchanges two names at once; False if the system or the disk cannot."""
+    """Exchanges two names in one step; False if the system or the disk cannot."""
     library = ctypes.CDLL(None)
     paths = os.fsencode(a), os.fsencode(b)
     if sys.platform == "darwin" and hasattr(library, "renamex_np"):

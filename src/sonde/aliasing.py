@@ -1,13 +1,14 @@
 """`alias`: `flax.nnx` and `flax.linen` mean Sonde, for packages that are written on Flax.
 
-While it is on, every `import flax...` is answered here. `flax.nnx`, `flax.linen` and what is below them are the modules
-of Sonde themselves. What stands around (`flax.core`, `flax.struct`, `flax.serialization`, `flax.training`, ...) has the
-names of Sonde first, and those that Sonde has not from Flax, if that is installed.
+While it is on, every `import flax...` is handled here. `flax.nnx`, `flax.linen` and what is below them are the modules
+of Sonde themselves. The rest (`flax.core`, `flax.struct`, `flax.serialization`, `flax.training`, ...) has the
+names of Sonde first, and names that Sonde lacks from Flax, if Flax is installed.
 
 Sharp edges:
 
-* It answers imports. A package that was imported before keeps what it imported; one that imports inside its functions
-  must be called while the alias is on. Turned on for good, at the start of a program, it has neither.
+* It only affects imports. A package that was imported before keeps what it imported; one that imports inside its
+  functions must be called while the alias is on. If it is turned on at the start of a program and stays on, neither
+  matters.
 * It changes `sys.modules` for the whole process, all threads included.
 """
 
@@ -25,7 +26,7 @@ from typing import Any, Self
 
 from sonde import serialization
 
-#: Modules of Flax that stand around, and the modules of Sonde that have their names.
+#: Other modules of Flax, and the modules of Sonde that have their names.
 _AROUND = {
     "flax": (),
     "flax.core": ("sonde.linen.frozen_dict", "sonde.linen.meta", "sonde.linen.filters"),
@@ -45,7 +46,7 @@ _MISSING: Any = object()
 class alias:
     """Makes `flax.nnx` and `flax.linen` mean Sonde for what is imported.
 
-    Called, it holds until `off` is called; as a context manager, until the block ends.
+    When called, it lasts until `off` is called; as a context manager, until the block ends.
 
     Example:
         >>> import sonde
@@ -60,7 +61,7 @@ class alias:
         _switch.on()
 
     def off(self) -> None:
-        """Ends it; what was imported stays."""
+        """Ends it; imported modules stay."""
         if self._on:
             self._on = False
             _switch.off()
@@ -113,7 +114,7 @@ def _is_flax(name: str) -> bool:
 
 
 class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """The import hook, and what it put aside."""
+    """The import hook, and the modules of Flax that it set aside."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -139,7 +140,7 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 self._real = {}
 
     def real(self, name: str) -> types.ModuleType | None:
-        """A module of Flax itself, None if it has none of that name or is not installed."""
+        """A module of Flax itself; None if there is none of that name, or Flax is not installed."""
         with self._lock:
             if _file_of_flax(name) is None:
                 return None
@@ -159,9 +160,9 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return self._real.get(name)
 
     def module(self, name: str) -> types.ModuleType | None:
-        """What `name` is while the alias is on, None if there is no such module.
+        """The module that `name` means while the alias is on; None if there is no such module.
 
-        Code that holds a module from then asks for the ones below it later, when the alias may be off.
+        Code may keep such a module and ask for its submodules later, when the alias is off.
         """
         if name.startswith(_FACES):
             return _of_sonde(name)
@@ -174,7 +175,7 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     # ------------------------------------------------------------------------------------------------ importing
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Answers for Flax."""
+        """Finds the modules of Flax."""
         if not _is_flax(fullname):
             return None
         if self.module(fullname) is None:
@@ -195,7 +196,7 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _introduce(real: dict[str, types.ModuleType]) -> None:
-    """Makes the types that Sonde can serialize known to Flax itself, whose functions are met under other names."""
+    """Registers the types that Sonde can serialize with Flax itself, which is reached under other names."""
     if "flax.serialization" in real:
         serialization.put_aside(real["flax.serialization"])
 

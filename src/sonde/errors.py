@@ -1,14 +1,14 @@
-"""The exceptions of Sonde. A traceback ends with the address of the page that explains the error.
+"""The exceptions of Sonde. A traceback ends with the path of the page that explains the error.
 
 SondeError
 ├── CaptureError          a site is in a place that cannot be captured
 ├── NoSuchSiteError       a pattern matches no site               (also a LookupError)
 ├── EditError             an edit does not fit the site           (also a ValueError)
 ├── InsideError           a function cannot be looked into        (also a ValueError)
-├── LayerInputError       what a layer was given does not fit it  (also a ValueError and TypeError)
+├── LayerInputError       the input of a layer does not fit it  (also a ValueError and TypeError)
 ├── LinenError            the root of 28 errors of `sonde.linen`, with the names of `flax.errors`
 ├── ModelFileError        a checkpoint cannot be read or written  (also a ValueError)
-├── ScopeError            scopes were left in another order than they were entered
+├── ScopeError            scopes were not left in the reverse order of entering
 ├── SiteNameError         a name that cannot name a site          (also a TypeError or ValueError)
 ├── StoreError            a store of activations cannot be used, or does not fit
 └── TraceContextError     an object was changed at a trace level other than the one it was made at
@@ -23,7 +23,7 @@ class SondeError(Exception):
     """The root of the tree: catch it to catch every error below.
 
     Attributes:
-        page: the page of the documentation about this error, counted from the root of the repository.
+        page: the documentation page about this error, relative to the root of the repository.
     """
 
     page = "docs/reference.md"
@@ -39,7 +39,7 @@ class SondeError(Exception):
 
     @property
     def advice(self) -> str:
-        """The last line of the traceback: where the page about this error is."""
+        """The last line of the traceback: the path of the page about this error."""
         return f"What to do: {self.page}"
 
 
@@ -60,11 +60,11 @@ class InsideError(SondeError, ValueError):
 
 
 class LayerInputError(SondeError, ValueError, TypeError):
-    """An array or option given to a layer does not fit it. Says which argument, what was expected and what it got.
+    """An array or option given to a layer does not fit it. Names the argument, what was expected and what was given.
 
     The arithmetic in `sonde.ops` raises it without knowing its caller; the layer fills in `place`
     (its class and, where known, its path), which then leads the text. Also a `ValueError` and a `TypeError`,
-    because Flax raises now one, now the other for the same mistake.
+    because Flax raises either of them for the same mistake.
 
     Attributes:
         place: the layer, such as `Linear at decoder/head`, or None when a plain function was called.
@@ -81,14 +81,14 @@ class LayerInputError(SondeError, ValueError, TypeError):
 
 
 class ModelFileError(SondeError, ValueError):
-    """A checkpoint cannot be read: its architecture is not known, tensors are missing or misshapen, a file is cut off.
+    """A checkpoint cannot be read: unsupported architecture, tensors missing or misshapen, a file truncated.
 
-    Names what is wrong. No model is returned then.
+    The message names what is wrong.
     """
 
 
 class ScopeError(SondeError):
-    """Scopes were left in another order than they were entered, as interleaved generators or asyncio tasks do."""
+    """Scopes were not left in the reverse order of entering, as with interleaved generators or asyncio tasks."""
 
 
 class SiteNameError(SondeError, TypeError, ValueError):
@@ -100,7 +100,7 @@ class StoreError(SondeError):
 
 
 class LinenError(SondeError):
-    """The root of what `sonde.linen` raises; the classes below carry the names of `flax.errors`."""
+    """The base of the errors of `sonde.linen`; its subclasses have the names of `flax.errors`."""
 
 
 class ApplyModuleInvalidMethodError(LinenError, TypeError):
@@ -136,7 +136,7 @@ class CallUnbindOnUnboundModuleError(LinenError):
 
 
 class DescriptorAttributeError(LinenError):
-    """A property of a module fails with an AttributeError of its own, which would look as if it were missing."""
+    """A property of a module raises an AttributeError, which would look as if the property were missing."""
 
 
 class IncorrectPostInitOverrideError(LinenError):
@@ -156,7 +156,7 @@ class InvalidRngError(LinenError, ValueError):
 
 
 class InvalidScopeError(LinenError):
-    """A module is used after the `init` or `apply`, or the transformed function, that it belongs to is over."""
+    """A module is used after the `init` or `apply`, or the transformed function, that it belongs to has ended."""
 
 
 class JaxTransformError(LinenError):
@@ -168,7 +168,7 @@ class LazyInitError(LinenError):
 
 
 class ModifyScopeVariableError(LinenError):
-    """A variable in a collection that may not change is set."""
+    """A variable is set in a collection that may not change."""
 
 
 class NameInUseError(LinenError):
@@ -176,7 +176,7 @@ class NameInUseError(LinenError):
 
 
 class PartitioningUnspecifiedError(LinenError):
-    """A transform adds an axis to partitioned variables and is not told how the axis is named."""
+    """A transform adds an axis to partitioned variables, but the name of the axis is unknown."""
 
 
 class ReservedModuleAttributeError(LinenError):
@@ -184,7 +184,7 @@ class ReservedModuleAttributeError(LinenError):
 
 
 class ScopeCollectionNotFound(LinenError):
-    """A parameter is needed and its collection has nothing at all for the module."""
+    """A parameter is needed, but its collection has nothing for the module."""
 
 
 class ScopeParamNotFoundError(LinenError):
@@ -192,7 +192,7 @@ class ScopeParamNotFoundError(LinenError):
 
 
 class ScopeParamShapeError(LinenError):
-    """A parameter that was given has another shape than its initializer makes."""
+    """A given parameter has a shape other than its initializer's."""
 
 
 class ScopeVariableNotFoundError(LinenError):
@@ -218,6 +218,6 @@ class TransformedMethodReturnValueError(LinenError):
 class TraceContextError(SondeError):
     """A Variable or Module was changed at a trace level other than the one it was made at.
 
-    It is raised when, say, a function under `jax.jit` assigns to a model it closes over: the assignment would put a
+    For example, a function under `jax.jit` assigns to a model it closes over: the assignment would put a
     tracer into an object that outlives the trace. Pass the object as an argument of an `nnx` transform instead.
     """

@@ -70,40 +70,40 @@ def _at(name: str) -> Iterator[None]:
 
 
 def current_path() -> str:
-    """Where in a tree `from_state_dict` is: `./params/kernel`."""
+    """The path at which `from_state_dict` currently is: `./params/kernel`."""
     return "/".join(_here.path)
 
 
 def register_serialization_state(
     ty: type, ty_to_state_dict: ToState, ty_from_state_dict: FromState, override: bool = False
 ) -> None:
-    """Says how a type becomes a state dict, and how it is restored from one.
+    """Registers how a type is converted to a state dict and restored from one.
 
     Args:
         ty: the type.
         ty_to_state_dict: takes an object, returns nested dicts with string keys.
         ty_from_state_dict: takes an object and such a dict, returns a new object.
-        override: whether to replace what is known of the type.
+        override: whether to replace an earlier registration.
 
     Raises:
-        ValueError: the type is known already and `override` is False.
+        ValueError: the type is registered already and `override` is False.
     """
     with _lock:
         if ty in _forms and not override:
-            raise ValueError(f"{ty.__name__} is registered already: pass override=True to replace what is known of it.")
+            raise ValueError(f"{ty.__name__} is registered already: pass override=True to replace the registration.")
         _forms[ty] = _Form(ty_to_state_dict, ty_from_state_dict)
         _unknown_to_flax.append(ty)
     tell_flax()
 
 
 def put_aside(flax: Any) -> None:
-    """Says which module `flax.serialization` is while that name means this one; see `sonde.alias`."""
+    """Notes the real `flax.serialization` while that name means this module; see `sonde.alias`."""
     _put_aside[:] = [flax]
     tell_flax()
 
 
 def tell_flax() -> None:
-    """Registers with `flax.serialization`, if that is loaded, what is registered here."""
+    """Registers all types that are registered here with `flax.serialization` too, if that is loaded."""
     if not _unknown_to_flax:
         return
     flax = _put_aside[-1] if _put_aside else sys.modules.get("flax.serialization")
@@ -118,17 +118,17 @@ def tell_flax() -> None:
 
 
 def to_state_dict_of(ty: type) -> ToState:
-    """How a registered type becomes a state dict."""
+    """The function that converts a registered type to a state dict."""
     return _forms[ty].to_state
 
 
 def from_state_dict_of(ty: type) -> FromState:
-    """How a registered type is restored."""
+    """The function that restores a registered type."""
     return _forms[ty].from_state
 
 
 def register_box(ty: type) -> None:
-    """Registers a type of linen's boxes: the value is what is kept."""
+    """Registers a type of linen's boxes: only the value is kept."""
     register_serialization_state(
         ty,
         lambda box: {"value": to_state_dict(box.value)},
@@ -137,7 +137,7 @@ def register_box(ty: type) -> None:
 
 
 def is_serializable(target: Any) -> bool:
-    """Whether `to_state_dict` knows the type of a thing; what it does not know is a leaf."""
+    """Whether `to_state_dict` knows the type of a value; values of other types are leaves."""
     return _form_of(target) is not None
 
 
@@ -165,10 +165,10 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
     Args:
         target: an object of the form that the state dict was made from.
         state: the state dict.
-        name: what to call the place in messages.
+        name: the name of the root in messages.
 
     Raises:
-        ValueError: the state dict has not the form of `target`; the message says where.
+        ValueError: the state dict does not have the form of `target`; the message says where.
 
     Example:
         >>> from_state_dict([0, 0], {"0": 1, "1": 2})
@@ -198,7 +198,7 @@ def _form_of_flax(target: Any) -> _Form | None:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What Python and JAX bring along
+# Types of Python and JAX
 # --------------------------------------------------------------------------------------------------------------------
 
 
@@ -307,7 +307,7 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
 
 
 def msgpack_restore(encoded_pytree: bytes) -> Any:
-    """What `msgpack_serialize` was given; arrays come back as those of NumPy."""
+    """The argument of `msgpack_serialize`, with NumPy arrays."""
     msgpack = _msgpack()
     return _in_one(msgpack.unpackb(encoded_pytree, ext_hook=_unpacked, raw=False))
 

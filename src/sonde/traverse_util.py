@@ -11,7 +11,7 @@ Path = tuple[Any, ...]
 
 
 class _EmptyNode:
-    """Stands for a dict without entries."""
+    """Represents a dict without entries."""
 
     def __repr__(self) -> str:
         return "_EmptyNode()"
@@ -31,7 +31,7 @@ def flatten_dict(
     Args:
         xs: the dict.
         keep_empty_nodes: whether a dict without entries is kept, as `empty_node`.
-        is_leaf: says of a path and a value whether to stop there.
+        is_leaf: a function of a path and a value that says whether to stop there.
         sep: joins the keys of a path to a string; None leaves paths as tuples.
 
     Example:

@@ -1,10 +1,10 @@
-"""What the arguments of a program stand for, while the program is traced.
+"""The arrays behind the arguments of a program, while the program is traced.
 
-JAX traces a program with the types of its arguments alone. But before `jit`, `scan`, `cond`, `checkpoint` and the like
-trace a function they describe the call, with its arguments, for the sake of error messages (`api_util.debug_info`), and
+JAX traces a program with only the types of its arguments. But before `jit`, `scan`, `cond`, `checkpoint` and the like
+trace a function they describe the call, with its arguments, for error messages (`api_util.debug_info`), and
 the trace keeps the description. While a capture runs, descriptions have weak references to the arrays among the
-arguments, and to whatever else `tracing_hook` is asked to note: they keep nothing alive, and are equal to those that
-JAX makes itself.
+arguments, and to whatever else `tracing_hook` notes: they keep nothing alive, and are equal to those that JAX makes
+itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Arguments", "arrays_described", "notes_described", "traces_around"]
 
 
 class _Description(_DebugInfo):
-    """A description of a call that knows what the call is made with."""
+    """A description of a call that holds the call's arguments."""
 
     arrays: tuple[weakref.ref[Any] | None, ...] = ()
     notes: Any = None
@@ -45,13 +45,13 @@ setattr(_Description, "_replace", _replace)  # noqa: B010 (JAX replaces names th
 def described(
     info: Any, args: Sequence[Any], kwargs: dict[str, Any], static: tuple[Sequence[int], Sequence[str]], notes: Any
 ) -> Any:
-    """A description of a call that knows the arrays among its arguments.
+    """A description of a call that holds the arrays among its arguments.
 
     Args:
-        info: The description that JAX has made.
+        info: JAX's own description.
         args: The positional arguments.
         kwargs: The keyword arguments.
-        static: The numbers and names of arguments that the program does not get.
+        static: The positions and names of static arguments, which the program does not get.
         notes: What else to keep with it.
     """
     new = _Description(*info)
@@ -63,7 +63,7 @@ def described(
 def traced_arguments(
     args: Sequence[Any], kwargs: dict[str, Any], static_argnums: Sequence[int], static_argnames: Sequence[str]
 ) -> list[Any]:
-    """The leaves of the arguments of a function that are arguments of its program: not those of static ones."""
+    """The leaves of a function's arguments that its program gets, which excludes static ones."""
     static = {i % len(args) for i in static_argnums if -len(args) <= i < len(args)} if args else ()
     given = tuple(x for i, x in enumerate(args) if i not in static)
     return _tracing_registry.flatten((given, {name: x for name, x in kwargs.items() if name not in static_argnames}))[0]
@@ -81,8 +81,8 @@ def notes_described(info: Any) -> Any:
 def arrays_described(info: Any, types: Sequence[Any]) -> list[Any] | None:
     """The arrays that a described call was made with, for arguments of some types.
 
-    Numbers, and arrays that are gone, are None, and so are arguments that Sonde has added at the end. The result is
-    None if the description is not of a call with these.
+    Numbers, arrays that no longer exist, and arguments that Sonde has added at the end are None. The result is None if
+    the description belongs to another call.
     """
     if type(info) is not _Description:
         return None
@@ -95,7 +95,7 @@ def arrays_described(info: Any, types: Sequence[Any]) -> list[Any] | None:
 
 
 def traces_around() -> list[Any]:
-    """The traces that are under way in this thread."""
+    """The active traces of this thread."""
     found, trace = [], _core.trace_ctx.trace
     while trace is not None:
         found.append(trace)
@@ -107,7 +107,7 @@ class Arguments:
     """The arguments of programs that are being traced, as those programs have described them.
 
     Args:
-        around: Traces that were under way before: their arguments are values like others.
+        around: Traces that were active before: their arguments are ordinary values.
     """
 
     def __init__(self, around: Sequence[Any]) -> None:
@@ -115,7 +115,7 @@ class Arguments:
         self._known: dict[int, tuple[Any, dict[int, int], list[Any] | None]] = {}
 
     def find(self, tracer: Any) -> tuple[Any, int, Any] | None:
-        """Of an argument of a program: the description of the call, its number, and the array that it stands for.
+        """For an argument of a program: the description of the call, its number, and the array behind it.
 
         The array is None if it is not known. The result is None if the tracer is not an argument, or one of a program
         that was being traced before.

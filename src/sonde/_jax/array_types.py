@@ -53,7 +53,7 @@ def mapped_jaxpr(jaxpr: Any, axis_data: Any, mapped: Sequence[bool]) -> Any:
 
 
 def strongly_typed(value: Any) -> Any:
-    """A value whose type does not give way to others, as what a loop carries must not."""
+    """A value without a weak type, as needed for what a loop carries."""
     aval = typeof(value)
     return lax.convert_element_type(value, aval.dtype) if getattr(aval, "weak_type", False) else value
 
@@ -71,7 +71,7 @@ def zeros_of_type(aval: Any) -> Any:
 
 
 def result_of_extended_dtype(aval: Any, sharding: Any, committed: Any) -> Any:
-    """How a compiled program's result becomes an array of an extended dtype that is stored as another one."""
+    """Converts a compiled program's result to an array of an extended dtype that is stored as another dtype."""
     from jax._src import earray
     from jax._src.interpreters import pxla
 
@@ -80,7 +80,7 @@ def result_of_extended_dtype(aval: Any, sharding: Any, committed: Any) -> Any:
 
 
 def not_a_literal(value: Any) -> Any:
-    """A value as an array: evaluating a jaxpr gives numbers that are written in it a type of their own."""
+    """A value as an array: when a jaxpr is evaluated, literals in it have a special type."""
     dtype = getattr(value, "dtype", None) if isinstance(value, (int, float, complex)) else None
     return value if dtype is None else np.asarray(value, dtype)
 

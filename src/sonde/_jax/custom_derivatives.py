@@ -42,7 +42,7 @@ def call_again(wrapped: Any, *args: Any) -> Any:
 
 
 def call_beside(wrapped: Any, *args: Any) -> Any:
-    """Calls a `WrappedFun` for what happens inside it: what it has stored before, or has not, stays like that."""
+    """Calls a `WrappedFun` only for its side effects: its stored results stay as they were."""
     stores = [store for store in wrapped.stores if store is not None]
     before = [(store.val,) if store else () for store in stores]
     try:
@@ -75,9 +75,10 @@ def outputs_of_forward_rule(
 
 
 def without_forwarding(out_trees: Callable[[], Any]) -> Callable[[], Any]:
-    """What JAX is told of a forward rule that returns all its residuals.
+    """Tells JAX that a forward rule returns all its residuals.
 
-    Positions among the operands would be wrong where JAX evaluates a function partially: it puts operands in front.
+    Positions among the operands would be wrong where JAX evaluates a function partially, because it adds operands in
+    front.
     """
 
     def trees() -> Any:

@@ -15,7 +15,7 @@ __all__ = ["allow_effect", "hold_weakly", "register_kept_when_rematerialised"]
 
 
 def allow_effect(effect_type: type[Effect]) -> None:
-    """Lets an effect stand in every place where JAX otherwise refuses effects, and keeps it through dead-code passes.
+    """Allows an effect wherever JAX otherwise refuses effects, and keeps it through dead-code passes.
 
     Without the last list, an equation whose result is unused disappears from `scan` under reverse mode.
     """
@@ -32,7 +32,7 @@ def allow_effect(effect_type: type[Effect]) -> None:
 def hold_weakly(parameter_type: type) -> None:
     """Keeps JAX's cache of output types from holding on to parameters of this type, as it does for jaxprs.
 
-    The cache has 2048 entries, and every function that is traced would leave some of its own there.
+    The cache has 2048 entries, and every traced function would leave some there.
     """
     _util.weakref_cache_key_types.add(parameter_type)
 

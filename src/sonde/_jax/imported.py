@@ -72,7 +72,7 @@ PjitFunction = type(jax.jit(lambda: None))
 
 
 def inlined_primitives() -> set[Primitive]:
-    """Primitives that stand for nothing but the one jaxpr among their parameters."""
+    """Primitives that do nothing but run the one jaxpr among their parameters."""
     from jax._src.lax import eval_jaxpr  # a function in some versions, a module in others
 
     found = getattr(eval_jaxpr, "eval_jaxpr_p", None), getattr(_core, "eval_jaxpr_p", None)

@@ -44,7 +44,7 @@ class InPlace:
 
 
 def _get(owner: Any, name: Any) -> Any:
-    """What the owner itself has; a method that a class inherits is not its own."""
+    """The owner's own attribute or entry; an inherited method does not count."""
     return owner.get(name, _MISSING) if isinstance(owner, dict) else vars(owner).get(name, _MISSING)
 
 

@@ -34,7 +34,7 @@ ONE_JAXPR_CLASS = getattr(_core, "ClosedJaxpr", _core.Jaxpr) is _core.Jaxpr
 
 
 def open_jaxpr(jaxpr: Any) -> Any:
-    """The part with the equations."""
+    """The open jaxpr: the part with the equations."""
     return jaxpr if ONE_JAXPR_CLASS or isinstance(jaxpr, _core.Jaxpr) else jaxpr.jaxpr
 
 
@@ -52,7 +52,7 @@ def first_outputs(jaxpr: Any, n: int) -> Any:
 
 def sub_jaxprs(params: dict[str, Any]) -> list[Any]:
     """The jaxprs among the parameters of an equation, open or closed."""
-    if "_prim" in params:  # an operation that says itself what it stands for, and has parameters of its own
+    if "_prim" in params:  # an operation that carries its own implementation, with its own parameters
         params = params["_prim"].params
     found = []
     for value in params.values():
@@ -70,7 +70,7 @@ _NO_JAXPR = {type(None), bool, int, float, str, np.dtype, type(np.dtype("float32
 
 
 def jaxprs_in(traced: Any) -> Iterator[Any]:
-    """The jaxprs in what JAX returns when it has traced a function, or found the trace of it."""
+    """The jaxprs in what JAX returns from tracing a function or from finding its trace."""
     for part in traced if isinstance(traced, tuple) else (traced,):
         if hasattr(part, "eqns"):
             yield part
@@ -130,7 +130,7 @@ def add_equation(var: Any, amount: int) -> tuple[Any, Any]:
 
 
 def added_amount(eqn: Any) -> int | None:
-    """What an equation adds to its first operand, if it is a number that is written down in it."""
+    """The literal number that an equation adds to its first operand; None if there is none."""
     if eqn.primitive is not lax.add_p or not isinstance(eqn.invars[1], Literal) or np.ndim(eqn.invars[1].val):
         return None
     return int(eqn.invars[1].val)

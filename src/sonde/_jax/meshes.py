@@ -55,7 +55,7 @@ def varying_axes_of_type(aval: Any) -> frozenset[str]:
 
 
 def varying_over(value: Any, axes: frozenset[str]) -> Any:
-    """A value that varies over these mesh axes, too."""
+    """A value made to vary over these mesh axes too."""
     missing = tuple(axes - varying_axes(value))
     return lax.pcast(value, missing, to="varying") if missing else value
 
@@ -115,7 +115,7 @@ def repeated_like(value: Any, other: Any) -> Any:
 
 
 def first_axis_like(value: Any, other: Any) -> Any:
-    """A value whose first axis is sharded like that of another: `vmap` takes no others together."""
+    """A value whose first axis is sharded like that of another, as `vmap` requires."""
     mine, spec = typeof(value).sharding.spec, typeof(other).sharding.spec
     if mine[0] == spec[0]:
         return value

@@ -24,7 +24,7 @@ def jit_params(params: dict[str, Any], jaxpr: Any, *, n_in: int, n_out: int) -> 
 
 
 def jit_is_plain(params: dict[str, Any]) -> bool:
-    """Whether a jit asks for nothing but compilation: no shardings, layouts or donation."""
+    """Whether a jit only compiles: it has no shardings, layouts or donation."""
     return (
         all(x is UNSPECIFIED for x in (*params["in_shardings"], *params["out_shardings"]))
         and all(x is None for x in (*params["in_layouts"], *params["out_layouts"]))

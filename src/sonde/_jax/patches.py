@@ -2,8 +2,7 @@
 
 A change that stays is a rule in one of JAX's tables, made at the first capture and not when Sonde is imported
 (`at_first_capture`). It looks at what it is given and leaves everything without sites to JAX's own rule. A function of
-JAX is replaced only while a capture runs (`InPlace`). `tests/test_plain_jax.py` holds JAX with Sonde against JAX
-without.
+JAX is replaced only while a capture runs (`InPlace`). `tests/test_plain_jax.py` compares JAX with Sonde to JAX without.
 """
 
 from __future__ import annotations
@@ -76,10 +75,10 @@ def make_changes() -> None:
 
 
 def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]] | None]) -> None:
-    """Has `prepare` look at every scan before JAX splits it into a forward and a backward part.
+    """Calls `prepare` on every scan before JAX splits it into a forward and a backward part.
 
-    Where it returns something, the scan gets one more scanned input and other parameters; for all other scans JAX's own
-    rules run as they are.
+    If it returns something, the scan gets one more scanned input and new parameters; all other scans use JAX's own
+    rules.
     """
     linearize = _ad.primitive_linearizations[scan_p]
     partial_eval = _pe.custom_partial_eval_rules[scan_p]
@@ -121,8 +120,8 @@ def prepare_while_loops_for_remat(
 ) -> None:
     """Hooks into how while loops are computed again.
 
-    `wants` says which loops it is about. `prepare` is shown the parameters of every such loop, and `recomputed` those
-    of its forward part and of the loop that is computed again; where they return parameters, the loop gets those. JAX
+    `wants` selects the loops. `prepare` gets the parameters of every such loop, and `recomputed` those of its forward
+    part and of the loop that is computed again; if they return parameters, the loop gets those. JAX
     computes a loop again in a rematerialised function, and wherever it is differentiated: a loop that it cannot
     transpose must then be removed as not used, and an effect would be a use.
     """
@@ -149,7 +148,7 @@ def prepare_while_loops_for_remat(
         if known is None:
             return partial_eval(trace, *tracers, **params)
         forward, outs_unknown = known
-        # A carry that is known at first may come to depend on one that is not.
+        # A carry that is known at first may later depend on one that is not.
         inputs_unknown = [*is_unknown[: len(tracers) - len(outs_unknown)], *outs_unknown]
         known_outs = iter(
             while_p.bind(*[t.pval.get_known() for t, u in zip(tracers, inputs_unknown) if not u], **forward)
@@ -196,7 +195,7 @@ def _known_part(params: dict[str, Any], is_unknown: list[bool]) -> tuple[dict[st
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is in place only while a capture runs
+# Changes that are in place only while a capture runs
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -212,7 +211,7 @@ def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool], changes:
         changes: Returns what is noted of arrays under a trace; see `core/array_origins.py`.
     """
     plain: Any = getattr(_pjit, "_run_python_pjit", None)
-    if plain is None:  # a JAX that is built otherwise: slower, not wrong
+    if plain is None:  # a JAX without this function: slower, not wrong
         return InPlace()
 
     def run(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
@@ -223,7 +222,7 @@ def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool], changes:
             noting = changes(trace)
             if noting is not None and noting.can_be_change(p.params):
                 noting.note(_pjit.jit_p, p.params, args_flat, result[1])
-                return (*result[:5], None, *result[6:])  # without what was compiled: the next call comes here too
+                return (*result[:5], None, *result[6:])  # no compiled program: the next call comes here too
             return result
         return plain(p, args_flat, fun, args, kwargs)
 
@@ -233,7 +232,7 @@ def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool], changes:
 def meshes_can_be_set(trace_type: Any) -> InPlace:
     """`jax.set_mesh` works in a captured function that runs outside other transforms.
 
-    JAX refuses it under every trace but its own. Under that of a capture values are what they are without it.
+    JAX refuses it under every trace but its own. A capture's trace does not change values, so it is safe there.
     """
     set_mesh: Any = _sharding_impls.set_mesh
     plain = set_mesh.__init__
@@ -254,10 +253,10 @@ def tracing_hook(
     with_description: Callable[..., Any],
     notes: Callable[..., Any],
 ) -> InPlace:
-    """The tracing of functions to jaxprs goes through functions of ours.
+    """Routes the tracing of functions to jaxprs through Sonde's functions.
 
     JAX finds the trace of a function by the function, the types of its arguments and their structure. There are three
-    places to look at, because jit and remat have caches in front of the one that all transforms share. And calls are
+    functions to replace, because jit and remat have caches in front of the one that all transforms share. And calls are
     described with their arguments: see `arguments.py`.
 
     Args:
@@ -354,7 +353,7 @@ def kept_when_partially_evaluated(effect_type: type[Effect]) -> InPlace:
 
 
 def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], None]) -> InPlace:
-    """Calls of what a trace does not see into: functions of the host, and those that were compiled ahead of time.
+    """Intercepts calls that a trace cannot see into: host functions, and functions that were compiled ahead of time.
 
     Args:
         changed: Returns the function that a program calls on the host in place of another.
@@ -382,7 +381,7 @@ def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], No
 
 
 def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
-    """Batching rules are told which `vmap` an axis is from.
+    """Tells batching rules which `vmap` an axis is from.
 
     JAX tells them no more than its size and name, and keeps the batched form of a jaxpr by these: with two axes of one
     size, what is seen inside would be said to have the axis that came first. `matters` says for which jaxprs this is of

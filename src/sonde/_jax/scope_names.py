@@ -20,7 +20,7 @@ __all__ = [
 
 
 def name_stack() -> tuple[Any, ...]:
-    """The names of the scopes that are open, as equations made now will remember them."""
+    """The names of the open scopes, as equations made now will store them."""
     return names_in(open_names())
 
 
@@ -50,7 +50,7 @@ def open_name(name: str) -> Any:
 
 
 def is_innermost(opened: Any) -> bool:
-    """Whether the scope whose opening gave `opened` is the innermost that is open."""
+    """Whether the scope whose opening returned `opened` is the innermost open one."""
     return _source_info.current_name_stack() is opened
 
 

@@ -18,10 +18,10 @@ __all__ = ["Origin", "become", "copy_of_tracer", "has_ended", "origin_of"]
 
 
 def has_ended(value: Any) -> bool:
-    """Whether a value is a tracer of a trace that is over: one that is not among those around the current one.
+    """Whether a value is a tracer of a trace that has ended: one that is not among those around the current one.
 
-    JAX marks most traces as over, but not those of jitted functions. Where it does not say what is around a trace, the
-    answer is no.
+    JAX marks most traces as ended, but not those of jitted functions. If it does not say what is around a trace, the
+    result is False.
     """
     if not isinstance(value, Tracer):
         return False
@@ -45,7 +45,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(tracer: Any) -> Any:
-    """The equation that made a tracer, or the value that it stands for; None if neither is known."""
+    """The equation that made a tracer, or the value behind it; None if neither is known."""
     if isinstance(tracer, _pe.DynamicJaxprTracer):
         value = _core.full_lower(tracer)
         if value is not tracer:
@@ -61,7 +61,7 @@ def origin_of(tracer: Any) -> Any:
 
 
 def copy_of_tracer(tracer: Tracer) -> Tracer:
-    """Another tracer for the same value, for equations to hold on to."""
+    """Another tracer for the same value, for equations to keep."""
     copied = object.__new__(type(tracer))
     _take_over(copied, tracer)
     return copied

@@ -21,18 +21,18 @@ def current_trace() -> Trace:
 def trace_level() -> Any:
     """A token for the current trace, to be compared with `is`; it does not keep the trace alive.
 
-    A trace that stands for its parent (a capture does) shares the parent's token, so that it is not a level of its own.
+    A trace that acts for its parent (as a capture does) shares the parent's token, so it is not a separate level.
     """
     return _core.trace_ctx.trace._weakref
 
 
 def thread_state() -> tuple[Any, Any]:
-    """What a run changes in JAX's state of the thread: the current trace and the scopes that are open."""
+    """The part of JAX's thread state that a run changes: the current trace and the open scopes."""
     return _core.trace_ctx.trace, _source_info._source_info_context.context
 
 
 def restore_thread_state(state: tuple[Any, Any]) -> None:
-    """Sets the current trace and the open scopes to what they were."""
+    """Restores the current trace and the open scopes."""
     trace, scopes = state
     if _core.trace_ctx.trace is not trace:
         _core.trace_ctx.set_trace(trace)

@@ -19,14 +19,15 @@ __all__ = ["MappedBy", "in_these_runs", "mapped_by", "runs_of_maps"]
 
 
 class MappedBy(NamedTuple):
-    """Which `vmap` has made an axis: two of one size are two axes all the same.
+    """Which `vmap` made an axis: two axes of the same size are still two axes.
 
     Attributes:
-        program: Stands for the program in which the `vmap` is called: one that is traced, or the one that runs.
-        path: The numbers of the `vmap`s around it in that program, and its own. Each has a number of its own in a
-            program that is traced. In the one that runs all have the same, or nothing compiled could be used again.
-        runs: Stand for the very calls of those `vmap`s, in the program that runs; None if not known.
-        inherited: Of an axis of a gradient, whether it is that of its value.
+        program: Identifies the program in which the `vmap` is called: one that is traced, or the one that runs.
+        path: The numbers of the `vmap`s around it in that program, and its own. In a program that
+            is traced each has its own number. In the one that runs all have the same, or compiled programs could not be
+            reused.
+        runs: Identify the individual calls of those `vmap`s, in the program that runs; None if unknown.
+        inherited: For an axis of a gradient, whether it comes from its value.
     """
 
     program: object
@@ -67,7 +68,7 @@ _programs: weakref.WeakKeyDictionary[Any, _Program] = weakref.WeakKeyDictionary(
 
 
 class _Runs(threading.local):
-    """The calls of `vmap` that are under way in this thread, in the program that runs."""
+    """The active calls of `vmap` in this thread, in the program that runs."""
 
     def __init__(self) -> None:
         self.now: tuple[object, ...] = ()
@@ -87,7 +88,7 @@ def _program_of(trace: Any) -> tuple[_Program | None, list[Any]]:
 
 
 def mapped_next() -> MappedBy:
-    """Which one a `vmap` is that begins now."""
+    """The identity of a `vmap` that begins now."""
     program, maps = _program_of(_core.trace_ctx.trace)
     if program is None:
         return MappedBy(RUNNING, (0,) * (len(maps) + 1))
@@ -124,7 +125,7 @@ def runs_of_maps(trace: Any) -> tuple[object, ...]:
 
 
 def in_these_runs(mapped: MappedBy | None, runs: tuple[object, ...]) -> MappedBy | None:
-    """The same, and of which call, if it is from a `vmap` that is under way and not from an earlier one."""
+    """The same with its call, if it is from an active `vmap` and not from an earlier one."""
     if mapped is None or mapped.program is not RUNNING or mapped.inherited or mapped.runs is not None:
         return mapped
     return mapped._replace(runs=runs[: len(mapped.path)]) if len(mapped.path) <= len(runs) else mapped

@@ -1,6 +1,6 @@
 """The demo: a two-layer attention model learns induction, and Sonde finds the head that does it.
 
-tell(seed)          trains, looks, patches, plants a defect and searches for it; returns a `Story`
+tell(seed)          trains, captures, patches, plants a defect and searches for it; returns a `Story`
 report_of(story)    the page about it
 show(story)         the same for a terminal
 

@@ -2,8 +2,7 @@
 
 One layer, which the seed picks, keeps its scores in float16 while its queries are far too large, as after a bad
 conversion of a checkpoint. The largest scores pass 65504, where float16 ends, and become infinite; the softmax makes
-NaN of them, and at the end of the training step everything is NaN. `first_nonfinite` has to name the place where it
-began.
+NaN of them, and at the end of the training step everything is NaN. `first_nonfinite` must name the site where it began.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Search:
     Attributes:
         planted: The path of the site where the values first become infinite.
         found: What `first_nonfinite` says.
-        loss: The loss of the step, which is all that one sees from outside.
+        loss: The loss of the step, the only thing visible from outside.
     """
 
     planted: str
@@ -38,7 +37,7 @@ class Search:
 
     @property
     def right(self) -> bool:
-        """Whether the place that was found is the one that was planted."""
+        """Whether the site that was found is the planted one."""
         return self.found is not None and self.found.path == self.planted and not self.found.gradient
 
 

@@ -1,15 +1,15 @@
-"""Where is the induction head? Asked in two ways that know nothing of each other.
+"""Finds the induction head in two independent ways.
 
-Looking: a head does induction if, at a token that was there before, it attends to the place right after the earlier
-one. Changing: the model reads sequences whose first half was exchanged, so that it cannot know how they go on; then
-the output of one head alone is set to what it was on the intact sequences. The share of the lost metric that comes
-back is what this head carries. All heads of both layers are tried, each at all positions.
+By attention: a head does induction if, at a token that occurred before, it attends to the position after the earlier
+occurrence. By patching: the model reads sequences whose first half was exchanged, so that it cannot know how they
+continue; then the output of one head is restored to its value on the intact sequences. The share of the lost metric
+that this restores is the contribution of the head. All heads of both layers are tried, each at all positions.
 
-The metric is the logit of the right token above the mean of all logits. Logits are sums of what the heads write, which
-makes shares of them comparable; log-probabilities are not.
+The metric is the logit of the right token minus the mean of all logits. Logits are sums of the heads' outputs, so
+shares of them are comparable; log-probabilities are not.
 
-The previous-token head of the first layer is needed too, but restoring it alone brings nothing back: with it the
-induction head finds the right place, and reads a wrong token there.
+The previous-token head of the first layer is needed too, but restoring it alone restores nothing: the induction head
+then finds the right position, but reads a wrong token there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sonde.demo.sequences import HALF, LENGTH, clean_and_corrupt
 from sonde.tools import Sweep, patch_sweep
 
 ALL_HEADS = "layers/*/heads/*"
-NEEDED, ALLOWED = 0.8, 0.2  # what the head found must bring back at least, and every other one at most
+NEEDED, ALLOWED = 0.8, 0.2  # what the head must restore at least, and every other one at most
 ASKED_AT = LENGTH - 5  # the position whose answer the sweep over positions is about
 EXAMPLES = 32
 
@@ -43,7 +43,7 @@ def percent(share: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Located:
-    """What both ways found.
+    """The results of both ways.
 
     Attributes:
         looks: For every head, how much of its attention is where an induction head looks, from 0 to 1.

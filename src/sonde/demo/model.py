@@ -1,8 +1,8 @@
 """The model of the demo: two layers of attention and nothing else, with a site for what every head writes.
 
-Attention only, as in the literature on induction heads: what the model says is a sum of what the heads write, so that
-one can ask which of them said it. Positions enter as a learned number for every distance, per head; tokens and
-positions are never mixed in the residual stream.
+Attention only, as in the literature on induction heads: the output is a sum of what the heads write, so it can be
+attributed to heads. Positions enter as a learned number for every distance, per head; tokens and positions are never
+mixed in the residual stream.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The task of the demo: random sequences that repeat.
 
 Tokens inside one period are distinct, so that what follows a token that was there before is certain. The period
-differs from sequence to sequence: a head that always looks a fixed number of places back is no use, and the model has
-to find the earlier place by what stands there. That is induction.
+differs from sequence to sequence: a head that always attends a fixed number of positions back does not help, and the
+model has to find the earlier position by its token. That is induction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo from its beginning to its end: train, look, patch, break, search; and only what the run has shown."""
+"""The whole demo: train, capture, patch, break, search. It reports only what the run has shown."""
 
 from __future__ import annotations
 

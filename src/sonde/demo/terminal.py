@@ -13,7 +13,7 @@ from sonde.demo.page import letters
 from sonde.demo.sequences import HALF
 from sonde.demo.story import Story
 
-# Dark to light, also in brightness: it reads in print and for colour-blind people.
+# From dark to light, so that it is readable in print and for colour-blind people.
 _COLOURS = ["#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725"]
 _SHADES = " ·░░▒▒▓█"
 
@@ -69,7 +69,7 @@ def _indented(text: str) -> Padding:
 
 
 def _point(mark: str, text: str, style: str) -> Table:
-    """A sentence whose later lines stand under its first one."""
+    """A sentence whose lines are aligned."""
     point = Table.grid(padding=(0, 1))
     point.add_row(Text(f"  {mark}", style=style), Text(text))
     return point

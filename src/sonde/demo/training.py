@@ -1,8 +1,8 @@
 """Training until one induction head has formed.
 
-Left alone, the heads of the second layer share the work, and no patch of a single one brings much back. So heads cost
-something: a price on being used at all, which grows once the task is learned, and which hardly depends on how loudly a
-head speaks. Which head survives is up to the seed.
+Without further constraints, the heads of the second layer share the work, and patching a single one restores little. So
+the loss has a price on using a head at all, which grows once the task is learned and hardly depends on how large the
+head's output is. Which head survives depends on the seed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sonde.demo.sequences import LENGTH, TOKENS, repeated
 BATCH, RATE = 32, 1e-2
 STEPS_A_CALL, FEWEST_STEPS, MOST_STEPS = 50, 450, 1500
 FREE, RISING, FULL_PRICE = 150, 300, 0.5
-QUIET = 1.0  # how loud a head is that pays half the price
+QUIET = 1.0  # the output size of a head that pays half the price
 LEARNED = 0.1  # the loss, in nats, below which the repeats count as learned
 
 
@@ -50,7 +50,7 @@ def surprise(model: AttentionOnly, tokens: jax.Array, period: jax.Array) -> tupl
 
 
 def price_of_heads(written: jax.Array) -> jax.Array:
-    """About the number of heads in use: a loud head costs nearly 1, a silent one nothing."""
+    """About the number of heads in use: a head with a large output costs nearly 1, a silent one nothing."""
     loudness = jnp.sqrt(jnp.mean(jnp.sum(written**2, axis=-1), axis=(1, 3)) + 1e-8)
     return jnp.sum(loudness / (loudness + QUIET))
 

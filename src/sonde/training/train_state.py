@@ -20,7 +20,7 @@ class TrainState(struct.PyTreeNode):
     Subclasses may add fields: batch statistics, keys.
 
     Attributes:
-        step: How many updates there were.
+        step: The number of updates so far.
         apply_fn: The model, usually `model.apply`.
         params: The parameters.
         tx: The optimizer, of optax.
@@ -45,7 +45,7 @@ class TrainState(struct.PyTreeNode):
     opt_state: Any = struct.field(pytree_node=True)
 
     def apply_gradients(self, *, grads: Any, **kwargs: Any) -> Self:
-        """A train state one step further.
+        """The train state after one optimizer step.
 
         Args:
             grads: gradients with respect to `params`.
