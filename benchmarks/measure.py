@@ -9,7 +9,8 @@ Sharp edges: the garbage collector is off while calls are timed, as in `timeit`,
 contender is called several times before it is timed, so what is measured is the steady state; to measure a first call,
 make a new function in every call. Python takes and returns the memory of its call stack in pieces of 16 KB, so a
 function that calls others across the border of two is slower by some percent, at whichever depth that is: turns are
-taken at different depths.
+taken at different depths. Two compiled programs that are the same differ by up to a tenth, by where they and their
+buffers are: a contender may be several functions that do the same, which take turns.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Times:
 
 
 def interleaved(
-    contenders: dict[str, Callable[[], Any]],
+    contenders: dict[str, Callable[[], Any] | Sequence[Callable[[], Any]]],
     *,
     seconds: float = 8.0,
     turn: float = 0.004,
@@ -95,7 +96,7 @@ def interleaved(
     """Times functions of no arguments in turns. The first one is the base of all ratios.
 
     Args:
-        contenders: The functions, by name.
+        contenders: The functions, by name; or several that do the same, of which the best counts.
         seconds: How long to measure, all contenders together; longer if the control is not near 1 by then.
         turn: How long one turn of one contender lasts, at least one call.
         min_rounds: How many rounds there are at least.
@@ -103,10 +104,11 @@ def interleaved(
         clock: The clock. `time.thread_time` ignores other programs, for work that is only Python.
     """
     base = next(iter(contenders))
-    everybody = {**contenders, CONTROL: contenders[base]}
-    calls = {name: _calls_per_turn(fn, turn) for name, fn in contenders.items()}
+    alike = {name: [fns] if callable(fns) else [*fns] for name, fns in contenders.items()}
+    alike[CONTROL] = alike[base]
+    calls = {name: min(_calls_per_turn(fn, turn) for fn in alike[name]) for name in contenders}
     calls[CONTROL] = calls[base]
-    names = list(everybody)
+    names = list(alike)
     best_of_turn: dict[str, list[float]] = {name: [] for name in names}
     start = time.perf_counter()
     done = 0
@@ -123,7 +125,7 @@ def interleaved(
         while not settled():
             shift = done % len(names)
             for name in names[shift:] + names[:shift]:
-                fn = everybody[name]
+                fn = alike[name][done % len(alike[name])]
                 if calls[name] > 1:  # the turn before had the caches
                     jax.block_until_ready(fn())
                 best_of_turn[name].append(_turn(fn, wait, clock, calls[name], depth=DEPTHS[done % len(DEPTHS)]))

@@ -6,7 +6,9 @@ of calling is compared: the time until the call returns.
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ from measure import Row, interleaved, main
 from sonde import nnx
 
 SIZES = (10, 100, 1000)
+ALIKE = 3
 FORWARD = {10: 1.2, 100: 1.15, 1000: 1.15}
 TRAIN = {10: 1.15, 100: 1.1, 1000: 1.1}
 
@@ -71,6 +74,11 @@ def step(model: Chain, optimizer: Moments, x: jax.Array) -> jax.Array:
     return x + 1
 
 
+def alike(make: Callable[[], Any], call: Callable[[Any], Any]) -> list[Callable[[], Any]]:
+    """Calls of several functions that are the same, as they are compiled one by one."""
+    return [functools.partial(call, make()) for _ in range(ALIKE)]
+
+
 def arrays_of(*objects: Any) -> list[jax.Array]:
     return [jnp.array(a) for o in objects for a in jax.tree.leaves(nnx.state(o))]
 
@@ -79,8 +87,7 @@ def forward_rows(n: int, seconds: float) -> list[Row]:
     x = jnp.ones((1, 4))
     model = Chain(n // 2)
     arrays = [a for layer in model.layers for a in (layer.kernel[...], layer.bias[...])]
-    flat, jitted = jax.jit(forward_flat), nnx.jit(forward)
-    by_keyword = nnx.jit(lambda model, *, x: model(x))
+    jitted = nnx.jit(forward)
     changing, swapping, toggled, elsewhere = Chain(n // 2), Chain(n // 2), Chain(n // 2), nnx.Dict(a=1)
     zeros = jnp.zeros(4)
 
@@ -107,9 +114,9 @@ def forward_rows(n: int, seconds: float) -> list[Row]:
 
     times = interleaved(
         {
-            "flat": lambda: flat(arrays, x),
-            "nnx.jit": lambda: jitted(model, x),
-            "keyword": lambda: by_keyword(model, x=x),
+            "flat": alike(lambda: jax.jit(lambda arrays, x: forward_flat(arrays, x)), lambda f: f(arrays, x)),
+            "nnx.jit": alike(lambda: nnx.jit(lambda model, x: model(x)), lambda f: f(model, x)),
+            "keyword": alike(lambda: nnx.jit(lambda model, *, x: model(x)), lambda f: f(model, x=x)),
             "changed": after_a_change,
             "swapped": after_a_swap,
             "all changed": after_training,
@@ -137,26 +144,34 @@ def forward_rows(n: int, seconds: float) -> list[Row]:
     ]
 
 
+def trained(n: int) -> tuple[Chain, Moments]:
+    """A model and the state of its optimizer, no two arrays of which are one, as donation demands."""
+    model = Chain(n // 2)
+    nnx.update(model, jax.tree.map(jnp.array, nnx.state(model)))
+    return model, Moments(model)
+
+
 def train_rows(n: int, seconds: float) -> list[Row]:
     x = jnp.ones((1, 4))
-    model = Chain(n // 2)
-    optimizer = Moments(model)
-    box = [arrays_of(model, optimizer)]
-    flat, jitted = jax.jit(replaced), nnx.jit(step)
-    donating = nnx.jit(step, donate_argnums=(0, 1))
-    other = Chain(n // 2)
-    others = (other, Moments(other))
-    nnx.update(other, jax.tree.map(jnp.array, nnx.state(other)))
 
-    def flat_step() -> Any:
-        box[0], out = flat(box[0], x)
-        return out
+    def flat_step() -> Callable[[], Any]:
+        flat, box = jax.jit(lambda arrays, x: replaced(arrays, x)), [arrays_of(*trained(n))]
+
+        def call() -> Any:
+            box[0], out = flat(box[0], x)
+            return out
+
+        return call
+
+    def nnx_step(**options: Any) -> Callable[[], Any]:
+        jitted, objects = nnx.jit(lambda *args: step(*args), **options), trained(n)
+        return lambda: jitted(*objects, x)
 
     times = interleaved(
         {
-            "flat": flat_step,
-            "nnx.jit": lambda: jitted(model, optimizer, x),
-            "donating": lambda: donating(*others, x),
+            "flat": [flat_step() for _ in range(ALIKE)],
+            "nnx.jit": [nnx_step() for _ in range(ALIKE)],
+            "donating": nnx_step(donate_argnums=(0, 1)),
         },
         seconds=seconds,
         wait=False,
