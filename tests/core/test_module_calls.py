@@ -12,7 +12,7 @@ import sonde
 from sonde.core.capture import run_with
 from sonde.core.collect import Collect
 from sonde.core.module_calls import code_of, mark_arguments, mark_arrays, mark_result
-from sonde.core.module_paths import Request
+from sonde.core.module_paths import ModuleRequest
 from sonde.core.record import make_records
 
 jitted = jax.jit(call)
@@ -25,7 +25,7 @@ def test_what_a_call_takes_and_returns():
         _, handler = run_with(lambda depth: Collect((), depth=depth), model, (X,), {}, request=request)
         return make_records(handler.items, handler.met)
 
-    records = run(Request(methods=frozenset({"__call__"})))
+    records = run(ModuleRequest(methods=frozenset({"__call__"})))
     layers = [f"parts/layers/{i}/{name}" for i in range(3) for name in ("in", "y", "out")]
     assert list(records) == ["in", *layers, "out"]
     np.testing.assert_array_equal(records["parts/layers/1/in"].value, records["parts/layers/0/out"].value)

@@ -11,7 +11,7 @@ from sonde import linen as nn
 from sonde.core.capture import run_with
 from sonde.core.collect import Collect
 from sonde.core.edit import Edit, Editing
-from sonde.core.module_paths import Request
+from sonde.core.module_paths import ModuleRequest
 from sonde.core.record import make_records
 
 KEY = jax.random.key(0)
@@ -53,7 +53,7 @@ def by_hand(variables, x):
 
 
 def ends(f, *args, methods=("__call__",), grads=False):
-    request = Request(methods=frozenset(methods))
+    request = ModuleRequest(methods=frozenset(methods))
     result, handler = run_with(
         lambda depth: Collect((), depth=depth, grads=grads), f, args, {}, request=request, grads=grads
     )
@@ -109,7 +109,7 @@ def test_iterations_and_several_arguments():
 def test_an_edit_reaches_any_output():
     variables = Model().init(KEY, X)
     edits = {"first/out": Edit(lambda y: jnp.zeros_like(y))}
-    request = Request(methods=frozenset({"__call__"}))
+    request = ModuleRequest(methods=frozenset({"__call__"}))
     make = lambda depth: Editing(edits, depth=depth)
     y, _ = run_with(make, Model().apply, (variables, X), {}, edits=True, request=request)
     dense = variables["params"]["last"]["Dense_0"]

@@ -20,7 +20,7 @@ from jax._src.interpreters import partial_eval as _pe
 from jax._src.linear_util import DebugInfo as _DebugInfo
 from jax._src.tree_util import tracing_registry as _tracing_registry
 
-__all__ = ["Arguments", "arrays_described", "notes_described", "traces_around"]
+__all__ = ["TracedArguments", "arrays_described", "notes_described", "traces_around"]
 
 
 class _Description(_DebugInfo):
@@ -103,7 +103,7 @@ def traces_around() -> list[Any]:
     return found
 
 
-class Arguments:
+class TracedArguments:
     """The arguments of programs that are being traced, as those programs have described them.
 
     Args:

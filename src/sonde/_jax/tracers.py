@@ -14,7 +14,7 @@ from jax._src.interpreters import partial_eval as _pe
 from sonde._jax.imported import Primitive, Tracer, eval_trace
 from sonde._jax.traces import current_trace
 
-__all__ = ["Origin", "become", "copy_of_tracer", "has_ended", "origin_of"]
+__all__ = ["MadeBy", "become", "copy_of_tracer", "has_ended", "origin_of"]
 
 
 def has_ended(value: Any) -> bool:
@@ -35,7 +35,7 @@ def has_ended(value: Any) -> bool:
     return around is eval_trace
 
 
-class Origin(NamedTuple):
+class MadeBy(NamedTuple):
     """The equation that a tracer is an output of."""
 
     primitive: Primitive
@@ -54,7 +54,7 @@ def origin_of(tracer: Any) -> Any:
         if eqn is None or not any(v is tracer.val for v in eqn.outvars):
             return None
         position = [v is tracer.val for v in eqn.outvars].index(True)
-        return Origin(eqn.primitive, eqn.params, position, eqn.in_tracers)
+        return MadeBy(eqn.primitive, eqn.params, position, eqn.in_tracers)
     if isinstance(tracer, _batching.BatchTracer):
         return tracer.val
     return getattr(tracer, "primal", None)

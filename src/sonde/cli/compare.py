@@ -12,7 +12,7 @@ from sonde.cli.exits import FINE, FOUND, TEXT, Unusable
 from sonde.cli.inputs import read_arrays
 from sonde.cli.output import busy, quiet_stdout, show, show_json
 from sonde.cli.running import NO_SITES, running
-from sonde.cli.target import Program, program_at
+from sonde.cli.target import Target, program_at
 from sonde.report.plain import plain
 from sonde.tools import Comparison
 from sonde.tools import compare as compare_programs
@@ -51,7 +51,7 @@ def compare(
         arrays = read_arrays(input_file) if input_file else None
         one = program_at(first, arrays)
         other = program_at(second, arrays, instead=one)
-        both = Program(f"{first} or {second}", one.f, (), {})
+        both = Target(f"{first} or {second}", one.f, (), {})
         with running(both, show_traceback=show_traceback), busy("running both programs"):
             found = compare_programs(
                 _whole(one), _whole(other), *patterns, rtol=rtol, atol=atol, grads=grads, inside=asked
@@ -64,7 +64,7 @@ def compare(
     context.exit(FINE if found.first is None else FOUND)
 
 
-def _whole(program: Program) -> Any:
+def _whole(program: Target) -> Any:
     """The program with its arguments bound: two programs may take different ones."""
     return lambda: program.f(*program.args, **program.kwargs)
 

@@ -14,7 +14,7 @@ from sonde.cli.exits import TEXT, Unusable
 from sonde.cli.output import quiet_stdout, show, show_json
 from sonde.cli.running import running
 from sonde.cli.store import contents_as_json
-from sonde.cli.target import Program, object_at
+from sonde.cli.target import Target, object_at
 from sonde.errors import StoreError
 
 
@@ -47,7 +47,7 @@ def harvest(
         if inside:
             more["inside"] = inside
         try:
-            with running(Program(target, f, (), {}), show_traceback=show_traceback, usable=(StoreError, TypeError)):
+            with running(Target(target, f, (), {}), show_traceback=show_traceback, usable=(StoreError, TypeError)):
                 kept = store.harvest(
                     f, batches, folder, *patterns, dtype=dtype, grads=grads, memory=memory << 20, **more
                 )

@@ -11,7 +11,7 @@ import click
 
 import sonde
 from sonde.cli.exits import Failed, Unusable
-from sonde.cli.target import Program, last_line
+from sonde.cli.target import Target, last_line
 from sonde.errors import CaptureError, NoSuchSiteError
 
 NO_SITES = (
@@ -22,7 +22,7 @@ NO_SITES = (
 
 @contextlib.contextmanager
 def running(
-    program: Program, *, show_traceback: bool, usable: tuple[type[Exception], ...] = (), reports: bool = False
+    program: Target, *, show_traceback: bool, usable: tuple[type[Exception], ...] = (), reports: bool = False
 ) -> Iterator[None]:
     """Turns exceptions of the user's program into an exit code and a message.
 
@@ -49,7 +49,7 @@ def running(
         raise Failed(f"{program.name} failed:\n  {last_line(error)}{more}") from error
 
 
-def check_has_sites(program: Program, inside: Any = None) -> int | None:
+def check_has_sites(program: Target, inside: Any = None) -> int | None:
     """The number of sites of a program; None if only running it could tell. Raises if there are none."""
     try:
         found = sonde.sites(program.f, grads=False, inside=inside)(*program.args, **program.kwargs)

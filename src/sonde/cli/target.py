@@ -37,7 +37,7 @@ _MOST_LINES = 6  # of an error message of the user's code
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class Target:
     """A function with its arguments.
 
     Attributes:
@@ -53,7 +53,7 @@ class Program:
     kwargs: dict[str, Any]
 
 
-def program_at(target: str, arrays: Arrays | None = None, *, instead: Program | None = None) -> Program:
+def program_at(target: str, arrays: Arrays | None = None, *, instead: Target | None = None) -> Target:
     """The program that a target names.
 
     Args:
@@ -94,7 +94,7 @@ def program_at(target: str, arrays: Arrays | None = None, *, instead: Program | 
         args, kwargs = found or ((), {})
     if arrays is not None:
         args, kwargs = with_arrays(thing, args, kwargs, arrays, target)
-    return Program(target, thing, args, kwargs)
+    return Target(target, thing, args, kwargs)
 
 
 def object_at(target: str) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 
-from sonde.core.asking import Request
+from sonde.core.asking import InsideRequest
 from sonde.core.stand_ins import stand_ins
 
 
-def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, asked: Request | None) -> Any:
+def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, asked: InsideRequest | None) -> Any:
     """What `run(f, args, kwargs)` returns, with shapes in the place of arrays.
 
     A model is a pytree and may change its state when it is called: `run` gets a copy of all three, with tracers.

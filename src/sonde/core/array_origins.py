@@ -2,8 +2,8 @@
 
 A weight that is cast, masked, scaled, updated by an optimizer or carried by a loop is still that weight. In a program
 that is being traced, equations say what a tracer was computed from, and the description of its call what an argument
-stands for (`_jax.Arguments`). Outside, arrays say nothing: while a capture looks into a model, what is computed there
-of its arrays is noted (`Changed`), by weak references.
+stands for (`_jax.TracedArguments`). Outside, arrays say nothing: while a capture looks into a model, what is computed
+there of its arrays is noted (`Changed`), by weak references.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class Sources:
 
     def __init__(self, changed: Changed) -> None:
         self._changed = changed
-        self._arguments = _jax.Arguments(changed.around)
+        self._arguments = _jax.TracedArguments(changed.around)
         self._kept: list[Any] = []  # the identity of what is gone could be that of something else
 
     def of(self, value: Any) -> Source:
@@ -218,7 +218,7 @@ class Sources:
                     todo.append(value)
                 continue
             before = _jax.origin_of(value) if isinstance(value, _jax.Tracer) else None
-            if isinstance(before, _jax.Origin):
+            if isinstance(before, _jax.MadeBy):
                 of = changed_inputs(before.primitive, before.params, before.position, len(before.inputs))
                 inputs = [before.inputs[i] for i in of if np.ndim(before.inputs[i])]
                 todo += inputs

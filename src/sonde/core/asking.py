@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 
-class Asked(Protocol):
+class AskedInside(Protocol):
     """What the nested captures of a thread ask to see. Compared by identity; the same for the same requests."""
 
     def install(self) -> None:
@@ -47,7 +47,7 @@ class Asked(Protocol):
         ...
 
 
-class Request(Protocol):
+class InsideRequest(Protocol):
     """What one `inside=` asks for. Equal to another that asks for the same of the same models."""
 
     @property
@@ -59,16 +59,16 @@ class Request(Protocol):
         """The models that are looked into, as far as they still exist."""
         ...
 
-    def at(self, models: Sequence[Any]) -> Request:
+    def at(self, models: Sequence[Any]) -> InsideRequest:
         """The same for other models."""
         ...
 
-    def nested_in(self, outer: Asked | None, depth: int) -> Asked:
+    def nested_in(self, outer: AskedInside | None, depth: int) -> AskedInside:
         """What is asked for when this is the request of the capture at `depth`, in captures that ask for `outer`."""
         ...
 
 
-def asked_for(inside: Any) -> Request | None:
+def asked_for(inside: Any) -> InsideRequest | None:
     """What an argument `inside=` asks for; None if it is None.
 
     Raises:

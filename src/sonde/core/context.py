@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 from sonde import _jax
-from sonde.core.asking import Asked
+from sonde.core.asking import AskedInside
 from sonde.core.path import checked_name
 from sonde.errors import ScopeError
 
@@ -48,7 +48,7 @@ class Looking:
     edits: bool = False
     depth: int = 1
     modules: tuple[Any, ...] = ()
-    inside: Asked | None = None
+    inside: AskedInside | None = None
     sows: bool = True
     _hash: int = dataclasses.field(init=False, repr=False)
 

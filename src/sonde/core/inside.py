@@ -18,7 +18,7 @@ from sonde.core.primitive import SiteEffect, site_p
 from sonde.core.site import Site, View
 
 
-class Found(NamedTuple):
+class FoundSite(NamedTuple):
     """A site in a jaxpr.
 
     Attributes:
@@ -67,14 +67,16 @@ def equations_with_sites(jaxpr: Any) -> list[Any]:
     return found
 
 
-def sites_inside(jaxpr: Any, loops: tuple[tuple[int, int], ...] = (), names: tuple[Any, ...] = ()) -> Iterator[Found]:
+def sites_inside(
+    jaxpr: Any, loops: tuple[tuple[int, int], ...] = (), names: tuple[Any, ...] = ()
+) -> Iterator[FoundSite]:
     """All sites inside, in program order."""
     for eqn in equations_with_sites(jaxpr):
         if eqn.primitive is site_p:
             view = eqn.params["view"]
             site = eqn.params["site"]
             types = tuple(v.aval for v in operands_of(eqn.invars, site, view).arrays)
-            yield Found(site, view, types, loops, names + _jax.names_of(eqn))
+            yield FoundSite(site, view, types, loops, names + _jax.names_of(eqn))
             continue
         for inner in _jax.sub_jaxprs(eqn.params):
             if has_sites(inner):

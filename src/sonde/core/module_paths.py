@@ -475,7 +475,7 @@ def origin_for_copies(module: Any, origin: Origin | None) -> Origin | None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Request:
+class ModuleRequest:
     """What a capture wants of modules.
 
     Attributes:
@@ -497,7 +497,7 @@ class Request:
 
 
 class Wanted(NamedTuple):
-    """See `Request`; and the shapes of the arrays of the models that are looked into, whose changes are noted."""
+    """See `ModuleRequest`; and the shapes of the arrays of the models that are looked into, whose changes are noted."""
 
     methods: frozenset[str] = frozenset()
     more: Hashable = None
@@ -509,7 +509,7 @@ NOTHING = Wanted()
 
 @contextlib.contextmanager
 def trail(
-    f: Any, args: Any, kwargs: Any, request: Request | None, handler: Any, models: Sequence[Any] = ()
+    f: Any, args: Any, kwargs: Any, request: ModuleRequest | None, handler: Any, models: Sequence[Any] = ()
 ) -> Iterator[Changed | None]:
     """Around the run of a capture, which looks into some models if they are given: what to note of their arrays."""
     root = None if request is None else request.root

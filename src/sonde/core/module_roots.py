@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sonde.core.asking import Request
+from sonde.core.asking import InsideRequest
 from sonde.core.module_index import at_path, has_modules, module_kind, outermost_in, path_between
 from sonde.core.stand_ins import model_of
 from sonde.errors import ScopeError
@@ -62,9 +62,9 @@ class ModelsOfCall:
     """
 
     paths: tuple[tuple[Any, ...] | None, ...]
-    asked: Request | None
+    asked: InsideRequest | None
 
-    def inside(self, asked: Request, args: Any, kwargs: Any) -> Request:
+    def inside(self, asked: InsideRequest, args: Any, kwargs: Any) -> InsideRequest:
         """What is asked for inside of the function, of what it was called with."""
         models = asked.known_models()
         if len(models) != len(self.paths):
@@ -73,7 +73,7 @@ class ModelsOfCall:
         return asked.at([m if path is None else at_path(values, path) for m, path in zip(models, self.paths)])
 
 
-def models_of_call(asked: Request, args: Any, kwargs: Any) -> ModelsOfCall:
+def models_of_call(asked: InsideRequest, args: Any, kwargs: Any) -> ModelsOfCall:
     """Where the models are in a call. Programs may be used again if this is the same."""
     found = {id(module): path for path, module in outermost_in((args, kwargs), ())}
     models = asked.known_models()

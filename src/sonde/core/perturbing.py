@@ -15,7 +15,7 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like, run_with
 from sonde.core.context import LoopName, path_under
 from sonde.core.handler import Handler
-from sonde.core.inside import Found, sites_inside
+from sonde.core.inside import FoundSite, sites_inside
 from sonde.core.path import Pattern, glob_matches, no_such_site
 from sonde.core.record import Record
 from sonde.core.rows import NamedLoop, row_path, rows_chosen, starred
@@ -201,7 +201,7 @@ class Adding(Handler):
                 slices.append([jnp.flip(x, 0) if reverse else x for x in leaves])
         return [x for leaves in slices for x in leaves]
 
-    def _named_loops(self, found: Found, inside: Handler) -> list[NamedLoop | None]:
+    def _named_loops(self, found: FoundSite, inside: Handler) -> list[NamedLoop | None]:
         """The loops around a site in the body of a loop, outermost first, None for one without a name.
 
         Those that have no name come last of all that are around the body.

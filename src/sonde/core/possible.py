@@ -88,7 +88,7 @@ def _of_tracer(token: Any, known: dict[int, tuple[Any, Numbers]]) -> Numbers:
     if id(token) not in known:
         known[id(token)] = token, None  # holds on to it, so that its id stays its own
         origin = _jax.origin_of(token)
-        if isinstance(origin, _jax.Origin):
+        if isinstance(origin, _jax.MadeBy):
             inputs = origin.inputs
             found = _of_equation(
                 origin.primitive, origin.params, origin.position, len(inputs), lambda i: _of_tracer(inputs[i], known)

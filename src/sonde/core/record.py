@@ -119,7 +119,7 @@ def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(x is y or (type(x) is type(y) and bool(x == y)) for x, y in zip(a, b))
 
 
-class Layout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
+class RecordLayout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
     """The static part of records: paths and the calls under each. Its hash is computed once."""
 
     def __hash__(self) -> int:
@@ -130,14 +130,14 @@ class Layout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
             return self._hash
 
     @property
-    def whole(self) -> Layout:
+    def whole(self) -> RecordLayout:
         """The layout of the same records if all arrays have all axes; itself, if they have. Made once."""
         try:
             return self._whole
         except AttributeError:
             self._lacking = [one for _, calls in self for call in calls for one in call.lacking()]
             new = [(path, tuple(call.whole for call in calls)) for path, calls in self]
-            self._whole = Layout(new) if any(self._lacking) else self
+            self._whole = RecordLayout(new) if any(self._lacking) else self
             return self._whole
 
     def filled(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -354,7 +354,7 @@ class Records(Mapping[str, Record]):
 
     __slots__ = ("_arrays", "_layout", "_made", "_rows")
 
-    def __init__(self, layout: Layout, arrays: Sequence[Any]) -> None:
+    def __init__(self, layout: RecordLayout, arrays: Sequence[Any]) -> None:
         self._layout = layout
         self._arrays = arrays
         self._made: dict[str, Record] | None = None
@@ -403,12 +403,12 @@ class Records(Mapping[str, Record]):
     def __len__(self) -> int:
         return len(self._layout.table)
 
-    def tree_flatten(self) -> tuple[Sequence[Any], Layout]:
+    def tree_flatten(self) -> tuple[Sequence[Any], RecordLayout]:
         """For JAX."""
         return self._layout.filled(self._arrays), self._layout.whole
 
     @classmethod
-    def tree_unflatten(cls, layout: Layout, arrays: Sequence[Any]) -> Records:
+    def tree_unflatten(cls, layout: RecordLayout, arrays: Sequence[Any]) -> Records:
         """For JAX."""
         return cls(layout, arrays)
 
@@ -440,12 +440,12 @@ class AsStored:
     def __init__(self, records: Records) -> None:
         self.records = records
 
-    def tree_flatten(self) -> tuple[Sequence[Any], Layout]:
+    def tree_flatten(self) -> tuple[Sequence[Any], RecordLayout]:
         """For JAX."""
         return self.records._arrays, self.records._layout
 
     @classmethod
-    def tree_unflatten(cls, layout: Layout, arrays: Sequence[Any]) -> Records:
+    def tree_unflatten(cls, layout: RecordLayout, arrays: Sequence[Any]) -> Records:
         """For JAX: the records themselves."""
         return Records(layout, arrays)
 
@@ -498,7 +498,7 @@ def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | N
     return Records(*_arrange(expand(items), met, reduce))
 
 
-def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[Layout, list[int] | None] | None:
+def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[RecordLayout, list[int] | None] | None:
     """The layout of records, and which arrays of bundles go into it (None: all, as they are).
 
     None if placing them is not all there is to do.
@@ -515,7 +515,7 @@ def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[Layout, list[i
     return layout, None if positions == list(range(len(slots))) else positions
 
 
-def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[Layout, list[Any]]:
+def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[RecordLayout, list[Any]]:
     by_path: dict[str, list[Call]] = {}
     for call in map(with_rows, pair(merge_choices(items), met)):
         by_path.setdefault(call.item.path, []).append(call)
@@ -527,7 +527,7 @@ def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[Layout
             specs.append(spec)
             arrays += mine
         layout.append((path, tuple(specs)))
-    return Layout(layout), arrays
+    return RecordLayout(layout), arrays
 
 
 def _call_spec(call: Call, reduce: Reduce | None) -> tuple[CallSpec, list[Any]]:

@@ -9,11 +9,11 @@ from typing import Any
 from sonde import _jax
 from sonde.core import boundaries, rules  # noqa: F401 (registers the rules)
 from sonde.core.array_origins import Changed
-from sonde.core.asking import Request as Asking
+from sonde.core.asking import InsideRequest
 from sonde.core.context import Looking, look, looking, unchanged_after
 from sonde.core.handler import Handler
 from sonde.core.inside import has_sites
-from sonde.core.module_paths import NOTHING, Request, Wanted, trail
+from sonde.core.module_paths import NOTHING, ModuleRequest, Wanted, trail
 from sonde.core.opaque import inlined, opaque
 from sonde.core.primitive import kept
 from sonde.core.trace import SiteTrace
@@ -31,8 +31,8 @@ def run_with(
     *,
     grads: bool = False,
     edits: bool = False,
-    request: Request | None = None,
-    inside: Asking | None = None,
+    request: ModuleRequest | None = None,
+    inside: InsideRequest | None = None,
 ) -> tuple[Any, Any]:
     """Runs `f` with a handler at its sites.
 

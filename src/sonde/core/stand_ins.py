@@ -11,7 +11,7 @@ import functools
 import weakref
 from typing import Any
 
-from sonde.core.asking import Request
+from sonde.core.asking import InsideRequest
 from sonde.core.module_index import Path, at_path, outermost_in
 
 # For a copy, by identity: references to it and to the model.
@@ -46,7 +46,7 @@ def _forget(key: int, copy: weakref.ref[Any]) -> None:
         del _models[key]
 
 
-def stand_ins(asked: Request | None, tree: Any) -> StandIns:
+def stand_ins(asked: InsideRequest | None, tree: Any) -> StandIns:
     """Where the models that are looked into are in a tree."""
     models = [] if asked is None else asked.known_models()
     if not models:

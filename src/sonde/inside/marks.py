@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from sonde.core.context import looking, scope, scope_seen_by
 from sonde.inside.identity import is_same
@@ -19,18 +19,6 @@ class Depths(NamedTuple):
 
     names: frozenset[int]
     parts: frozenset[int]
-
-
-class Wanted(Protocol):
-    """What the captures that run in a thread want to see (`Looking.inside`)."""
-
-    def depths_of(self, function: FunctionMarks) -> Depths | None:
-        """Which captures see the sites of a function, and how deep; None if none does."""
-        ...
-
-    def adopt(self, function: FunctionMarks, made: FunctionType) -> None:
-        """Registers a function object that marked code has made."""
-        ...
 
 
 class _Running(threading.local):

@@ -101,11 +101,6 @@ class Session:
             self._mine.clear()
 
 
-def made_by_marked_code(function: FunctionType, marks: FunctionMarks) -> bool:
-    """Whether a function object was made with marked code."""
-    return marks.has_code(function.__code__)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Function objects by their code
 # ---------------------------------------------------------------------------------------------------------------------

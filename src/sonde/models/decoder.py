@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from sonde import ops
 from sonde.core.sow import sow
-from sonde.models.stack import Cache, new_cache, run_blocks
+from sonde.models.stack import KeyValueCache, new_cache, run_blocks
 from sonde.models.tower import Tower
 
 
@@ -41,12 +41,12 @@ class Decoder(Tower):
     def extend(
         self,
         tokens: jax.Array,
-        cache: Cache,
+        cache: KeyValueCache,
         *,
         positions: jax.Array,
         valid: jax.Array,
         text_length: jax.Array | None = None,
-    ) -> tuple[Any, Cache]:
+    ) -> tuple[Any, KeyValueCache]:
         """Reads tokens after those in a cache, and predicts what follows the last of them.
 
         Args:
@@ -67,7 +67,7 @@ class Decoder(Tower):
         assert new is not None
         return self.readout(x[:, -1:])[:, 0], new
 
-    def new_cache(self, batch: int, slots: int) -> Cache:
+    def new_cache(self, batch: int, slots: int) -> KeyValueCache:
         """An empty cache for texts of at most `slots` tokens."""
         return new_cache(self.config, self.layers, batch, slots, self.dtype)
 

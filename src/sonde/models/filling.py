@@ -15,7 +15,7 @@ from sonde.errors import ModelFileError
 from sonde.models.architectures import Architecture
 from sonde.models.clip import TowersConfig
 from sonde.models.files import Tensor, Tensors
-from sonde.models.names import Row, expand
+from sonde.models.names import TensorRow, expand
 from sonde.models.placing import place, sharding_of
 
 _SHOWN = 8
@@ -23,11 +23,11 @@ _OLD = {"gamma": "weight", "beta": "bias"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class TensorSource:
     """The source of a parameter's values: a tensor, and which of its parts."""
 
     tensor: Tensor
-    row: Row
+    row: TensorRow
     part: int
 
     def view(self) -> np.ndarray:
@@ -85,11 +85,11 @@ def fill(
     nnx.update(model, nnx.from_flat_state([(_parts(path), leaf) for path, leaf in wanted.items()]))
 
 
-def _release_after_last_use(sources: Sequence[Source]) -> Callable[[Source], None]:
+def _release_after_last_use(sources: Sequence[TensorSource]) -> Callable[[TensorSource], None]:
     """A function to call after a source was copied; releases the pages of its tensor after the last one."""
     uses = Counter(source.tensor.name for source in sources)
 
-    def finished(source: Source) -> None:
+    def finished(source: TensorSource) -> None:
         uses[source.tensor.name] -= 1
         if not uses[source.tensor.name]:
             source.tensor.release()
@@ -97,7 +97,7 @@ def _release_after_last_use(sources: Sequence[Source]) -> Callable[[Source], Non
     return finished
 
 
-def _joined(found: Sequence[Source], leaf: Any, finished: Callable[[Source], None]) -> np.ndarray:
+def _joined(found: Sequence[TensorSource], leaf: Any, finished: Callable[[TensorSource], None]) -> np.ndarray:
     """The numbers of a parameter; those of scanned layers are put together here."""
     if len(found) == 1:
         view = found[0].view()
@@ -117,7 +117,7 @@ def _size(leaf: Any) -> int:
     return int(np.prod(leaf.shape, dtype=np.int64))
 
 
-def _under_todays_names(tensors: Tensors, prefix: str, rows: Iterable[Row]) -> Tensors:
+def _under_todays_names(tensors: Tensors, prefix: str, rows: Iterable[TensorRow]) -> Tensors:
     """The tensors under the names of the table.
 
     Some checkpoints leave out the common prefix; the first BERTs call scale and bias of norms gamma and beta.
@@ -134,16 +134,16 @@ def _under_todays_names(tensors: Tensors, prefix: str, rows: Iterable[Row]) -> T
     return {today(name): tensor for name, tensor in tensors.items()}
 
 
-def _sources(rows: Iterable[Row], tensors: Tensors) -> dict[str, Source]:
+def _sources(rows: Iterable[TensorRow], tensors: Tensors) -> dict[str, TensorSource]:
     return {
-        path: Source(tensors[row.theirs], row, part)
+        path: TensorSource(tensors[row.theirs], row, part)
         for row in rows
         if row.theirs in tensors
         for part, path in enumerate(row.ours)
     }
 
 
-def _plan(path: str, leaf: Any, sources: Mapping[str, Source]) -> list[Source]:
+def _plan(path: str, leaf: Any, sources: Mapping[str, TensorSource]) -> list[TensorSource]:
     """Where the values of a parameter come from: one tensor, or for scanned layers one per layer."""
     if path in sources:
         return [sources[path]]
@@ -155,9 +155,9 @@ def _plan(path: str, leaf: Any, sources: Mapping[str, Source]) -> list[Source]:
 
 
 def _check(
-    plan: Mapping[str, Sequence[Source]],
+    plan: Mapping[str, Sequence[TensorSource]],
     wanted: Mapping[str, Any],
-    rows: Sequence[Row],
+    rows: Sequence[TensorRow],
     tensors: Tensors,
     where: str,
 ) -> None:
@@ -183,7 +183,7 @@ def _check(
         raise ModelFileError(f"{where} does not fit its config. " + "; ".join(problems) + ".")
 
 
-def _expected(row: Row, wanted: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _expected(row: TensorRow, wanted: Mapping[str, Any]) -> tuple[int, ...] | None:
     """The shape that a tensor must have; None if it is not a parameter of the model."""
     found = [_shape(path, wanted) for path in row.ours]
     shapes = [shape for shape in found if shape is not None]

@@ -31,7 +31,7 @@ from sonde.core.context import look, looking
 from sonde.core.edit import Edit
 from sonde.models.decoder import Decoder
 from sonde.models.sampling import Sampling, choose
-from sonde.models.stack import Cache
+from sonde.models.stack import KeyValueCache
 from sonde.models.tokens import pad
 
 Prompts = Any  # a text, texts, chats, or tokens
@@ -83,7 +83,7 @@ class _State(NamedTuple):
     step: jax.Array
     tokens: jax.Array  # those chosen last
     done: jax.Array
-    cache: Cache
+    cache: KeyValueCache
     texts: jax.Array | None = None  # `(batch, slots)`: all tokens so far, if they must be read again
 
 
@@ -284,7 +284,9 @@ def _step(
     return _State(state.step + 1, tokens, state.done | jnp.isin(chosen, ends), cache, texts)
 
 
-def _read_anew(model: Decoder, texts: jax.Array, padding: jax.Array, valid: jax.Array, filled: jax.Array) -> Cache:
+def _read_anew(
+    model: Decoder, texts: jax.Array, padding: jax.Array, valid: jax.Array, filled: jax.Array
+) -> KeyValueCache:
     """A cache of all tokens so far, for a text that is one token longer."""
     positions = jnp.arange(texts.shape[1], dtype=jnp.int32)[None] - padding[:, None]
     with look(None):

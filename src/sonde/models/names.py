@@ -26,7 +26,7 @@ def _same(x: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TensorRow:
     """One tensor of a checkpoint.
 
     Attributes:
@@ -44,46 +44,48 @@ class Row:
     join: Join = _same
     optional: bool = False
 
-    def of_layer(self, layer: int) -> Row:
+    def of_layer(self, layer: int) -> TensorRow:
         """The row for one layer."""
         number = str(layer)
         ours = tuple(name.replace("{i}", number) for name in self.ours)
         return dataclasses.replace(self, theirs=self.theirs.replace("{i}", number), ours=ours)
 
 
-def plain(theirs: str, ours: str) -> Row:
+def plain(theirs: str, ours: str) -> TensorRow:
     """A tensor that is stored in the model's layout."""
-    return Row(theirs, (ours,))
+    return TensorRow(theirs, (ours,))
 
 
-def matrix(theirs: str, ours: str) -> Row:
+def matrix(theirs: str, ours: str) -> TensorRow:
     """The kernel of a linear map, stored as `(out, in)`."""
-    return Row(theirs, (ours,), lambda x: (x.T,), lambda x: x.T)
+    return TensorRow(theirs, (ours,), lambda x: (x.T,), lambda x: x.T)
 
 
-def ignored(theirs: str) -> Row:
+def ignored(theirs: str) -> TensorRow:
     """A tensor that a checkpoint may have and that is not a parameter."""
-    return Row(theirs, (), lambda x: (), optional=True)
+    return TensorRow(theirs, (), lambda x: (), optional=True)
 
 
-def linear(theirs: str, ours: str, *, bias: bool) -> list[Row]:
+def linear(theirs: str, ours: str, *, bias: bool) -> list[TensorRow]:
     """Kernel and bias of a linear map."""
     rows = [matrix(f"{theirs}.weight", f"{ours}/kernel")]
     return [*rows, plain(f"{theirs}.bias", f"{ours}/bias")] if bias else rows
 
 
-def linear_or_ignored(theirs: str, ours: str, *, wanted: bool) -> list[Row]:
+def linear_or_ignored(theirs: str, ours: str, *, wanted: bool) -> list[TensorRow]:
     """Kernel and bias of a linear map that checkpoints have whether or not their class uses it."""
     return linear(theirs, ours, bias=True) if wanted else [ignored(f"{theirs}.weight"), ignored(f"{theirs}.bias")]
 
 
-def norm(theirs: str, ours: str, *, bias: bool = False) -> list[Row]:
+def norm(theirs: str, ours: str, *, bias: bool = False) -> list[TensorRow]:
     """Scale and bias of a norm."""
     rows = [plain(f"{theirs}.weight", f"{ours}/scale")]
     return [*rows, plain(f"{theirs}.bias", f"{ours}/bias")] if bias else rows
 
 
-def fused(theirs: str, ours: Iterable[str], widths: Iterable[int], *, bias: bool, transposed: bool = True) -> list[Row]:
+def fused(
+    theirs: str, ours: Iterable[str], widths: Iterable[int], *, bias: bool, transposed: bool = True
+) -> list[TensorRow]:
     """Linear maps whose outputs are concatenated in one tensor.
 
     Args:
@@ -103,11 +105,11 @@ def fused(theirs: str, ours: Iterable[str], widths: Iterable[int], *, bias: bool
         whole = np.concatenate(parts, axis=-1)
         return whole.T if transposed else whole
 
-    rows = [Row(f"{theirs}.weight", tuple(f"{path}/kernel" for path in paths), split, join)]
+    rows = [TensorRow(f"{theirs}.weight", tuple(f"{path}/kernel" for path in paths), split, join)]
     if bias:
         biases = tuple(f"{path}/bias" for path in paths)
         rows.append(
-            Row(
+            TensorRow(
                 f"{theirs}.bias",
                 biases,
                 lambda x: tuple(np.split(x, ends)),
@@ -117,7 +119,7 @@ def fused(theirs: str, ours: Iterable[str], widths: Iterable[int], *, bias: bool
     return rows
 
 
-def expand(rows: Iterable[Row], layers: int) -> Iterator[Row]:
+def expand(rows: Iterable[TensorRow], layers: int) -> Iterator[TensorRow]:
     """The rows of all layers."""
     for row in rows:
         if "{i}" in row.theirs:

@@ -15,7 +15,7 @@ from sonde.errors import ModelFileError
 from sonde.models.architectures import find
 from sonde.models.files.safetensors import write_folder
 from sonde.models.filling import number_of_layers, parameters_of
-from sonde.models.names import Row, expand
+from sonde.models.names import TensorRow, expand
 
 LARGEST_FILE = 5 * 10**9
 
@@ -76,11 +76,11 @@ def _by_layer(parameters: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _tensors(rows: list[Row], values: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+def _tensors(rows: list[TensorRow], values: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     for row in rows:
         parts = [values[path] for path in row.ours]
 
-        def numbers(row: Row = row, parts: Any = parts) -> np.ndarray:
+        def numbers(row: TensorRow = row, parts: Any = parts) -> np.ndarray:
             return row.join(*(_numbers(*part) for part in parts))
 
         blanks = [np.broadcast_to(np.zeros((), leaf.dtype), _shape(leaf, layer)) for leaf, layer in parts]

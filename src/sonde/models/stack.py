@@ -24,7 +24,7 @@ Layers = Literal["list", "scan"]
 Blocks = Any  # nnx.List of Blocks, or one Block with a layer axis
 
 
-class Cache(NamedTuple):
+class KeyValueCache(NamedTuple):
     """Keys and values of every layer, and how many slots are filled.
 
     Attributes:
@@ -44,7 +44,7 @@ class Cache(NamedTuple):
         return (self.keys[0] if isinstance(self.keys, tuple) else self.keys).shape[-3]
 
 
-class Seen(NamedTuple):
+class Visibility(NamedTuple):
     """What all layers of one kind share: which keys are visible, and the rotation of positions."""
 
     mask: jax.Array | None
@@ -65,14 +65,14 @@ def new_blocks(config: Config, layers: Layers, *, rngs: nnx.Rngs, dtype: Any) ->
     return nnx.split_rngs(splits=config.layers)(make)(rngs)
 
 
-def new_cache(config: Config, layers: Layers, batch: int, slots: int, dtype: Any) -> Cache:
+def new_cache(config: Config, layers: Layers, batch: int, slots: int, dtype: Any) -> KeyValueCache:
     """An empty cache."""
     shape = (batch, slots, config.key_heads, config.depth)
     if layers == "scan":
         zeros: Any = jnp.zeros((config.layers, *shape), dtype)
-        return Cache(zeros, zeros, jnp.int32(0))
+        return KeyValueCache(zeros, zeros, jnp.int32(0))
     empty = tuple(jnp.zeros(shape, dtype) for _ in range(config.layers))
-    return Cache(empty, empty, jnp.int32(0))
+    return KeyValueCache(empty, empty, jnp.int32(0))
 
 
 def run_blocks(
@@ -82,9 +82,9 @@ def run_blocks(
     *,
     positions: jax.Array,
     valid: jax.Array | None = None,
-    cache: Cache | None = None,
+    cache: KeyValueCache | None = None,
     text_length: jax.Array | None = None,
-) -> tuple[jax.Array, Cache | None]:
+) -> tuple[jax.Array, KeyValueCache | None]:
     """Applies all blocks.
 
     Args:
@@ -111,7 +111,7 @@ def run_blocks(
     x, filled = run(blocks, config, x, seen, cache)
     if cache is None or filled is None:
         return x, None
-    return x, Cache(filled[0], filled[1], cache.filled + x.shape[1])
+    return x, KeyValueCache(filled[0], filled[1], cache.filled + x.shape[1])
 
 
 def _seen(
@@ -121,14 +121,14 @@ def _seen(
     key_positions: jax.Array,
     valid: jax.Array | None,
     text_length: jax.Array | None,
-) -> Seen:
+) -> Visibility:
     mask = ops.visible(positions, key_positions, causal=config.causal, window=kind.window, valid=valid)
     rotation = None if kind.rotary is None else ops.rotary_tables(positions, kind.rotary, length=text_length)
-    return Seen(mask, rotation)
+    return Visibility(mask, rotation)
 
 
 def _run_list(
-    blocks: Any, config: Config, x: jax.Array, seen: list[Seen], cache: Cache | None
+    blocks: Any, config: Config, x: jax.Array, seen: list[Visibility], cache: KeyValueCache | None
 ) -> tuple[jax.Array, tuple[Any, Any] | None]:
     kept: list[nnx.KeyValues] = []
     for layer, block in enumerate(blocks):
@@ -156,10 +156,10 @@ def _writer(
 
 
 def _run_scan(
-    blocks: Block, config: Config, x: jax.Array, seen: list[Seen], cache: Cache | None
+    blocks: Block, config: Config, x: jax.Array, seen: list[Visibility], cache: KeyValueCache | None
 ) -> tuple[jax.Array, tuple[Any, Any] | None]:
     one_kind = len(config.kinds) == 1
-    stacked = seen[0] if one_kind else cast(Seen, jax.tree.map(lambda *parts: jnp.stack(_alike(parts)), *seen))
+    stacked = seen[0] if one_kind else cast(Visibility, jax.tree.map(lambda *parts: jnp.stack(_alike(parts)), *seen))
     kinds = jnp.asarray(np.asarray(config.kind_of, np.int32))
     whole = None if cache is None else nnx.KeyValues(cache.keys, cache.values)
     slot = jnp.int32(0) if cache is None else cache.filled

@@ -15,7 +15,7 @@ from sonde.core.calls import calls_of
 from sonde.core.capture import check_callable, run_with
 from sonde.core.collect import Collect
 from sonde.core.module_index import paths_below
-from sonde.core.module_paths import Request, thread
+from sonde.core.module_paths import ModuleRequest, thread
 from sonde.core.pairing import Call
 from sonde.core.perturbing import Adding
 from sonde.core.record import record_of
@@ -237,7 +237,7 @@ def _run(
     if deltas:
 
         def inner(*args: Any, **kwargs: Any) -> Any:
-            request = Request(root, more=Types(given=tuple(given)), sows=False)
+            request = ModuleRequest(root, more=Types(given=tuple(given)), sows=False)
             make = functools.partial(_Adding, deltas)
             return run_with(lambda depth: make(depth=depth), fn, args, kwargs, edits=True, request=request)[0]
 
@@ -249,7 +249,7 @@ def _run(
         args,
         kwargs,
         grads=grads,
-        request=Request(root, more=Types(types, outputs=outputs), sows=False),
+        request=ModuleRequest(root, more=Types(types, outputs=outputs), sows=False),
     )
     return result, calls_of(handler)
 

@@ -27,7 +27,7 @@ from sonde.store.manifest import (
     read_manifest,
     read_progress,
 )
-from sonde.store.program import Outcome, Program, Wanted
+from sonde.store.program import BatchOutcome, BatchProgram, ToStore
 from sonde.store.progress_bar import ProgressBar
 from sonde.store.reading import Store
 from sonde.store.reading import open as open_store
@@ -105,7 +105,7 @@ def harvest(
     dtype = None if dtype is None else jnp.dtype(dtype)
     if memory < 1:
         raise ValueError(f"harvest(memory=...) must be a positive number of bytes, got {memory}")
-    program = Program(Wanted(f, patterns, dtype, reduce, grads, keep, keys, inside, compiled))
+    program = BatchProgram(ToStore(f, patterns, dtype, reduce, grads, keep, keys, inside, compiled))
     place = Folder(folder)
     with together():
         manifest, done = read_manifest(place), read_progress(place)
@@ -131,7 +131,7 @@ def harvest(
 
 
 def _run(
-    program: Program,
+    program: BatchProgram,
     numbered: Iterator[tuple[int, Any]],
     place: Folder,
     manifest: Manifest | None,
@@ -163,7 +163,12 @@ def _run(
 
 
 def _begin(
-    place: Folder, manifest: Manifest | None, done: Progress, request: dict[str, Any], outcome: Outcome, memory: int
+    place: Folder,
+    manifest: Manifest | None,
+    done: Progress,
+    request: dict[str, Any],
+    outcome: BatchOutcome,
+    memory: int,
 ) -> Writer:
     with together():
         _check_global(outcome)
@@ -190,7 +195,7 @@ def _is_first() -> bool:
     return jax.process_index() == 0
 
 
-def _request(program: Program, batch: Any) -> dict[str, Any]:
+def _request(program: BatchProgram, batch: Any) -> dict[str, Any]:
     """The arguments as texts, to compare with when the harvest is continued."""
     wanted = program.wanted
     return {
@@ -235,7 +240,7 @@ def _refuse(folder: Folder, differing: Sequence[str]) -> None:
     )
 
 
-def _prepare(folder: Folder, manifest: Manifest | None, request: dict[str, Any], outcome: Outcome) -> Manifest:
+def _prepare(folder: Folder, manifest: Manifest | None, request: dict[str, Any], outcome: BatchOutcome) -> Manifest:
     """The manifest; makes it and the arrays it lists if they are missing."""
     infos = _infos(outcome)
     if manifest is not None:
@@ -258,7 +263,7 @@ def _prepare(folder: Folder, manifest: Manifest | None, request: dict[str, Any],
     return manifest
 
 
-def _infos(outcome: Outcome) -> tuple[ArrayInfo, ...]:
+def _infos(outcome: BatchOutcome) -> tuple[ArrayInfo, ...]:
     folders = folder_names(list(outcome.names))
     shapes = [rows.row_shape(array, outcome.mask) for array in outcome.arrays]
     return tuple(
@@ -272,13 +277,13 @@ def _rows_of_a_file(array: Any, columns: Sequence[int]) -> int:
     return 1 << max(0, (zarr_arrays.FILE_BYTES // max(row_bytes, 1)).bit_length() - 1)
 
 
-def _batches_per_file(outcome: Outcome) -> int:
+def _batches_per_file(outcome: BatchOutcome) -> int:
     """How many batches go into one file."""
     largest = max((local_bytes(array) for array in outcome.arrays), default=0)
     return max(1, zarr_arrays.FILE_BYTES // max(largest, 1))
 
 
-def _check_global(outcome: Outcome) -> None:
+def _check_global(outcome: BatchOutcome) -> None:
     if jax.process_count() == 1:
         return
     for (kind, path), array in zip(outcome.names, outcome.arrays):
@@ -290,7 +295,7 @@ def _check_global(outcome: Outcome) -> None:
             )
 
 
-def _check_fits(infos: Sequence[ArrayInfo], outcome: Outcome, number: int) -> None:
+def _check_fits(infos: Sequence[ArrayInfo], outcome: BatchOutcome, number: int) -> None:
     """Raises StoreError if a batch does not have the sites and rows of the ones before."""
     known = {(info.kind, info.path): info for info in infos}
     if tuple(known) != outcome.names:

@@ -24,7 +24,7 @@ BLOCKS = 16  # in a window
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class Position:
     """The position of an iterator.
 
     Attributes:
@@ -90,7 +90,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         self._blocks = [(start, min(start + block, lead[0])) for start in range(0, lead[0], block)]
         self._process, self._processes = process, processes
         self._per_window = max(whole // block, 1)
-        self._state = State()
+        self._state = Position()
         self._ends: tuple[int, np.ndarray, int] | None = None
         self._most = min(self._per_window * block, lead[0])  # rows of the store in a window
         self._windows: dict[tuple[int, int], concurrent.futures.Future[_Window]] = {}
@@ -108,7 +108,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         if stop > total:
             if total < self._size:
                 raise StopIteration
-            self._state = State(self._state.epoch + 1)
+            self._state = Position(self._state.epoch + 1)
             return next(self)
         first, last = np.searchsorted(ends, [start, stop - 1], side="right")
         batch = {name: np.empty((self._size, *a.shape[self._axes :]), a.dtype) for name, a in self._arrays.items()}
@@ -118,7 +118,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
             window = self._window(number, len(ends))
             for name, rows in batch.items():
                 window.taken(name, low - before, high - before, rows[low - start : high - start])
-        self._state = State(self._state.epoch, self._state.batch + 1)
+        self._state = Position(self._state.epoch, self._state.batch + 1)
         return batch
 
     def get_state(self) -> dict[str, int]:
@@ -127,7 +127,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
 
     def set_state(self, state: Mapping[str, int]) -> None:
         """Moves to the position of an iterator with the same arguments."""
-        self._state = State(**state)
+        self._state = Position(**state)
 
     # -- windows -------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import numpy as np
 from sonde.core.capture import check_callable
 from sonde.core.path import Pattern, check_pattern
 from sonde.errors import StoreError
-from sonde.store.program import Outcome, Program, Wanted
+from sonde.store.program import BatchOutcome, BatchProgram, ToStore
 
 
 def stream(
@@ -59,12 +59,12 @@ def stream(
     if size < 1 or axes < 1:
         raise ValueError(f"stream: size and axes must be at least 1, got size={size}, axes={axes}")
     dtype = None if dtype is None else jnp.dtype(dtype)
-    wanted = Wanted(f, tuple(map(check_pattern, patterns)), dtype, reduce, keep=keep, inside=inside)
-    return _dealt(Program(wanted), batches, size, shuffle, max(window or 16 * size, size), axes)
+    wanted = ToStore(f, tuple(map(check_pattern, patterns)), dtype, reduce, keep=keep, inside=inside)
+    return _dealt(BatchProgram(wanted), batches, size, shuffle, max(window or 16 * size, size), axes)
 
 
 def _dealt(
-    program: Program, batches: Iterable[Any], size: int, shuffle: int | None, window: int, axes: int
+    program: BatchProgram, batches: Iterable[Any], size: int, shuffle: int | None, window: int, axes: int
 ) -> Iterator[dict[str, np.ndarray]]:
     drawing = None if shuffle is None else np.random.default_rng(abs(shuffle))
     pool: dict[str, np.ndarray] = {}
@@ -89,7 +89,7 @@ def _dealt(
         yield {name: x[start : start + size].copy() for name, x in pool.items()}
 
 
-def _rows(outcome: Outcome, axes: int) -> dict[str, np.ndarray]:
+def _rows(outcome: BatchOutcome, axes: int) -> dict[str, np.ndarray]:
     arrays, beyond, mask = jax.device_get((outcome.arrays, outcome.beyond, outcome.mask))
     found = {}
     for (kind, path), array, lost in zip(outcome.names, arrays, beyond):

@@ -24,7 +24,7 @@ from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class ToStore:
     """What to store of a program.
 
     Attributes:
@@ -52,7 +52,7 @@ class Wanted:
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class BatchOutcome:
     """The arrays to store from one batch.
 
     Attributes:
@@ -72,19 +72,19 @@ class Outcome:
         return (self.arrays, self.beyond, self.mask), self.names
 
     @classmethod
-    def tree_unflatten(cls, names: Any, children: Any) -> Outcome:
+    def tree_unflatten(cls, names: Any, children: Any) -> BatchOutcome:
         """For JAX."""
         return cls(names, *children)
 
 
-class Program:
+class BatchProgram:
     """Runs a program on batches, and describes it."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: ToStore) -> None:
         self.wanted = wanted
         self._jitted = JitByRest(self._outcome)
 
-    def __call__(self, batch: Any) -> Outcome:
+    def __call__(self, batch: Any) -> BatchOutcome:
         """What to store of a batch."""
         run = self._jitted if self.wanted.compiled else self._outcome
         return run(*rest_and_arrays((self.wanted.f, arguments(batch)), asked_for(self.wanted.inside)))
@@ -100,7 +100,7 @@ class Program:
             said["weights"] += checksums.of_arrays(x for x in jaxpr.consts if hasattr(x, "dtype"))
         return said
 
-    def _outcome(self, rest: Rest, arrays: list[Any]) -> Outcome:
+    def _outcome(self, rest: Rest, arrays: list[Any]) -> BatchOutcome:
         wanted = self.wanted
         f, args = rest.whole(arrays)
         looked_into = {} if wanted.inside is None else {"inside": wanted.inside}
@@ -116,7 +116,7 @@ class Program:
             beyond.append(lost)
         if not any(kind in ("values", "grads") for kind, _ in names):
             raise StoreError("harvest: the program has no site to store; mark values with sonde.sow(value, name)")
-        return Outcome(tuple(names), tuple(stored), jnp.stack(beyond), mask)
+        return BatchOutcome(tuple(names), tuple(stored), jnp.stack(beyond), mask)
 
 
 def arguments(batch: Any) -> tuple[Any, ...]:
@@ -154,7 +154,7 @@ def _leaves(kind: str, path: str, value: Any, loops: tuple[int, ...]) -> Iterato
             yield kind, name + row, jnp.asarray(leaf[index] if index else leaf)
 
 
-def _keys(wanted: Wanted, args: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:
+def _keys(wanted: ToStore, args: tuple[Any, ...]) -> Iterator[tuple[str, str, Any]]:
     if wanted.keys is None:
         return
     given = wanted.keys(*args)

@@ -10,7 +10,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from sonde.store.program import Outcome
+from sonde.store.program import BatchOutcome
 
 
 class ProgressBar:
@@ -50,7 +50,7 @@ class ProgressBar:
         if self._progress is not None:
             self._progress.advance(self._task)
 
-    def advance(self, outcome: Outcome) -> None:
+    def advance(self, outcome: BatchOutcome) -> None:
         """Counts a batch that was computed."""
         if self._progress is None:
             return

@@ -18,7 +18,7 @@ import numpy as np
 from sonde import _extras, _jax
 from sonde._replacing import replaced_file
 from sonde.core.axes import Axis
-from sonde.core.record import ArraysSpec, CallSpec, Layout, Records
+from sonde.core.record import ArraysSpec, CallSpec, RecordLayout, Records
 from sonde.core.site import Gate, Site, View
 from sonde.errors import StoreError
 from sonde.store.folder import PathLike
@@ -76,7 +76,7 @@ def load(file: PathLike) -> Records:
         if data["format"] != FORMAT:
             raise KeyError(data["format"])
         arrays = [_array(named[f"{i:05d}"], kind) for i, kind in enumerate(data["kinds"])]
-        return Records(Layout(_Reader().whole(data["layout"])), arrays)
+        return Records(RecordLayout(_Reader().whole(data["layout"])), arrays)
     except ModuleNotFoundError:
         raise
     except Exception as error:
@@ -163,7 +163,9 @@ class _Writer:
         if isinstance(thing, _jax.MappedBy):
             return None  # which `vmap` made an axis is known only in the process that ran it
         if isinstance(thing, (tuple, list, frozenset)):
-            return {type(thing).__name__ if type(thing) is not Layout else "tuple": [self.plain(x) for x in thing]}
+            return {
+                type(thing).__name__ if type(thing) is not RecordLayout else "tuple": [self.plain(x) for x in thing]
+            }
         if isinstance(thing, Site):
             return {"Site": {name: self.plain(getattr(thing, name)) for name in _SITE}}
         if type(thing).__name__ in _CLASSES and dataclasses.is_dataclass(thing):

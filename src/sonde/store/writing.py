@@ -23,7 +23,7 @@ from sonde.store import rows, zarr_arrays
 from sonde.store.checksums import BatchSum
 from sonde.store.folder import Folder, tensorstore
 from sonde.store.manifest import ArrayInfo, Progress, write_progress
-from sonde.store.program import Outcome
+from sonde.store.program import BatchOutcome
 
 COPIES = 3  # of a batch between program and disk: the array, the staged copy, the encoded one
 SECONDS = 10.0  # a batch waits at most this long for others to fill a file
@@ -32,7 +32,7 @@ COMMITS = 2  # transactions on their way to the disk at a time
 
 @dataclasses.dataclass
 class _Job:
-    outcome: Outcome
+    outcome: BatchOutcome
     checksum: BatchSum
     nbytes: int
 
@@ -76,7 +76,7 @@ class Writer:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def put(self, outcome: Outcome, checksum: BatchSum) -> None:
+    def put(self, outcome: BatchOutcome, checksum: BatchSum) -> None:
         """Takes the outcome of the next batch; its mask must be complete on this process.
 
         Waits while there is too much to write. Does nothing after an error.
@@ -187,7 +187,7 @@ class Writer:
         for i, array in longer.items():
             self._listed[i] = array.result()
 
-    def _check_range(self, outcome: Outcome) -> None:
+    def _check_range(self, outcome: BatchOutcome) -> None:
         beyond = np.asarray(outcome.beyond.addressable_shards[0].data)
         for info, lost in zip(self.infos, beyond):
             if lost:

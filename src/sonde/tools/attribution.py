@@ -22,7 +22,7 @@ from sonde.core.path import Pattern
 from sonde.core.record import Record
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.integrating import is_inexact, mean_gradients
-from sonde.tools.placing import Place, Rule, placed, values_to_place
+from sonde.tools.placing import Occurrence, Rule, placed, values_to_place
 from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import each_seen, with_values
 
@@ -155,7 +155,7 @@ def _by_gradient(
 
     def number(touch: Any) -> Any:
         # Whatever a value is computed from, it now depends on what is differentiated.
-        def rule(values: list[Any], place: Place) -> list[Any]:
+        def rule(values: list[Any], place: Occurrence) -> list[Any]:
             return values if place.site.in_place else [touched(x, touch) for x in values]
 
         f, args, kwargs, _ = rest.whole([touched(x, touch) for x in arrays])

@@ -22,7 +22,7 @@ from sonde.core.path import Pattern, check_pattern
 from sonde.core.record import Records
 from sonde.tools.attribution import number_of, touched
 from sonde.tools.drawn import Drawn, Heat
-from sonde.tools.placing import Place, placed
+from sonde.tools.placing import Occurrence, placed
 from sonde.tools.pruning import Pruned, fewest
 from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import chooses
@@ -238,7 +238,7 @@ def _edges(
     arrays: Any,
 ) -> Any:
     def number(touch: Any) -> Any:
-        def rule(values: list[Any], place: Place) -> list[Any]:
+        def rule(values: list[Any], place: Occurrence) -> list[Any]:
             return values if place.site.in_place else [touched(x, touch) for x in values]
 
         f, args, kwargs, _ = rest.whole([touched(x, touch) for x in arrays])

@@ -15,7 +15,7 @@ import numpy as np
 
 from sonde.core.rows import Row
 from sonde.errors import CaptureError
-from sonde.tools.placing import Place, Rule
+from sonde.tools.placing import Occurrence, Rule
 from sonde.tools.reading import Seen
 
 Pair = tuple[Any, Any] | None  # an array and what it is compared with; None if it cannot be differentiated
@@ -127,7 +127,7 @@ def _put_back(gradients: Any, seen: Seen, rows: Sequence[Row]) -> Any:
 def _putting(calls: Sequence[Seen], new: Sequence[Sequence[Any]], row: Sequence[Any]) -> Rule:
     """The rule that puts new arrays at one row of a site."""
 
-    def rule(old: list[Any], place: Place) -> list[Any]:
+    def rule(old: list[Any], place: Occurrence) -> list[Any]:
         if place.path != calls[0].path:
             return old
         seen = calls[place.call]

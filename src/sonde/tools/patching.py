@@ -31,7 +31,7 @@ from sonde.core.keeping import by_identity, kept_with
 from sonde.core.path import Pattern, check_pattern
 from sonde.tools.drawn import POSITION
 from sonde.tools.effort import effort
-from sonde.tools.placing import Place, placed, values_to_place
+from sonde.tools.placing import Occurrence, placed, values_to_place
 from sonde.tools.points import Axes, Target, checked_axes
 from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import each_seen
@@ -161,7 +161,7 @@ def _sweep(
             starts = np.cumsum([0, *[target.points for target in group]])
             places = {(t.seen.path, t.seen.call): (t, int(start)) for t, start in zip(group, starts)}
 
-            def rule(values: list[Any], place: Place) -> list[Any]:
+            def rule(values: list[Any], place: Occurrence) -> list[Any]:
                 target, start = places.get((place.path, place.call), (None, 0))
                 return values if target is None else target.patched(values, place, point - start)
 

@@ -20,7 +20,7 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable
 from sonde.core.path import Pattern, check_pattern
 from sonde.tools.drawn import Drawn, Heat, by_last_axis
-from sonde.tools.placing import Place, placed, values_to_place
+from sonde.tools.placing import Occurrence, placed, values_to_place
 from sonde.tools.points import Axes, Target, checked_axes
 from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import Seen, each_seen
@@ -182,7 +182,7 @@ class _Run:
         places = _by_place(senders)
         still = {(t.seen.path, t.seen.call): t for t in held}
 
-        def rule(values: list[Any], place: Place) -> list[Any]:
+        def rule(values: list[Any], place: Occurrence) -> list[Any]:
             key = place.path, place.call
             if key in still:
                 here, at = place.within(still[key].seen)
@@ -200,7 +200,7 @@ class _Run:
     def _measured(self, point: Any, receivers: list[Target], rest: Rest, arrays: Any) -> Any:
         places = _by_place(receivers)
 
-        def rule(values: list[Any], place: Place) -> list[Any]:
+        def rule(values: list[Any], place: Occurrence) -> list[Any]:
             target, start = places.get((place.path, place.call), (None, 0))
             return values if target is None else target.patched(values, place, point - start)
 

@@ -21,7 +21,7 @@ from sonde.core.site import Site, View
 from sonde.tools.reading import Seen
 
 
-class Place(NamedTuple):
+class Occurrence(NamedTuple):
     """Where a value is met.
 
     Attributes:
@@ -53,7 +53,7 @@ class Place(NamedTuple):
                 array = jax.lax.index_in_dim(array, 0, position, keepdims=False)
         return array
 
-    def within(self, seen: Seen) -> tuple[Any, Place]:
+    def within(self, seen: Seen) -> tuple[Any, Occurrence]:
         """Where this iteration is in a record that may have some rows of named loops only.
 
         Args:
@@ -84,7 +84,7 @@ class Place(NamedTuple):
         return sum(axis.on_leaf(index) for axis in self.view.axes)
 
 
-Rule = Callable[[list[Any], Place], list[Any]]
+Rule = Callable[[list[Any], Occurrence], list[Any]]
 
 
 class Placing(Editing):
@@ -100,7 +100,7 @@ class Placing(Editing):
         if not view.is_value:
             return arrays
         call = self.counts.next(path)
-        return self.rule(arrays, Place(path, call, self.indices, site, view))
+        return self.rule(arrays, Occurrence(path, call, self.indices, site, view))
 
 
 def placed(f: Callable, rule: Rule, inside: Any = None) -> Callable:

@@ -12,7 +12,7 @@ import numpy as np
 from sonde.core.arrays import arrays_in
 from sonde.core.rows import row_path
 from sonde.errors import CaptureError
-from sonde.tools.placing import Place
+from sonde.tools.placing import Occurrence
 from sonde.tools.reading import Seen
 
 Axes = tuple[int, ...]
@@ -113,7 +113,7 @@ class Target:
             found[row_path(self.seen.path, numbers) + call] = numbers, shaped[tuple(at)]
         return found
 
-    def patched(self, values: list[Any], place: Place, point: Any) -> list[Any]:
+    def patched(self, values: list[Any], place: Occurrence, point: Any) -> list[Any]:
         """The values, with the clean one where the point says; nothing is changed if it is a point of another site."""
         here, place = place.within(self.seen)
         first: Any = 0

@@ -21,7 +21,7 @@ import numpy as np
 from sonde.core.capture import capture
 from sonde.core.path import Pattern
 from sonde.tools.attribution import number_of
-from sonde.tools.placing import Place, placed, values_to_place
+from sonde.tools.placing import Occurrence, placed, values_to_place
 from sonde.tools.points import Target
 from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import each_seen
@@ -78,7 +78,7 @@ class Pruned:
             less = {name: now[name] - before[name] for name in self._senders}
             taken = {(t.seen.path, t.seen.call): (t, self._taken_off(t, less, cut)) for t in targets}
 
-            def rule(values: list[Any], place: Place) -> list[Any]:
+            def rule(values: list[Any], place: Occurrence) -> list[Any]:
                 target, off = taken.get((place.path, place.call), (None, None))
                 if target is None:
                     return values

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from sonde.core.arrays import is_array_like
-from sonde.core.asking import Request
+from sonde.core.asking import InsideRequest
 from sonde.core.keeping import Bounded
 from sonde.core.stand_ins import NO_MODELS, StandIns, stand_ins
 
@@ -52,7 +52,7 @@ class _Array:
 _ARRAY = _Array()
 
 
-def rest_and_arrays(tree: Any, asked: Request | None = None) -> tuple[Rest, list[Any]]:
+def rest_and_arrays(tree: Any, asked: InsideRequest | None = None) -> tuple[Rest, list[Any]]:
     """What is left of a pytree without its arrays, and the arrays, from which `Rest.whole` makes it again.
 
     Args:

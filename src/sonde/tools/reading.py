@@ -14,7 +14,7 @@ from sonde import _jax
 from sonde.core.arrays import arrays_in
 from sonde.core.axes import Axis
 from sonde.core.path import Pattern, glob_matches, matches
-from sonde.core.record import ArraysSpec, Layout, Record, Records
+from sonde.core.record import ArraysSpec, Record, RecordLayout, Records
 from sonde.core.row_records import CallRow
 from sonde.core.site import LEAF, Site
 from sonde.errors import CaptureError
@@ -140,7 +140,7 @@ def with_values(records: Records, values: Mapping[str, Sequence[Any]]) -> Record
             specs.append(dataclasses.replace(call, value=spec, extras=(), grads=()))
             arrays += leaves
         layout.append((path, tuple(specs)))
-    return Records(Layout(layout), arrays)
+    return Records(RecordLayout(layout), arrays)
 
 
 def chooses(pattern: Pattern, record: Record) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sonde.models.names import Row
+from sonde.models.names import TensorRow
 
 Raw = Mapping[str, Any]
 """A checkpoint's own config: the contents of `config.json`."""
@@ -30,6 +30,6 @@ class Architecture:
     classes: tuple[str, ...]
     module: Callable[..., Any]
     read: Callable[[Raw, str], Any]
-    rows: Callable[[Any], list[Row]]
+    rows: Callable[[Any], list[TensorRow]]
     prefix: str = ""
     model_type: str | None = None

@@ -9,7 +9,7 @@ from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import read_sizes
 from sonde.models.config import Config
 from sonde.models.encoder import Encoder
-from sonde.models.names import Row, ignored, linear, linear_or_ignored, matrix, norm, plain
+from sonde.models.names import TensorRow, ignored, linear, linear_or_ignored, matrix, norm, plain
 
 
 def _read(raw: Raw, kind: str, name: str, **options: Any) -> Config:
@@ -55,7 +55,7 @@ def read_roberta(raw: Raw, kind: str) -> Config:
     return _read(raw, kind, "roberta", position_offset=raw.get("pad_token_id", 1) + 1, head_activation="gelu")
 
 
-def _body(prefix: str) -> list[Row]:
+def _body(prefix: str) -> list[TensorRow]:
     layer, block = prefix + "encoder.layer.{i}", "blocks/{i}"
     embeddings = f"{prefix}embeddings"
     names = {"query": "q", "key": "k", "value": "v"}
@@ -79,7 +79,7 @@ def _body(prefix: str) -> list[Row]:
     ]
 
 
-def rows(config: Config) -> list[Row]:
+def rows(config: Config) -> list[TensorRow]:
     """The table of names of BERT."""
     found = _body("bert.")
     found += linear_or_ignored("bert.pooler.dense", "pooler", wanted=config.pooler)
@@ -93,12 +93,12 @@ def rows(config: Config) -> list[Row]:
     return [*found, ignored("cls.predictions.decoder.bias")]
 
 
-def _table(theirs: str, config: Config) -> Row:
+def _table(theirs: str, config: Config) -> TensorRow:
     """The table of the head for masked tokens; a checkpoint with tied weights may repeat the embeddings there."""
     return ignored(theirs) if config.tied else matrix(theirs, "head/table/kernel")
 
 
-def rows_of_roberta(config: Config) -> list[Row]:
+def rows_of_roberta(config: Config) -> list[TensorRow]:
     """The table of names of RoBERTa."""
     found = _body("roberta.")
     if config.head == "masked":

@@ -9,7 +9,7 @@ from sonde.models.architectures.llama import read_sizes
 from sonde.models.architectures.vit import check_square, patch_rows
 from sonde.models.clip import CLIP, TextTower, TowersConfig
 from sonde.models.config import Config
-from sonde.models.names import Row, ignored, linear, norm, plain
+from sonde.models.names import TensorRow, ignored, linear, norm, plain
 from sonde.models.vision import Vision
 
 # Defaults: configs leave out entries that are as in the first model.
@@ -85,7 +85,7 @@ def read(raw: Raw, kind: str) -> TowersConfig:
     return TowersConfig("clip", image, read_text(raw.get("text_config") or {}, kind, width), raw)
 
 
-def _blocks(theirs: str, ours: str) -> list[Row]:
+def _blocks(theirs: str, ours: str) -> list[TensorRow]:
     layer, block = theirs + ".encoder.layers.{i}", ours + "blocks/{i}"
     names = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "out_proj": "o"}
     return [
@@ -98,7 +98,7 @@ def _blocks(theirs: str, ours: str) -> list[Row]:
     ]
 
 
-def rows_of_text(config: Config, ours: str = "") -> list[Row]:
+def rows_of_text(config: Config, ours: str = "") -> list[TensorRow]:
     """The table of names of the tower for texts."""
     return [
         plain("text_model.embeddings.token_embedding.weight", f"{ours}embed/embedding"),
@@ -109,7 +109,7 @@ def rows_of_text(config: Config, ours: str = "") -> list[Row]:
     ]
 
 
-def rows_of_image(config: Config, ours: str = "") -> list[Row]:
+def rows_of_image(config: Config, ours: str = "") -> list[TensorRow]:
     """The table of names of the tower for images."""
     return [
         plain("vision_model.embeddings.class_embedding", f"{ours}first"),
@@ -122,7 +122,7 @@ def rows_of_image(config: Config, ours: str = "") -> list[Row]:
     ]
 
 
-def rows(config: TowersConfig) -> list[Row]:
+def rows(config: TowersConfig) -> list[TensorRow]:
     """The table of names of both towers."""
     towers = rows_of_image(config.image, "image/") + rows_of_text(config.text, "text/")
     return [*towers, plain("logit_scale", "log_scale")]

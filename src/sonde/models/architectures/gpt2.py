@@ -7,7 +7,7 @@ from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import output_rows
 from sonde.models.config import Config
 from sonde.models.decoder import Decoder
-from sonde.models.names import Row, fused, ignored, norm, plain
+from sonde.models.names import TensorRow, fused, ignored, norm, plain
 
 
 def read(raw: Raw, kind: str) -> Config:
@@ -39,12 +39,12 @@ def read(raw: Raw, kind: str) -> Config:
     )
 
 
-def _stored(theirs: str, ours: str) -> list[Row]:
+def _stored(theirs: str, ours: str) -> list[TensorRow]:
     """A linear map that is stored untransposed."""
     return [plain(f"{theirs}.weight", f"{ours}/kernel"), plain(f"{theirs}.bias", f"{ours}/bias")]
 
 
-def rows(config: Config) -> list[Row]:
+def rows(config: Config) -> list[TensorRow]:
     """The table of names."""
     layer, block = "transformer.h.{i}", "blocks/{i}"
     qkv = [f"{block}/attn/{part}" for part in "qkv"]

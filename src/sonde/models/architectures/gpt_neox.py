@@ -8,7 +8,7 @@ from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import output_rows, read_rotary, read_sizes
 from sonde.models.config import Config, Kind
 from sonde.models.decoder import Decoder
-from sonde.models.names import Array, Row, ignored, linear, norm, plain
+from sonde.models.names import Array, TensorRow, ignored, linear, norm, plain
 
 
 def read(raw: Raw, kind: str) -> Config:
@@ -34,7 +34,7 @@ def read(raw: Raw, kind: str) -> Config:
     )
 
 
-def rows(config: Config) -> list[Row]:
+def rows(config: Config) -> list[TensorRow]:
     """The table of names."""
     layer, block = "gpt_neox.layers.{i}", "blocks/{i}"
     found = [
@@ -52,7 +52,7 @@ def rows(config: Config) -> list[Row]:
     return found + output_rows(config, "embed_out")
 
 
-def _by_heads(theirs: str, ours: str, config: Config) -> list[Row]:
+def _by_heads(theirs: str, ours: str, config: Config) -> list[TensorRow]:
     """Queries, keys and values in one tensor, interleaved head by head."""
     shape = (config.heads, 3, config.depth)
 
@@ -66,7 +66,7 @@ def _by_heads(theirs: str, ours: str, config: Config) -> list[Row]:
 
     kinds = {"weight": "kernel"} | ({"bias": "bias"} if config.qkv_bias else {})
     return [
-        Row(f"{theirs}.{their_kind}", tuple(f"{ours}/{part}/{kind}" for part in "qkv"), split, join)
+        TensorRow(f"{theirs}.{their_kind}", tuple(f"{ours}/{part}/{kind}" for part in "qkv"), split, join)
         for their_kind, kind in kinds.items()
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.config import Config, Kind
 from sonde.models.decoder import Decoder
-from sonde.models.names import Row, ignored, linear, norm, plain
+from sonde.models.names import TensorRow, ignored, linear, norm, plain
 from sonde.ops.rotary import Rotary
 
 
@@ -74,7 +74,7 @@ def read(raw: Raw, kind: str) -> Config:
     )
 
 
-def rows(config: Config) -> list[Row]:
+def rows(config: Config) -> list[TensorRow]:
     """The table of names."""
     layer, block = "model.layers.{i}", "blocks/{i}"
     found = [
@@ -104,7 +104,7 @@ def rows(config: Config) -> list[Row]:
     return found + output_rows(config)
 
 
-def output_rows(config: Config, theirs: str = "lm_head") -> list[Row]:
+def output_rows(config: Config, theirs: str = "lm_head") -> list[TensorRow]:
     """The rows of the output layer; a checkpoint with tied weights may repeat the embeddings there."""
     if not config.tied:
         return linear(theirs, "head", bias=config.head_bias)

@@ -6,7 +6,7 @@ from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import output_rows, read_rotary, read_sizes
 from sonde.models.config import Config, Kind
 from sonde.models.decoder import Decoder
-from sonde.models.names import Row, fused, ignored, linear, norm, plain
+from sonde.models.names import TensorRow, fused, ignored, linear, norm, plain
 
 
 def read(raw: Raw, kind: str) -> Config:
@@ -32,7 +32,7 @@ def read(raw: Raw, kind: str) -> Config:
     )
 
 
-def rows(config: Config) -> list[Row]:
+def rows(config: Config) -> list[TensorRow]:
     """The table of names."""
     layer, block = "model.layers.{i}", "blocks/{i}"
     found = [
@@ -67,7 +67,7 @@ def read_third(raw: Raw, kind: str) -> Config:
     )
 
 
-def rows_of_third(config: Config) -> list[Row]:
+def rows_of_third(config: Config) -> list[TensorRow]:
     """The table of names of Phi 3."""
     layer, block = "model.layers.{i}", "blocks/{i}"
     widths = [config.heads * config.depth, config.key_heads * config.depth, config.key_heads * config.depth]

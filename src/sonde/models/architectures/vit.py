@@ -6,7 +6,7 @@ from sonde.errors import ModelFileError
 from sonde.models.architectures.architecture import Architecture, Raw
 from sonde.models.architectures.llama import read_sizes
 from sonde.models.config import Config
-from sonde.models.names import Row, ignored, linear, linear_or_ignored, norm, plain
+from sonde.models.names import TensorRow, ignored, linear, linear_or_ignored, norm, plain
 from sonde.models.vision import Vision
 
 
@@ -46,9 +46,9 @@ def check_square(raw: Raw) -> None:
             raise ModelFileError(f"{name} is {raw[name]}; images and patches must be square, their size one number.")
 
 
-def patch_rows(theirs: str, *, bias: bool, prefix: str = "") -> list[Row]:
+def patch_rows(theirs: str, *, bias: bool, prefix: str = "") -> list[TensorRow]:
     """The embedding of patches, which is stored with channels before rows and columns."""
-    weight = Row(
+    weight = TensorRow(
         f"{theirs}.weight",
         (f"{prefix}patches/kernel",),
         lambda x: (x.transpose(2, 3, 1, 0),),
@@ -57,13 +57,13 @@ def patch_rows(theirs: str, *, bias: bool, prefix: str = "") -> list[Row]:
     return [weight, plain(f"{theirs}.bias", f"{prefix}patches/bias")] if bias else [weight]
 
 
-def rows(config: Config) -> list[Row]:
+def rows(config: Config) -> list[TensorRow]:
     """The table of names."""
     layer, block = "vit.encoder.layer.{i}", "blocks/{i}"
     names = {"query": "q", "key": "k", "value": "v"}
     found = [
-        Row("vit.embeddings.cls_token", ("first",), lambda x: (x[0, 0],), lambda x: x[None, None]),
-        Row("vit.embeddings.position_embeddings", ("positions/embedding",), lambda x: (x[0],), lambda x: x[None]),
+        TensorRow("vit.embeddings.cls_token", ("first",), lambda x: (x[0, 0],), lambda x: x[None, None]),
+        TensorRow("vit.embeddings.position_embeddings", ("positions/embedding",), lambda x: (x[0],), lambda x: x[None]),
         *patch_rows("vit.embeddings.patch_embeddings.projection", bias=True),
         *norm(f"{layer}.layernorm_before", f"{block}/norm1", bias=True),
         *(
