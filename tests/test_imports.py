@@ -55,7 +55,7 @@ def test_import_loads_jax_and_little_else() -> None:
 
 
 def test_every_submodule_of_core_is_loaded_at_once() -> None:
-    """Nothing is imported in the middle of somebody's first capture, except what shows records to people."""
+    """The first capture imports nothing more, except what displays records."""
     code = f"import sys, sonde\nbefore = set(sys.modules)\n{CAPTURE}\nprint(*(set(sys.modules) - before))"
     later = {name for name in run(code).split() if name.startswith("sonde")}
     tools = {"sonde.tools", "sonde.tools.events", "sonde.tools.fetching", "sonde.tools.nonfinite"}

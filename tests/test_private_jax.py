@@ -1,4 +1,4 @@
-"""What Sonde expects of JAX's inside, name by name: a new JAX fails here first, in words."""
+"""What Sonde expects of JAX's internals, name by name: a new JAX fails here first, with a clear message."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""Files and folders that are replaced whole, killed and interrupted at every step."""
+"""Files and folders that are replaced as a whole, killed and interrupted at every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands print, write and end with."""
+"""What the commands print and write, and their exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input files: arrays in the places of arguments."""
+"""Input files: arrays that replace arguments."""
 
 from __future__ import annotations
 

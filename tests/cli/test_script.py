@@ -1,4 +1,4 @@
-"""The command as it is installed: a process of its own, with click and without, watched and not."""
+"""The installed command in a separate process: with click and without, on a terminal and not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_process_finds_the_program_and_ends_with_the_code(write) -> None:
     )
     done = process("-W", "error", "-m", "sonde.cli", "sites", "model:make")
     assert done.returncode == 0 and "layer0/out" in done.stdout and done.stderr == ""
-    assert "\x1b[" not in done.stdout  # plain where nobody looks
+    assert "\x1b[" not in done.stdout  # no colours without a terminal
     done = process("-W", "error", "-m", "sonde.cli", "nonfinite", "bad.py:f")
     assert done.returncode == 1 and "'h'" in done.stdout
     done = process("-W", "error", "-m", "sonde.cli", "report", "nothing:f")

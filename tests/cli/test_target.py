@@ -1,4 +1,4 @@
-"""Targets: what can be named, where its arguments come from, and what is said when something is missing."""
+"""Targets: what can be named, where its arguments come from, and errors when something is missing."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_generator_that_outlives_the_capture():
     _, records = capture(f)(X)
     equal(records["held/first"].value, X * 2)
     check_nothing_is_left()
-    equal(next(kept[0]), X * 3)  # nobody looks any more
+    equal(next(kept[0]), X * 3)  # the capture has ended
     kept[0].close()
     check_nothing_is_left()
 

@@ -1,4 +1,4 @@
-"""What must not go wrong: threads, exceptions, interleaving, odd values, and what is left behind when nobody looks."""
+"""What must not go wrong: threads, exceptions, interleaving, odd values, and what is left behind without a capture."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_no_leaked_tracers(name):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# When nobody looks
+# Without a capture
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -162,7 +162,7 @@ def program(mark):
 
 def test_without_a_capture_the_program_is_the_one_without_sites():
     with_sites, without = program(sow), program(lambda value, name: value)
-    capture(with_sites)(X)  # that somebody looked before leaves nothing behind
+    capture(with_sites)(X)  # an earlier capture leaves nothing behind
     capture(jax.jit(with_sites))(X)
     for transform in (lambda f: f, jax.grad, jax.jit, lambda f: jax.jit(jax.grad(f))):
         a, b = jax.make_jaxpr(transform(with_sites))(X), jax.make_jaxpr(transform(without))(X)

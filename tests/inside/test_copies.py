@@ -1,4 +1,4 @@
-"""Submodules that go through transforms by themselves, as copies: each keeps its path, and its values are its own.
+"""Submodules that are passed to transforms alone, as copies: each keeps its path and its own values.
 
 Every library has a model of two submodules of one class, `two(tanh(one(x)))`, that are called through a transform of
 the library or of JAX. Paths are compared for all of them, without computing anything; values, gradients and edits for

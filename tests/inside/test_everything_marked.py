@@ -1,4 +1,4 @@
-"""Whole packages marked at once: training steps stay what they are, and planted overflows are named."""
+"""Whole packages marked at once: training steps compute the same, and planted overflows are found."""
 
 from __future__ import annotations
 

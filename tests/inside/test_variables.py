@@ -1,4 +1,4 @@
-"""Variables of functions that know nothing of Sonde, against the same function with its sites sown by hand."""
+"""Variables of functions that were not written for Sonde, against the same function with its sites sown by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of `flax.config` that Linen heeds."""
+"""Flags of `flax.config` that Linen respects."""
 
 import sys
 

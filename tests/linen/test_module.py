@@ -1,4 +1,4 @@
-"""Modules: names, scopes, init, apply, bind, and what is said when something is wrong."""
+"""Modules: names, scopes, init, apply, bind, and error messages."""
 
 import copy
 import pickle

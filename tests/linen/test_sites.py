@@ -1,4 +1,4 @@
-"""Sown values, from everywhere: what flax.linen does, and what it cannot do."""
+"""Sown values from everywhere: what flax.linen can do, and what it cannot."""
 
 import threading
 

@@ -201,14 +201,14 @@ def is_decoder(case: Case) -> bool:
 
 
 def outputs(model: Any, given: dict[str, np.ndarray]) -> jax.Array:
-    """What our model makes of the inputs."""
+    """The outputs of our model."""
     arrays = [jnp.asarray(given[name]) for name in ("images", "tokens") if name in given]
     options = {"mask": jnp.asarray(given["mask"])} if "mask" in given else {}
     return model(*arrays, **options)
 
 
 def oracle(name: str) -> dict[str, Any]:
-    """What `transformers` made of a case: config, shapes, outputs, gradients."""
+    """The stored results of `transformers` for a case: config, shapes, outputs, gradients."""
     return json.loads((ORACLES / f"{name}.json").read_text())
 
 

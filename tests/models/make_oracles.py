@@ -29,7 +29,7 @@ def model_of(case: Case) -> Any:
 
 
 def own_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """The tensors that a checkpoint holds: of tied ones the first."""
+    """The tensors of a checkpoint; of tied ones only the first."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():
@@ -38,7 +38,7 @@ def own_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def run(model: Any, case: Case, given: dict[str, np.ndarray]) -> torch.Tensor:
-    """What the model makes of the inputs."""
+    """The outputs of the model."""
     arguments: dict[str, Any] = {}
     if "tokens" in given:
         arguments["input_ids"] = torch.tensor(given["tokens"].astype(np.int64))

@@ -26,7 +26,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def by_hand(model: Any, prompt: list[int], new: int) -> list[int]:
-    """The likeliest continuation, with everything computed anew for each token."""
+    """The likeliest continuation, computed without a cache."""
     run = nnx.jit(lambda model, tokens, mask: model(tokens, mask=mask))
     tokens = np.zeros((1, len(prompt) + new), np.int32)
     tokens[0, : len(prompt)] = prompt

@@ -1,4 +1,4 @@
-"""Loading: what does not fit is named, nothing is half loaded, memory stays small, devices share the work."""
+"""Loading: errors name what does not fit, nothing is partly loaded, memory stays small, devices share the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sites: those of the table are there, cost nothing unasked, and say the same under every form of attention."""
+"""The sites of the table exist, cost nothing unless captured, and agree under every form of attention."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ X = jnp.float32(1.0)
 
 
 def models(nnx):
-    """The same model for both libraries, which says in a list what it sees."""
+    """The same model for both libraries, which notes in a list what it sees."""
     seen = []
 
     def note(module):

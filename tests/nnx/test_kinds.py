@@ -1,4 +1,4 @@
-"""What a value is to attribute assignment: data, or something static."""
+"""How attribute assignment treats a value: as data, or as static."""
 
 import dataclasses
 
@@ -48,7 +48,7 @@ def test_is_data(same):
 
 
 class Late:
-    """A type that JAX learns to flatten after it was asked for."""
+    """A type that is registered with JAX after its kind was first requested."""
 
 
 def test_kinds():

@@ -29,7 +29,7 @@ def test_every_name_is_where_the_table_says():
 
 
 def test_importing_loads_neither_layers_nor_what_shows_things():
-    """Nor optax; they come with the first use of a name that needs them."""
+    """Nor optax: both are loaded on the first use of a name that needs them."""
     names = "sonde.nnx.layers.linear sonde.nnx.transforms.jit optax treescope IPython"
     program = f"""
 import sys

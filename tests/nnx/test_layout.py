@@ -1,4 +1,4 @@
-"""Layouts: which attributes an object has, shared by all that have the same."""
+"""Layouts: the attributes of an object, shared by all objects with the same ones."""
 
 import gc
 import pickle

@@ -1,4 +1,4 @@
-"""Where Modules stand, found when they are called: under every transform, through copies, in containers."""
+"""The paths of Modules, found when they are called: under every transform, through copies, in containers."""
 
 import functools
 import gc

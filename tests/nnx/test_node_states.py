@@ -1,4 +1,4 @@
-"""Objects in pytrees as states, and transforms made of the way there and back; compared with Flax."""
+"""Objects in pytrees as states, and transforms built from both conversions; compared with Flax."""
 
 import importlib
 

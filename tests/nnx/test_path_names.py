@@ -13,7 +13,7 @@ from sonde.nnx.path_names import Key, PathParts, first_from
 
 @pytest.mark.parametrize("values", [(None, 0, 2), (False,), (None, None, ""), ([], 1), (None,), ()])
 def test_the_first_that_is_not_none_as_in_flax(values):
-    """Zero, False and what is empty are values."""
+    """Zero, False and empty containers count as values."""
 
     def outcome(f):
         try:

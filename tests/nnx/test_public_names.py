@@ -1,4 +1,4 @@
-"""The names of `sonde.nnx`: there, listed once in each place that needs them, and under the paths of Flax's files."""
+"""The names of `sonde.nnx` exist, are listed once wherever they must be, and have the paths of Flax's files."""
 
 from __future__ import annotations
 

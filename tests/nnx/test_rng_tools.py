@@ -1,4 +1,4 @@
-"""Streams of keys inside models: split, forked, reseeded and put back."""
+"""Streams of keys inside models: split, forked, reseeded and restored."""
 
 import jax
 import pytest

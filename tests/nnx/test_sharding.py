@@ -1,4 +1,4 @@
-"""Where the arrays of a model are to live."""
+"""Partition specs and shardings of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What new Variables have as `ref` and `hijax`."""
+"""The default `ref` and `hijax` of new Variables."""
 
 import threading
 

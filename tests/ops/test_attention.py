@@ -1,4 +1,4 @@
-"""Attention against both Flax faces, and what can be seen of it."""
+"""Attention against both Flax faces, and its sites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks that are as they should be: freshly initialised, on ordinary data. Nothing may be said against them."""
+"""Healthy networks: newly initialised, on ordinary data. They must have no findings."""
 
 import jax
 import jax.numpy as jnp

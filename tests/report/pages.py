@@ -1,4 +1,4 @@
-"""Reports for the tests of the page: with trouble, with hostile names, with 500 sites, with nothing."""
+"""Reports for the tests of the page: with problems, with hostile names, with 500 sites, with nothing."""
 
 import functools
 
@@ -87,7 +87,7 @@ def troubled():
 
 
 def hostile():
-    """Names that want to be markup, and every kind of number."""
+    """Names that look like markup, and every kind of number."""
     odd = [jnp.nan, jnp.inf, -jnp.inf, 3e38, 1e-45, 0.0]
 
     def f():

@@ -1,4 +1,4 @@
-"""Each kind of trouble is found where it is planted, is said in words, and is not found where it is not."""
+"""Each kind of problem is found where it is planted, is described in words, and is not found elsewhere."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Freshly initialised networks raise no findings: a tool that cries wolf is not read."""
+"""Newly initialised networks have no findings: false alarms make a tool useless."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A stored array is indexed as NumPy's are; checks find damage; stores can be joined; minibatches are fair."""
+"""A stored array is indexed like NumPy's; checks find damage; stores can be merged; minibatches are fair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A harvest that stops at any moment loses the batches in flight, and goes on to the same bytes."""
+"""A harvest that stops at any moment loses only the batches in flight, and continues to the same bytes."""
 
 from __future__ import annotations
 

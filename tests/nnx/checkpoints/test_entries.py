@@ -1,4 +1,4 @@
-"""What a model has to store, and under which names."""
+"""What a checkpoint stores of a model, and under which names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does not fit is named, all at once, and nothing is changed."""
+"""Everything that does not fit is named in one message, and nothing is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A save that replaces a checkpoint and is killed at any moment leaves the old one or the new one, whole."""
+"""A save that replaces a checkpoint and is killed at any moment leaves either the old one or the new one intact."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ FORMATS = pytest.mark.parametrize("name", ["directory", "file.safetensors"])
 
 
 def divided():
-    """A layer whose kernel is divided over the mesh around."""
+    """A layer whose kernel is sharded over the current mesh."""
     init = nnx.with_partitioning(nnx.initializers.normal(), (None, "model"))
     return nnx.Linear(4, 6, kernel_init=init, rngs=nnx.Rngs(0))
 
@@ -56,7 +56,7 @@ def test_on_another_number_of_devices(tmp_path, name, mesh):
 
 @FORMATS
 def test_unplaced_arrays_stay_unplaced(tmp_path, name):
-    """Arrays that belong to no device can be used with arrays of any device, after restoring as before."""
+    """Arrays that are not committed to a device can be used with arrays of any device, after restoring as before."""
     model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
     node = nnx.Dict(linear=nnx.Linear(2, 3, rngs=nnx.Rngs(0)), drop=model)
     checkpoints.save(tmp_path / name, node)

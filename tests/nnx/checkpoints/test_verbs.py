@@ -77,7 +77,7 @@ def test_contents_and_read(tmp_path, name, pure):
 
 
 def divided():
-    """A layer whose kernel is divided over the mesh around."""
+    """A layer whose kernel is sharded over the current mesh."""
     init = nnx.with_partitioning(nnx.initializers.normal(), (None, "model"))
     return nnx.Linear(4, 6, kernel_init=init, rngs=nnx.Rngs(0))
 
@@ -94,7 +94,7 @@ def mesh():
 
 @FORMATS
 def test_into_an_abstract_model(tmp_path, name, mesh):
-    """Shapes are enough: the metadata of Variables and the mesh around say where arrays go."""
+    """Shapes are enough: the metadata of Variables and the current mesh determine the shardings."""
     saved = sharded(mesh)
     checkpoints.save(tmp_path / name, saved)
     with jax.set_mesh(mesh):

@@ -1,4 +1,4 @@
-"""Multi-head attention against Flax, and what can be seen of it."""
+"""Multi-head attention against Flax, and its sites."""
 
 from __future__ import annotations
 

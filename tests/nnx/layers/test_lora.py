@@ -1,4 +1,4 @@
-"""Low-rank corrections beside a layer, as Flax's."""
+"""Low-rank corrections of a layer, compared with Flax's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of layers say where in the model the layer stands."""
+"""Errors of layers name the path of the layer in the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers and optimizers on several devices: parameters, moments and outputs lie where they were asked to."""
+"""Layers and optimizers on several devices: parameters, moments and outputs have the requested shardings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the same code with `flax.nnx` and with `sonde.nnx`, and compares what comes out: values, or classes of errors.
+"""Runs the same code with `flax.nnx` and with `sonde.nnx`, and compares the results: values, or classes of errors.
 
 A case is a function of the `nnx` module and of the options that go to every transform; it is run with graph updates
 (the default), in graph mode without them, and in tree mode.

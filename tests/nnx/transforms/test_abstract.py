@@ -1,4 +1,4 @@
-"""What a function would compute, without computing it: as Flax and JAX say it."""
+"""What a function would compute, without computing it: the same as in Flax and JAX."""
 
 import jax
 import jax.numpy as jnp

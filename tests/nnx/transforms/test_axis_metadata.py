@@ -1,4 +1,4 @@
-"""Names of axes in the metadata of Variables, kept right across transforms that map."""
+"""Names of axes in the metadata of Variables, kept correct across transforms that map."""
 
 import jax.numpy as jnp
 import pytest

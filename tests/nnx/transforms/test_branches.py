@@ -1,4 +1,4 @@
-"""`cond` and `switch`: what any branch changes is changed, and branches must agree."""
+"""`cond` and `switch`: changes of the chosen branch reach the caller, and branches must agree."""
 
 import jax.numpy as jnp
 import numpy as np

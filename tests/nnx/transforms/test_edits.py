@@ -33,7 +33,7 @@ def test_new_attributes(name, updates):
 
 
 def changed(n, f, *, transform="jit"):
-    """What a model looks like after a function ran on it under a transform, twice, with another model beside it."""
+    """A model after a function ran on it twice under a transform, with another model as a further argument."""
     counter, _ = models(n)
     m = n.Dict(a=counter(1.0), b=counter(2.0), items=n.List([counter(3.0)]))
     parts = [m.a, m.b, m.items, m.a.w, m.b.w]
@@ -191,7 +191,7 @@ def test_lazy_initialisation_traces_twice_and_no_more():
 
 
 def test_nothing_is_paid_where_nothing_changes():
-    """Without an edit there is no trace of it in the compiled program."""
+    """Without edits the compiled program contains nothing extra."""
     m = nnx.Dict(w=nnx.Param(jnp.ones(2)))
     with_updates = nnx.jit(lambda m, x: m.w * x).lower(m, 2.0).as_text()
     without = nnx.jit(lambda m, x: m.w * x, graph_updates=False).lower(m, 2.0).as_text()

@@ -1,4 +1,4 @@
-"""What all transforms do with their options."""
+"""Options that all transforms share."""
 
 import functools
 

@@ -39,7 +39,7 @@ def test_shard_map():
 
 
 def test_shards_are_what_jax_gives():
-    """Each device has its part, and what is not sharded whole."""
+    """Each device has its part of sharded values, and all of the others."""
     seen = []
 
     def f(m, x):
