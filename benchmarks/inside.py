@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -46,7 +47,8 @@ def model(one: Any) -> Any:
 
 
 def measure() -> list[Row]:
-    return [*(tracing(grads) for grads in (False, True)), *(compiled(grads) for grads in (False, True)), unseen()]
+    both = (False, True)
+    return [*map(tracing, both), *map(compiled, both), eager_functions(), eager_model(), unseen()]
 
 
 def tracing(grads: bool) -> Row:
@@ -76,6 +78,63 @@ def compiled(grads: bool) -> Row:
     differ = sum(((mine - hand) + (hand - mine)).values())
     what = "gradients too" if grads else "values"
     return Row(f"instructions that differ in the compiled program from by hand, {what} ({mine.total()})", differ, 0.0)
+
+
+def eager_functions() -> Row:
+    """Nothing is jitted, and a capture is made for every call."""
+    mine, hand = model(layer), model(by_hand)
+    assert list(sonde.capture(mine, inside=layer)(X, WS)[1]) == list(sonde.capture(hand)(X, WS)[1])
+    times = interleaved(
+        {
+            "sown": lambda: sonde.capture(hand)(X, WS),
+            "marked": lambda: sonde.capture(mine, inside=layer)(X, WS),
+        },
+        seconds=7,
+        clock=time.thread_time,
+    )
+    return times.row("marked", "an eager call with inside=function against sites sown by hand", 1.5)
+
+
+class Layer(eqx.Module):
+    w: jax.Array
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.tanh(x @ self.w)
+
+
+class Model(eqx.Module):
+    layers: list[Layer]
+
+    def __call__(self, x: Any) -> Any:
+        for one in self.layers:
+            x = one(x)
+        return x.sum()
+
+
+class SownLayer(Layer):
+    def __call__(self, x: Any) -> Any:
+        return sonde.sow(jnp.tanh(sonde.sow(x, "in") @ self.w), "out")
+
+
+class SownModel(Model):
+    def __call__(self, x: Any) -> Any:
+        x = sonde.sow(x, "in")
+        for i, one in enumerate(self.layers):
+            with sonde.scope(f"layers/{i}"):
+                x = one(x)
+        return sonde.sow(x.sum(), "out")
+
+
+def eager_model() -> Row:
+    """The same for the calls of the modules of a model: scopes and paths that are found when a module is called."""
+    mine, hand = Model([Layer(w) for w in WS]), SownModel([SownLayer(w) for w in WS])
+    assert list(sonde.capture(mine, inside=mine)(X)[1]) == list(sonde.capture(hand)(X)[1])
+    times = interleaved(
+        {"sown": lambda: sonde.capture(hand)(X), "marked": lambda: sonde.capture(mine, inside=mine)(X)},
+        seconds=7,
+        clock=time.thread_time,
+    )
+    return times.row("marked", "an eager call with inside=model against sites sown by hand", 2.0)
 
 
 def unseen() -> Row:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
@@ -128,6 +129,17 @@ def is_kept(value: Any) -> bool:
 
 def _through(code: types.CodeType, through: Through) -> types.CodeType:
     """Code with the arguments and free variables of another, which passes all of them on."""
+    compiled = _handing_on(code)
+    objects = {_CALL: through.call, _INNER: through.inner}
+    constants = tuple(objects.get(c, c) if isinstance(c, str) else c for c in compiled.co_consts)
+    return compiled.replace(
+        co_consts=constants, co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _handing_on(code: types.CodeType) -> types.CodeType:
+    """The same, with words in the place of what it calls. A capture may be made for every call of a model."""
     n = code.co_argcount
     names = code.co_varnames
     plain, only = names[:n], names[n : n + code.co_kwonlyargcount]
@@ -150,11 +162,7 @@ def _through(code: types.CodeType, through: Through) -> types.CodeType:
     compiled = compile(ast.parse(text), code.co_filename, "exec", dont_inherit=True)
     for _ in range(2):
         compiled = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
-    objects = {_CALL: through.call, _INNER: through.inner}
-    constants = tuple(objects.get(c, c) if isinstance(c, str) else c for c in compiled.co_consts)
-    return compiled.replace(
-        co_consts=constants, co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno
-    )
+    return compiled
 
 
 # ---------------------------------------------------------------------------------------------------------------------
