@@ -1,9 +1,13 @@
 """Where arrays come from: what counts as a change of an array, in traced programs and outside."""
 
+import weakref
+
 import jax
 import jax.numpy as jnp
 import pytest
+from flax.linen.fp8_ops import fp32_max_grad
 
+import sonde
 from sonde import _jax
 from sonde.core.array_origins import Changed, Sources, changed_inputs
 
@@ -76,3 +80,21 @@ def test_arrays_outside_of_programs_are_noted():
     assert [changed.can_be_change({"jaxpr": jaxpr}) for jaxpr in programs] == [True, True, False]
     del other, flat, half
     assert len(changed._ends) == 1
+
+
+def test_arrays_of_extended_types_have_no_weak_references_and_are_captured():
+    def scaled(x, scale):
+        extended = jax.lax.convert_element_type(scale, fp32_max_grad)
+        back = lambda: jax.lax.convert_element_type(extended, jnp.float32)
+        x = jax.jit(lambda e, x: x * jax.lax.convert_element_type(e, jnp.float32))(extended, x)
+        return jax.lax.scan(lambda c, _: (sonde.sow(c * back(), "c"), None), x, length=2)[0].sum()
+
+    x, scale = jnp.ones(3), jnp.full(3, 2.0)
+    with pytest.raises(TypeError, match="weak reference"):  # else there is nothing to test
+        weakref.ref(jax.lax.convert_element_type(scale, fp32_max_grad))
+    grad, records = sonde.capture(jax.grad(scaled), grads=True)(x, scale)
+    assert grad.tolist() == [8.0] * 3
+    assert records["c"].value.tolist() == [[4.0] * 3, [8.0] * 3] and records["c"].grad.tolist() == [
+        [2.0] * 3,
+        [1.0] * 3,
+    ]

@@ -20,7 +20,7 @@ from jax._src.interpreters import partial_eval as _pe
 from jax._src.linear_util import DebugInfo as _DebugInfo
 from jax._src.tree_util import tracing_registry as _tracing_registry
 
-__all__ = ["TracedArguments", "arrays_described", "notes_described", "traces_around"]
+__all__ = ["TracedArguments", "arrays_described", "is_followed", "notes_described", "traces_around"]
 
 
 class _Description(_DebugInfo):
@@ -70,7 +70,12 @@ def traced_arguments(
 
 
 def _weakly(value: Any) -> weakref.ref[Any] | None:
-    return weakref.ref(value) if isinstance(value, (jax.Array, np.ndarray)) else None
+    return weakref.ref(value) if is_followed(value) else None
+
+
+def is_followed(value: Any) -> bool:
+    """Whether a value is an array that can be referred to weakly. Those of some extended types cannot."""
+    return isinstance(value, (jax.Array, np.ndarray)) and type(value).__weakrefoffset__ != 0
 
 
 def notes_described(info: Any) -> Any:

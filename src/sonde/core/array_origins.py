@@ -121,6 +121,8 @@ class Changed:
             self._note(array, frozenset({id(array)}))
 
     def _note(self, array: Any, ends: frozenset[int]) -> None:
+        if not _jax.is_followed(array):
+            return
         number, known = id(array), self._ends
         known[number] = weakref.ref(array, lambda _: known.pop(number, None)), ends
 
@@ -229,6 +231,6 @@ class Sources:
                 todo.append(before)
             else:
                 found.ends |= self._changed.ends(value) or {id(value)}
-                if isinstance(value, (jax.Array, np.ndarray)):
+                if _jax.is_followed(value):
                     found.values.append(weakref.ref(value))
         return found
