@@ -356,3 +356,17 @@ def test_programs_that_cannot_be_compared(write, sonde) -> None:
     error = sonde.error("compare", "model:wide", "model:extra", "--sites", "extra")
     assert "pattern 'extra' matches none of the program's 2 sites" in error
     assert "Invalid value for '--rtol'" in sonde.error("compare", "model:wide", "model:half", "--rtol", "-1")
+
+
+def test_inside_on_the_command_line(write, sonde) -> None:
+    write(
+        "import equinox as eqx, jax, jax.numpy as jnp\nnet = eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0))\n"
+        "def norm(h):\n    v = h.std()\n    return h / v\n"
+        "def make():\n    return (lambda x: norm(net(x)).sum()), (jnp.zeros(2),)\n",
+        "plain.py",
+    )
+    paths = lambda *given: [x["path"] for x in sonde.json("sites", "plain.py:make", *given)["sites"]]
+    assert paths("--inside", "plain.py:norm") == paths("--inside", "plain:norm") == ["norm/h", "norm/v", "norm/return"]
+    assert paths("--inside", "plain.py:net", "--sites", "layers/*/out") == ["layers/0/out", "layers/1/out"]
+    for name in ("plain.py:nothing", "no.such"):
+        assert f"inside='{name}'" in sonde.error("sites", "plain.py:make", "--inside", name)

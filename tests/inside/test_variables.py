@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import importlib
 import linecache
+import sys
 import threading
 import types
 import warnings
@@ -244,6 +246,21 @@ def test_names_as_strings():
             sonde.capture(f, inside=wrong)
     with pytest.raises(TypeError, match="at least one"):
         sonde.capture(f, inside=[])
+
+
+def test_models_as_strings(tmp_path, monkeypatch):
+    text = "import equinox as eqx, jax\nnets = [eqx.nn.Linear(2, 2, key=jax.random.key(0))]\nnet = nets[0]\n"
+    (tmp_path / "with_a_net.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    net = importlib.import_module("with_a_net").net
+    file = str(tmp_path / "with_a_net.py")
+    for name in ("with_a_net:net", "with_a_net.net", "with_a_net:nets.0", f"{file}:net"):
+        assert list(sonde.capture(lambda x: net(x), inside=name)(jnp.ones(2))[1]) == ["in", "out"], name
+    with pytest.raises(InsideError, match="no function of that name"):
+        sonde.Inside(f"{file}:nothing")
+    with pytest.raises(InsideError, match="has no 'nothing'"):
+        sonde.Inside("with_a_net:nothing")
+    sys.modules.pop("with_a_net")
 
 
 def test_calls_and_operators():

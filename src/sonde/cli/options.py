@@ -29,7 +29,8 @@ inside = click.option(
     "inside",
     metavar="NAME",
     multiple=True,
-    help="Code without sites to look into: package, package.module:function, 'package.*' or file.py. May be repeated.",
+    help="Code without sites to look into: package, package.module:function, 'package.*', file.py or file.py:function; "
+    "or a model, package.module:model or file.py:model. May be repeated.",
 )
 
 grads = click.option("--grads", is_flag=True, help="Record gradients too, where the program computes any.")

@@ -12,7 +12,7 @@ import click
 import sonde
 from sonde.cli.exits import Failed, Unusable
 from sonde.cli.target import Target, last_line
-from sonde.errors import CaptureError, NoSuchSiteError
+from sonde.errors import CaptureError, InsideError, NoSuchSiteError
 
 NO_SITES = (
     "{target} has no sites: there is nothing to look at. Mark values with sonde.sow(value, name); the layers of "
@@ -36,7 +36,7 @@ def running(
         yield
     except (KeyboardInterrupt, click.ClickException, *usable):
         raise
-    except NoSuchSiteError as error:
+    except (NoSuchSiteError, InsideError) as error:
         raise Unusable(f"{program.name}: {error}") from error
     except CaptureError as error:
         raise Failed(f"{program.name} cannot be captured: {error}") from error

@@ -45,6 +45,7 @@ class Through:
         )
         self.inner.__kwdefaults__ = function.__kwdefaults__
         self.inner.__qualname__ = function.__qualname__
+        self.inner.__dict__.update(function.__dict__)  # with what a decorator wraps: that is where its line is
         self.code = _through(function.__code__, self)
 
     def call(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -82,7 +83,18 @@ def run_call(
     if overrides_running(module, name, fn):
         return fn(module, *args, **kwargs)
     with calling(module, name, fn):
-        return between_sites(name, lambda *a, **k: fn(module, *a, **k), args, kwargs, fn, depths)
+        return between_sites(
+            name, lambda *a, **k: fn(module, *a, **k), args, kwargs, _written(module, name, fn), depths
+        )
+
+
+def _written(module: Any, name: str, fn: Callable[..., Any]) -> Any:
+    """The function whose line is shown: what the class of a module says of a method that the library calls for it."""
+    kind: Any = module_kind(module)
+    for alias, method in kind.aliases.items():
+        if method == name and (own := getattr(type(module), alias, None)) is not None:
+            return own
+    return fn
 
 
 def between_sites(
@@ -129,7 +141,7 @@ def is_kept(value: Any) -> bool:
 
 def _through(code: types.CodeType, through: Through) -> types.CodeType:
     """Code with the arguments and free variables of another, which passes all of them on."""
-    compiled = _handing_on(code)
+    compiled = _passing_on(code)
     objects = {_CALL: through.call, _INNER: through.inner}
     constants = tuple(objects.get(c, c) if isinstance(c, str) else c for c in compiled.co_consts)
     return compiled.replace(
@@ -138,7 +150,7 @@ def _through(code: types.CodeType, through: Through) -> types.CodeType:
 
 
 @functools.lru_cache(maxsize=4096)
-def _handing_on(code: types.CodeType) -> types.CodeType:
+def _passing_on(code: types.CodeType) -> types.CodeType:
     """The same, with words in the place of what it calls. A capture may be made for every call of a model."""
     n = code.co_argcount
     names = code.co_varnames

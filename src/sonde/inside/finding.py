@@ -271,6 +271,24 @@ def _named(name: str) -> Found:
     return found if not colon else _chosen(found, qualname, name)
 
 
+def object_named(name: str) -> Any:
+    """What a name stands for that is no code, such as a model; None for everything else."""
+    where, _, qualname = name.rpartition(":")
+    if not qualname or any(c in name for c in "*?["):
+        return None
+    try:
+        if where.endswith(".py"):
+            path = os.path.abspath(where)
+            thing = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == path), None)
+        else:
+            thing = _imported(where or qualname, name)
+        for part in qualname.split(".") if where else ():
+            thing = thing[int(part)] if part.isdigit() else getattr(thing, part)  # pyright: ignore[reportOptionalSubscript]
+    except (InsideError, AttributeError, IndexError, TypeError, KeyError):
+        return None  # `find` says what is wrong
+    return None if isinstance(thing, (types.FunctionType, types.ModuleType, type)) else thing
+
+
 def _written(module: types.ModuleType, qualname: str) -> Found | None:
     """The functions that are written in a module under a name, whatever their decorators return."""
     filename = getattr(module, "__file__", None)

@@ -32,4 +32,5 @@ def _intercept(method: Any, args: Any, kwargs: Any, context: hk.MethodContext) -
         return method(*args, **kwargs)
     # In Haiku's names, `~` means a constructor and `~name` a method other than `__call__`.
     path = tuple(name for name in module.module_name.split("/") if not name.startswith("~"))
-    return run_named(scope_of(path, None), module, context.method_name, method, args, kwargs, context.orig_method)
+    original = getattr(type(module), context.method_name, None)
+    return run_named(scope_of(path, None), module, context.method_name, method, args, kwargs, original)

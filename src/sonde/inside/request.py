@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sonde.inside import asked
-from sonde.inside.finding import Found, LeftOut, find
+from sonde.inside.finding import Found, LeftOut, find, object_named
 from sonde.inside.libraries import Model, as_model
 
 
@@ -17,7 +17,8 @@ class Inside:
         *what: Functions (also jitted, decorated, bound, partial), classes (the methods in their bodies), Python modules
             and packages, and names: `"pkg.attention:Attention.__call__"`, `"pkg.*"`, `"pkg.losses:*norm*"`. Their
             variables, arguments and results are sites. Models of Flax, Equinox, Penzai, Keras and Sonde, and a
-            function that Haiku transformed: the calls of their modules are scopes with the sites `in` and `out`.
+            function that Haiku transformed, or names of these: the calls of their modules are scopes with the sites
+            `in` and `out`.
         methods: For models: further methods, besides `__call__`, whose arguments and results are the sites `in` and
             `out`.
         expressions: Whether the value of every call and operator is a site too, named after what is called
@@ -42,7 +43,9 @@ class Inside:
         self._found: list[Found] = []
         models: list[tuple[Any, Model]] = []
         for thing in what:
-            model = as_model(thing, names)
+            named = object_named(thing) if isinstance(thing, str) else None
+            model = as_model(thing if named is None else named, names)
+            thing = thing if model is None or named is None else named
             if model is None:
                 self._found.append(find(thing))
             else:
