@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -261,6 +262,9 @@ def test_models_as_strings(tmp_path, monkeypatch):
     with pytest.raises(InsideError, match="has no 'nothing'"):
         sonde.Inside("with_a_net:nothing")
     sys.modules.pop("with_a_net")
+    with contextlib.suppress(InsideError):
+        sonde.Inside(file, "with_a_net.py")
+    assert "with_a_net" not in sys.modules  # the name of a file does not run it
 
 
 def test_calls_and_operators():

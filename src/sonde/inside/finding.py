@@ -274,16 +274,16 @@ def _named(name: str) -> Found:
 def object_named(name: str) -> Any:
     """What a name stands for that is no code, such as a model; None for everything else."""
     where, _, qualname = name.rpartition(":")
-    if not qualname or any(c in name for c in "*?["):
+    if not qualname or name.endswith(".py") or any(c in name for c in "*?["):
         return None
     try:
         if where.endswith(".py"):
             path = os.path.abspath(where)
-            thing = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == path), None)
+            thing: Any = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == path), None)
         else:
             thing = _imported(where or qualname, name)
         for part in qualname.split(".") if where else ():
-            thing = thing[int(part)] if part.isdigit() else getattr(thing, part)  # pyright: ignore[reportOptionalSubscript]
+            thing = thing[int(part)] if part.isdigit() else getattr(thing, part)
     except (InsideError, AttributeError, IndexError, TypeError, KeyError):
         return None  # `find` says what is wrong
     return None if isinstance(thing, (types.FunctionType, types.ModuleType, type)) else thing
