@@ -219,3 +219,25 @@ def test_values_are_freed_without_the_garbage_collector(monkeypatch):
     monkeypatch.setattr(gc, "collect", lambda *_: 0)
     with jax.checking_leaks():
         jax.vmap(run, (0, None))(jax.random.split(KEY, 3), X)
+
+
+def test_a_module_that_is_called_again_goes_on_counting_keys():
+    def build(nn):
+        class Noise(nn.Module):
+            below: bool
+
+            @nn.compact
+            def __call__(self, x):
+                if self.below:
+                    return nn.Dropout(0.5, deterministic=False)(x)
+                return x + jax.random.normal(self.make_rng("dropout"), x.shape)
+
+        class Top(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                layers = [nn.jit(Noise)(below) for below in (False, True)]
+                return [layer(x) for layer in layers for _ in range(3)]
+
+        return Top()
+
+    check(build, jnp.ones(8))

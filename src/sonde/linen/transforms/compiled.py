@@ -1,8 +1,9 @@
 """`nn.jit` and `nn.fold_rngs`.
 
 A jitted method is compiled once for all modules of equal class and fields, in whichever `apply` they are called. So its
-random keys must not depend on where it is called and how often before: every call gets new streams, each made from the
-next key of a stream (`fold_rngs` does that alone).
+random keys must not depend on where it is called: every call gets new streams, each made from the next key of a stream
+(`fold_rngs` does that alone). A module that is called again in one run goes on counting keys, as in Flax; with random
+streams its second call is another compilation.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class _CompiledCall:
     def __init__(self, lifting: Lifting, bridge: Bridge, body: Any, variables: Filter) -> None:
         state = bridge.module._state
         self.lifting, self.module, self.body = lifting, bridge.module, body
-        self.streams = [tuple(scope.streams) for scope in lifting.packed]
+        self.counts = lifting.counts()
         run = lifting.packed[0].run if lifting.packed else None
         # A capture depends on the module's path, and so do values sown to runs outside this transform.
         paths = looking() is not None or (variables is not True and run is not None and run.mutable is not False)
@@ -102,7 +103,7 @@ class _CompiledCall:
             tuple(fingerprint(source, bridge) for source in bridge.sources),
             lifting.places,
             tuple(scope.path for scope in bridge.scopes) if paths else None,
-            tuple(self.streams),
+            tuple((tuple(scope.streams), *sorted(used.items())) for scope, used in zip(lifting.packed, self.counts)),
             (_levels(run), run is not None and run.initializing, run is not None and run.capture),
             (state.in_compact, tuple(sorted(state.cursor.items()))),
         )
@@ -112,13 +113,11 @@ class _CompiledCall:
 
         Returns the keys and names that the body used as structure, so that a cached call reports them too.
         """
-        # As if this were the first call of the run: a compilation must not depend on when it was made.
-        start = [{((), stream): 1 for stream in streams} if i == 0 else {} for i, streams in enumerate(self.streams)]
-        self.lifting.restore_counts(start)
+        self.lifting.restore_counts(self.counts)
         output, changes = self.lifting.call(self.body, variables, rngs, *args, **kwargs)
         used = [
             tuple((key, n - before.get(key, 0)) for key, n in after.items())
-            for before, after in zip(start, self.lifting.counts())
+            for before, after in zip(self.counts, self.lifting.counts())
         ]
         return output, changes, Static((tuple(used), tuple(self.module._state.cursor.items())))
 
@@ -158,7 +157,6 @@ def _jit(
             **{name: value for name, value in place.items() if value is not None},
         )
     with _own_streams(bridge, variables, rngs) as lifting:
-        before = lifting.counts()
         call = _CompiledCall(lifting, bridge, body, variables)
         _calls.active.append(call)
         try:
@@ -166,7 +164,7 @@ def _jit(
         finally:
             _calls.active.pop()
         used, cursor = after.value
-        totals = [{**old, **{key: old.get(key, 0) + n for key, n in new}} for old, new in zip(before, used)]
+        totals = [{**old, **{key: old.get(key, 0) + n for key, n in new}} for old, new in zip(call.counts, used)]
         lifting.restore_counts(totals)
         bridge.module._state.cursor = dict(cursor)
         lifting.publish(changes)

@@ -1,0 +1,57 @@
+"""Random modules have the initial values, outputs, variables and gradients of Flax: few in each run, many thorough."""
+
+from __future__ import annotations
+
+import flax.linen as flax_nn
+import jax
+import numpy as np
+import pytest
+from tests.linen.against_flax import KEYS
+from tests.linen.random_modules import everything
+
+from sonde import linen as sonde_nn
+
+
+def outcome(nn, seed, precise):
+    try:
+        return everything(nn, seed, precise=precise, rngs=KEYS)
+    except Exception as error:
+        return type(error).__name__
+
+
+def check(seed, *, precise):
+    """Compares what both libraries do; returns whether the program ran."""
+    with jax.enable_x64(precise):
+        theirs, ours = (outcome(nn, seed, precise) for nn in (flax_nn, sonde_nn))
+    if isinstance(theirs, str):
+        assert ours == theirs
+        return False
+    assert not isinstance(ours, str), ours
+    low = not precise and any(x.dtype == "bfloat16" for x in jax.tree.leaves(theirs))
+    limit = 2e-6 if precise else 4e-2 if low else 2e-5
+    for what in theirs:
+        expected, got = (jax.tree_util.tree_leaves_with_path(both[what]) for both in (theirs, ours))
+        assert [path for path, _ in got] == [path for path, _ in expected]
+        for (path, a), (_, b) in zip(got, expected):
+            where = f"{what}{jax.tree_util.keystr(path)}"
+            assert (a.shape, a.dtype) == (b.shape, b.dtype), where
+            a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            exact = what == "init"
+            size = np.abs(b[np.isfinite(b)]).max(initial=0.0)
+            np.testing.assert_allclose(
+                a, b, rtol=0 if exact else limit, atol=0 if exact else limit * size, err_msg=where
+            )
+    return True
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_random_modules(seed):
+    assert check(seed, precise=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("precise", [True, False], ids=["doubles", "mixed"])
+@pytest.mark.parametrize("first", range(1, 201, 20))
+def test_many_random_modules(first, precise):
+    ran = sum(check(seed, precise=precise) for seed in range(first, first + 20))
+    assert ran >= 15
