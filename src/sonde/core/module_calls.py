@@ -11,7 +11,7 @@ import jax
 
 from sonde.core.context import looking
 from sonde.core.module_index import module_kind
-from sonde.core.module_paths import calling, overrides_running
+from sonde.core.module_scopes import calling, overrides_running
 from sonde.core.sow import mark
 
 T = TypeVar("T")

@@ -27,7 +27,8 @@ from sonde.core.array_origins import Source, Sources, joined
 from sonde.core.module_index import everything_in, module_kind
 
 if TYPE_CHECKING:
-    from sonde.core.module_paths import Place, Trail
+    from sonde.core.module_paths import Trail
+    from sonde.core.module_places import Place
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -31,154 +30,17 @@ import jax
 
 from sonde import _jax
 from sonde.core.array_origins import Changed, Source
-from sonde.core.context import ScopeName, path_under
 from sonde.core.module_copies import Copy, find_again, find_copy
 from sonde.core.module_index import Origin, at_path, is_found_by_arrays, module_kind, path_between, says_origin
+from sonde.core.module_places import Move, Place, Stretch, depth_of, join
 from sonde.core.module_roots import find_roots
 from sonde.core.strangers import InnerStranger, Strangers
 from sonde.errors import ScopeError
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """Where a module stands.
-
-    Attributes:
-        text: Its path.
-        absolute: Whether the path counts from the capture, and not from where the current stretch starts.
-        known: Whether it belongs to the model that the capture looks at.
-        here: Whether it is wherever the program is: the outermost call of a module that nothing is known about.
-    """
-
-    text: str
-    absolute: bool = False
-    known: bool = True
-    here: bool = False
-
-    def below(self, text: str) -> Place:
-        """A place further down."""
-        if not text:
-            return self
-        return Place(f"{self.text}/{text}" if self.text else text, self.absolute, self.known)
-
-
 def _arrays_of(module: Any) -> Sequence[Any]:
     kind: Any = module_kind(module)
     return kind.arrays(module)
-
-
-def _join(*texts: str) -> str:
-    return "/".join(text for text in texts if text)
-
-
-def _depth(text: str) -> int:
-    return text.count("/") + 1 if text else 0
-
-
-class Move(NamedTuple):
-    """How a scope gets from the path around it to its own: up some names (None: to the start), then down."""
-
-    up: int | None
-    down: str
-
-
-@dataclasses.dataclass(slots=True)
-class Frame:
-    """A call of a module that is open.
-
-    Attributes:
-        place: Where the module stands.
-        module: The module.
-        method: The name of the method, and its function.
-        scope: The scope of the call.
-        names: The names that are open with it.
-        level: The trace that it began under.
-        strangers: The modules that it has called and that are nowhere.
-    """
-
-    place: Place
-    module: Any
-    method: tuple[str, Any]
-    scope: ModuleScope | None
-    names: Any
-    level: Any
-    strangers: Strangers = dataclasses.field(default_factory=Strangers)
-
-
-class Stretch:
-    """The calls that are open between two boundaries: the start of a capture, or of tracing a function.
-
-    Attributes:
-        given: Modules whose places are known, though their calls are not open.
-        frames: The open calls of modules, the outermost first.
-        n_names: How many names were open at the start.
-        names_around: The names that are open around it, in the stretch outside.
-        used: What was asked of the stretches around: where modules stand (by identity, or as a `Copy`), `"setting"`,
-            `"start"` and `"scopes"`.
-        notes: What the library of the modules keeps until the outermost call ends.
-        description: Of the call that it began with, at a boundary: that of the trace, if there is one.
-        strangers: The modules that were called in it, outside of other calls, and that are nowhere.
-        inner_strangers: What stands for them in the program around, by their names.
-    """
-
-    __slots__ = (
-        "description",
-        "frames",
-        "given",
-        "inner_strangers",
-        "n_names",
-        "names_around",
-        "notes",
-        "strangers",
-        "used",
-    )
-
-    def __init__(
-        self, given: Iterable[tuple[Place, Any]], n_names: int, names_around: Any, description: Any = None
-    ) -> None:
-        self.description = description
-        self.given = list(given)
-        self.names_around = names_around
-        self.frames: list[Frame] = []
-        self.n_names = n_names
-        self.used: dict[Any, tuple[Any, Any]] = {}
-        self.notes: list[Any] = []
-        self.strangers = Strangers()
-        self.inner_strangers: dict[str, InnerStranger] = {}
-
-    def find(self, module: Any) -> Place | None:
-        """Where a module stands, by identity."""
-        for place, root in self.given:
-            if (path := path_between(root, module)) is not None:
-                return place.below("/".join(map(str, path)))
-        for frame in self.frames:
-            if (path := path_between(frame.module, module)) is not None:
-                return frame.place.below("/".join(map(str, path)))
-        return None
-
-    def roots(self) -> Iterator[tuple[Place, Any]]:
-        """The modules whose places are known, with those: the outermost first."""
-        yield from self.given
-        yield from ((frame.place, frame.module) for frame in self.frames)
-
-    @property
-    def innermost(self) -> Place:
-        """Where the innermost call stands; where the stretch starts, if there is none."""
-        return self.frames[-1].place if self.frames else Place("")
-
-    def here(self, depth: int, stack: Any = None) -> str:
-        """The path of what is recorded now, or was under some names, scopes included, counted as `innermost` is."""
-        stack = _jax.open_names() if stack is None else stack
-        if self.frames and stack is self.frames[-1].names:  # no scope was opened since
-            return self.frames[-1].place.text
-        names = _jax.names_in(stack)
-        start = self.n_names
-        if self.frames:
-            frame = self.frames[-1]
-            n = _jax.count_names(frame.names)
-            start = n if n <= len(names) and (n == 0 or names[n - 1] is frame.scope) else 0
-        before = self.innermost.text
-        return path_under(names[start:] if start <= len(names) else names, before and before + "/", depth).rstrip("/")
 
 
 class Trail:
@@ -224,7 +86,7 @@ class Trail:
         while level > 0 and not place.absolute:
             level -= 1
             place = self.stretches[level].innermost
-            text = _join(place.text, text)
+            text = join(place.text, text)
         return text
 
     # -- where a module stands -----------------------------------------------------------------------------------------
@@ -318,7 +180,7 @@ class Trail:
     def _absolute(self, place: Place, level: int) -> str:
         if place.absolute or level == 0:
             return place.text
-        return _join(self._start(level), place.text)
+        return join(self._start(level), place.text)
 
     def _start(self, level: int) -> str:
         """Where a stretch starts, counted from the capture."""
@@ -372,7 +234,7 @@ class Trail:
     def _setting(self, level: int) -> tuple[int, bool, bool]:
         """Of a stretch: how many scopes are open around it in the innermost call, and whether there is such a call."""
         outer = self.stretches[level - 1]
-        more = _depth(outer.here(self.depth, self.stretches[level].names_around)) - _depth(outer.innermost.text)
+        more = depth_of(outer.here(self.depth, self.stretches[level].names_around)) - depth_of(outer.innermost.text)
         if outer.frames:
             return more, True, outer.innermost.known
         if level == 1:
@@ -389,7 +251,7 @@ class Trail:
     def _scopes(self, level: int) -> str:
         """The scopes that are open around a stretch, if no call of a module is."""
         above = self._scopes(level - 1) if level > 1 else ""
-        scopes = _join(above, self.stretches[level - 1].here(self.depth, self.stretches[level].names_around))
+        scopes = join(above, self.stretches[level - 1].here(self.depth, self.stretches[level].names_around))
         self.stretches[level].used["scopes"] = (None, scopes)
         return scopes
 
@@ -410,18 +272,18 @@ class Trail:
             down = place.text[len(here) :].lstrip("/")
             up = 0
         else:
-            up, down = _depth(here), place.text
+            up, down = depth_of(here), place.text
         if last and not stretch.frames:
             more = self._use_setting(last)[0]
             if more:
-                up, down = _depth(here) + more, place.text
+                up, down = depth_of(here) + more, place.text
         return Move(up, down)
 
     def label(self, module: Any) -> Place:
         """Where a module stands, as it will be seen from a stretch that starts here."""
         place, last = self.place_of(module), len(self.stretches) - 1
         if place.here and last:  # wherever the program is: from further inside, that counts from the capture
-            place = dataclasses.replace(place, text=_join(self._scopes(last), place.text))
+            place = dataclasses.replace(place, text=join(self._scopes(last), place.text))
         return self._inward(place, last)
 
     def enter(self, given: Iterable[tuple[Place, Any]], n_names: int = 0, description: Any = None) -> None:
@@ -521,96 +383,3 @@ def trail(
         yield trails[-1].changed if trails[-1].changed.shapes else None
     finally:
         trails.pop()
-
-
-class ModuleScope(ScopeName):
-    """A call of a module as a scope: what is inside stands at the module's path, whatever called it."""
-
-    moves: tuple[Move, ...] = ()
-
-    @staticmethod
-    @functools.lru_cache(maxsize=4096)
-    def of(moves: tuple[Move, ...]) -> ModuleScope:
-        """The scope that gets every capture to its path."""
-        new = ModuleScope(next((move.down for move in moves if move.down), "module"))
-        new.moves = moves
-        return new
-
-    def path(self, before: str, depth: int) -> str:
-        """The module's path for one of the captures that run."""
-        if depth > len(self.moves):
-            return before
-        up, down = self.moves[depth - 1]
-        if up is None:
-            before = ""
-        elif up:
-            before = "".join(f"{name}/" for name in before.split("/")[: -up - 1])
-        return f"{before}{down}/" if down else before
-
-
-def at_module(module: Any) -> tuple[contextlib.AbstractContextManager[Any], list[Place]]:
-    """A block whose sites stand at the path of a module, and where the module stands for every capture."""
-    open_calls = [trail.stretches[-1].frames for trail in thread.trails]
-    if _is_innermost(module, open_calls):
-        places = [frames[-1].place for frames in open_calls]
-        names = _jax.open_names()
-        if all(names is frames[-1].names for frames in open_calls):
-            return _NO_SCOPE, places
-    else:
-        places = [trail.place_of(module) for trail in thread.trails]
-    return _jax.open_name(_scope_to(places)), places
-
-
-_NO_SCOPE = contextlib.nullcontext()
-
-
-def _is_innermost(module: Any, open_calls: list[list[Frame]]) -> bool:
-    """Whether the innermost call, for every capture, is one of the module."""
-    return all(frames and frames[-1].module is module for frames in open_calls)
-
-
-def _scope_to(places: list[Place]) -> ModuleScope:
-    return ModuleScope.of(tuple([trail.move_to(place) for trail, place in zip(thread.trails, places)]))
-
-
-class calling:
-    """Around a call of a method of a module."""
-
-    __slots__ = ("_method", "_module", "_opened")
-
-    def __init__(self, module: Any, name: str, fn: Callable[..., Any]) -> None:
-        self._module, self._method = module, (name, fn)
-
-    def __enter__(self) -> None:
-        module, method = self._module, self._method
-        open_calls = [trail.stretches[-1].frames for trail in thread.trails]
-        self._opened = None
-        if _is_innermost(module, open_calls):  # a method calls another of the same module
-            for frames in open_calls:
-                frames.append(dataclasses.replace(frames[-1], method=method))
-            return
-        places = [trail.place_of(module) for trail in thread.trails]
-        scope = _scope_to(places)
-        self._opened = _jax.open_name(scope)
-        names, level = self._opened.__enter__(), _jax.trace_level()
-        for frames, place in zip(open_calls, places):
-            frames.append(Frame(place, module, method, scope, names, level))
-
-    def __exit__(self, *error: Any) -> None:
-        for t in thread.trails:
-            stretch = t.stretches[-1]
-            stretch.frames.pop()
-            if not stretch.frames:
-                stretch.notes.clear()
-        if self._opened is not None:
-            self._opened.__exit__(*error)
-
-
-def overrides_running(module: Any, name: str, fn: Callable[..., Any]) -> bool:
-    """Whether a method runs because the one that overrides it has called it: both are one call."""
-    return any(
-        frame.module is module and frame.method[0] == name and frame.method[1] is not fn
-        for trail in thread.trails
-        for stretch in trail.stretches
-        for frame in stretch.frames
-    )

@@ -22,7 +22,7 @@ from sonde import _jax
 from sonde.core.context import looking
 from sonde.core.module_calls import mark_arguments, mark_result
 from sonde.core.module_index import children_of, module_kind
-from sonde.core.module_paths import calling, overrides_running
+from sonde.core.module_scopes import calling, overrides_running
 
 _NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
 _CALL, _INNER = "\0sonde:through", "\0sonde:inner"

@@ -19,7 +19,8 @@ from sonde import _jax
 from sonde.core.context import RUNNING_CAPTURES, looking
 from sonde.core.module_calls import code_of, mark_arrays, run_method
 from sonde.core.module_index import ModuleKind, Origin, register_modules, register_no_modules
-from sonde.core.module_paths import Trail, at_module, thread
+from sonde.core.module_paths import Trail, thread
+from sonde.core.module_scopes import at_module
 from sonde.core.sow import mark, mark_in_place
 from sonde.nnx._epoch import EPOCH
 from sonde.nnx._kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of
