@@ -205,7 +205,7 @@ def test_bind_and_unbind():
     assert module.scope is None and module == nn.Dense(3)
     np.testing.assert_allclose(module.apply(its_variables, X), bound.encoder(X))
     assert_same(bound.variables, variables)
-    with pytest.raises(errors.CallUnbindOnUnboundModuleError, match="unbind is called on Coder, which is not bound"):
+    with pytest.raises(errors.CallUnbindOnUnboundModuleError, match="unbind was called on Coder, which is not bound"):
         Coder().unbind()
 
 
@@ -358,7 +358,7 @@ def test_share_scope():
 
     ours, theirs = (build(lib).init(KEYS, X[:, :3] @ jnp.ones((3, 5))) for lib in (nn, flax_nn))
     assert_same(ours, theirs)
-    with pytest.raises(errors.CallShareScopeOnUnboundModuleError, match=r"nn\.share_scope is given Dense"):
+    with pytest.raises(errors.CallShareScopeOnUnboundModuleError, match=r"nn\.share_scope was given Dense"):
         nn.share_scope(nn.Dense(3), nn.Dense(3))
 
 
@@ -466,7 +466,7 @@ WRONG = {
     "unbound compact": (
         lambda: nn.Dense(3)(X),
         errors.CallCompactUnboundModuleError,
-        r"compact method Dense.__call__ is called on a module without variables",
+        r"compact method Dense.__call__ was called on a module without variables",
     ),
     "no params": (
         lambda: nn.Dense(3).apply({}, X),
@@ -527,7 +527,7 @@ WRONG = {
     "on the class": (
         lambda: nn.Dense.apply({}, X),
         errors.InvalidInstanceModuleError,
-        r"Dense.apply is called on the class: make an instance first",
+        r"Dense.apply was called on the class: make an instance first",
     ),
     "unbound variables": (lambda: nn.Dense(3).variables, ValueError, "Dense cannot read variables: it is not bound"),
     "unbound setup attribute": (
@@ -552,14 +552,14 @@ def test_submodules_belong_into_setup_or_compact():
         def __call__(self, x):
             return self.helper(x)
 
-    with pytest.raises(errors.AssignSubModuleError, match="submodule Dense is made in Model at / outside setup"):
+    with pytest.raises(errors.AssignSubModuleError, match="submodule Dense was made in Model at / outside setup"):
         Model().init(KEY, X)
 
     class Params(nn.Module):
         def __call__(self, x):
             return self.param("w", nn.initializers.ones, ())
 
-    with pytest.raises(ValueError, match="param 'w' of Params at / is made outside setup"):
+    with pytest.raises(ValueError, match="param 'w' of Params at / was made outside setup"):
         Params().init(KEY, X)
 
 
@@ -611,7 +611,7 @@ def test_a_module_is_over_when_its_run_is():
             return dense(x)
 
     Model().init(KEY, X)
-    with pytest.raises(errors.InvalidScopeError, match="module /Dense_0 is used after the init, apply"):
+    with pytest.raises(errors.InvalidScopeError, match="module /Dense_0 was used after the init, apply"):
         kept[0](X)
 
 

@@ -136,5 +136,5 @@ def test_other_names_for_the_same_axes_are_an_error():
     variables = Model().init(KEY, ("embed",))
     with pytest.raises(ValueError, match="module / names the axes of 'w' .*'mlp'.* before"):
         Model().apply(variables, ("mlp",), mutable="params_axes")
-    with pytest.raises(ValueError, match="param_with_axes is called outside a module's method"):
+    with pytest.raises(ValueError, match="param_with_axes was called outside a module's method"):
         partitioning.param_with_axes("w", nn.initializers.ones, (3,), axes=("embed",))

@@ -1,4 +1,4 @@
-"""Which `vmap` an axis is from: two of one size are two axes all the same.
+"""Which `vmap` an axis is from: two axes of the same size are still two axes.
 
 JAX tells batching rules no more than the size and the name of an axis; `patches.maps_told_apart` has it tell them this
 too, while a capture runs.
@@ -44,7 +44,7 @@ class MappedBy(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NumberedAxis(_batching.AxisData):
-    """What batching rules are told about a mapped axis, and which `vmap` it is from."""
+    """What batching rules learn about a mapped axis, and which `vmap` it is from."""
 
     mapped_by: MappedBy | None = None
     plain: Any = dataclasses.field(default=None, compare=False)

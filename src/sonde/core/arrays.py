@@ -13,5 +13,5 @@ def is_array_like(x: Any) -> bool:
 
 
 def arrays_in(tree: Any) -> list[Any]:
-    """The leaves of a pytree that are arrays, or stand for one."""
+    """The leaves of a pytree that are arrays or placeholders for arrays."""
     return [x for x in jax.tree.leaves(tree) if is_array_like(x)]

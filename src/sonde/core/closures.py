@@ -22,7 +22,7 @@ _ITSELF = (bool, int, str, bytes, type(None), type(...), type, np.dtype, np.gene
 
 
 class _Same:
-    """Stands for an object in a key: equal to itself only, as long as it lives."""
+    """Represents an object in a key: equal only to itself, as long as the object lives."""
 
     __slots__ = ("_hash", "_ref", "_value")
 

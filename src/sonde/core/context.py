@@ -68,7 +68,7 @@ class Looking:
         return self._hash
 
     def known(self) -> Looking:
-        """The object that stands for this; one that is asked to look inside of functions keeps what it has found."""
+        """The object that represents this; one with an `inside=` request keeps what it has found."""
         return self if self.inside is not None else _known.setdefault(self._key, self)
 
 

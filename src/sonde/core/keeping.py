@@ -37,7 +37,7 @@ class Bounded(dict[Any, Any]):
 
 
 class _Identity:
-    """Stands for an object in a key: equal to itself only. Functions need not be hashable."""
+    """Represents an object in a key: equal only to itself. Functions need not be hashable."""
 
     __slots__ = ("value",)
 

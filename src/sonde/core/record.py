@@ -460,7 +460,7 @@ class _NeedsArrays(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Slot:
-    """Stands for the array at some position, to find out where arrays go without having them."""
+    """A placeholder for the array at some position, to find out where arrays go without having them."""
 
     position: int
     rank: int

@@ -95,7 +95,7 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: 
 
     Args:
         jaxpr: Open without constants, or closed.
-        handler: What to do at the sites. It is told what was seen.
+        handler: Decides what to do at the sites, and receives what was recorded.
         steps: Types of the slices that a loop gives every iteration; more inputs at the end.
         length: How many iterations there are, if the jaxpr is the body of a scan.
     """

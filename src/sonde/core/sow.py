@@ -98,7 +98,7 @@ def mark(
 def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1) -> None:
     """Marks a value whose holder goes on using it, as `Module.sow` does, which returns nothing.
 
-    A capture with `grads=True` sees the gradient at the site all the same: a tracer in `value` becomes the tracer that
+    A capture with `grads=True` still sees the gradient at the site: a tracer in `value` becomes the tracer that
     came out of the site, so every later use of it is a use of the marked value. An edit of such a site is an error,
     because an array that is not a tracer cannot be replaced in place.
 

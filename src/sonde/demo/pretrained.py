@@ -94,7 +94,7 @@ def look(progress: Callable[[str, float], None] = lambda what, done: None) -> Pr
     """Runs the demo.
 
     Args:
-        progress: is told what is being done and how much is done.
+        progress: called with the current activity and the fraction done.
 
     Raises:
         ModuleNotFoundError: the package with the weights is not installed.

@@ -99,7 +99,7 @@ def tell(seed: int = 0, progress: Progress = lambda what, done: None) -> Story:
 
     Args:
         seed: Decides weights, data, and the layer with the defect. The same seed gives the same story.
-        progress: Is told what is being done.
+        progress: Called with the current activity and the fraction done.
     """
     start = time.monotonic()
 

@@ -77,7 +77,7 @@ def compact_name_scope(fun: F) -> F:
 
 @dataclasses.dataclass(frozen=True)
 class InterceptorContext:
-    """What an interceptor is told about a call.
+    """What an interceptor learns about a call.
 
     Attributes:
         module: The module whose method is called.

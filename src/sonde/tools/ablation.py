@@ -34,7 +34,7 @@ def ablate(
     Args:
         f: Any callable.
         *patterns: Which sites, as in `sonde.capture`; at least one.
-        to: What stands in its place: a number; an array that broadcasts against the value; `"mean"`, the mean of this
+        to: What replaces it: a number; an array that broadcasts against the value; `"mean"`, the mean of this
             value over all axes but `axis` and the last one (under `vmap` a value is one example), so that a head's mean
             is a vector; or, by path, the records of another run, arrays, or statistics over a data set as
             `sonde.store.statistics` returns them: their means, those of each layer in a loop and of each call. For
@@ -114,7 +114,7 @@ def _place(path: str) -> tuple[str, int | None, Any]:
     """The site, call and iteration that the path of an array of statistics stands for."""
     found = _PLACE.fullmatch(path)
     if found is None:
-        raise ValueError(f"ablate: {path!r} is a part of a value; statistics can stand for values that are arrays")
+        raise ValueError(f"ablate: {path!r} is a part of a value; statistics can replace only values that are arrays")
     numbers = [int(i) for i in found["at"].split(",")] if found["at"] else []
     call = None if found["call"] is None else int(found["call"])
     if len(numbers) < 2:

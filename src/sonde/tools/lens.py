@@ -83,7 +83,7 @@ class Lens(Mapping[str, Reading], Drawn):
 
         Args:
             names: What shows a token: a function, a list of strings, or a tokenizer (with `decode`).
-            tokens: What stands at each position, for the heading: strings, or numbers that `names` shows.
+            tokens: The tokens at the positions, for the heading: strings, or token ids that `names` converts.
             example: Which of the examples, if there are axes besides the position.
 
         Raises:

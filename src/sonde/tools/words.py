@@ -38,7 +38,7 @@ def shown_by(names: Any) -> Callable[[int], str]:
 
 
 def words(tokens: Any, names: Any = None) -> list[str]:
-    """What stands at each position.
+    """The labels of the positions.
 
     Args:
         tokens: Strings, or the numbers of tokens: a row, or the first row of a batch.

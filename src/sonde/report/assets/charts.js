@@ -2,7 +2,7 @@
 
 const CHART = { left: 58, right: 12, top: 10, bottom: 34 };
 
-// Drawn for the width there is: a chart that is only scaled down cannot be read on a telephone.
+// Drawn for the available width: a chart that is only scaled down cannot be read on a phone.
 function chartWidth() {
   const page = document.documentElement.clientWidth;
   return Math.max(320, Math.min(760, page <= 820 ? page - 66 : page - 430));
@@ -28,10 +28,10 @@ function linearTicks(low, high, n = 5) {
   return ticks;
 }
 
-// Lines over numbered places.
+// Lines over numbered positions.
 //   lines: [{name, color, y, dash, bad}]; y holds numbers, NaN for none; bad[i] says that the i-th is not finite
-//   labels: what the tooltip calls each place;  ticks: [{at, text}] below the axis
-//   log, height, xTitle, name;  pick(i): what a click on a place does;  x: the places, if not 0, 1, 2, ...
+//   labels: the name of each position in the tooltip;  ticks: [{at, text}] below the axis
+//   log, height, xTitle, name;  pick(i): called when position i is clicked;  x: the positions, if not 0, 1, 2, ...
 function lineChart({ lines, labels, ticks, log = false, height = 230, xTitle = "", yTitle = "", name, pick, x }) {
   const n = Math.max(0, ...lines.map((line) => line.y.length));
   const places = x || Array.from({ length: n }, (_, i) => i);
@@ -40,7 +40,7 @@ function lineChart({ lines, labels, ticks, log = false, height = 230, xTitle = "
   const plot = { w: width - CHART.left - CHART.right, h: height - CHART.top - below };
   const usable = (v) => Number.isFinite(v) && (!log || v > 0);
   const all = lines.flatMap((line) => [...line.y, ...(line.band ? line.band.flat() : [])]).filter(usable);
-  // The largest numbers there are leave no room for a margin.
+  // The largest floats leave no room for a margin.
   const unit = all.some((v) => Math.abs(v) > 1e300) ? 2 ** 20 : 1;
   const turn = log ? Math.log10 : (v) => v / unit;
   let low = all.length ? all.reduce((a, b) => Math.min(a, b)) : log ? 1 : 0;
@@ -236,7 +236,7 @@ function mergedBars(counts, edges, total) {
   const at = (i) => counts.counts[i - counts.first] || 0;
   let [start, end] = [counts.first, counts.first + counts.counts.length - 1];
   let near = -1;
-  // The bin of zero itself may hold any number: what is dropped is the long way down to it.
+  // The bin of zero may hold many elements: the empty bins down to it are not drawn.
   if (start <= middle && end >= middle) near = 0;
   for (let held = 0; near >= 0 && near < middle - 1; near++) {
     held += at(middle - near - 1) + at(middle + near + 1);

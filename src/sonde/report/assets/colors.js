@@ -1,5 +1,5 @@
 // Colours of numbers: one scale for magnitudes, dark to bright and even to the eye, and one for signed numbers, blue
-// below zero and red above. Both can be told apart by people who do not see red and green.
+// below zero and red above. Both are readable for people who do not distinguish red and green.
 
 const MAGNITUDE = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"];
 const SIGNED = ["#134b8a", "#3f7fc0", "#83b3de", "#c5dcef", "#f5f3f0", "#f6cfbb", "#e5936f", "#c64f41", "#8e1127"];

@@ -25,7 +25,7 @@ function fill(made, attributes, children) {
   return made;
 }
 
-// The JSON holds what is not finite as a string.
+// In the JSON, numbers that are not finite are strings.
 function num(x) {
   if (typeof x === "number") return x;
   if (x === "Infinity") return Infinity;

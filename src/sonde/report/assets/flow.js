@@ -18,7 +18,7 @@ function setUpFlow({ section, choice, body, data, select }) {
   return draw;
 }
 
-// Many sites in a row are a zigzag: a deep model begins with what its layers hand on.
+// Many sites in a row make a zigzag line: for a deep model, start with the outputs of its layers.
 function firstView(views, sites) {
   if (sites <= 40 || views.length === 1) return 0;
   const outs = views.filter((view) => view.name.endsWith("/out")).sort((a, b) => a.name.length - b.name.length);

@@ -1,4 +1,4 @@
-// Heads: what every head of every layer looks at, as one matrix of layers by heads.
+// Heads: what every head of every layer attends to, as one matrix of layers by heads.
 
 const HEAD_SCORES = {
   previous: "attention to the token before",

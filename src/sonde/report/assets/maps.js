@@ -16,7 +16,7 @@ function when(picture) {
   return parts.join(", ");
 }
 
-// What stands at a position: the token, if there is one for each of the positions of an axis of this length.
+// The label of a position: with its token, if there is one for each position of the axis.
 function placeName(position, length, tokens) {
   return tokens.length === length ? `${position} ${JSON.stringify(tokens[position])}` : `${position}`;
 }
@@ -84,7 +84,7 @@ function pictureCode(picture, index) {
   return `_, records = sonde.capture(f, ${path})(*args)\nrecords[${path}]${call}${at && !part ? `[${at}]` : ""}${part}`;
 }
 
-// What is behind a picture: its numbers as a table, and its code.
+// The details of a picture: its numbers as a table, and its code.
 function behind(panel, code) {
   const found = [];
   if (panel.values) {
@@ -224,7 +224,7 @@ function matrixMaps(picture, p, scale, tokens, open) {
   return { maps, caption: `The value itself: a column is a unit, a row a position or example.${cut}` };
 }
 
-// A matrix with a label for each row and column; `pick(i, j)` is what a click on a cell does.
+// A matrix with a label for each row and column; `pick(i, j)` is called when a cell is clicked.
 const LONGEST_ROW = 64;
 
 function heatMap(panel) {
@@ -352,7 +352,7 @@ function folded(text, n) {
   return `${text.slice(0, n - 1 - tail)}…${text.slice(text.length - tail)}`;
 }
 
-// What a label says; the whole name is read by pointing at one that is folded.
+// The text of a label; hovering over a shortened one shows the whole name.
 function named(text, n) {
   return text.length > n ? [folded(text, n), svg("title", {}, text)] : [text];
 }

@@ -48,7 +48,7 @@ function showLayer(path) {
   slider.oninput = () => select(paths[slider.valueAsNumber], { move: false });
 }
 
-// The part of a path that the star of its family's name stands for.
+// The part of a path that the star in its family's name replaces.
 function layerOf(path, family) {
   const at = family.split("/").indexOf("*");
   return path.split("/")[at] ?? path;
