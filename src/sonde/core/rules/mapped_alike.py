@@ -93,19 +93,50 @@ def _sites_by_place(branch: Any, axis_data: Any, mapped: Sequence[bool]) -> dict
     return places
 
 
+def _follows(found: Sequence[dict[Any, _Shared]], *, chosen_by_each: bool) -> list[_Follows]:
+    """For every branch, what the arrays of its sites follow.
+
+    Args:
+        found: The sites of each branch, by place.
+        chosen_by_each: Whether the predicate is mapped: an element has the value of the branch that it takes, so all
+            arrays vary over the axis.
+    """
+    of_place: dict[Any, list[_Shared]] = {}
+    for branch in found:
+        for place, shared in branch.items():
+            of_place.setdefault(place, []).append(shared)
+    varies = {p: [any(has) or chosen_by_each for has in zip(*[s.varies for s in here])] for p, here in of_place.items()}
+    sources = {p: frozenset[int]().union(*[s.sources for s in here]) for p, here in of_place.items()}
+    # A function that a branch calls twice has one site for both calls: the arrays of all of them follow the same.
+    one_site: dict[tuple[int, Site], list[Any]] = {}
+    for i, branch in enumerate(found):
+        for place, shared in branch.items():
+            one_site.setdefault((i, shared.site), []).append(place)
+    before = None
+    while before != (varies, sources):
+        before = dict(varies), dict(sources)
+        for same in one_site.values():
+            together = [any(has) for has in zip(*[varies[place] for place in same])]
+            varies.update(dict.fromkeys(same, together))
+            sources.update(dict.fromkeys(same, frozenset[int]().union(*[sources[place] for place in same])))
+    follows: list[_Follows] = []
+    for branch in found:
+        shared_sites = {s.site for place, s in branch.items() if len(of_place[place]) > 1}
+        mine: _Follows = {}
+        for place, shared in branch.items():
+            if shared.site in shared_sites and (shared.site.grads or not chosen_by_each):
+                later = [i + 1 for i in sorted(sources[place])] if chosen_by_each else []
+                other = mine.get(shared.site, [()] * len(shared.varies))
+                lacks = [wanted and not has for wanted, has in zip(varies[place], shared.varies)]
+                mine[shared.site] = tuple((*[0] * (0 in its or now), *later) for its, now in zip(other, lacks))
+        follows.append(mine)
+    return follows
+
+
 def mapped_alike(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:
     """The operands of a cond, where they are mapped, and its branches: with the same axes for sites of one place."""
     found = [_sites_by_place(branch, axis_data, [d is not None for d in dims[1:]]) for branch in branches]
-    follows: list[_Follows] = [{} for _ in branches]
-    for place in {place: None for each in found for place in each}:
-        here = [each[place] for each in found if place in each]
-        # An element has the value of the branch that it takes, so all of them vary over the axis of the predicate.
-        varies = [any(has) or dims[0] is not None for has in zip(*[shared.varies for shared in here])]
-        later = frozenset[int]().union(*[s.sources for s in here]) if dims[0] is not None else ()
-        for each, mine in zip(found, follows):
-            if place in each and len(here) > 1 and (each[place].site.grads or dims[0] is None):
-                now = [wanted and not has for wanted, has in zip(varies, each[place].varies)]
-                mine[each[place].site] = tuple((*[0] * lacks, *[i + 1 for i in sorted(later)]) for lacks in now)
+    follows = _follows(found, chosen_by_each=dims[0] is not None)
     if not any(others for mine in follows for leaves in mine.values() for others in leaves):
         return args, dims, branches
     number = next(_jax.numbers_along(x, d) for x, d in zip(args, dims) if d is not None)
