@@ -272,6 +272,24 @@ FOUND = {
         13,
         B,
     ),
+    "a function called twice by branches of which one is mapped": (
+        Program(
+            ((Sow("s", "mixed"),),),
+            (Vmap((Cond(((Instead((Call(0, 2),)),), (Call(0, 2),)), keeps=True),), 0, 0, over="outer"),),
+        ),
+        1,
+        C,
+    ),
+    "a differentiated branch without a site, on an explicit mesh": (
+        Program(
+            (),
+            (Vmap((Grad((Cond(((), ONE_SITE), keeps=True),), "grad"),), 0, 0, (1.0, -0.6), over="x", spread=True),),
+            differentiable=False,
+            explicit=True,
+        ),
+        11,
+        A,
+    ),
 }
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "is_in_pieces",
     "is_on_explicit_mesh",
     "numbers_along",
+    "on_mesh_around",
     "repeated_like",
     "varying_axes",
     "varying_axes_of_type",
@@ -101,6 +102,14 @@ def in_pieces_like(value: Any, aval: Any, dim: int) -> Any:
     names = list(aval.sharding.spec)
     names.insert(dim, typeof(value).sharding.spec[dim])
     return jax.sharding.reshard(value, jax.NamedSharding(aval.sharding.mesh, jax.P(*names)))
+
+
+def on_mesh_around(value: Any) -> Any:
+    """A value whose type names the mesh of the program, as that of a constant made outside need not."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not typeof(value).sharding.mesh.empty:
+        return value
+    return jax.sharding.reshard(value, jax.NamedSharding(mesh, jax.P(*[None] * typeof(value).ndim)))
 
 
 def repeated_like(value: Any, other: Any) -> Any:

@@ -23,7 +23,9 @@ def along(arrays: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 def repeated(array: Any, axis_data: Any) -> Any:
     """An array that does not vary over a mapped axis, with that axis in front."""
-    return batching.broadcast(array, axis_data.size, 0, mesh_axis=axis_data.explicit_mesh_axis)
+    mesh_axis = axis_data.explicit_mesh_axis
+    array = array if mesh_axis is None else _jax.on_mesh_around(array)
+    return batching.broadcast(array, axis_data.size, 0, mesh_axis=mesh_axis)
 
 
 def _arrays(*args: Any, n: int) -> list[Any]:

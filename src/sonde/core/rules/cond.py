@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde._jax import batching
+from sonde.core.along import along
 from sonde.core.handler import Rebinding
 from sonde.core.inside import has_sites
 from sonde.core.item import Item, build_items
@@ -193,11 +194,7 @@ class _Gate(Rebinding):
         """Binds the site again with the gate."""
         given = operands_of(args, site, view)
         given.gate = jnp.logical_and(given.gate, self.operand) if view.gates else self.operand
-        outs = bind_site(given, site, view.replace(gates=view.gates | {self.gate}))
-        if view.gives_token(site):
-            # JAX selects among the tokens of the branches; on a mesh with explicit axes they must be mapped for that.
-            outs[-1] = outs[-1] + jnp.zeros_like(self.operand, outs[-1].dtype)
-        return outs
+        return bind_site(given, site, view.replace(gates=view.gates | {self.gate}))
 
 
 def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
@@ -206,7 +203,9 @@ def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
 
     def run(*flat: Any) -> list[Any]:
         operand, operands = flat[gate.branch], flat[gate.branches :]
-        return run_under(_Gate(operand, gate), _jax.eval_jaxpr, branch, *operands)
+        outs = run_under(_Gate(operand, gate), _jax.eval_jaxpr, branch, *operands)
+        # JAX selects among the outputs of the branches; on a mesh with explicit axes they must be mapped for that.
+        return along(outs, [operand])
 
     return _jax.trace_to_closed_jaxpr(run, [*[gate_type] * gate.branches, *types])
 
