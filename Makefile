@@ -13,7 +13,7 @@ COMPILED := $(abspath $(VENV))/compiled
 PYTEST    = find $(COMPILED) -type f -atime +7 -delete 2>/dev/null; JAX_COMPILATION_CACHE_DIR=$(COMPILED) $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo examples-models test test-fast check test-thorough test-transformers test-browser test-wheel docs pictures pre-commit bench clean
+.PHONY: help setup demo examples-models test test-fast check test-thorough coverage test-transformers test-browser test-wheel docs pictures pre-commit bench clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,14 @@ check: setup  ## Lint, format, types and the arrows between the layers
 
 test-thorough: setup  ## The long runs; SEEDS=a:b runs only the generated programs of these seeds
 	export SEEDS=$(SEEDS); $(PYTEST) -n $(JOBS) -m thorough -q $(if $(SEEDS),-k test_many_random_programs)
+
+# Below Python 3.12 this takes three times as long as the tests alone.
+coverage: setup  ## Lines of the engine and of the transforms that no test reaches; TESTS="..." chooses the tests
+	$(BIN)/python -m pip install --quiet coverage
+	COVERAGE_FILE=$(VENV)/coverage JAX_COMPILATION_CACHE_DIR=$(COMPILED) $(BIN)/python -m coverage run \
+	  --source=src/sonde/core,src/sonde/nnx/transforms \
+	  -m pytest -q -m 'not thorough and not browser and not transformers' $(or $(TESTS),tests/core tests/nnx)
+	COVERAGE_FILE=$(VENV)/coverage $(BIN)/python -m coverage report --show-missing --skip-covered
 
 test-transformers: setup  ## Models against transformers and torch, and the real weights of SmolLM2 and MiniLM
 	$(BIN)/python -m pip install --quiet --group transformers

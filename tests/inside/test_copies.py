@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib
 import os
 import weakref
 from typing import Any
@@ -20,7 +21,6 @@ import flax.linen as linen
 import haiku as hk
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 from flax import nnx
@@ -117,7 +117,7 @@ HAIKU = {
 KERAS = {
     "jit": lambda m, x: jax.jit(lambda x: m(x))(x),
     "checkpoint": lambda m, x: jax.checkpoint(lambda x: m(x))(x),
-    "keras.remat": lambda m, x: keras.remat(m)(x),
+    "keras.remat": lambda m, x: importlib.import_module("keras").remat(m)(x),  # takes long to import
     "scan": lambda m, x: jax.lax.scan(lambda x, _: (m(x), None), x, None, length=1)[0],
 }
 
@@ -253,6 +253,8 @@ def test_named_submodules_in_transforms_of_their_library():
         net = hk.transform(forward)
         params = net.init(jax.random.key(0), X)
         assert paths(lambda x, n=net, p=params: n.apply(p, None, x), net, X) == PATHS - {"in", "out"}, name
+    import keras
+
     for name, how in KERAS.items():
 
         class Both(keras.Model):

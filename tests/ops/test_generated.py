@@ -25,7 +25,7 @@ def generated(*strategies):
             return settings(max_examples=n, derandomize=True, deadline=None, database=None)(given(*strategies)(test))
 
         @pytest.mark.parametrize(
-            "run", [examples(4), pytest.param(examples(400), marks=pytest.mark.thorough)], ids=["few", "many"]
+            "run", [examples(2), pytest.param(examples(400), marks=pytest.mark.thorough)], ids=["few", "many"]
         )
         def both(run):
             run()
