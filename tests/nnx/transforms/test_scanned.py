@@ -80,3 +80,30 @@ def test_the_function_is_traced_once_in_a_mesh_too():
     with jax.set_mesh(jax.make_mesh((1,), ("layers",), axis_types=(jax.sharding.AxisType.Auto,))):
         f(nnx.Dict(w=nnx.Param(jnp.ones((5, 4, 4)))), jnp.ones((2, 4)))
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize("array_axis", ["carry", "none", "with_param"])
+def test_new_arrays_in_the_places_of_others_go_round_or_are_forgotten(same, array_axis):
+    def program(nnx):
+        class Holder(nnx.Module):
+            def __init__(self):
+                self.a = jnp.float32(1)
+                self.w = nnx.Param(jnp.float32(2))
+                self.more = nnx.List([jnp.float32(1), jnp.float32(2)])
+
+        def body(m, c, x):
+            m.a = m.a + x
+            m.more[0] = m.more[0] + m.more[1]
+            m.w[...] += m.a
+            return c + m.a, c
+
+        axes = {
+            "carry": nnx.StateAxes({...: nnx.Carry}),
+            "none": nnx.StateAxes({...: None}),
+            "with_param": nnx.StateAxes({nnx.Param: nnx.Carry, ...: None}),
+        }[array_axis]
+        m = Holder()
+        scanned = nnx.scan(body, in_axes=(axes, nnx.Carry, 0), graph_updates=True)
+        return scanned(m, jnp.float32(0), jnp.arange(3.0)), m.a, m.more[0], m.w[...]
+
+    assert same(program)[0] != "raised"

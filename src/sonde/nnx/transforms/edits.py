@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
-from sonde.nnx._kinds import CONTAINER, kind_of
+from sonde.nnx._kinds import ARRAY, CONTAINER, kind_of
+from sonde.nnx.array_references import is_reference
 from sonde.nnx.building import build
 from sonde.nnx.definitions import flatten_once
 from sonde.nnx.pytree import Pytree
@@ -58,6 +59,26 @@ class Before:
         for (node, name, variable, _), value in zip(replaced, [b._raw_value for *_, b in replaced]):
             variable.set_raw_value(value)
             node._set_child(name, variable)
+
+    def put_back_arrays(self, places: Mapping[int, int]) -> dict[int, Any]:
+        """Takes new arrays out of the places of others, which return to them.
+
+        Args:
+            places: numbers of the arrays that may be replaced, by identity.
+
+        Returns:
+            The new arrays by those numbers.
+        """
+        new: dict[int, Any] = {}
+        for node, (layout, data, _), _ in self._looks:
+            now_layout, now, _ = node._structure()
+            if now_layout is not layout:
+                continue
+            for name, a, b in zip(layout.data, data, now):
+                if a is not b and id(a) in places and kind_of(b) == ARRAY and not is_reference(b):
+                    new[places[id(a)]] = b
+                    node._set_child(name, a)
+        return new
 
 
 def _same_kind(a: Variable[Any], b: Any) -> bool:

@@ -321,6 +321,13 @@ class Entered:
         if self._before is not None:
             self._before.put_back({id(self.leaves[i]) for i in carried})
 
+    def put_back_arrays(self, chosen: Iterable[int]) -> dict[int, Any]:
+        """With graph updates: new arrays in the places of some leaves, which are bare arrays, by their numbers.
+
+        The leaves return to their places, so that they are no change of structure.
+        """
+        return {} if self._before is None else self._before.put_back_arrays({id(self.leaves[i]): i for i in chosen})
+
     def _new_metadata(self, changed: Sequence[int]) -> tuple[Any, ...]:
         """For each of some leaves its metadata, or None if it is unchanged."""
         kinds: Any = self.structure.kinds

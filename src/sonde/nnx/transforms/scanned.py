@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde.core.context import looking
+from sonde.nnx.array_references import is_reference
 from sonde.nnx.sharding import PARTITION_NAME
 from sonde.nnx.transforms.axis_metadata import with_axis_names
 from sonde.nnx.transforms.leaf_values import numbering
@@ -161,6 +162,10 @@ class _Scan:
         self._kept = () if carry_in is None else numbering(structure.definition[4][max(carry_in, 0)])
         scanned = set(range(len(self._axes))) - set(self._round)
         self._scanned = [i for i in sorted(scanned) if isinstance(self._axes[i], int)]
+        # bare arrays in the other arguments; those that are not scanned may get new values all the same
+        bare = [i for i in sorted(scanned) if structure.kinds[i] is None and not is_reference(taken.leaves[i])]
+        self._bare = [i for i in bare if not isinstance(self._axes[i], int)]
+        self._bare_carried = [i for i in self._bare if self._axes[i] is Carry]
         self._traced = jax.jit(self._step, inline=True)  # jit caches the trace, so the user's function runs once
 
     def run(self, taken: Taken, options: dict[str, Any]) -> Any:
@@ -173,7 +178,9 @@ class _Scan:
                 start[i] = jax.tree.map(_first_of, x)
             return step(start)
 
-        _, (_, outcome) = jax.eval_shape(first, [None if i in self._scanned else x for i, x in enumerate(values)], xs)
+        _, _, (_, outcome) = jax.eval_shape(
+            first, [None if i in self._scanned else x for i, x in enumerate(values)], xs
+        )
         self._check(outcome)
         changed = outcome.changed
         forgotten = {i for i in changed if axes[i] is None and self._mode.updates}
@@ -186,10 +193,10 @@ class _Scan:
             now = list(values)
             for i, value in zip([*moving, *self._scanned], [*carry, *xs]):
                 now[i] = value
-            round_, (lists, outcome) = step(now)
+            round_, arrays, (lists, outcome) = step(now)
             built, news = outcome.split(lists)
             new = dict(zip(changed, news))
-            new.update(zip(self._round, round_))
+            new.update(zip([*self._round, *self._bare_carried], [*round_, *arrays]))
             return [new.get(i, now[i]) for i in moving], (built, [new[i] for i in stacked])
 
         body.__name__ = getattr(self._fn, "__name__", "scan")
@@ -206,8 +213,10 @@ class _Scan:
         entered = enter(self._structure, values, verb="scan", mode=self._mode, originals=self._originals)
         out = self._fn(*entered.args)
         entered.put_back([*self._round, *(i for i, axis in enumerate(self._axes) if axis is Carry)])
+        arrays = entered.put_back_arrays(self._bare)  # what is the same in all iterations is forgotten
         round_, rest = self._split(entered, out)
-        return round_, entered.leave(rest, placement=self._lists, skip=self._kept)
+        carried = [arrays.get(i, values[i]) for i in self._bare_carried]
+        return round_, carried, entered.leave(rest, placement=self._lists, skip=self._kept)
 
     def _split(self, entered: Entered, out: Any) -> tuple[list[Any], Any]:
         """The leaves of the carry, and the other outputs."""
@@ -239,11 +248,13 @@ class _Scan:
 
     def _with_carry(self, taken: Taken, rest: Any, new: dict[int, Any]) -> Any:
         """The output with the carry in its place."""
+        bare = [i for i in self._round if not isinstance(taken.leaves[i], Variable)] + self._bare_carried
+        if not bare and self._carry_number is None:
+            return rest
+        arguments = taken.renewed({i: new[i] for i in bare})
         if self._carry_out is None or self._carry_number is None:
             return rest
-        leaves = taken.leaves
-        carry = taken.renewed({i: new[i] for i in self._round if not isinstance(leaves[i], Variable)})
-        carry = carry[self._carry_number]
+        carry = arguments[self._carry_number]
         if self._carry_out == -1:
             return carry
         return (*rest[: self._carry_out], carry, *rest[self._carry_out :])
