@@ -1,4 +1,4 @@
-"""Which layers of SmolLM2 say "Paris"? The logit as a sum of what attention and MLPs add: direct logit attribution."""
+"""Which layers of SmolLM2 say "Paris"? Direct logit attribution: the logit as a sum over attention layers and MLPs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ parts = ("embedded", "blocks/*/attn/out", "blocks/*/mlp/out", "blocks/*/out")
 logits, records = sonde.capture(model, *parts, reduce=lambda x: x[0, -1])(tokens)
 embedded, attention, mlps, stream = (np.asarray(records[part].value) for part in parts)
 
-# The last norm divides by one number, which is known now; after that the logits are linear.
+# The last norm divides by one number, which is known here, so the logits are linear in what the layers add.
 size = np.sqrt((stream[-1] ** 2).mean() + model.config.epsilon)
 table = np.asarray(model.embed.embedding[...])
 direction = np.asarray(model.norm.scale[...]) * (table[right] - table[wrong]) / size

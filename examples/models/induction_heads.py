@@ -1,4 +1,4 @@
-"""Which heads of SmolLM2 look at what followed the last time? Random tokens, twice, and the attention of every head."""
+"""Finds the induction heads of SmolLM2, from the attention of every head on random tokens that are repeated once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ tokens = jnp.concatenate([once, once], axis=1)
 
 
 def score(weights: jax.Array) -> jax.Array:
-    """The share of its attention that every head spends on the token after the earlier one of its own kind."""
+    """The share of its attention that every head gives to the token after the earlier occurrence of the current one."""
     at = jnp.arange(HALF, 2 * HALF - 1)
     return weights[:, :, at, at - HALF + 1].mean((0, 2))
 

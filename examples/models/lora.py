@@ -1,4 +1,4 @@
-"""SmolLM2 learns one fact by LoRA: small corrections beside the queries and values, everything else frozen.
+"""SmolLM2 learns one fact by LoRA: small corrections to the queries and values, everything else frozen.
 
 `sonde report examples/models/lora.py:make_program --grads` looks inside the training step.
 """
@@ -38,7 +38,7 @@ def step(model: models.Decoder, optimizer: nnx.Optimizer, tokens: jax.Array) -> 
 
 
 def make_program():
-    """What `sonde report` looks into: a gradient of the loss, and its arguments."""
+    """The program for `sonde report`: a gradient of the loss, and its arguments."""
     model = adapted(models.load(models.smollm2()))
     tokens = jnp.asarray([model.tokenizer.encode(FACT)])
     return nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam)), (model, tokens)

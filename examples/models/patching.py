@@ -1,4 +1,4 @@
-"""Where does SmolLM2 keep which city the sentence is about? Every position of every layer is patched, in one call."""
+"""Where does SmolLM2 store which city the sentence is about? Patches every position of every layer in one call."""
 
 from __future__ import annotations
 

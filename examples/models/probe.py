@@ -1,4 +1,4 @@
-"""From which layer on does "it" know what it stands for, an animal or a city? A linear probe at every layer."""
+"""From which layer on does "it" encode whether it refers to an animal or a city? A linear probe at every layer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ parts = np.random.default_rng(0).permutation(len(words)) % 6
 right = []
 for values in layers:
     found = np.zeros(len(words), bool)
-    for part in range(6):  # those that are asked about are not those that were learnt from
+    for part in range(6):  # test words are not among the training words
         seen, asked = values[parts != part], values[parts == part]
         mean = seen.mean(0)
         dual = np.linalg.solve((seen - mean) @ (seen - mean).T + 1.0 * np.eye(len(seen)), labels[parts != part])

@@ -1,4 +1,4 @@
-"""Which sentences say the same? MiniLM turns them into vectors whose products are their likeness."""
+"""Which sentences mean the same? MiniLM turns them into vectors whose products measure similarity."""
 
 from __future__ import annotations
 

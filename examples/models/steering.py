@@ -1,4 +1,4 @@
-"""SmolLM2 pushed towards joy or grief at one layer while it writes, from its third token on."""
+"""Steers SmolLM2 towards joy or grief at one layer while it generates, from its third token on."""
 
 from __future__ import annotations
 
