@@ -56,7 +56,12 @@ def run_method(
 
 def are_ends_wanted(name: str) -> bool:
     """Whether a capture wants the arguments and results of methods of that name."""
-    return bool(_depths_of_ends(name))
+    state = looking()
+    if state is not None:
+        for wanted in state.modules:
+            if name in wanted.methods:
+                return True
+    return False
 
 
 def _depths_of_ends(name: str) -> frozenset[int]:

@@ -6,6 +6,7 @@ among the attributes of another, through lists, dicts, tuples, other pytrees and
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import weakref
@@ -208,7 +209,21 @@ class Index:
         self._paths: dict[int, Path] = {}
         self._stamp: Hashable = None
         self._loose = False  # whether lists and dicts are inside, which change without a new stamp
-        self._build(root)
+        origin = None if self._kind is None else self._kind.origin(root)
+        original = None if origin is None else origin.ref()
+        if original is None:
+            self._build(root)
+        else:
+            self._guess(root, _indices.of(original))
+
+    def _guess(self, root: Any, original: Index) -> None:
+        """Assumes the paths of what the root is a copy of. Each is compared when it is asked for.
+
+        The stamp stays None, which no stamp is: the index is built when a module is not where it is assumed.
+        """
+        for path in original._paths.values():
+            with contextlib.suppress(Exception):
+                self._paths[id(at_path(root, path))] = path
 
     def _build(self, root: Any) -> None:
         self._stamp = None if self._kind is None else self._kind.stamp()

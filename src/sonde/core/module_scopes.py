@@ -99,9 +99,9 @@ class calling:
 
 def overrides_running(module: Any, name: str, fn: Callable[..., Any]) -> bool:
     """Whether a method runs because the one that overrides it has called it: both are one call."""
-    return any(
-        frame.module is module and frame.method[0] == name and frame.method[1] is not fn
-        for trail in thread.trails
-        for stretch in trail.stretches
-        for frame in stretch.frames
-    )
+    for trail in thread.trails:
+        for stretch in trail.stretches:
+            for frame in stretch.frames:
+                if frame.module is module and frame.method[0] == name and frame.method[1] is not fn:
+                    return True
+    return False

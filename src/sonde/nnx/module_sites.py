@@ -172,12 +172,12 @@ def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
 def _outputs(module: Any, name: str, fn: Callable[..., Any], result: Any) -> Any:
     """Records the output of a method as the types that captures ask for."""
     state: Any = looking()
-    for variable_type in dict.fromkeys(w.more.outputs for w in state.modules if isinstance(w.more, Types)):
-        if variable_type is not None:
-            scope, places = at_module(module)
-            tag = Sown(variable_type, name, tuple([p.known for p in places]))
-            with scope:
-                result = mark_arrays(result, name, _is_object, code_of(fn), tag)
+    wanted = [w.more.outputs for w in state.modules if isinstance(w.more, Types) and w.more.outputs is not None]
+    for variable_type in dict.fromkeys(wanted) if wanted else ():
+        scope, places = at_module(module)
+        tag = Sown(variable_type, name, tuple([p.known for p in places]))
+        with scope:
+            result = mark_arrays(result, name, _is_object, code_of(fn), tag)
     return result
 
 
