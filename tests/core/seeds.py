@@ -59,15 +59,15 @@ RUNS = (
         "200021 201592 201627 202981 204709",
     ),
     ("0.12.0.1", "6,014 from 300000", {"agreed": 5969, "more than JAX can do": 44}, "302620"),
-    # All of those above agree by now. Of these, 502757 and 506053 do; in 500995 the form by hand is wrong; in 501701 a
-    # while_loop runs another number of times on every device, and JAX takes its result for the same on all; the others
-    # are errors.
     (
         "0.10.2",
         "7,987 from 500000",
         {"agreed": 7940, "more than JAX can do": 40},
         "500995 501701 501950 502556 502757 505601 506053",
     ),
+    ("0.12.0.1", "6,325 from 600000", {"agreed": 6280, "more than JAX can do": 44}, "600792"),
+    ("0.11.2", "5,673 from 700000", {"agreed": 5640, "more than JAX can do": 33}, ""),
+    ("0.10.2", "9,441 from 800000", {"agreed": 9368, "more than JAX can do": 70}, "805292 807308 807734"),
 )
 
 # XLA does not come back from the form by hand, which has neither sites nor a mesh.
