@@ -103,3 +103,21 @@ def test_items_of_a_loop_have_its_axis():
     assert [(a.kind, a.size, a.rows) for a in h.view.axes] == [("scan", 4, None)]
     (named, _) = new.items_of_named(outs, Axis("scan", 4), "")
     assert named.view.axes[0].rows is None  # its path, `h`, is not below the name
+
+
+def test_a_value_with_several_names_is_one_output():
+    def body(c, _):
+        one = sow(c, "one")
+        return sow(jnp.sin(sow(one, "two")), "three"), None
+
+    def run(x):
+        return jax.lax.scan(body, x, length=3)[0]
+
+    x = jnp.ones(2)
+    _, records = capture(lambda x: run(x))(x)
+    rows = [x, jnp.sin(x), jnp.sin(jnp.sin(x))]
+    assert all(jnp.array_equal(records[name].value, jnp.stack(rows)) for name in ("one", "two"))
+    assert jnp.allclose(records["three"].value[:-1], jnp.stack(rows[1:]))
+    program = jax.make_jaxpr(lambda x: capture(run)(x)[1])(x)
+    (loop,) = (eqn for eqn in program.eqns if eqn.primitive.name == "scan")
+    assert len(loop.outvars) == 1 + 2  # the carry, and two arrays for three names

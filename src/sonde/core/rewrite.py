@@ -24,6 +24,30 @@ from sonde.core.primitive import site_effect, site_p
 from sonde.core.trace import run_under
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Distinct:
+    """A program with sites that returns no array twice.
+
+    Attributes:
+        jaxpr: The program.
+        n_extra: How many arrays it returns beside the outputs.
+        n_outs: How many outputs there are.
+        places: For every array that was recorded, its number among those.
+    """
+
+    jaxpr: Any
+    n_extra: int
+    n_outs: int
+    places: list[int]
+
+    def spread(self, outs: Sequence[Any]) -> Sequence[Any]:
+        """The outputs, and every array as often as it was recorded."""
+        n = self.n_outs
+        if self.n_extra == len(self.places):
+            return outs
+        return [*outs[:n], *[outs[n + place] for place in self.places]]
+
+
 @dataclasses.dataclass
 class Rewritten:
     """A rewritten jaxpr: takes `inputs(handler)`, then the old inputs, then this iteration's steps.
@@ -71,6 +95,29 @@ class Rewritten:
     def n_extra(self) -> int:
         """How many extra outputs there are."""
         return sum(spec.size for spec in self.specs)
+
+    @property
+    def distinct(self) -> Distinct:
+        """The same with every extra output once: the names of a value that is passed on are many, and it is one."""
+        if "distinct" not in self.cache:
+            opened = _jax.open_jaxpr(self.jaxpr)
+            numbers: dict[Any, int] = {}
+            places = []
+            for var in opened.outvars[self.n_outs :]:
+                # A number that is written in the program can be no key.
+                places.append(numbers.setdefault(id(var) if isinstance(var, _jax.Literal) else var, len(numbers)))
+            jaxpr, n = self.jaxpr, len(numbers)
+            if n < len(places):
+                first = [opened.outvars[self.n_outs + places.index(i)] for i in range(n)]
+                jaxpr = _jax.replace_jaxpr(
+                    jaxpr,
+                    extra_invars=[],
+                    eqns=opened.eqns,
+                    outvars=[*opened.outvars[: self.n_outs], *first],
+                    effects=opened.effects,
+                )
+            self.cache["distinct"] = Distinct(jaxpr, n, self.n_outs, places)
+        return self.cache["distinct"]
 
     def items(self, outs: Sequence[Any], axis: Axis | None = None) -> list[Item]:
         """The recorded items from the outputs of a call, of a loop if `axis` is given."""
@@ -186,11 +233,12 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
             if inner.consts:
                 return None
             front = [token_after(inner.span)] if inner.takes_base else []
-            extra = [_jax.new_var(t) for t in inner.types]
-            params = _jax.jit_params(eqn.params, inner.jaxpr, n_in=len(front), n_out=len(extra))
+            once = inner.distinct
+            extra = [_jax.new_var(v.aval) for v in _jax.open_jaxpr(once.jaxpr).outvars[once.n_outs :]]
+            params = _jax.jit_params(eqn.params, once.jaxpr, n_in=len(front), n_out=len(extra))
             outvars, effects = [*eqn.outvars, *extra], eqn.effects - {site_effect}
             eqns.append(eqn.replace(invars=[*front, *invars], outvars=outvars, params=params, effects=effects))
-            child.items.append(Bundle(inner.specs, extra, inner.cache))
+            child.items.append(Bundle(inner.specs, once.spread(outvars)[once.n_outs :], inner.cache))
     specs = flat_specs(child.items)
     new = _jax.replace_jaxpr(
         jaxpr,

@@ -28,9 +28,9 @@ def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> l
         with look(None):  # one cache entry, whoever looks
             outs = fast(*inputs, *args)
     else:
-        wider = _jax.jit_params(params, new.jaxpr, n_in=len(inputs), n_out=new.n_extra)
+        wider = _jax.jit_params(params, new.distinct.jaxpr, n_in=len(inputs), n_out=new.distinct.n_extra)
         outs = _jax.jit_p.bind(*inputs, *args, **wider)
-    outs = new.known(outs, [*inputs, *args])
+    outs = new.known(new.distinct.spread(outs), [*inputs, *args])
     handler.items.append(Bundle(new.specs, outs[new.n_outs :], new.cache))
     return outs[: new.n_outs]
 
@@ -42,7 +42,7 @@ def _compiled(new: Rewritten, params: dict[str, Any]) -> Any:
     if key not in known:
         known[key] = None
         if _jax.jit_is_plain(params) and not has_sites(new.jaxpr):
-            fn = functools.partial(_jax.eval_jaxpr, new.jaxpr)
+            fn = functools.partial(_jax.eval_jaxpr, new.distinct.jaxpr)
             known[key] = jax.jit(fn, keep_unused=params["keep_unused"])
     return known[key]
 

@@ -37,9 +37,10 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     steps = [_jax.mapped_type(_jax.typeof(x), length, 0) for x in xs]
     new = rewrite(body, handler, steps, length=length)
     inputs = new.inputs(handler)
-    wider = _jax.scan_params(params, new.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=new.n_extra)
+    once = new.distinct
+    wider = _jax.scan_params(params, once.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=once.n_extra)
     operands = [*inputs, *args, *xs]
-    outs = new.known(_jax.scan_p.bind(*operands, **wider), operands, wider)
+    outs = new.known(once.spread(_jax.scan_p.bind(*operands, **wider)), operands, wider)
     axis = Axis("scan", length, loop=object(), reverse=reverse)
     name = handler.loop_path()
     items = new.items(outs, axis) if name is None else new.items_of_named(outs, axis, name)
