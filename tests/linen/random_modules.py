@@ -1,8 +1,8 @@
 """Random Linen modules, as source for either library: layers with random arguments, in random lifted transforms.
 
 `module(nn, seed)` draws from the seed alone, never from the library, so that both build the same thing. In double
-precision equal formulas agree to six digits in whatever order sums are taken (some constants are singles, in both
-libraries); with dtypes mixed, to two.
+precision equal formulas agree to four digits in whatever order sums are taken (some constants are singles, in both
+libraries); with dtypes mixed, to one.
 """
 
 from __future__ import annotations
