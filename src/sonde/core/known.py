@@ -80,7 +80,7 @@ def plan_of(jaxpr: Any, ours: Sequence[bool], scan: dict[str, Any] | None = None
     """
     plan: Plan = []
     found = passed_on(jaxpr) if scan is None else _of_scan(scan)
-    for i, (passed, var, mine) in enumerate(zip(found, _jax.open_jaxpr(jaxpr).outvars, ours)):
+    for i, (passed, var, mine) in enumerate(zip(found, _jax.open_jaxpr(jaxpr).outvars, ours, strict=True)):
         if passed is not None:
             plan.append((i, passed, mine))
         elif mine and scan is None and isinstance(var, _jax.Literal):

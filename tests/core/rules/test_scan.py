@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from tests.core.comparing import equal, kinds
@@ -124,3 +125,23 @@ def test_a_loop_of_no_iterations():
 
     assert first_nonfinite(run)(jnp.ones(2)) is None
     assert edit(run, {"h": lambda h: h + 1})(jnp.ones(2)).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_value_with_two_names_in_a_differentiated_loop(wrap):
+    def loss(x):
+        def body(carry, row):
+            value = jnp.sin(carry) * row
+            sow(value, "a")
+            return carry + sow(value, "b"), None
+
+        return lax.scan(body, x, jnp.arange(3.0))[0]
+
+    records = wrap(capture(jax.grad(loss), grads=True))(0.5)[1]
+    second = np.sin(0.5)
+    third = 2 * np.sin(0.5 + second)
+    np.testing.assert_allclose(records["a"].value, [0, second, third], rtol=1e-6)
+    np.testing.assert_allclose(records["b"].value, [0, second, third], rtol=1e-6)
+    after_second = 1 + 2 * np.cos(0.5 + second)
+    np.testing.assert_allclose(records["b"].grad, [(1 + np.cos(0.5)) * after_second, after_second, 1], rtol=1e-5)
+    np.testing.assert_array_equal(records["a"].grad, np.zeros(3))

@@ -40,7 +40,8 @@ def scan_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     once = new.distinct
     wider = _jax.scan_params(params, once.jaxpr, n_consts=len(inputs), n_xs=len(xs), n_ys=once.n_extra)
     operands = [*inputs, *args, *xs]
-    outs = new.known(once.spread(_jax.scan_p.bind(*operands, **wider)), operands, wider)
+    outs = once.spread(_jax.scan_p.bind(*operands, **wider))
+    outs = new.known(outs, operands, {**wider, "jaxpr": new.jaxpr})
     axis = Axis("scan", length, loop=object(), reverse=reverse)
     name = handler.loop_path()
     items = new.items(outs, axis) if name is None else new.items_of_named(outs, axis, name)
