@@ -261,7 +261,7 @@ def test_a_module_of_the_other_library_inside_linen(outer, inner):
 
 
 def test_no_module():
-    with pytest.raises(TypeError, match="is no module"):
+    with pytest.raises(TypeError, match="is not a module"):
         sonde.bridge.ToNNX(3)
 
 

@@ -127,7 +127,7 @@ def test_a_metric_in_a_jitted_step():
             ValueError,
             r"MultiMetric cannot have metrics named \['update'\]",
         ),
-        (nnx.Metric, NotImplementedError, "Metric has no `__init__` of its own"),
+        (nnx.Metric, NotImplementedError, "Metric does not define `__init__`"),
     ],
 )
 def test_what_does_not_fit_is_said(call, error, words):
