@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import nnx as flax_nnx
 
 from sonde import nnx
 from sonde.errors import TraceContextError
@@ -172,7 +173,8 @@ def test_a_variable_keeps_its_value_in_a_reference(same):
 @pytest.mark.parametrize("kind", ["ref", "hijax"])
 def test_plain_jit_writes_to_such_variables(same, kind):
     def program(nnx):
-        v = nnx.Param(jnp.float32(1), **{kind: True})
+        # Later versions of Flax write to Variables with `hijax=True` only if they have `ref=True`, too.
+        v = nnx.Param(jnp.float32(1), **{"ref" if nnx is flax_nnx else kind: True})
 
         @jax.jit
         def given(v, x):
@@ -195,23 +197,31 @@ def test_plain_jit_writes_to_such_variables(same, kind):
 @pytest.mark.parametrize("kind", ["ref", "hijax"])
 def test_training_under_plain_jit_has_the_numbers_of_flax(same, kind):
     def program(nnx):
-        with nnx.var_defaults(**{kind: True}):
+        is_plain = nnx is flax_nnx and kind == "hijax"  # Flax's numbers, in the way that every version of it has
+        with nnx.var_defaults(**{kind: not is_plain}):
             norms = [nnx.BatchNorm(4, rngs=nnx.Rngs(0))] if kind == "hijax" else []  # else JAX refuses Flax's
             model = nnx.Sequential(nnx.Linear(2, 4, rngs=nnx.Rngs(0)), *norms)
             optimizer = nnx.Optimizer(model, optax.sgd(0.01), wrt=nnx.Param)
 
-        @jax.jit
+        aim = jnp.array([1.0, -2.0, 0.5, 0.0])
+
         def step(x):
             graphdef, params, rest = nnx.split(model, nnx.Param, ...)
 
             def loss(params):
-                return (nnx.merge(graphdef, params, rest)(x) ** 2).mean()
+                return ((nnx.merge(graphdef, params, rest)(x) - aim) ** 2).mean()
 
             value, grads = jax.value_and_grad(loss)(nnx.with_vars(params, hijax=False, ref=False))
             optimizer.update(model, grads)
             return value
 
-        losses = [step(jnp.arange(6.0).reshape(3, 2)) for _ in range(3)]
+        def plain_step(x):
+            value, grads = nnx.value_and_grad(lambda model: ((model(x) - aim) ** 2).mean())(model)
+            optimizer.update(model, grads)
+            return value
+
+        run = plain_step if is_plain else jax.jit(step)
+        losses = [run(jnp.cos(jnp.arange(12.0)).reshape(6, 2)) for _ in range(3)]
         weights = nnx.state(nnx.with_vars(model, hijax=False, ref=False))
         return [round(float(x), 4) for x in losses], optimizer.step[...], jax.tree.map(lambda x: x.round(4), weights)
 
@@ -232,19 +242,16 @@ def test_gradients_with_respect_to_such_variables():
     assert is_ref(model.bias.get_raw_value()) and jnp.array_equal(model.bias[...], jnp.ones(2))
 
 
-def test_a_tree_in_a_variable(same):
-    def program(nnx):
-        v = nnx.Variable({"a": jnp.float32(0), "b": jnp.float32(2)}, hijax=True)
+def test_a_tree_in_a_variable():
+    v = nnx.Variable({"a": jnp.float32(0), "b": jnp.float32(2)}, hijax=True)
 
-        @jax.jit
-        def f(v):
-            v["a"] += 1
-            v["b"] *= 2
+    @jax.jit
+    def f(v):
+        v["a"] += 1
+        v["b"] *= 2
 
-        f(v)
-        return v["a"], v["b"]
-
-    same(program)
+    f(v)
+    assert (v["a"], v["b"]) == (1, 4)
     v = nnx.Variable({}, hijax=True)
 
     def grow(v):
