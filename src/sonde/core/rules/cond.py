@@ -127,7 +127,7 @@ class _Places:
         return list(starts) == self.keys and [_jax.varying_axes_of_type(t) for t in branch.types] == wanted
 
     def branches(self, old: Sequence[Any]) -> tuple[Any, ...]:
-        """The new branches, which take the base token, everybody's constants, and the old operands."""
+        """The new branches, which take the base token, the constants of all branches, and the old operands."""
         simple = not any(b.consts for b in self.new) and len({b.takes_base for b in self.new}) == 1
         if simple and all(map(self._has_types, self.new, self.starts)):
             return tuple(b.jaxpr for b in self.new)

@@ -107,7 +107,8 @@ def _follows(found: Sequence[dict[Any, _Shared]], *, chosen_by_each: bool) -> li
             of_place.setdefault(place, []).append(shared)
     varies = {p: [any(has) or chosen_by_each for has in zip(*[s.varies for s in here])] for p, here in of_place.items()}
     sources = {p: frozenset[int]().union(*[s.sources for s in here]) for p, here in of_place.items()}
-    # A function that a branch calls twice has one site for both calls: the arrays of all of them follow the same.
+    # A function that a branch calls twice has one site for both calls, whose arrays then follow the same operands. A
+    # call may share its place with another site in another branch, so this is repeated until nothing changes.
     one_site: dict[tuple[int, Site], list[Any]] = {}
     for i, branch in enumerate(found):
         for place, shared in branch.items():
