@@ -10,7 +10,15 @@ from jax._src import source_info_util as _source_info
 
 from sonde._jax.imported import Trace
 
-__all__ = ["current_trace", "evaluated_late", "evaluates_early", "restore_thread_state", "thread_state", "trace_level"]
+__all__ = [
+    "current_trace",
+    "evaluated_late",
+    "evaluates_early",
+    "is_outermost",
+    "restore_thread_state",
+    "thread_state",
+    "trace_level",
+]
 
 
 def current_trace() -> Trace:
@@ -24,6 +32,11 @@ def trace_level() -> Any:
     A trace that acts for its parent (as a capture does) shares the parent's token, so it is not a separate level.
     """
     return _core.trace_ctx.trace._weakref
+
+
+def is_outermost(level: Any) -> bool:
+    """Whether a token of `trace_level` is that of code that no transform of JAX traces."""
+    return level is _core.eval_trace._weakref
 
 
 def thread_state() -> tuple[Any, Any]:

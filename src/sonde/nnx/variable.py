@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 import jax
 import numpy as np
 
-from sonde._jax import eval_trace, trace_level
+from sonde._jax import is_outermost, trace_level
 from sonde.errors import TraceContextError
 from sonde.nnx import _epoch, eager_sharding
 from sonde.nnx.array_like import ArrayLike
@@ -404,7 +404,7 @@ def _write_references(variable: Variable[Any], value: Any) -> None:
         held[...] = value
     elif not store(held, value):
         # inside a trace nothing tells whether the Variable stands for one outside
-        if variable._level is not level or level is not eval_trace._weakref:
+        if variable._level is not level or not is_outermost(level):
             raise TraceContextError(
                 f"The value of a {type(variable).__name__} with hijax=True gets another form inside a transformed "
                 f"function: another structure, shape or dtype. That would not reach the caller. Give it its final form "
