@@ -5,9 +5,10 @@ import pytest
 from tests.core.making import site_of
 
 import sonde
-from sonde.core.context import Looking, LoopName, look, scope
+from sonde.core.context import Looking, look
 from sonde.core.handler import Handler, Met
 from sonde.core.rows import NamedLoop
+from sonde.core.scopes import LoopName, scope
 from sonde.core.site import View
 from sonde.errors import NoSuchSiteError
 

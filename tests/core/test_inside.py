@@ -6,8 +6,9 @@ import pytest
 from jax import lax
 
 from sonde import scope, sow
-from sonde.core.context import Looking, look, path_under
+from sonde.core.context import Looking, look
 from sonde.core.inside import first_site, gives_tokens, gradient_sites, has_sites, sites_inside
+from sonde.core.scopes import path_under
 
 
 def traced(f, *args, grads=False):

@@ -13,7 +13,7 @@ from sonde.core.capture import run_with
 from sonde.core.collect import Collect
 from sonde.core.module_calls import code_of, mark_arguments, mark_arrays, mark_result
 from sonde.core.module_paths import ModuleRequest
-from sonde.core.record import make_records
+from sonde.core.record_making import make_records
 
 jitted = jax.jit(call)
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from sonde.core.context import Looking, look, scope
+from sonde.core.context import Looking, look
 from sonde.core.module_places import Frame, Place, Stretch, depth_of, join
+from sonde.core.scopes import scope
 
 
 def test_paths_are_joined_and_counted_without_their_empty_parts():

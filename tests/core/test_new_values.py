@@ -10,7 +10,7 @@ import sonde
 from sonde.core.axes import Axis
 from sonde.core.handler import Met
 from sonde.core.new_values import Loop, at_positions, given_arrays, new_arrays, recorded_arrays, rows_along
-from sonde.core.record import make_records
+from sonde.core.record_making import make_records
 from sonde.core.site import View
 from sonde.errors import EditError
 

@@ -12,7 +12,7 @@ from sonde.core.capture import run_with
 from sonde.core.collect import Collect
 from sonde.core.edit import Edit, Editing
 from sonde.core.module_paths import ModuleRequest
-from sonde.core.record import make_records
+from sonde.core.record_making import make_records
 
 KEY = jax.random.key(0)
 X = jnp.arange(6.0).reshape(2, 3) / 5

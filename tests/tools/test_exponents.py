@@ -10,11 +10,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sonde.report.traits import traits, traits_of_rows, traits_of_whole
+from sonde.report.traits import traits, traits_of_rows
 from sonde.tools.exponents import Exponents, HostRows
 from sonde.tools.statistics import EDGES, NAMES, moments, moments_of_whole
 
 TINY = np.finfo(np.float32).tiny
+
+
+def traits_of_whole(array: np.ndarray, lead: int) -> dict[str, Any]:
+    return traits_of_rows(HostRows.of(array, lead), array.dtype)
 
 
 def rows(kind: str) -> np.ndarray:

@@ -12,12 +12,12 @@ that ran side by side; `pairing` gives gradients to values; `record` is what com
 
 from sonde.core.axes import Axis
 from sonde.core.capture import capture
-from sonde.core.context import scope
 from sonde.core.edit import Edit, edit
 from sonde.core.failing import records_before
 from sonde.core.inventory import SiteInfo, Sites, sites
 from sonde.core.perturbing import perturbations, perturbed
 from sonde.core.record import Record, Records
+from sonde.core.scopes import scope
 from sonde.core.site import Site
 from sonde.core.sow import mark, mark_in_place, perturb, sow
 

@@ -18,7 +18,8 @@ from sonde.core.failing import remember
 from sonde.core.keeping import by_identity, kept_with
 from sonde.core.module_roots import ModelsOfCall, models_of_call
 from sonde.core.path import Pattern, check_pattern
-from sonde.core.record import AsStored, Records, make_records
+from sonde.core.record import AsStored, Records
+from sonde.core.record_making import make_records
 from sonde.core.run import run_with
 
 P = ParamSpec("P")

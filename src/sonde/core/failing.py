@@ -14,7 +14,8 @@ from sonde import _jax
 from sonde.core.collect import Reduce
 from sonde.core.handler import Met
 from sonde.core.item import Bundle, Item
-from sonde.core.record import Records, make_records
+from sonde.core.record import Records
+from sonde.core.record_making import make_records
 
 _NAME = "__sonde_seen__"
 

@@ -15,13 +15,14 @@ from typing import Any, Self
 
 from sonde import _jax
 from sonde.core.call_counts import CallCounts
-from sonde.core.context import Looking, LoopName, RowsName, path_under
+from sonde.core.context import Looking
 from sonde.core.item import Bundle, Extra, Item
 from sonde.core.known import new_token
 from sonde.core.operands import operands_of
 from sonde.core.path import Pattern, matches, no_such_site
 from sonde.core.primitive import bind_site
 from sonde.core.rows import NamedLoop, Row, Within, rows_chosen, starred, unstarred
+from sonde.core.scopes import LoopName, RowsName, path_under
 from sonde.core.site import Site, View, naming
 
 
@@ -38,7 +39,7 @@ class Handler:
         counts: How many times each site ran, for handlers that go by it.
         named_loops: The loops around the handler that have a name, outermost first.
         loop_name: The path of a scope around the handler that names the next loop inside.
-        within: The rows of these loops for which the code is run; see `context.RowsName`.
+        within: The rows of these loops for which the code is run; see `scopes.RowsName`.
     """
 
     # Whether a jaxpr may be rewritten by moving variables only, without running the handler on values.

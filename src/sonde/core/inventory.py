@@ -17,7 +17,8 @@ from sonde.core.asking import asked_for
 from sonde.core.axes import Axis
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
-from sonde.core.record import CallSpec, Records
+from sonde.core.record import Records
+from sonde.core.record_layout import CallSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -159,12 +160,11 @@ def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = No
 def _infos(records: Records) -> Iterator[SiteInfo]:
     for path, record in records.items():
         for number, (call, arrays) in enumerate(record.calls()):
-            yield _info(path, number, call, arrays[: call.value.n], call.value.view.axes, not call.value.view.is_value)
-            start = call.value.n + len(call.extras)
-            for _, spec in call.grads:
+            parts = call.parts(arrays)
+            yield _info(path, number, call, parts.value, call.value.view.axes, not call.value.view.is_value)
+            for spec, mine in parts.grads:
                 if spec is not None:
-                    yield _info(path, number, call, arrays[start : start + spec.n], spec.view.axes, True)
-                    start += spec.n
+                    yield _info(path, number, call, mine, spec.view.axes, True)
 
 
 def _info(

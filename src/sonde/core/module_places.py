@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from sonde import _jax
-from sonde.core.context import ScopeName, path_under
 from sonde.core.module_index import path_between
+from sonde.core.scopes import ScopeName, path_under
 from sonde.core.strangers import InnerStranger, Strangers
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sonde import _jax
-from sonde.core.context import ScopeName
 from sonde.core.module_paths import thread
 from sonde.core.module_places import Frame, Move, Place
+from sonde.core.scopes import ScopeName
 
 
 class ModuleScope(ScopeName):

@@ -13,9 +13,10 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.axes import per_example
-from sonde.core.context import Looking, look, scope, scope_of_rows
+from sonde.core.context import Looking, look
 from sonde.core.record import Record
 from sonde.core.rows import Row
+from sonde.core.scopes import scope, scope_of_rows
 from sonde.core.site import Site, View, naming
 from sonde.errors import EditError
 

@@ -13,12 +13,12 @@ from sonde import _jax
 from sonde.core.abstract_call import shapes_of_call
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like, run_with
-from sonde.core.context import LoopName, path_under
 from sonde.core.handler import Handler
 from sonde.core.inside import FoundSite, sites_inside
 from sonde.core.path import Pattern, glob_matches, no_such_site
 from sonde.core.record import Record
 from sonde.core.rows import NamedLoop, row_path, rows_chosen, starred
+from sonde.core.scopes import LoopName, path_under
 from sonde.core.site import Site, View
 from sonde.core.sow import PERTURBED
 from sonde.errors import EditError

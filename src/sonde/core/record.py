@@ -1,166 +1,23 @@
 """What a capture returns: records, by path.
 
 `Records` is an immutable mapping and one pytree node: it crosses `jit`, `vmap`, `grad` and `scan` like an array does.
-Its arrays are one flat tuple and everything else is static, so it costs a jitted function no more than its arrays;
-`Record` objects are made when they are asked for.
-
-An array that does not vary over an axis which other arrays of its site have is stored without that axis. As a leaf of
-the pytree it has the axis: what `jax.tree.map` does along an axis, it does along the same one of all values and
-gradients. Flags and counts are stored with all axes, but for that of the `while_loop` whose iterations are counted.
+Its arrays are one flat tuple and everything else is static (`core/record_layout.py`), so it costs a jitted function no
+more than its arrays; `Record` objects are made when they are asked for.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from sonde import _jax
-from sonde.core.axes import Axis, leaf_has, repeated_along, spread
-from sonde.core.choices import merge_choices
-from sonde.core.collect import Reduce, leaf_indices, reduce_at
-from sonde.core.handler import Met
-from sonde.core.item import Bundle, Extra, Item, build_items, expand, flat_arrays, flat_specs
-from sonde.core.keeping import by_identity
-from sonde.core.pairing import Call, pair
-from sonde.core.row_records import CallRow, Cut, cut_call, row_table, spec_of_row, with_rows
-from sonde.core.site import Site, View
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ArraysSpec:
-    """How a value or gradient is put together from its arrays."""
-
-    view: View
-    ranks: tuple[int, ...]  # of the arrays; a transform that the records cross may put axes in front of them
-    reduced: Any  # the structure that a reduce function returned, or None
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ArraysSpec) or (self.view, self.ranks) != (other.view, other.ranks):
-            return False
-        if self.reduced is None or other.reduced is None:  # JAX does not compare a structure with None
-            return self.reduced is other.reduced
-        return self.reduced == other.reduced
-
-    def __hash__(self) -> int:
-        return hash((self.view, self.ranks, self.reduced))
-
-    @property
-    def n(self) -> int:
-        """How many arrays there are."""
-        return len(self.ranks)
-
-    def spread(self, array: Any, index: int) -> Any:
-        """An array, or what says of which type one is, with all the axes of the view."""
-        if isinstance(array, jax.ShapeDtypeStruct):
-            return jax.eval_shape(lambda x: self.spread(x, index), array)
-        return spread(array, self.view.axes, index, skip=jnp.ndim(array) - self.ranks[index])
-
-    def lacks_axes(self, index: int) -> bool:
-        """Whether an array is stored without some of the axes."""
-        return self.reduced is None and not all(axis.on_leaf(index) for axis in self.view.axes)
-
-    @property
-    def whole(self) -> ArraysSpec:
-        """The same for arrays with all axes."""
-        if not any(map(self.lacks_axes, range(self.n))):
-            return self
-        axes = tuple(dataclasses.replace(axis, leaves=None) for axis in self.view.axes)
-        more = [sum(not axis.on_leaf(i) for axis in self.view.axes) for i in range(self.n)]
-        return ArraysSpec(self.view.replace(axes=axes), tuple(map(sum, zip(self.ranks, more))), self.reduced)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CallSpec:
-    """The static part of one value: the pytree it was, and the arrays that go with it."""
-
-    site: Site
-    value: ArraysSpec
-    extras: tuple[Extra, ...]
-    grads: tuple[tuple[int, ArraysSpec | None], ...]
-    types: tuple[Any, ...]
-
-    @property
-    def size(self) -> int:
-        """How many arrays it has in all."""
-        return self.value.n + len(self.extras) + sum(spec.n for _, spec in self.grads if spec is not None)
-
-    @property
-    def whole(self) -> CallSpec:
-        """The same for arrays with all axes."""
-        grads = tuple((order, spec and spec.whole) for order, spec in self.grads)
-        return dataclasses.replace(self, value=self.value.whole, grads=grads)
-
-    def lacking(self) -> list[tuple[ArraysSpec, int] | None]:
-        """For each array how it gets the axes that it is stored without; None if it is not."""
-        found = [(self.value, i) for i in range(self.value.n)]
-        grads = [(spec, i) for _, spec in self.grads if spec is not None for i in range(spec.n)]
-        of_all = [*found, *[None] * len(self.extras), *grads]
-        return [one if one is not None and one[0].lacks_axes(one[1]) else None for one in of_all]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, CallSpec):
-            return NotImplemented
-        return self is other or (self._static == other._static and _same(self.site.statics, other.site.statics))
-
-    def __hash__(self) -> int:
-        return hash(self._static)
-
-    @property
-    def _static(self) -> tuple[Any, ...]:
-        # Not the site itself: the records of two runs of one program have one structure.
-        return self.site.tree, self.site.arrays, self.value, self.extras, self.grads
-
-
-def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return len(a) == len(b) and all(x is y or (type(x) is type(y) and bool(x == y)) for x, y in zip(a, b))
-
-
-class RecordLayout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
-    """The static part of records: paths and the calls under each. Its hash is computed once."""
-
-    def __hash__(self) -> int:
-        try:
-            return self._hash
-        except AttributeError:
-            self._hash = super().__hash__()
-            return self._hash
-
-    @property
-    def whole(self) -> RecordLayout:
-        """The layout of the same records if all arrays have all axes; itself, if they have. Made once."""
-        try:
-            return self._whole
-        except AttributeError:
-            self._lacking = [one for _, calls in self for call in calls for one in call.lacking()]
-            new = [(path, tuple(call.whole for call in calls)) for path, calls in self]
-            self._whole = RecordLayout(new) if any(self._lacking) else self
-            return self._whole
-
-    def filled(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Arrays for `whole`, from those for this layout."""
-        return arrays if self.whole is self else _filled(arrays, self._lacking)
-
-    @property
-    def table(self) -> dict[str, list[CallRow]]:
-        """The calls of every path; the rows of named loops have paths of their own. Made once."""
-        try:
-            return self._table
-        except AttributeError:
-            self._table = row_table(self)
-            return self._table
-
-
-def _filled(arrays: Sequence[Any], lacking: Sequence[tuple[ArraysSpec, int] | None]) -> list[Any]:
-    def one(array: Any, how: tuple[ArraysSpec, int] | None) -> Any:
-        if how is None or not hasattr(array, "shape"):  # JAX puts other objects in place of arrays now and then
-            return array
-        return how[0].spread(array, how[1])
-
-    return [one(array, how) for array, how in zip(arrays, lacking, strict=True)]
+from sonde.core.axes import Axis
+from sonde.core.collect import leaf_indices
+from sonde.core.record_layout import ArraysSpec, CallSpec, RecordLayout
+from sonde.core.row_records import CallRow, Cut, cut_call, spec_of_row
+from sonde.core.site import Site
 
 
 @jax.tree_util.register_pytree_node_class
@@ -221,10 +78,8 @@ class Record:
             elif len(call.grads) < order:
                 found.append(None)
             else:
-                sizes = [0 if spec is None else spec.n for _, spec in call.grads]
-                start = call.value.n + len(call.extras) + sum(sizes[: order - 1])
-                spec = call.grads[order - 1][1]
-                found.append(self._gradient(call, spec, arrays[start : start + sizes[order - 1]], arrays))
+                parts = call.parts(arrays)
+                found.append(self._gradient(call, *parts.grads[order - 1], parts.value))
         return tuple(found) if any(g is not None for g in found) else ()
 
     @property
@@ -282,11 +137,7 @@ class Record:
             start += call.size
 
     def _extras(self, name: str) -> tuple[Any, ...]:
-        return tuple(
-            arrays[call.value.n + call.extras.index(name)] if name in call.extras else None
-            for call, arrays in self.calls()
-            if call.value.view.is_value
-        )
+        return tuple(call.parts(arrays).extras.get(name) for call, arrays in self.calls() if call.value.view.is_value)
 
     def _put_together(self, call: CallSpec, spec: ArraysSpec, arrays: Sequence[Any]) -> Any:
         if spec.reduced is not None:
@@ -303,7 +154,7 @@ class Record:
             indices = leaf_indices(spec.view, spec.n)
             parts = {index: spec.spread(x, i) for i, (index, x) in enumerate(zip(indices, arrays))}
         if call.value.reduced is None and value:
-            zeros = [jnp.zeros_like(call.value.spread(x, i)) for i, x in enumerate(value[: call.value.n])]
+            zeros = [jnp.zeros_like(call.value.spread(x, i)) for i, x in enumerate(value)]
         else:
             zeros = [jnp.zeros(t.shape, t.dtype) for t in call.types]
         whole = [parts.get(i, zeros[i]) if i < len(zeros) else parts[i] for i in range(sum(call.site.arrays))]
@@ -322,10 +173,8 @@ class Record:
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """For JAX."""
-        lacking = [one for call in self._calls for one in call.lacking()]
-        if not any(lacking):
-            return tuple(self._arrays), (self.path, self._calls)
-        return tuple(_filled(self._arrays, lacking)), (self.path, tuple(call.whole for call in self._calls))
+        layout = RecordLayout([(self.path, self._calls)])
+        return tuple(layout.filled(self._arrays)), layout.whole[0]
 
     @classmethod
     def tree_unflatten(cls, aux: Any, arrays: Sequence[Any]) -> Record:
@@ -448,144 +297,3 @@ class AsStored:
     def tree_unflatten(cls, layout: RecordLayout, arrays: Sequence[Any]) -> Records:
         """For JAX: the records themselves."""
         return Records(layout, arrays)
-
-
-def _rank(array: Any) -> int:
-    return array.rank if isinstance(array, _Slot) else jnp.ndim(array)
-
-
-class _NeedsArrays(Exception):
-    """Raised when a program computes with a `_Slot`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Slot:
-    """A placeholder for the array at some position, to find out where arrays go without having them."""
-
-    position: int
-    rank: int
-
-    def __getattr__(self, name: str) -> Any:
-        raise _NeedsArrays
-
-    def __add__(self, other: object) -> Any:
-        raise _NeedsArrays
-
-
-def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | None = None) -> Records:
-    """The records of what a handler saw.
-
-    If all of it came out of jitted calls, where the arrays go depends on the compiled functions alone and is remembered
-    with them, unless gradients have to be added up or turned round.
-
-    Args:
-        items: What was recorded, in program order.
-        met: What the handler has met.
-        reduce: The reduce function, for zeros that stand for a gradient.
-    """
-    bundles = [item for item in items if isinstance(item, Bundle)]
-    if bundles and len(bundles) == len(items):
-        known = bundles[0].cache
-        specs = [bundle.specs for bundle in bundles]
-        key = ("records", tuple(map(id, specs)), met.passes, by_identity(reduce))
-        if key not in known:
-            known[key] = (specs, _places(items, met, reduce))  # holding the specs: their ids stay theirs
-        places = known[key][1]
-        if places is not None:
-            layout, positions = places
-            arrays = flat_arrays(items) if len(items) > 1 else items[0].arrays
-            return Records(layout, arrays if positions is None else [arrays[i] for i in positions])
-    return Records(*_arrange(expand(items), met, reduce))
-
-
-def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[RecordLayout, list[int] | None] | None:
-    """The layout of records, and which arrays of bundles go into it (None: all, as they are).
-
-    None if placing them is not all there is to do.
-    """
-    slots = [_Slot(i, jnp.ndim(x)) for i, x in enumerate(flat_arrays(items))]
-    specs = flat_specs(items)
-    try:
-        layout, placed = _arrange(build_items(specs, slots), met, reduce)
-    except _NeedsArrays:
-        return None
-    if not all(isinstance(x, _Slot) for x in placed):  # zeros in place of a gradient
-        return None
-    positions = [slot.position for slot in placed]
-    return layout, None if positions == list(range(len(slots))) else positions
-
-
-def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[RecordLayout, list[Any]]:
-    by_path: dict[str, list[Call]] = {}
-    for call in map(with_rows, pair(merge_choices(items), met)):
-        by_path.setdefault(call.item.path, []).append(call)
-    layout, arrays = [], []
-    for path, calls in by_path.items():
-        specs = []
-        for call in calls:
-            spec, mine = _call_spec(call, reduce)
-            specs.append(spec)
-            arrays += mine
-        layout.append((path, tuple(specs)))
-    return RecordLayout(layout), arrays
-
-
-def _call_spec(call: Call, reduce: Reduce | None) -> tuple[CallSpec, list[Any]]:
-    item = call.item
-    item, extras = _with_whole_extras(item)
-    arrays = [*item.leaves, *extras.values()]
-    grads: list[tuple[int, ArraysSpec | None]] = []
-    for order, gradient in sorted(call.grads.items()):
-        if gradient is None and reduce is not None:
-            gradient = _reduced_zeros(reduce, item)
-        if gradient is None:
-            grads.append((order, None))
-        else:
-            grads.append((order, _arrays_spec(gradient)))
-            arrays += gradient.leaves
-    return CallSpec(item.site, _arrays_spec(item), tuple(extras), tuple(grads), item.types), arrays
-
-
-def record_of(call: Call) -> Record:
-    """A record of one call alone."""
-    spec, arrays = _call_spec(call, None)
-    return Record(call.item.path, (spec,), arrays)
-
-
-def _with_whole_extras(item: Item) -> tuple[Item, dict[Extra, Any]]:
-    """An item, and its flags and counts with the axes that they lacked."""
-    view, extras = item.view, {name: x for name, x in item.extras.items() if name != "token"}
-    for name in extras:
-        wanted = [axis.on_extra(name) or name != "count" or axis.kind != "while" for axis in view.axes]
-        position = 0
-        for i, axis in enumerate(view.axes):
-            if wanted[i] and not axis.on_extra(name):
-                extras[name] = repeated_along(extras[name], _size_of(item, i), position)
-            position += wanted[i]
-        view = view.extra_on(name, wanted)
-    return dataclasses.replace(item, view=view), extras
-
-
-def _size_of(item: Item, index: int) -> int:
-    """The length of an axis of an item; that of a mesh axis is known only with an array."""
-    axes = item.view.axes
-    if (size := axes[index].size) is not None:
-        return size
-    having = ((x, leaf_has(axes, i)) for i, x in enumerate(item.leaves))
-    return next(x.shape[sum(on[:index])] for x, on in having if on[index])
-
-
-def _arrays_spec(item: Item) -> ArraysSpec:
-    view = item.view.replace(gates=frozenset()) if item.view.gates else item.view
-    return ArraysSpec(view, tuple(map(_rank, item.leaves)), item.tree)
-
-
-def _reduced_zeros(reduce: Reduce, item: Item) -> Item:
-    """What a reduce function makes of a gradient that is zero."""
-    mapped = tuple(a for a in item.view.axes if not a.is_loop)
-    view = item.view.replace(axes=mapped)
-    zeros = [_jax.zeros_of_type(t) for t in item.types]
-    leaves, tree = jax.tree.flatten(reduce_at(reduce, zeros, item.site, view))
-    loops = tuple(a.size for a in item.view.axes if a.is_loop)
-    leaves = [jnp.broadcast_to(x, (*loops, *jnp.shape(x))) for x in leaves]
-    return Item(item.sites, item.path, item.view.replace(gradient_of=()), leaves, {}, tree, item.types)

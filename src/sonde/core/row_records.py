@@ -165,23 +165,17 @@ class Cut(Sequence[Any]):
 
 def cut_call(call: Any, arrays: Sequence[Any], index: Row) -> list[Any]:
     """The arrays of one row of a call."""
-    found = []
-    value, skip = call.value, 0
-    if value.n:  # a transform that the records crossed has put axes in front of all of them
-        skip = _ndim(arrays[0]) - value.ranks[0]
-    for i, x in enumerate(arrays[: value.n]):
-        found.append(_at(x, value.view.axes, index, skip, lambda a, i=i: value.reduced is not None or a.on_leaf(i)))
-    start = value.n
-    for name in call.extras:
-        found.append(_at(arrays[start], value.view.axes, index, skip, lambda a, name=name: a.on_extra(name)))
-        start += 1
-    for _, spec in call.grads:
-        for i in range(0 if spec is None else spec.n):
-            assert spec is not None
-            reduced = spec.reduced is not None
-            found.append(_at(arrays[start], spec.view.axes, index, skip, lambda a, i=i, r=reduced: r or a.on_leaf(i)))
-            start += 1
-    return found
+    value, extras, grads = call.parts(arrays)
+    # A transform that the records crossed has put axes in front of all of them.
+    skip = _ndim(value[0]) - call.value.ranks[0] if value else 0
+
+    def of(spec: Any, mine: Sequence[Any]) -> list[Any]:
+        reduced = spec is not None and spec.reduced is not None
+        return [_at(x, spec.view.axes, index, skip, lambda a, i=i: reduced or a.on_leaf(i)) for i, x in enumerate(mine)]
+
+    axes = call.value.view.axes
+    beside = [_at(x, axes, index, skip, lambda a, name=name: a.on_extra(name)) for name, x in extras.items()]
+    return [*of(call.value, value), *beside, *[x for spec, mine in grads for x in of(spec, mine)]]
 
 
 def spec_of_row(call: Any) -> Any:

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from sonde import _jax
-from sonde.core.context import check_scopes, looking, sows_are_seen
+from sonde.core.context import looking, sows_are_seen
 from sonde.core.path import checked_name
 from sonde.core.primitive import site_p
+from sonde.core.scopes import check_scopes
 from sonde.core.site import LEAF, PLAIN, Site, take_apart
 from sonde.core.trace import SiteTrace
 from sonde.errors import EditError

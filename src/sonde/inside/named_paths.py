@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sonde import _jax
-from sonde.core.context import ScopeName, looking
+from sonde.core.context import looking
+from sonde.core.scopes import ScopeName
 from sonde.inside.calls import between_sites
 from sonde.inside.marks import function_names
 

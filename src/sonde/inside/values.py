@@ -27,8 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.context import Looking, check_scopes
+from sonde.core.context import Looking
 from sonde.core.primitive import site_p
+from sonde.core.scopes import check_scopes
 from sonde.core.site import LEAF, PLAIN, Site
 from sonde.core.trace import SiteTrace
 from sonde.errors import CaptureError

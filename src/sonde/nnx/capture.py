@@ -18,7 +18,7 @@ from sonde.core.module_index import paths_below
 from sonde.core.module_paths import ModuleRequest, thread
 from sonde.core.pairing import Call
 from sonde.core.perturbing import Adding
-from sonde.core.record import record_of
+from sonde.core.record_making import record_of
 from sonde.core.rows import unstarred
 from sonde.core.site import Site, View
 from sonde.nnx.module import Module

@@ -34,13 +34,8 @@ def traits(array: Any) -> dict[str, Any]:
     return _traits(array, 0, jnp)
 
 
-def traits_of_whole(array: np.ndarray, lead: int = 0) -> dict[str, Any]:
-    """The traits of an array on the host; the leading axes of loops and maps stay."""
-    return traits_of_rows(HostRows.of(array, lead), array.dtype)
-
-
 def traits_of_rows(rows: HostRows, dtype: Any, *, gradient: bool = False, all_of_them: bool = True) -> dict[str, Any]:
-    """The same for an array that is given as rows.
+    """The traits of an array on the host, given as rows; the leading axes of loops and maps stay.
 
     Args:
         rows: The rows.

@@ -23,7 +23,7 @@ from sonde.core.capture import check_callable, like, run_with
 from sonde.core.collect import Collect
 from sonde.core.item import expand
 from sonde.core.path import Pattern
-from sonde.core.record import make_records
+from sonde.core.record_making import make_records
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.matching import matching_names
 from sonde.tools.reading import Seen, each_seen, on_host

@@ -14,7 +14,8 @@ from sonde import _jax
 from sonde.core.arrays import arrays_in
 from sonde.core.axes import Axis
 from sonde.core.path import Pattern, glob_matches, matches
-from sonde.core.record import ArraysSpec, Record, RecordLayout, Records
+from sonde.core.record import Record, Records
+from sonde.core.record_layout import ArraysSpec, RecordLayout
 from sonde.core.row_records import CallRow
 from sonde.core.site import LEAF, Site
 from sonde.errors import CaptureError

@@ -21,7 +21,7 @@ from sonde.core.capture import like
 from sonde.core.item import Item, expand
 from sonde.core.keeping import Bounded
 from sonde.core.path import Pattern
-from sonde.core.record import make_records
+from sonde.core.record_making import make_records
 from sonde.core.run import run_with
 from sonde.core.stand_ins import StandIns, stand_ins
 from sonde.tools.fetching import Fetching

@@ -20,7 +20,8 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable, like
 from sonde.core.failing import remember
 from sonde.core.path import Pattern, check_pattern
-from sonde.core.record import Records, make_records
+from sonde.core.record import Records
+from sonde.core.record_making import make_records
 from sonde.core.run import run_with
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.keeping_small import KeepingSmall

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Self
 
 from sonde import _jax
 from sonde.core.along import along
-from sonde.core.context import path_under
 from sonde.core.handler import Rebinding
 from sonde.core.inside import sites_inside
 from sonde.core.operands import operands_of
 from sonde.core.primitive import bind_site, site_p
+from sonde.core.scopes import path_under
 from sonde.core.site import Site, View
 from sonde.core.trace import run_under
 

@@ -1,0 +1,166 @@
+"""From what a handler recorded to records: `make_records`.
+
+Branches become one, gradients find their values (`core/pairing.py`), and all arrays go into one flat tuple.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sonde import _jax
+from sonde.core.axes import leaf_has, repeated_along
+from sonde.core.choices import merge_choices
+from sonde.core.collect import Reduce, reduce_at
+from sonde.core.handler import Met
+from sonde.core.item import Bundle, Extra, Item, build_items, expand, flat_arrays, flat_specs
+from sonde.core.keeping import by_identity
+from sonde.core.pairing import Call, pair
+from sonde.core.record import Record, Records
+from sonde.core.record_layout import ArraysSpec, CallSpec, RecordLayout
+from sonde.core.row_records import with_rows
+
+
+def _rank(array: Any) -> int:
+    return array.rank if isinstance(array, _Slot) else jnp.ndim(array)
+
+
+class _NeedsArrays(Exception):
+    """Raised when a program computes with a `_Slot`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """A placeholder for the array at some position, to find out where arrays go without having them."""
+
+    position: int
+    rank: int
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NeedsArrays
+
+    def __add__(self, other: object) -> Any:
+        raise _NeedsArrays
+
+
+def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | None = None) -> Records:
+    """The records of what a handler saw.
+
+    If all of it came out of jitted calls, where the arrays go depends on the compiled functions alone and is remembered
+    with them, unless gradients have to be added up or turned round.
+
+    Args:
+        items: What was recorded, in program order.
+        met: What the handler has met.
+        reduce: The reduce function, for zeros that stand for a gradient.
+    """
+    bundles = [item for item in items if isinstance(item, Bundle)]
+    if bundles and len(bundles) == len(items):
+        known = bundles[0].cache
+        specs = [bundle.specs for bundle in bundles]
+        key = ("records", tuple(map(id, specs)), met.passes, by_identity(reduce))
+        if key not in known:
+            known[key] = (specs, _places(items, met, reduce))  # holding the specs: their ids stay theirs
+        places = known[key][1]
+        if places is not None:
+            layout, positions = places
+            arrays = flat_arrays(items) if len(items) > 1 else items[0].arrays
+            return Records(layout, arrays if positions is None else [arrays[i] for i in positions])
+    return Records(*_arrange(expand(items), met, reduce))
+
+
+def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[RecordLayout, list[int] | None] | None:
+    """The layout of records, and which arrays of bundles go into it (None: all, as they are).
+
+    None if placing them is not all there is to do.
+    """
+    slots = [_Slot(i, jnp.ndim(x)) for i, x in enumerate(flat_arrays(items))]
+    specs = flat_specs(items)
+    try:
+        layout, placed = _arrange(build_items(specs, slots), met, reduce)
+    except _NeedsArrays:
+        return None
+    if not all(isinstance(x, _Slot) for x in placed):  # zeros in place of a gradient
+        return None
+    positions = [slot.position for slot in placed]
+    return layout, None if positions == list(range(len(slots))) else positions
+
+
+def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[RecordLayout, list[Any]]:
+    by_path: dict[str, list[Call]] = {}
+    for call in map(with_rows, pair(merge_choices(items), met)):
+        by_path.setdefault(call.item.path, []).append(call)
+    layout, arrays = [], []
+    for path, calls in by_path.items():
+        specs = []
+        for call in calls:
+            spec, mine = _call_spec(call, reduce)
+            specs.append(spec)
+            arrays += mine
+        layout.append((path, tuple(specs)))
+    return RecordLayout(layout), arrays
+
+
+def _call_spec(call: Call, reduce: Reduce | None) -> tuple[CallSpec, list[Any]]:
+    item = call.item
+    item, extras = _with_whole_extras(item)
+    arrays = [*item.leaves, *extras.values()]
+    grads: list[tuple[int, ArraysSpec | None]] = []
+    for order, gradient in sorted(call.grads.items()):
+        if gradient is None and reduce is not None:
+            gradient = _reduced_zeros(reduce, item)
+        if gradient is None:
+            grads.append((order, None))
+        else:
+            grads.append((order, _arrays_spec(gradient)))
+            arrays += gradient.leaves
+    return CallSpec(item.site, _arrays_spec(item), tuple(extras), tuple(grads), item.types), arrays
+
+
+def record_of(call: Call) -> Record:
+    """A record of one call alone."""
+    spec, arrays = _call_spec(call, None)
+    return Record(call.item.path, (spec,), arrays)
+
+
+def _with_whole_extras(item: Item) -> tuple[Item, dict[Extra, Any]]:
+    """An item, and its flags and counts with the axes that they lacked."""
+    view, extras = item.view, {name: x for name, x in item.extras.items() if name != "token"}
+    for name in extras:
+        wanted = [axis.on_extra(name) or name != "count" or axis.kind != "while" for axis in view.axes]
+        position = 0
+        for i, axis in enumerate(view.axes):
+            if wanted[i] and not axis.on_extra(name):
+                extras[name] = repeated_along(extras[name], _size_of(item, i), position)
+            position += wanted[i]
+        view = view.extra_on(name, wanted)
+    return dataclasses.replace(item, view=view), extras
+
+
+def _size_of(item: Item, index: int) -> int:
+    """The length of an axis of an item; that of a mesh axis is known only with an array."""
+    axes = item.view.axes
+    if (size := axes[index].size) is not None:
+        return size
+    having = ((x, leaf_has(axes, i)) for i, x in enumerate(item.leaves))
+    return next(x.shape[sum(on[:index])] for x, on in having if on[index])
+
+
+def _arrays_spec(item: Item) -> ArraysSpec:
+    view = item.view.replace(gates=frozenset()) if item.view.gates else item.view
+    return ArraysSpec(view, tuple(map(_rank, item.leaves)), item.tree)
+
+
+def _reduced_zeros(reduce: Reduce, item: Item) -> Item:
+    """What a reduce function makes of a gradient that is zero."""
+    mapped = tuple(a for a in item.view.axes if not a.is_loop)
+    view = item.view.replace(axes=mapped)
+    zeros = [_jax.zeros_of_type(t) for t in item.types]
+    leaves, tree = jax.tree.flatten(reduce_at(reduce, zeros, item.site, view))
+    loops = tuple(a.size for a in item.view.axes if a.is_loop)
+    leaves = [jnp.broadcast_to(x, (*loops, *jnp.shape(x))) for x in leaves]
+    return Item(item.sites, item.path, item.view.replace(gradient_of=()), leaves, {}, tree, item.types)

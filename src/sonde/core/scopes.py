@@ -1,0 +1,240 @@
+"""Scopes: the names around a site, which are the front of its path.
+
+Scopes live in JAX's name stack, which every equation remembers, counted from its own jaxpr. A function that is jitted
+once and called under two scopes is therefore traced once, and its sites are found under the scope of each call; and
+functions without sites, such as those of `jax.numpy`, know nothing of scopes at all.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import weakref
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from sonde import _jax
+from sonde.core.context import looking
+from sonde.core.path import checked_name
+from sonde.errors import ScopeError
+
+
+class ScopeName(str):
+    """A name in JAX's name stack that is part of paths, as those of `jax.named_scope` are not."""
+
+    task: int | None = None  # the asyncio task that entered it, by identity
+    entered: weakref.ref[scope] | None = None  # what entered it, if in a generator
+
+    def path(self, before: str, depth: int) -> str:
+        """The path, with a trailing slash, of what is inside this scope when the scope itself is at `before`."""
+        del depth
+        return f"{before}{self}/"
+
+
+class LoopName(ScopeName):
+    """A scope that names the loop inside it: `blocks/*`. The number of an iteration is put in by `core/rows.py`."""
+
+    def path(self, before: str, depth: int) -> str:
+        """The path of what is inside this scope, without the `*`."""
+        del depth
+        return before + self.removesuffix("*")
+
+
+class SeenName(ScopeName):
+    """A scope of a function that some of the nested captures look into; it is no part of the paths of the others."""
+
+    depths: frozenset[int] = frozenset()
+
+    def path(self, before: str, depth: int) -> str:
+        """The path of what is inside this scope."""
+        return f"{before}{self}/" if depth in self.depths else before
+
+
+class RowsName(ScopeName):
+    """The scope of what an edit of some rows of named loops computes: other rows have none of it."""
+
+    rows: frozenset[tuple[int, ...]] = frozenset()
+
+
+def path_under(names: tuple[Any, ...], before: str, depth: int) -> str:
+    """The path, with a trailing slash if not empty, of what is inside scopes that were opened at `before`.
+
+    Args:
+        names: The names of the scopes, outermost first, as JAX remembers them.
+        before: The path of the outermost.
+        depth: Which of the nested captures asks; scopes of modules have another path for each.
+    """
+    for name in names:
+        if isinstance(name, ScopeName):
+            before = name.path(before, depth)
+    return before
+
+
+def check_scopes(name: object) -> None:
+    """Raises ScopeError if a scope is open that is none of the scopes of the code that runs; see `strange_scope`."""
+    if (why := strange_scope()) is not None:
+        raise ScopeError(f"site {name!r} runs under {why}")
+
+
+class _Suspendable:
+    """Whether a task or a generator has ever entered a scope: if none has, open scopes need not be looked at."""
+
+    __slots__ = ("any",)
+
+    def __init__(self) -> None:
+        self.any = False
+
+
+_SUSPENDABLE = _Suspendable()
+
+
+def strange_scope() -> str | None:
+    """Which open scope, if any, was entered by what does not run now, and what to do about it.
+
+    The name stack belongs to the thread. An asyncio task that waits, and a generator that has yielded, leave their
+    scopes open there for whatever runs meanwhile.
+    """
+    if not _SUSPENDABLE.any:
+        return None
+    for opened in _jax.name_stack():
+        if not isinstance(opened, ScopeName):
+            continue
+        if opened.task is not None and opened.task != _current_task():
+            return (
+                f"scope {str(opened)!r}, which another asyncio task entered and has not left: do not await inside "
+                "`with sonde.scope(...)` while a capture runs"
+            )
+        entered = opened.entered and opened.entered()
+        if entered is not None and entered.is_suspended:
+            return (
+                f"scope {str(opened)!r}, which a generator entered and has not left, and the generator does not run "
+                "now: do not yield inside `with sonde.scope(...)` while a capture runs; open the scope around each step"
+            )
+    return None
+
+
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+
+
+def _generator_around() -> Any:
+    """The frame of the generator from which a scope is entered; None if there is none.
+
+    That of `contextlib.contextmanager` is part of the `with` statement that runs it.
+    """
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_flags & _GENERATOR:
+            above = frame.f_back
+            while above is not None and above.f_code.co_flags & _GENERATOR:
+                above = above.f_back
+            if above is None or above.f_globals.get("__name__") != "contextlib":
+                return frame
+            frame = above
+        frame = frame.f_back
+    return None
+
+
+def _current_task() -> int | None:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return None
+    return id(asyncio.current_task())
+
+
+class scope:
+    """Puts the sites met inside the block under a name.
+
+    Scopes count from the capture inwards: one that was entered before the capture began is not part of the path.
+    When no capture runs it costs next to nothing.
+
+    A name that ends in `/*` names the loop inside the block, a `jax.lax.scan`, `map` or `fori_loop`: its iterations are
+    then at `blocks/0/...`, `blocks/1/...` and so on, like those of a Python loop. Modules whose own path is below that
+    of the scope, as the scanned `self.blocks` is below `blocks`, are at `blocks/0/...` too.
+
+    Example:
+        >>> import sonde
+        >>> def f(x):
+        ...     with sonde.scope("block"):
+        ...         return sonde.sow(x * 2, "double")
+        >>> list(sonde.capture(f)(1.0)[1])
+        ['block/double']
+        >>> import jax
+        >>> def g(x):
+        ...     with sonde.scope("blocks/*"):
+        ...         return jax.lax.scan(lambda c, _: (sonde.sow(c * 2, "double"), None), x, length=3)[0]
+        >>> print(sonde.capture(g)(1.0)[1]["blocks/2/double"].value)
+        8.0
+    """
+
+    __slots__ = ("__weakref__", "_generator", "_manager", "_name", "_opened")
+
+    def __init__(self, name: str) -> None:
+        checked = checked_name(name)
+        self._name = LoopName(checked) if checked == "*" or checked.endswith("/*") else ScopeName(checked)
+        self._manager = None
+        self._generator: Any = None
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether it was entered in a generator that does not run now."""
+        return self._generator is not None and self._generator.f_back is None
+
+    def __enter__(self) -> None:
+        if looking() is None:
+            self._manager = None
+            return
+        self._name.task = _current_task()
+        self._generator = _generator_around()
+        if self._generator is not None:
+            self._name.entered = weakref.ref(self)
+        if self._generator is not None or self._name.task is not None:
+            _SUSPENDABLE.any = True
+        self._manager = _jax.open_name(self._name)
+        self._opened = self._manager.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        manager, self._manager, self._generator = self._manager, None, None
+        if manager is None or looking() is None:
+            return  # the capture in which the scope was entered is over, and has closed it
+        if _jax.is_innermost(self._opened):
+            manager.__exit__(kind, error, traceback)
+        elif kind is None or kind is GeneratorExit:
+            raise ScopeError(
+                f"scope {str(self._name)!r} is left, but {'/'.join(map(str, _jax.name_stack()))!r} is open; scopes "
+                "must be left in the reverse order of entering them, also across generators and asyncio tasks"
+            )
+
+
+class scope_seen_by(scope):
+    """A scope that only some of the nested captures know.
+
+    Args:
+        name: The name.
+        depths: Which captures, by how many are nested around each, itself included.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, name: str, depths: frozenset[int]) -> None:
+        super().__init__(name)
+        self._name = SeenName(self._name)
+        self._name.depths = depths
+
+
+class scope_of_rows(scope):
+    """A scope in which sites are part of the program in some rows of the named loops around only.
+
+    Args:
+        name: The name.
+        rows: The rows: a number for each of the innermost named loops around.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, name: str, rows: Iterable[tuple[int, ...]]) -> None:
+        super().__init__(name)
+        self._name = RowsName(self._name)
+        self._name.rows = frozenset(rows)
