@@ -170,7 +170,9 @@ def cut_call(call: Any, arrays: Sequence[Any], index: Row) -> list[Any]:
     skip = _ndim(value[0]) - call.value.ranks[0] if value else 0
 
     def of(spec: Any, mine: Sequence[Any]) -> list[Any]:
-        reduced = spec is not None and spec.reduced is not None
+        if spec is None:
+            return []
+        reduced = spec.reduced is not None
         return [_at(x, spec.view.axes, index, skip, lambda a, i=i: reduced or a.on_leaf(i)) for i, x in enumerate(mine)]
 
     axes = call.value.view.axes
