@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.core.programs import Body, Call, Node, Program, Sow
+from tests.core.programs import Body, Call, Node, Program, Sow, SowTwice
 
 # Fields of nodes that have a simpler value than the one they may hold.
 SIMPLER = {"reverse": False, "fori": False, "inline": False, "psum": False, "linearize": False, "through": False}
@@ -43,6 +43,10 @@ def smaller_nodes(node: Node) -> Iterator[Body]:
             yield with_other(**{name: simple})
     if isinstance(node, Sow) and node.kind != "array":
         yield with_other(kind="array")
+    if isinstance(node, SowTwice):
+        yield (node.first,)
+        if node.first.kind != "array":
+            yield with_other(first=Sow(node.first.name))
 
 
 def smaller_bodies(body: Body) -> Iterator[Body]:

@@ -1,9 +1,12 @@
 """A jitted function that is called with modules in several places."""
 
+import gc
+
 import jax
 from tests.core.frozen import X, check, make
 
 import sonde
+from sonde._jax import arguments
 
 
 def test_one_jitted_function_and_many_modules_is_traced_once_per_place():
@@ -57,3 +60,30 @@ def test_scopes_inside_a_jitted_function_count_once():
     for wrap in (lambda f: f, jax.jit, lambda f: jax.jit(lambda x: jax.jit(f)(x))):
         g = wrap(f)
         check({path.removeprefix("a/b/"): r for path, r in sonde.capture(lambda x: g(x))(X)[1].items()})
+
+
+def descriptions():
+    return [made for made in gc.get_objects() if type(made) is arguments._Description]
+
+
+def test_what_jax_keeps_of_a_call_refers_to_nothing_of_it_once_the_capture_has_ended():
+    """JAX's caches keep the descriptions of calls, with which modules are found while a program is traced."""
+    run = jax.jit(lambda layer, x: layer(x))
+    during = []
+
+    def model(x):
+        y = make(lambda layer, x: run(layer, x))(x)
+        during.extend(descriptions())
+        return y
+
+    sonde.capture(model)(X)
+    assert during and not any(vars(made) for made in during)
+
+
+def test_descriptions_of_functions_that_are_gone_do_not_pile_up_while_a_capture_runs():
+    def f(x):
+        for _ in range(500):
+            jax.make_jaxpr(lambda x: x)(x)
+        return len(descriptions())
+
+    assert sonde.capture(f)(X)[0] < 1000

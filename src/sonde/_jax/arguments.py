@@ -4,11 +4,13 @@ JAX traces a program with only the types of its arguments. But before `jit`, `sc
 trace a function they describe the call, with its arguments, for error messages (`api_util.debug_info`), and
 the trace keeps the description. While a capture runs, descriptions have weak references to the arrays among the
 arguments, and to whatever else `tracing_hook` notes: they keep nothing alive, and are equal to those that JAX makes
-itself.
+itself. JAX keeps descriptions in its caches, so they let go of the references when the capture ends.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +22,14 @@ from jax._src.interpreters import partial_eval as _pe
 from jax._src.linear_util import DebugInfo as _DebugInfo
 from jax._src.tree_util import tracing_registry as _tracing_registry
 
-__all__ = ["TracedArguments", "arrays_described", "is_followed", "notes_described", "traces_around"]
+__all__ = [
+    "TracedArguments",
+    "arrays_described",
+    "forget_arguments",
+    "is_followed",
+    "notes_described",
+    "traces_around",
+]
 
 
 class _Description(_DebugInfo):
@@ -36,10 +45,36 @@ class _Description(_DebugInfo):
 def _replace(self: _Description, /, **changes: Any) -> _Description:
     new = _Description._make(changes.get(name, old) for name, old in zip(self._fields, self))
     new.arrays, new.notes = self.arrays, self.notes
+    _made.add(new)
     return new
 
 
 setattr(_Description, "_replace", _replace)  # noqa: B010 (JAX replaces names that it does not know before the trace)
+
+
+class _Made(threading.local):
+    """The descriptions that were made in this thread and may still have references."""
+
+    def __init__(self) -> None:
+        self.descriptions: list[_Description] = []
+        self.enough = 1000
+
+    def add(self, description: _Description) -> None:
+        if len(self.descriptions) >= self.enough:
+            # Tuples have no weak references: one that only this list and the loop know, JAX has dropped.
+            self.descriptions = [made for made in self.descriptions if sys.getrefcount(made) > 3]
+            self.enough = max(1000, 2 * len(self.descriptions))
+        self.descriptions.append(description)
+
+
+_made = _Made()
+
+
+def forget_arguments() -> None:
+    """Makes the descriptions of this thread let go of what they refer to. Called when no capture runs any more."""
+    for description in _made.descriptions:
+        del description.__dict__
+    _made.descriptions = []
 
 
 def described(
@@ -57,6 +92,7 @@ def described(
     new = _Description(*info)
     new.arrays = tuple(map(_weakly, traced_arguments(args, kwargs, *static)))
     new.notes = notes
+    _made.add(new)
     return new
 
 

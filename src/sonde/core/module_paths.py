@@ -383,3 +383,5 @@ def trail(
         yield trails[-1].changed if trails[-1].changed.shapes else None
     finally:
         trails.pop()
+        if not trails:
+            _jax.forget_arguments()

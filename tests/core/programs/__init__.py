@@ -6,7 +6,7 @@ from tests.core.programs.drawing import Drawing
 from tests.core.programs.loops import Loop, While
 from tests.core.programs.maps import Grid, Shard, Sides, Vmap
 from tests.core.programs.models import Model
-from tests.core.programs.nodes import Body, Call, Dead, Instead, Jit, Node, Op, Outer, Scope, Sow
+from tests.core.programs.nodes import Body, Call, Dead, Instead, Jit, Node, Op, Outer, Scope, Sow, SowTwice
 from tests.core.programs.records import Rec
 from tests.core.programs.whole import Program, loss_of
 
@@ -36,6 +36,7 @@ __all__ = [
     "Shard",
     "Sides",
     "Sow",
+    "SowTwice",
     "Vmap",
     "While",
     "loss_of",

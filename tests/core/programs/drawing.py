@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from tests.core.programs.choices import Cond
 from tests.core.programs.derivatives import POLICIES, CustomJvp, CustomVjp, Grad, Jvp, Pullbacks, Remat
 from tests.core.programs.loops import Loop, LoopKind, While
 from tests.core.programs.maps import FACTORS, Grid, Shard, Sides, Vmap
 from tests.core.programs.models import WAYS, Model
-from tests.core.programs.nodes import Body, Call, Dead, Instead, Jit, Node, Op, Outer, Scope, Sow
+from tests.core.programs.nodes import Body, Call, Dead, Instead, Jit, Node, Op, Outer, Scope, Sow, SowTwice
+from tests.core.programs.records import SiteKind
 from tests.core.programs.whole import Program
 
 
@@ -93,7 +94,8 @@ class Drawing:
     # Leaves
 
     def sow(self, place: Place) -> Node:
-        return Sow(self.name(place), self.of("array", "unused", "scalar", "tree", "pair", "half", "mixed"))
+        site = Sow(self.name(place), self.of(*get_args(SiteKind)))
+        return SowTwice(site, self.name(place), self.of(False, True)) if self.one_in(5) else site
 
     def model(self, place: Place) -> Node:
         return Model(self.of(*WAYS), self.of(False, True))

@@ -118,6 +118,8 @@ class Outer(Node):
 
 
 def site_value(kind: SiteKind, x: Any, outer: Any) -> Any:
+    if kind in ("itself", "through"):  # the very array that came in
+        return x
     if kind == "tree":
         return {"f": x * 1.1, "i": (x > 0).astype(jnp.int32), "k": jnp.arange(3), "s": "label", "none": None}
     if kind in ("pair", "half"):  # leaves of one shape, which depend on different things
@@ -130,6 +132,8 @@ def site_value(kind: SiteKind, x: Any, outer: Any) -> Any:
 def after_site(kind: SiteKind, x: Any, sown: Any) -> Any:
     if kind == "unused":
         return x
+    if kind == "through":  # and the very array that goes out
+        return sown
     if kind == "tree":
         return jnp.sin(sown["f"])
     if kind == "pair":
@@ -152,14 +156,51 @@ class Sow(Node):
         return after_site(self.kind, x, sonde.sow(site_value(self.kind, x, env.outer), self.name))
 
     def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
-        leaves, tree = jax.tree.flatten(site_value(self.kind, x, env.outer))
-        if perts is not None:
-            left = iter(perts[0])
-            is_float = lambda leaf: isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
-            leaves = [nudged(leaf, next(left)) if is_float(leaf) else leaf for leaf in leaves]
-        value = jax.tree.unflatten(tree, leaves)
-        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-        return after_site(self.kind, x, value), [Rec(arrays, env.prefix + self.name, self.kind)]
+        value = sown_by_hand(site_value(self.kind, x, env.outer), None if perts is None else perts[0])
+        return after_site(self.kind, x, value), [self.rec(value, env)]
+
+    def rec(self, value: Any, env: Env) -> Rec:
+        arrays = [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, jax.Array)]
+        return Rec(arrays, env.prefix + self.name, self.kind)
+
+
+def sown_by_hand(value: Any, perturbation: Any) -> Any:
+    """A value with something added to its floats."""
+    if perturbation is None:
+        return value
+    leaves, tree = jax.tree.flatten(value)
+    left = iter(perturbation)
+    is_float = lambda leaf: isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating)
+    return jax.tree.unflatten(tree, [nudged(leaf, next(left)) if is_float(leaf) else leaf for leaf in leaves])
+
+
+@dataclasses.dataclass(frozen=True)
+class SowTwice(Node):
+    """One value at two sites: one after the other, or both given the same arrays."""
+
+    first: Sow
+    name: str
+    after: bool
+
+    @property
+    def second(self) -> Sow:
+        return Sow(self.name, self.first.kind)
+
+    def run(self, x: Any, env: Env) -> Any:
+        value = site_value(self.first.kind, x, env.outer)
+        first = sonde.sow(value, self.first.name)
+        second = sonde.sow(first if self.after else value, self.name)
+        return self.together(x, first, second)
+
+    def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
+        value = site_value(self.first.kind, x, env.outer)
+        first = sown_by_hand(value, None if perts is None else perts[0])
+        second = sown_by_hand(first if self.after else value, None if perts is None else perts[1])
+        return self.together(x, first, second), [self.first.rec(first, env), self.second.rec(second, env)]
+
+    def together(self, x: Any, first: Any, second: Any) -> Any:
+        y = after_site(self.first.kind, x, second)
+        return y if self.after else 0.6 * y + 0.3 * after_site(self.first.kind, x, first)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-SiteKind = Literal["array", "unused", "scalar", "tree", "pair", "half", "mixed"]
+SiteKind = Literal["array", "itself", "through", "unused", "scalar", "tree", "pair", "half", "mixed"]
 
 
 class Front(NamedTuple):
