@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import sonde
-from sonde.core.keeping import Bounded
+from sonde.core.keeping import Bounded, ByIdentity, JaxprCache
 
 
 def compiled(f: Callable[[], Any]) -> int:
@@ -151,3 +151,61 @@ def test_a_bounded_dict_forgets_its_oldest_entries() -> None:
     for i in range(4):
         kept[i] = i
     assert kept == {2: 2, 3: 3}
+
+
+def test_the_engines_caches_do_not_grow():
+    from sonde.core import inside, rewrite
+
+    def entries():
+        gc.collect()
+        return len(inside._answers._entries) + len(rewrite._cache._entries)
+
+    def look(n):
+        for i in range(n):
+            f = jax.jit(lambda x, i=i: sonde.sow(x * i, "h"))
+            sonde.capture(lambda x: f(x))(jnp.ones(3))
+
+    look(3)
+    before = entries()
+    look(20)
+    assert entries() <= before + 2
+
+
+class Jaxpr:
+    """Stands for a jaxpr: two may be equal, and are two."""
+
+    def __eq__(self, other):
+        return isinstance(other, Jaxpr)
+
+    def __hash__(self):
+        return 0
+
+
+def test_entries_go_by_identity_and_go_with_their_jaxpr():
+    cache, one, other = JaxprCache(), Jaxpr(), Jaxpr()
+    cache.of(one)["x"] = 1
+    assert dict(cache.of(one)) == {"x": 1}
+    assert dict(cache.of(other)) == {}
+    del one
+    gc.collect()
+    assert len(cache._entries) == 1
+
+
+def test_the_ways_to_look_at_one_jaxpr_are_bounded():
+    cache, jaxpr = JaxprCache(), Jaxpr()
+    for i in range(1000):
+        cache.of(jaxpr)[i] = i
+    assert 0 < len(cache.of(jaxpr)) < 1000
+    assert 999 in cache.of(jaxpr)
+
+
+def test_what_is_kept_by_identity_goes_with_its_object():
+    made = []
+    kept = ByIdentity(lambda key: made.append(1) or [key.__class__])
+    one, equal = Jaxpr(), Jaxpr()
+    assert kept.of(one) is kept.of(one)
+    assert kept.of(one) is not kept.of(equal)
+    assert made == [1, 1]
+    del one
+    gc.collect()
+    assert len(kept._entries) == 1

@@ -1,7 +1,6 @@
 """Modules of any library, found by identity among the attributes of others."""
 
 import dataclasses
-import gc
 from typing import Any
 
 import jax
@@ -9,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core.module_index import (
-    ByIdentity,
     ModuleKind,
     Origin,
     module_kind,
@@ -92,15 +90,3 @@ def test_origins_make_no_difference_to_a_structure():
     assert one == other == None  # noqa: E711
     assert hash(one) == hash(other) == hash(None)
     assert repr(one) == "None"
-
-
-def test_what_is_kept_by_identity_goes_with_its_object():
-    made = []
-    kept = ByIdentity(lambda key: made.append(key.w) or [key.w])
-    one, equal = Plain(w=1), Plain(w=1)
-    assert kept.of(one) is kept.of(one)
-    assert kept.of(one) is not kept.of(equal)
-    assert made == [1, 1]
-    del one
-    gc.collect()
-    assert len(kept._entries) == 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from sonde.core.arrays import split_arrays
 from sonde.core.asking import InsideRequest
 from sonde.core.stand_ins import stand_ins
 
@@ -23,14 +24,12 @@ def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, aske
         kwargs: Its keyword arguments.
         asked: What is looked into.
     """
-    leaves, tree = jax.tree.flatten((f, args, kwargs))
-    traced = [i for i, x in enumerate(leaves) if hasattr(x, "shape") and hasattr(x, "dtype")]
+    traced, rest = split_arrays((f, args, kwargs))
     models = stand_ins(asked, (f, args, kwargs))
 
     def of_arrays(*arrays: Any) -> Any:
-        now = dict(zip(traced, arrays))
-        call = jax.tree.unflatten(tree, [now.get(i, x) for i, x in enumerate(leaves)])
+        call = rest.whole(arrays)
         models.note(call)
         return run(*call)
 
-    return jax.eval_shape(of_arrays, *[leaves[i] for i in traced])
+    return jax.eval_shape(of_arrays, *traced)

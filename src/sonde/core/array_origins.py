@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.jaxpr_cache import JaxprCache
+from sonde.core.keeping import JaxprCache
 
 _STEPS = 200  # equations that are followed for one array
 # What these primitives compute of arrays is a change of each. A weight that is computed in another way, as by a product

@@ -1,7 +1,9 @@
-"""The arrays among the leaves of a pytree."""
+"""The arrays among the leaves of a pytree, and the pytree without them."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,3 +17,51 @@ def is_array_like(x: Any) -> bool:
 def arrays_in(tree: Any) -> list[Any]:
     """The leaves of a pytree that are arrays or placeholders for arrays."""
     return [x for x in jax.tree.leaves(tree) if is_array_like(x)]
+
+
+def shapes_in(tree: Any) -> Any:
+    """A pytree with a `jax.ShapeDtypeStruct` in the place of every array."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array_like(x) else x, tree)
+
+
+class _Array:
+    """Stands for an array."""
+
+    def __repr__(self) -> str:
+        return "<array>"
+
+
+_ARRAY = _Array()
+
+
+@dataclasses.dataclass(frozen=True)
+class WithoutArrays:
+    """What is left of a pytree without its arrays: hashable, if its other leaves are.
+
+    Attributes:
+        tree: The structure.
+        leaves: The leaves, with something that stands for an array in the place of each.
+    """
+
+    tree: Any
+    leaves: tuple[Any, ...]
+
+    def whole(self, arrays: Sequence[Any]) -> Any:
+        """The pytree with these arrays."""
+        remaining = iter(arrays)
+        return jax.tree.unflatten(self.tree, [next(remaining) if x is _ARRAY else x for x in self.leaves])
+
+
+def split_arrays(tree: Any, is_array: Callable[[Any], bool] = is_array_like) -> tuple[list[Any], WithoutArrays]:
+    """The arrays in a pytree, and the rest, from which `whole` makes it again.
+
+    Example:
+        >>> import numpy as np
+        >>> arrays, rest = split_arrays({"x": np.ones(2), "name": "text"})
+        >>> len(arrays), rest.whole(["other"])
+        (1, {'name': 'text', 'x': 'other'})
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    here = [is_array(x) for x in leaves]
+    rest = WithoutArrays(structure, tuple(_ARRAY if a else x for x, a in zip(leaves, here)))
+    return [x for x, a in zip(leaves, here) if a], rest

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sonde import _jax
-from sonde.core.jaxpr_cache import JaxprCache
+from sonde.core.keeping import JaxprCache
 from sonde.core.operands import operands_of
 from sonde.core.primitive import SiteEffect, site_p
 from sonde.core.site import Site, View

@@ -2,13 +2,16 @@
 
 Compiled programs are large. Those that belong to a function are kept with the function, so that they go when it goes,
 and only a few for each, so that a fresh `reduce` function in every call does not keep them all.
+
+What belongs to an object that has no room for it, such as a jaxpr, is in a table (`ByIdentity`), and goes with the
+object.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _MOST = 16
@@ -85,3 +88,32 @@ def kept_with(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
     if kept is None or kept.owner() is not owner:
         kept = owner.__dict__[_NAME] = _Kept(owner)
     return kept.remembered(key, make)
+
+
+class ByIdentity(Generic[T]):
+    """A dict from objects, by identity, to something that is made for them; an entry is gone when its object is."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+        self._entries: dict[int, tuple[weakref.ref[Any], T]] = {}
+
+    def of(self, key: Any) -> T:
+        """What belongs to an object."""
+        number, entries = id(key), self._entries
+        entry = entries.get(number)
+        if entry is None or entry[0]() is not key:
+            entry = (weakref.ref(key, lambda _: entries.pop(number, None)), self._make(key))
+            entries[number] = entry
+        return entry[1]
+
+    def get(self, key: Any) -> T | None:
+        """What belongs to an object; None if nothing was made for it."""
+        entry = self._entries.get(id(key))
+        return None if entry is None or entry[0]() is not key else entry[1]
+
+
+class JaxprCache(ByIdentity[dict[Any, Any]]):
+    """What was found out about jaxprs, as long as each lives; for each, the last ways to look at it."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda jaxpr: Bounded(64))

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sonde import _jax
-from sonde.core.jaxpr_cache import JaxprCache
+from sonde.core.keeping import JaxprCache
 from sonde.core.operands import TOKEN
 
 # A number of the user's must come out of a function as JAX returns it: only our own are replaced.

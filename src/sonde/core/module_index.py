@@ -11,12 +11,14 @@ import dataclasses
 import itertools
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 
-T = TypeVar("T")
+from sonde._key_paths import key_of
+from sonde.core.keeping import ByIdentity
+
 Path = tuple[Any, ...]
 _changes = itertools.count()
 
@@ -132,11 +134,7 @@ def children_of(value: Any) -> Iterable[tuple[Any, Any]]:
     if _is_plain(value):
         return ()
     found, _ = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
-    return [(_key(path[0]), child) for path, child in found if path]
-
-
-def _key(entry: Any) -> Any:
-    return next((getattr(entry, name) for name in ("key", "idx", "name") if hasattr(entry, name)), str(entry))
+    return [(key_of(path[0]), child) for path, child in found if path]
 
 
 def _is_plain(value: Any) -> bool:
@@ -260,28 +258,6 @@ class Index:
             return path if at_path(root, path) is module else None
         except Exception:
             return None
-
-
-class ByIdentity(Generic[T]):
-    """A dict from objects, by identity, to something that is made for them; an entry is gone when its object is."""
-
-    def __init__(self, make: Callable[[Any], T]) -> None:
-        self._make = make
-        self._entries: dict[int, tuple[weakref.ref[Any], T]] = {}
-
-    def of(self, key: Any) -> T:
-        """What belongs to an object."""
-        number, entries = id(key), self._entries
-        entry = entries.get(number)
-        if entry is None or entry[0]() is not key:
-            entry = (weakref.ref(key, lambda _: entries.pop(number, None)), self._make(key))
-            entries[number] = entry
-        return entry[1]
-
-    def get(self, key: Any) -> T | None:
-        """What belongs to an object; None if nothing was made for it."""
-        entry = self._entries.get(id(key))
-        return None if entry is None or entry[0]() is not key else entry[1]
 
 
 _indices = ByIdentity(Index)

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from sonde import _jax
+from sonde.core.arrays import split_arrays
 from sonde.core.context import Looking, look, looking
 from sonde.core.inside import first_site
 from sonde.errors import CaptureError
@@ -83,16 +84,14 @@ def _inlining(noinline: Any) -> Any:
 
 
 def _check_no_sites(wrapper: Any, args: Any, kwargs: Any) -> None:
-    leaves, tree = jax.tree.flatten((wrapper.dynamic_fn, args, kwargs))
-    arrays = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
+    arrays, rest = split_arrays((wrapper.dynamic_fn, args, kwargs), lambda x: isinstance(x, jax.Array))
 
     def run(*given: Any) -> list[Any]:
-        now = dict(zip(arrays, given))
-        function, args, kwargs = jax.tree.unflatten(tree, [now.get(i, x) for i, x in enumerate(leaves)])
+        function, args, kwargs = rest.whole(given)
         out = wrapper.abstract_fn(function, *args, **kwargs)
         return [x for x in jax.tree.leaves(out) if isinstance(x, jax.Array)]
 
-    jaxpr, _ = _jax.trace_to_jaxpr(run, [_jax.typeof(leaves[i]) for i in arrays])
+    jaxpr, _ = _jax.trace_to_jaxpr(run, [*map(_jax.typeof, arrays)])
     if (site := first_site(jaxpr)) is not None:
         raise CaptureError(
             f"site {site.path!r} ({site.source}) cannot be captured: it is in a function of equinox.internal.noinline "

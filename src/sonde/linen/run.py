@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde._array_text import describe
+from sonde.core.arrays import split_arrays
 from sonde.errors import (
     ApplyModuleInvalidMethodError,
     ApplyScopeInvalidVariablesStructureError,
@@ -264,17 +265,10 @@ def lazy_init(
     Raises:
         LazyInitError: a variable depends on an input that was given as a shape.
     """
-
-    def is_shape(x: Any) -> bool:
-        return isinstance(x, jax.ShapeDtypeStruct)
-
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    unknown = [x for x in leaves if is_shape(x)]
+    unknown, known = split_arrays((args, kwargs), lambda x: isinstance(x, jax.ShapeDtypeStruct))
 
     def run(values: list[Any]) -> Any:
-        remaining = iter(values)
-        full = [next(remaining) if is_shape(x) else x for x in leaves]
-        args, kwargs = jax.tree.unflatten(tree, full)
+        args, kwargs = known.whole(values)
         return initialize(rngs, *args, **kwargs)
 
     if unknown:

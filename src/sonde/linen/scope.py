@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
+from sonde._key_paths import key_of
 from sonde.errors import (
     InvalidRngError,
     InvalidScopeError,
@@ -128,7 +129,7 @@ def check_no_dead_tracers(tree: Any, collection: str, path: Path) -> None:
     """
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if _jax.has_ended(leaf):
-            names = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in key_path]
+            names = [str(key_of(key)) for key in key_path]
             raise JaxTransformError(
                 f"variable {path_text((*path, *names))} in collection {collection!r} was set inside a JAX transform "
                 "(jax.jit, jax.lax.scan, ...) to a value that does not exist outside it; use the transform "

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from sonde._array_text import human_size, indexed, size_and_bytes
+from sonde.core.arrays import shapes_in, split_arrays
 from sonde.linen import meta
 from sonde.linen.filters import Filter
 from sonde.linen.frozen_dict import FrozenDict
@@ -52,13 +52,6 @@ class MethodCall:
     outputs: Any
 
 
-def _shapes(tree: Any) -> Any:
-    def shape(x: Any) -> Any:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, (jax.Array, np.ndarray, np.generic)) else x
-
-    return jax.tree.map(shape, tree)
-
-
 def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs: Any) -> tuple[list[MethodCall], Any]:
     """All calls during an `init`, in the order in which they began, and the shapes of the variables."""
     found: list[MethodCall] = []
@@ -67,36 +60,22 @@ def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs
         scope = about.module.scope
         if about.method_name == "setup" or scope is None:
             return next_fun(*args, **kwargs)
-        call = MethodCall(about.module, scope.path, about.method_name, _shapes(args), _shapes(kwargs), None)
+        call = MethodCall(about.module, scope.path, about.method_name, shapes_in(args), shapes_in(kwargs), None)
         found.append(call)
         output = next_fun(*args, **kwargs)
-        call.outputs = _shapes(output)
+        call.outputs = shapes_in(output)
         call.module = about.module.clone(_deep_clone=True)
         return output
 
-    arrays, rest = _split((rngs, args, kwargs))
+    arrays, rest = split_arrays((rngs, args, kwargs))
 
     def run(arrays: Any) -> Any:
-        rngs, args, kwargs = _join(arrays, rest)
+        rngs, args, kwargs = rest.whole(arrays)
         with intercept_methods(write_down):
             return module.init(rngs, *args, method=method, **kwargs)
 
     variables = jax.eval_shape(run, arrays)
     return found, variables
-
-
-def _split(tree: Any) -> tuple[Any, Any]:
-    """The arrays and shapes in a tree, and the rest, which JAX must not see (flags, functions)."""
-    leaves, structure = jax.tree.flatten(tree)
-    is_array = [isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)) for x in leaves]
-    arrays = [x for x, a in zip(leaves, is_array) if a]
-    return arrays, (structure, is_array, [x for x, a in zip(leaves, is_array) if not a])
-
-
-def _join(arrays: Any, rest: Any) -> Any:
-    structure, is_array, others = rest
-    first, second = iter(arrays), iter(others)
-    return jax.tree.unflatten(structure, [next(first) if a else next(second) for a in is_array])
 
 
 def module_paths(module: Module, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Module]:
@@ -291,10 +270,10 @@ def _module_text(call: MethodCall) -> str:
 def _flops(row: _Row, rngs: Any, *, backward: bool) -> str:
     """XLA's estimate of the cost of a call; 0 if the module cannot be run by itself or has no derivative."""
     call = row.call
-    arrays, rest = _split((row.everything, call.args, call.kwargs))
+    arrays, rest = split_arrays((row.everything, call.args, call.kwargs))
 
     def run_all(arrays: Any, rngs: Any) -> Any:
-        variables, args, kwargs = _join(arrays, rest)
+        variables, args, kwargs = rest.whole(arrays)
         variables = {collection: tree for collection, tree in variables.items() if tree}
         return call.module.apply(variables, *args, rngs=rngs, method=call.method, mutable=True, **kwargs)
 
@@ -307,7 +286,7 @@ def _flops(row: _Row, rngs: Any, *, backward: bool) -> str:
         return pullback(output)
 
     try:
-        cost = jax.jit(run_backward if backward else run).lower(arrays, _shapes(rngs)).cost_analysis()
+        cost = jax.jit(run_backward if backward else run).lower(arrays, shapes_in(rngs)).cost_analysis()
     except Exception:
         return "0"
     cost = cost[0] if isinstance(cost, (list, tuple)) else cost

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from sonde._key_paths import key_of
 from sonde.nnx import traversals
 from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE
 from sonde.nnx.states import State
@@ -55,14 +56,7 @@ def flatten_once(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
         keys = tuple(traversals.sorted_keys(mapping))
         return keys, [mapping[key] for key in keys], None
     with_paths, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
-    return tuple(_name(path[0]) for path, _ in with_paths), [child for _, child in with_paths], structure
-
-
-def _name(key: Any) -> Any:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return getattr(key, attribute)
-    return str(key)
+    return tuple(key_of(path[0]) for path, _ in with_paths), [child for _, child in with_paths], structure
 
 
 def unflatten_once(cls: type, keys: tuple[Any, ...], rebuild: Any, children: list[Any]) -> Any:

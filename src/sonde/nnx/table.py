@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from sonde._array_text import describe, human_size, size_and_bytes
-from sonde.core.arrays import arrays_in
+from sonde.core.arrays import arrays_in, shapes_in, split_arrays
 from sonde.nnx import iteration
 from sonde.nnx.building import build
 from sonde.nnx.metadata import HOOKS
@@ -87,20 +87,13 @@ def _recorded(cls: type, name: str, method: Callable[..., Any]) -> Callable[...,
         log, path = _log.get(), attributes(self).get(_PATH)
         if log is None or path is None:
             return method(self, *args, **kwargs)
-        row = [path, name, cls, _abstract((args, kwargs))]
+        row = [path, name, cls, shapes_in((args, kwargs))]
         log.append(row)  # before the calls inside it, so that the table lists outer calls first
         out = method(self, *args, **kwargs)
-        row.append(_abstract(out))
+        row.append(shapes_in(out))
         return out
 
     return recorded
-
-
-def _abstract(tree: Any) -> Any:
-    def one(x: Any) -> Any:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") and hasattr(x, "dtype") else x
-
-    return jax.tree.map(one, tree)
 
 
 def tabulate(
@@ -146,11 +139,10 @@ def _rows(
     found = walk(obj, graph=True, verb="tabulate")
     originals = dict(found.nodes)
     log: list[Any] = []
-    inputs, structure = jax.tree.flatten((args, dict(kwargs)))
-    traced = {i: x for i, x in enumerate(inputs) if hasattr(x, "shape") and hasattr(x, "dtype")}
+    traced, rest = split_arrays((args, dict(kwargs)))
 
-    def run(values: list[Any], traced: dict[int, Any]) -> Any:
-        args, kwargs = structure.unflatten([traced.get(i, x) for i, x in enumerate(inputs)])
+    def run(values: list[Any], traced: list[Any]) -> Any:
+        args, kwargs = rest.whole(traced)
         model = build(found.definition, _with_values(found.leaves, values))
         for path, node in iteration.iter_nodes(model, graph=True, verb="tabulate"):
             if isinstance(node, Module) and not isinstance(node, RngStream):
@@ -303,7 +295,7 @@ def _sizes(node: Any, column: str) -> str:
 
 def _described(variable: Variable[Any]) -> Any:
     """The value, together with the metadata if there is any."""
-    value = _abstract(variable.get_raw_value())
+    value = shapes_in(variable.get_raw_value())
     metadata = variable.get_metadata(exclude_required=True)
     return {**{k: v for k, v in metadata.items() if k not in HOOKS}, "value": value} if metadata else value
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from sonde._key_paths import key_of
 from sonde.nnx.filters import PathParts, to_predicate
 from sonde.nnx.graph import GraphDef
 from sonde.nnx.graph_mode import resolve
@@ -80,7 +81,7 @@ def prefix(
     from sonde.nnx.transforms.leaf_values import places
 
     def convert(path: tuple[Any, ...], value: Any) -> Any:
-        prefix = tuple(getattr(k, "key", getattr(k, "idx", getattr(k, "name", str(k)))) for k in path)
+        prefix = tuple(map(key_of, path))
         if not is_object(value):
             return value_of(prefix, value)
         # every place of a shared Variable, so that two values for it are noticed

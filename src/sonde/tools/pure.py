@@ -13,43 +13,27 @@ from typing import Any
 
 import jax
 
-from sonde.core.arrays import is_array_like
+from sonde.core.arrays import WithoutArrays, split_arrays
 from sonde.core.asking import InsideRequest
 from sonde.core.keeping import Bounded
 from sonde.core.stand_ins import NO_MODELS, StandIns, stand_ins
 
 
 @dataclasses.dataclass(frozen=True)
-class Rest:
+class Rest(WithoutArrays):
     """What is left of a pytree without its arrays: hashable.
 
     Attributes:
-        tree: The structure.
-        statics: The leaves that are not arrays, with None in the places of arrays.
         models: Where the models are that are looked into.
     """
 
-    tree: Any
-    statics: tuple[Any, ...]
     models: StandIns = NO_MODELS
 
     def whole(self, arrays: Sequence[Any]) -> Any:
         """The pytree with these arrays."""
-        remaining = iter(arrays)
-        leaves = [next(remaining) if x is _ARRAY else x for x in self.statics]
-        made = jax.tree.unflatten(self.tree, leaves)
+        made = super().whole(arrays)
         self.models.note(made)
         return made
-
-
-class _Array:
-    """Stands for an array."""
-
-    def __repr__(self) -> str:
-        return "<array>"
-
-
-_ARRAY = _Array()
 
 
 def rest_and_arrays(tree: Any, asked: InsideRequest | None = None) -> tuple[Rest, list[Any]]:
@@ -59,11 +43,8 @@ def rest_and_arrays(tree: Any, asked: InsideRequest | None = None) -> tuple[Rest
         tree: The pytree.
         asked: What will be looked into where it is made again.
     """
-    leaves, structure = jax.tree.flatten(tree)
-    is_array = [is_array_like(x) for x in leaves]
-    arrays = [x for x, a in zip(leaves, is_array) if a]
-    statics = tuple(_ARRAY if a else x for x, a in zip(leaves, is_array))
-    return Rest(structure, statics, stand_ins(asked, tree)), arrays
+    arrays, rest = split_arrays(tree)
+    return Rest(rest.tree, rest.leaves, stand_ins(asked, tree)), arrays
 
 
 class JitByRest:

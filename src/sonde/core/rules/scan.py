@@ -18,7 +18,7 @@ from sonde.core.axes import Axis
 from sonde.core.context import looking
 from sonde.core.handler import Rebinding
 from sonde.core.inside import has_sites, sites_inside
-from sonde.core.jaxpr_cache import JaxprCache
+from sonde.core.keeping import JaxprCache
 from sonde.core.operands import TOKEN_TYPE as INDEX_TYPE
 from sonde.core.operands import operands_of
 from sonde.core.primitive import bind_site, site_p

@@ -22,8 +22,7 @@ from sonde.core.context import looking
 from sonde.core.handler import Handler, Rebinding
 from sonde.core.inside import gives_tokens, has_sites, sites_inside
 from sonde.core.item import build_items
-from sonde.core.jaxpr_cache import JaxprCache
-from sonde.core.keeping import by_identity
+from sonde.core.keeping import JaxprCache, by_identity
 from sonde.core.operands import TOKEN, WRITTEN_DOWN, operands_of
 from sonde.core.primitive import bind_site, site_p
 from sonde.core.rewrite import Rewritten, rewrite

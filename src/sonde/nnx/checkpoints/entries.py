@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from sonde._key_paths import key_of
 from sonde.nnx import graph as graphs
 from sonde.nnx.array_references import load
 from sonde.nnx.filters import Filter
@@ -49,16 +50,12 @@ class Entry:
     def parts(self) -> Iterator[tuple[Name, Any]]:
         """The arrays inside, each with the keys that lead to it from the entry."""
         for keys, array in jax.tree_util.tree_leaves_with_path(self.value):
-            yield tuple(map(_key_name, keys)), array
+            yield tuple(str(key_of(key)) for key in keys), array
 
     def holding(self, arrays: list[Any]) -> Any:
         """A leaf like this one with other arrays, in the order of `parts`."""
         value = jax.tree.unflatten(jax.tree.structure(self.value), arrays)
         return self.leaf.replace(value) if isinstance(self.leaf, Variable) else value
-
-
-def _key_name(key: Any) -> str:
-    return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
 
 
 def entries_of(node: Any, only: Filter = ..., rename: Rename | None = None) -> list[Entry]:

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from sonde import _extras
+from sonde._key_paths import key_of
 from sonde._replacing import beside, replace_folder, set_aside
 from sonde.nnx import traversals
 from sonde.nnx.checkpoints.damage import readable
@@ -132,7 +133,7 @@ def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
 
 
 def _name(keys: Any) -> Name:
-    return tuple(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)
+    return tuple(str(key_of(key)) for key in keys)
 
 
 def _pruned(tree: Any, wanted: Mapping[Name, Any]) -> Any:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sonde._key_paths import key_of
 from sonde.nnx import graph as graphs
 from sonde.nnx.filters import Filter
 from sonde.nnx.pytree import Pytree, data
@@ -195,10 +196,6 @@ def _checked_gradients(grads: Any, params: Any, wrt: Filter) -> Any:
 
 def _leaves(tree: State[Any, Any] | Any) -> list[tuple[str, Any]]:
     return [
-        ("/".join(_name(key) for key in path) or "the gradient", leaf)
+        ("/".join(str(key_of(key)) for key in path) or "the gradient", leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
-
-
-def _name(key: Any) -> str:
-    return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
