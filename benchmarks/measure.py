@@ -21,16 +21,19 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
 
 CONTROL = "control"
 GROUPS = 5
-# Measuring goes on until the base agrees with itself this well, but not longer than this many times the time given.
+# Measuring goes on until the base agrees with itself this well, and every contender has come this near to its best time
+# in this many turns, but not longer than this many times the time given: a shared machine may be slow for seconds.
 AGREED = 0.02
-PATIENCE = 3
+AGREEING_TURNS = 3
+PATIENCE = 5
 DEPTHS = (0, 16, 32, 48, 64)  # of some 200 bytes each: together the 16 KB
 
 
@@ -65,7 +68,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """The best time of each contender in seconds, and how far apart two times of the same thing are."""
+    """The best (or median) time of each contender in seconds, and how far apart two times of the same thing are."""
 
     base: str
     best: dict[str, float]
@@ -92,21 +95,26 @@ def interleaved(
     min_rounds: int = 10,
     wait: bool = True,
     clock: Callable[[], float] = time.perf_counter,
+    before: Mapping[str, Callable[[], Any]] = MappingProxyType({}),
+    of_turns: Callable[[Sequence[float]], float] = min,
 ) -> Times:
     """Times functions of no arguments in turns. The first one is the base of all ratios.
 
     Args:
         contenders: The functions, by name; or several that do the same, of which the best counts.
-        seconds: How long to measure, all contenders together; longer if the control is not near 1 by then.
+        seconds: How long to measure, all contenders together; longer if the times do not agree by then.
         turn: How long one turn of one contender lasts, at least one call.
         min_rounds: How many rounds there are at least.
         wait: Whether a call ends when its arrays are ready (run time), or when it returns (cost of calling).
         clock: The clock. `time.thread_time` ignores other programs, for work that is only Python.
+        before: What to run before each call of a contender, by name; it is not timed.
+        of_turns: Which of its turns counts for a contender: the best, or `statistics.median` where the times of calls
+            are spread by the state of memory, so that the best is a matter of luck.
     """
     base = next(iter(contenders))
     alike = {name: [fns] if callable(fns) else [*fns] for name, fns in contenders.items()}
     alike[CONTROL] = alike[base]
-    calls = {name: min(_calls_per_turn(fn, turn) for fn in alike[name]) for name in contenders}
+    calls = {name: min(_calls_per_turn(fn, turn, before.get(name)) for fn in alike[name]) for name in contenders}
     calls[CONTROL] = calls[base]
     names = list(alike)
     best_of_turn: dict[str, list[float]] = {name: [] for name in names}
@@ -117,7 +125,11 @@ def interleaved(
         taken = time.perf_counter() - start
         if done < min_rounds or taken < seconds:
             return False
-        return taken > PATIENCE * seconds or abs(min(best_of_turn[CONTROL]) / min(best_of_turn[base]) - 1) < AGREED
+        if taken > PATIENCE * seconds:
+            return True
+        best = {name: sorted(turns)[:AGREEING_TURNS] for name, turns in best_of_turn.items()}
+        near = of_turns is not min or all(turns[-1] < (1 + AGREED) * turns[0] for turns in best.values())
+        return near and abs(of_turns(best_of_turn[CONTROL]) / of_turns(best_of_turn[base]) - 1) < AGREED
 
     gc.collect()
     gc.disable()
@@ -128,31 +140,41 @@ def interleaved(
                 fn = alike[name][done % len(alike[name])]
                 if calls[name] > 1:  # the turn before had the caches
                     jax.block_until_ready(fn())
-                best_of_turn[name].append(_turn(fn, wait, clock, calls[name], depth=DEPTHS[done % len(DEPTHS)]))
+                depth = DEPTHS[done % len(DEPTHS)]
+                best_of_turn[name].append(_turn(fn, wait, clock, before.get(name), calls[name], depth=depth))
             gc.collect()
             done += 1
     finally:
         gc.enable()
-    best = {name: min(times) for name, times in best_of_turn.items()}
+    best = {name: of_turns(times) for name, times in best_of_turn.items()}
     parts = [slice(i, None, GROUPS) for i in range(GROUPS)]
-    away = [abs(min(best_of_turn[CONTROL][p]) / min(best_of_turn[base][p]) - 1) for p in parts]
+    away = [abs(of_turns(best_of_turn[CONTROL][p]) / of_turns(best_of_turn[base][p]) - 1) for p in parts]
     return Times(base, best, statistics.median(away))
 
 
-def _calls_per_turn(fn: Callable[[], Any], turn: float) -> int:
+def _calls_per_turn(fn: Callable[[], Any], turn: float, before: Callable[[], Any] | None) -> int:
     for _ in range(2):
         jax.block_until_ready(fn())
-    return max(1, min(500, int(turn / min(_time(fn, True, time.perf_counter) for _ in range(3)))))
+    return max(1, min(500, int(turn / min(_time(fn, True, time.perf_counter, before) for _ in range(3)))))
 
 
-def _turn(fn: Callable[[], Any], wait: bool, clock: Callable[[], float], calls: int, depth: int) -> float:
+def _turn(
+    fn: Callable[[], Any],
+    wait: bool,
+    clock: Callable[[], float],
+    before: Callable[[], Any] | None,
+    calls: int,
+    depth: int,
+) -> float:
     """The best time of some calls, at a given depth of the call stack."""
     if depth:
-        return _turn(fn, wait, clock, calls, depth - 1)
-    return min(_time(fn, wait, clock) for _ in range(calls))
+        return _turn(fn, wait, clock, before, calls, depth - 1)
+    return min(_time(fn, wait, clock, before) for _ in range(calls))
 
 
-def _time(fn: Callable[[], Any], wait: bool, clock: Callable[[], float]) -> float:
+def _time(fn: Callable[[], Any], wait: bool, clock: Callable[[], float], before: Callable[[], Any] | None) -> float:
+    if before is not None:
+        before()
     start = clock()
     result = fn()
     if wait:

@@ -31,6 +31,7 @@ from sonde.errors import TraceContextError
 from sonde.nnx import _epoch, eager_sharding
 from sonde.nnx.array_like import ArrayLike
 from sonde.nnx.array_references import is_reference, load, referring, store
+from sonde.nnx.cell import Cell
 from sonde.nnx.metadata import HOOKS, REQUIRED, Metadata, VariableMetadata, shared
 
 A = TypeVar("A")
@@ -63,7 +64,7 @@ class Variable(ArrayLike, Generic[A]):
 
     __slots__ = _SLOTS
 
-    _cell: list[Any]
+    _cell: Cell
     _level: Any
     _metadata: Metadata
 
@@ -83,13 +84,13 @@ class Variable(ArrayLike, Generic[A]):
         if meta.hooked or type(self).create_value is not Variable.create_value:
             _set_level(self, trace_level())
             _set_metadata(self, meta)
-            _set_cell(self, [value])
+            _set_cell(self, Cell(value))
             value = meta.run_hooks("on_create_value", self, self.create_value(cast(A, value)))
         if "out_sharding" in meta:
             value = place_value(value, meta)
         if meta.by_reference or type(value) is jax.Ref:
             value = _new_references(self, value, meta)
-        _set_cell(self, [value])
+        _set_cell(self, Cell(value))
         _set_level(self, trace_level())
         _set_metadata(self, meta)
 
@@ -113,7 +114,7 @@ class Variable(ArrayLike, Generic[A]):
 
     def get_value(self, *, index: Any = _MISSING) -> Any:
         """The value, after the `on_get_value` hooks; with `index`, the part of it at that index."""
-        value = self._cell[0]
+        value = self._cell.value
         if self._metadata.reads_hooked:
             value = load(value) if self._metadata.by_reference else value
             value = self._metadata.run_hooks("on_get_value", self, value)
@@ -134,7 +135,7 @@ class Variable(ArrayLike, Generic[A]):
 
     def get_raw_value(self) -> A:
         """What the Variable holds, without running hooks; with `ref=True` the array reference."""
-        return self._cell[0] if self._metadata["ref"] else self._held()
+        return self._cell.value if self._metadata["ref"] else self._held()
 
     def set_raw_value(self, value: Any) -> None:
         """Replaces what the Variable holds, without running hooks; an array goes into the array reference, if any."""
@@ -143,11 +144,11 @@ class Variable(ArrayLike, Generic[A]):
 
     def _held(self) -> Any:
         """The value, without running hooks, whether it is kept in array references or not."""
-        return load(self._cell[0]) if self._metadata.by_reference else self._cell[0]
+        return load(self._cell.value) if self._metadata.by_reference else self._cell.value
 
     @property
     def _raw_value(self) -> Any:
-        return self._cell[0]
+        return self._cell.value
 
     @property
     def raw_value(self) -> A:
@@ -221,7 +222,7 @@ class Variable(ArrayLike, Generic[A]):
             )
         metadata, held = shared(entries), self._held()
         if metadata.by_reference != self._metadata.by_reference:
-            _set_cell(self, [_new_references(self, held, metadata)])
+            _set_cell(self, Cell(_new_references(self, held, metadata)))
         _set_metadata(self, metadata)
         _epoch.bump()
 
@@ -302,7 +303,7 @@ class Variable(ArrayLike, Generic[A]):
     def _make(cls, value: Any, metadata: Metadata) -> Self:
         """Makes a Variable at the current trace level, without `__init__` and hooks."""
         new = object.__new__(cls)
-        _set_cell(new, [value])
+        _set_cell(new, Cell(value))
         _set_level(new, trace_level())
         _set_metadata(new, metadata)
         return new
@@ -312,7 +313,7 @@ class Variable(ArrayLike, Generic[A]):
         """A Variable with this value and metadata, without running hooks."""
         new = cls._make(value, shared(_canonical(dict(attributes))))
         if new._metadata.by_reference and not is_reference(value):
-            new._cell[0] = _new_references(new, value, new._metadata)
+            new._cell.value = _new_references(new, value, new._metadata)
         return new
 
     def replace(self, value: Any = _MISSING, **updates: Any) -> Self:
@@ -320,7 +321,7 @@ class Variable(ArrayLike, Generic[A]):
         metadata = self._metadata.replaced(**_canonical(updates)) if updates else self._metadata
         new = type(self)._make(self._held() if value is _MISSING else value, metadata)
         if metadata.by_reference:
-            new._cell[0] = _new_references(new, new._cell[0], metadata)
+            new._cell.value = _new_references(new, new._cell.value, metadata)
         return new
 
     def copy(self, value: Any = _MISSING, **updates: Any) -> Self:
@@ -363,7 +364,7 @@ class Variable(ArrayLike, Generic[A]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         memo[id(self)] = new = type(self)._make(None, copy_module.deepcopy(self._metadata, memo))
         held = copy_module.deepcopy(self._held(), memo)
-        new._cell[0] = _new_references(new, held, new._metadata) if new._metadata.by_reference else held
+        new._cell.value = _new_references(new, held, new._metadata) if new._metadata.by_reference else held
         return new
 
     def __reduce__(self) -> Any:
@@ -392,14 +393,14 @@ def _set_value(variable: Variable[Any], value: Any) -> None:
     if variable._metadata.by_reference:
         _write_references(variable, value)
     else:
-        variable._cell[0] = value
+        variable._cell.value = value
 
 
 def _write_references(variable: Variable[Any], value: Any) -> None:
-    held, level = variable._cell[0], trace_level()
+    held, level = variable._cell.value, trace_level()
     leaves = jax.tree.leaves(held)
     if leaves and variable._level is level and not any(map(is_reference, leaves)):
-        variable._cell[0] = value  # a copy of a Variable that holds another value for now, as under nnx.grad
+        variable._cell.value = value  # a copy of a Variable that holds another value for now, as under nnx.grad
     elif is_reference(held) and variable._metadata["ref"]:
         held[...] = value
     elif not store(held, value):
@@ -410,7 +411,7 @@ def _write_references(variable: Variable[Any], value: Any) -> None:
                 f"function: another structure, shape or dtype. That would not reach the caller. Give it its final form "
                 f"outside, or pass the object that holds it to an nnx transform without hijax=True."
             )
-        variable._cell[0] = referring(value)
+        variable._cell.value = referring(value)
 
 
 def _new_references(variable: Variable[Any], value: Any, metadata: Metadata) -> Any:
@@ -479,7 +480,7 @@ def copied(leaves: Iterable[Any]) -> list[Any]:
                 out.append(leaf.copy())
                 continue
             new = new_object(type(leaf))
-            _set_cell(new, [leaf._cell[0]])
+            _set_cell(new, Cell(leaf._cell.value))
             _set_level(new, level)
             _set_metadata(new, leaf._metadata)
             leaf = new
@@ -488,11 +489,11 @@ def copied(leaves: Iterable[Any]) -> list[Any]:
 
 
 def _flatten(variable: Variable[Any]) -> tuple[tuple[Any], Metadata]:
-    return (variable._cell[0],), variable._metadata
+    return (variable._cell.value,), variable._metadata
 
 
 def _flatten_with_keys(variable: Variable[Any]) -> tuple[tuple[tuple[Any, Any]], Metadata]:
-    return ((_value_key, variable._cell[0]),), variable._metadata
+    return ((_value_key, variable._cell.value),), variable._metadata
 
 
 def _register(cls: type[Variable[Any]]) -> None:

@@ -100,33 +100,40 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
 
     @named_like(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
-        values = (*args, *kwargs.values()) if kwargs else args
         last = memory.last
         if (
             last is None
             or (lookers.count and looking() is not None)
-            or len(values) != last.n_values
-            or (tuple(kwargs) != last.keywords if kwargs else last.keywords)
+            or len(args) != last.n_args
+            or ([*kwargs] != last.keywords if kwargs else last.keywords)
         ):
-            return general(values, len(args), tuple(kwargs))
+            return general(args, kwargs)
+        n_front = last.n_front
+        if n_front:
+            values = args
+            if not kwargs:
+                plain = args[n_front:]
+            else:
+                plain = kwargs.values() if n_front == len(args) else [*args[n_front:], *kwargs.values()]
+        else:
+            values = (*args, *kwargs.values())
+            if last.static and not last.same_static(values):
+                return general(args, kwargs)
+            plain = [values[i] for i in last.plain]
         for i, root in last.roots:
             if root() is not values[i]:
-                return general(values, len(args), tuple(kwargs))
-        if last.n_front:
-            plain = values[last.n_front :]
-        elif last.static and not last.same_static(values):
-            return general(values, len(args), tuple(kwargs))
-        else:
-            plain = [values[i] for i in last.plain]
+                return general(args, kwargs)
         for x in plain:
             if kinds.get(type(x)) != ARRAY and holds_objects(x):
-                return general(values, len(args), tuple(kwargs))
+                return general(args, kwargs)
         plan = last.plan
         if plan.epoch != epoch.value and (not plan.matches() or plan.loose):
-            return general(values, len(args), tuple(kwargs), plan)
+            return general(args, kwargs, plan)
         if plan.cells is None:
             return plan.finish(last.run(*plan.read(), *plain))
-        return plan.finish(last.run([cell[0] for cell in plan.cells], *plain))
+        given = [cell.value for cell in plan.cells]  # kept until the end: freeing all at once is faster than one by one
+        result = last.run(given, *plain)
+        return result if type(result) is not tuple else plan.finish(result)
 
     call.lower = compiler.lower  # type: ignore[attr-defined]
     call.trace = compiler.trace  # type: ignore[attr-defined]
@@ -143,16 +150,15 @@ class _Compiler:
         self._programs: Recent[Program] = Recent(PROGRAMS)
         self._options = options
 
-    def call(self, values: Sequence[Any], n_args: int, keywords: tuple[str, ...], ruled_out: Plan | None = None) -> Any:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], ruled_out: Plan | None = None) -> Any:
         """Calls the function; remembers the plan if the call was simple.
 
         Args:
-            values: the arguments.
-            n_args: how many of them are positional.
-            keywords: the names of the others.
+            args: the positional arguments.
+            kwargs: the others.
             ruled_out: a plan that is known not to hold now.
         """
-        plan, arguments, nodes, order = self._plan(values, n_args, keywords, ruled_out)
+        plan, arguments, nodes, order = self._plan(args, kwargs, ruled_out)
         if nodes is not None:  # a capture runs: note which Modules the copies inside stand for
             before, tracing.originals = getattr(tracing, "originals", None), nodes
             try:
@@ -161,15 +167,14 @@ class _Compiler:
             finally:
                 tracing.originals = before
         out = plan.finish(plan.run(*plan.read(), *arguments.plain))
-        self._remember(plan, arguments, keywords, order)
+        self._remember(plan, arguments, len(args), list(kwargs), order)
         return out
 
-    def _plan(
-        self, values: Sequence[Any], n_args: int, keywords: tuple[str, ...], ruled_out: Plan | None = None
-    ) -> Any:
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any], ruled_out: Plan | None = None) -> Any:
+        values, keywords = (*args, *kwargs.values()), list(kwargs)
         order = list(range(len(values)))
-        if keywords and list(keywords) != sorted(keywords):
-            order = [*order[:n_args], *sorted(order[n_args:], key=lambda i: keywords[i - n_args])]
+        if keywords and keywords != sorted(keywords):
+            order = [*order[: len(args)], *sorted(order[len(args) :], key=lambda i: keywords[i - len(args)])]
         arguments = Arguments([values[i] for i in order], tuple(sorted(keywords)), self._options.static)
         key = (arguments.skeleton, tuple(map(id, arguments.roots)))
         watched = looking() is not None
@@ -186,7 +191,7 @@ class _Compiler:
             self.memory.keep(key, arguments.roots, plan)
         return plan, arguments, found.nodes if watched else None, order
 
-    def _remember(self, plan: Plan, arguments: Arguments, keywords: tuple[str, ...], order: list[int]) -> None:
+    def _remember(self, plan: Plan, arguments: Arguments, n_args: int, keywords: list[str], order: list[int]) -> None:
         parts = arguments.skeleton[2]
         key = (arguments.skeleton, tuple(map(id, arguments.roots)))
         if not self.memory.is_current(key, plan) or plan.loose or any(type(part) is tuple for part in parts):
@@ -195,7 +200,7 @@ class _Compiler:
         static = [(i, part.value) for i, part in zip(order, parts) if isinstance(part, Fixed)]
         plain = [i for i, part in zip(order, parts) if part == PLAIN]
         at = dict(zip([i for i, part in zip(order, parts) if part == ROOT], arguments.roots))
-        self.memory.last = LastCall(plan, keywords, at, plain, static)
+        self.memory.last = LastCall(plan, n_args, keywords, at, plain, static)
 
     # ------------------------------------------------------------------------------------------- other uses
 
@@ -211,7 +216,7 @@ class _Compiler:
             run.clear_cache()
 
     def _arrays(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, list[Any]]:
-        plan, arguments, _, _ = self._plan((*args, *kwargs.values()), len(args), tuple(kwargs))
+        plan, arguments, _, _ = self._plan(args, kwargs)
         return plan, [*plan.read(), *arguments.plain]
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:

@@ -15,6 +15,7 @@ from typing import Any
 from sonde._jax import trace_level
 from sonde.nnx._epoch import EPOCH, EXPOSED
 from sonde.nnx._kinds import CONTAINER, KIND, NODE, VARIABLE, kind_of
+from sonde.nnx.cell import Cell
 from sonde.nnx.transforms.edits import contents, same_contents
 from sonde.nnx.transforms.jit.program import Program
 from sonde.nnx.transforms.outcome import Left, Outcome, settle
@@ -75,7 +76,7 @@ class Plan:
         levels = {id(x._level): x._level for x in leaves if isinstance(x, Variable)}
         self._level = next(iter(levels.values())) if len(levels) == 1 else None
         # for outcomes that only give Variables new values, by identity: the outcome, and the cells of the Variables
-        self._targets: dict[int, tuple[Outcome, list[list[Any]]]] = {}
+        self._targets: dict[int, tuple[Outcome, list[Cell]]] = {}
         met = sum(record.n_variables for record in self._records)
         self._shared = bool(self._contents) or met > sum(x is not None for x in self._metadata)
 
@@ -161,7 +162,7 @@ class Plan:
     def read(self) -> list[list[Any]]:
         """The values of leaves, as the program takes them."""
         first = 1 if self.program.arrays else 0
-        return [*self._lists[:first], *([cell[0] for cell in one] for one in self._lists[first:])]
+        return [*self._lists[:first], *([cell.value for cell in one] for one in self._lists[first:])]
 
     def finish(self, result: Any) -> Any:
         """Applies the outcome of a call to the objects, and returns the output."""
@@ -173,7 +174,7 @@ class Plan:
         if known is None or self._level is not trace_level():
             return self._finish_any(out, left)
         for cell, value in zip(known[1], left[0][0]):
-            cell[0] = value
+            cell.value = value
         return out
 
     def _finish_any(self, out: Any, left: Left) -> Any:
@@ -236,24 +237,25 @@ class LastCall:
 
     Attributes:
         plan: its plan.
-        n_values: the number of its arguments.
+        n_args: the number of its positional arguments.
         keywords: the names of those that were given by keyword.
-        n_front: how many objects there are, if they are the first arguments and all others are plain, else 0.
+        n_front: how many objects there are, if they are the first positional arguments and all else is plain; or 0.
         roots: positions of, and weak references to, the arguments that are objects.
         plain: the positions of plain arguments.
         static: positions and values of static arguments.
         run: the jitted function.
     """
 
-    __slots__ = ("keywords", "n_front", "n_values", "plain", "plan", "roots", "run", "static")
+    __slots__ = ("keywords", "n_args", "n_front", "plain", "plan", "roots", "run", "static")
 
-    def __init__(self, plan: Plan, keywords: tuple[str, ...], at: dict[int, Any], plain: list[int], static: Any):
+    def __init__(self, plan: Plan, n_args: int, keywords: list[str], at: dict[int, Any], plain: list[int], static: Any):
         self.plan = plan
         self.run = plan.run
-        self.n_values = len(at) + len(plain) + len(static)
+        self.n_args = n_args
         self.keywords = keywords
         self.roots = [(i, weakref.ref(root)) for i, root in at.items()]
-        self.n_front = len(at) if [*at, *plain] == list(range(self.n_values)) else 0
+        in_front = not static and [*at] == list(range(len(at))) and plain == list(range(len(at), len(at) + len(plain)))
+        self.n_front = len(at) if in_front and len(at) <= n_args else 0
         self.plain = plain
         self.static = static
 
