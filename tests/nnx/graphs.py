@@ -1,5 +1,6 @@
 """Small models with and without shared references, made of either implementation's classes."""
 
+import jax
 import jax.numpy as jnp
 
 
@@ -23,3 +24,8 @@ def tree(nnx):
         arr=jnp.ones(1),
         name="tree",
     )
+
+
+def leaves(node):
+    """The paths of the leaves that JAX sees, and the leaves."""
+    return [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(node)], jax.tree.leaves(node)

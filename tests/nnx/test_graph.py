@@ -1,13 +1,12 @@
 import gc
 import weakref
 
-import jax
 import jax.numpy as jnp
 import optax
 import pytest
 from tests.nnx.graphs import shared, tree
 
-from sonde import errors, nnx
+from sonde import nnx
 from sonde.nnx.graph_contexts import RefMap
 
 MODELS = {
@@ -66,21 +65,6 @@ def test_identities(same):
     same(lambda nnx: nnx.clone(shared(nnx), variables=False, arrays=True))
 
 
-def test_graphdef_is_hashable_and_a_static_pytree():
-    a, b = nnx.graphdef(tree(nnx)), nnx.graphdef(tree(nnx))
-    assert a == b and hash(a) == hash(b) and jax.tree.leaves(a) == []
-    assert a != nnx.graphdef(shared(nnx))
-    hash(nnx.graphdef(nnx.Dict(sizes=[1, 2])))  # a static list does not get in the way
-    assert nnx.graphdef(nnx.Dict(n=1)) != nnx.graphdef(nnx.Dict(n=2))
-    assert a.type is nnx.Dict and a.num_leaves == 8
-
-    @jax.jit
-    def f(graphdef, state):
-        return nnx.merge(graphdef, state).w.sum()
-
-    assert f(*nnx.split(tree(nnx))) == 2
-
-
 BAD_MERGES = {
     "missing": lambda nnx, g, s: nnx.merge(g, nnx.State({"a": s["a"]})),
     "extra": lambda nnx, g, s: nnx.merge(g, s, nnx.State({"zz": s["a"]})),
@@ -106,48 +90,6 @@ def test_a_bad_merge_names_the_paths():
         nnx.merge(graphdef, state)
     with pytest.raises(ValueError, match="the graphdef has 8 leaves, but 2 were given"):
         nnx.unflatten(graphdef, [1, 2])
-
-
-UPDATES = {
-    "array": lambda nnx: {"a": jnp.zeros(2)},
-    "variable": lambda nnx: {"a": nnx.Param(jnp.zeros(2), k=1)},
-    "other type": lambda nnx: {"a": nnx.BatchStat(7)},
-    "alias": lambda nnx: {"c": nnx.Param(7)},
-    "plain attribute": lambda nnx: {"arr": jnp.zeros(2)},
-    "nested": lambda nnx: {"sub": {"w": 5}},
-    "new": lambda nnx: {"new": nnx.Param(1)},
-    "new static": lambda nnx: {"zz": 3},
-    "dict into variable": lambda nnx: {"a": {"x": 1}},
-    "state": lambda nnx: nnx.map_state(lambda p, x: x * 3, nnx.state(shared(nnx))),
-}
-
-
-@pytest.mark.parametrize("name", UPDATES)
-def test_update(same, name):
-    def use(nnx):
-        m = shared(nnx)
-        before = m.a
-        nnx.update(m, UPDATES[name](nnx))
-        return m, m.a is before, m.a is m.c
-
-    same(use)
-
-
-def test_an_update_that_fails_changes_nothing():
-    m = tree(nnx)
-    m.pair = nnx.data((jnp.ones(1), nnx.Param(1.0)))
-    nnx.update(m, {"pair": {1: 5.0}})
-    assert m.pair[1].get_value() == 5.0
-    with pytest.raises(ValueError, match="Cannot update pair/0: its parent is a tuple"):
-        nnx.update(m, {"w": jnp.zeros(2), "pair": {0: jnp.zeros(1)}})
-    assert m.w.sum() == 2
-
-    def inside(x):
-        nnx.update(m, {"w": x})
-
-    with pytest.raises(errors.TraceContextError):
-        jax.jit(inside)(jnp.zeros(2))
-    assert m.w.sum() == 2
 
 
 def test_pop_of_lists_and_what_it_refuses():
@@ -194,42 +136,6 @@ def test_flatten_with_common_references():
     one, two = nnx.unflatten(*first, index_ref=known), nnx.unflatten(*second, index_ref=known)
     assert one.x is two.z
     assert nnx.flatten(nnx.Dict(x=a), with_paths=False)[1][0] is a
-
-
-def test_unpack(same):
-    def use(nnx):
-        params, rest = nnx.unpack(tree(nnx), nnx.Param, ...)
-        return nnx.merge(params, rest), nnx.merge(nnx.unpack(tree(nnx))), list(params)
-
-    same(use)
-
-
-def test_entries_of_what_unpack_returns_have_the_paths_of_a_state(same):
-    def use(nnx):
-        state = nnx.unpack(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
-        doubled = jax.tree.map(lambda x: 2 * x, state)
-        return [str(path) for path, _ in jax.tree.leaves_with_path(state)], nnx.merge(doubled)
-
-    same(use)
-
-
-def test_call(same):
-    def use(nnx):
-        class Counter(nnx.Module):
-            def __init__(self):
-                self.n = nnx.Variable(jnp.array(0))
-
-            def __call__(self, x):
-                self.n[...] += x
-                return self.n + 0
-
-        pure = nnx.split(Counter())
-        for _ in range(2):
-            out, pure = jax.jit(lambda p: nnx.call(p)(2))(pure)
-        nested = nnx.split(nnx.Dict(a=Counter()))
-        return out, nnx.merge(*pure).n, nnx.call(nested).a(5)[0], nnx.call(nnx.split(nnx.Dict(a=Counter())))["a"](1)[0]
-
-    same(use)
 
 
 @pytest.mark.parametrize(

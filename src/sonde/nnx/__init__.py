@@ -15,28 +15,14 @@ from sonde.nnx import training, transforms, traversals
 from sonde.nnx._flax_paths import PATHS
 from sonde.nnx._kinds import has_data, is_data, register_data_type
 from sonde.nnx._later import LATER
+from sonde.nnx.attribute_status import Data, Static, data, static
+from sonde.nnx.calling import call
 from sonde.nnx.capture import capture, capture_grads
 from sonde.nnx.containers import Dict, List, Sequential
 from sonde.nnx.eager_sharding import logical_axis_rules, use_eager_sharding, using_eager_sharding
 from sonde.nnx.filters import All, Any, Everything, Not, Nothing, OfType, PathContains, PathIn, WithTag, to_predicate
-from sonde.nnx.graph import (
-    GraphDef,
-    GraphState,
-    as_pure,
-    call,
-    clone,
-    flatten,
-    graphdef,
-    merge,
-    pure,
-    set_metadata,
-    split,
-    state,
-    unflatten,
-    unpack,
-    update,
-    variables,
-)
+from sonde.nnx.graph import as_pure, clone, flatten, graphdef, merge, pure, split, state, unflatten, unpack, variables
+from sonde.nnx.graph_def import GraphDef, GraphState
 from sonde.nnx.graph_mode import set_graph_mode, set_graph_updates
 from sonde.nnx.iteration import find_duplicates, iter_children, iter_graph
 from sonde.nnx.mapping import map, recursive_map, vars_as, with_vars
@@ -44,7 +30,7 @@ from sonde.nnx.metadata import VariableMetadata, with_metadata
 from sonde.nnx.module import Module, iter_module_children, iter_modules
 from sonde.nnx.popping import pop
 from sonde.nnx.pure_dict import replace_by_pure_dict, restore_int_paths, to_pure_dict
-from sonde.nnx.pytree import Data, Object, Pytree, Static, check_pytree, data, dataclass, static
+from sonde.nnx.pytree import Object, Pytree, check_pytree, dataclass
 from sonde.nnx.rngs import RngCount, RngKey, Rngs, RngState, RngStream
 from sonde.nnx.states import (
     FlatState,
@@ -57,6 +43,7 @@ from sonde.nnx.states import (
     split_state,
     to_flat_state,
 )
+from sonde.nnx.updating import set_metadata, update
 from sonde.nnx.variable import BatchStat, Cache, Intermediate, Param, Perturbation, Variable
 from sonde.nnx.variable_defaults import var_defaults
 from sonde.nnx.variable_names import register_variable_name, variable_name_from_type, variable_type_from_name

@@ -5,6 +5,9 @@ Code in the wild imports `flax.nnx.nn.linear`, `flax.nnx.variablelib` and the li
 
 # Modules of Sonde with the other names that Flax's file `graph` has.
 _GRAPH = (
+    "graph_def",
+    "updating",
+    "calling",
     "popping",
     "graph_nodes",
     "graph_contexts",
@@ -39,9 +42,9 @@ PATHS: dict[str, tuple[str, ...]] = {
     "nn.normalization": ("layers.normalization", "layers.weight_normalization", "path_names"),
     "nn.recurrent": ("layers.recurrent_cells", "layers.sequences", "sonde.ops.initializers", "sonde.ops.sequence"),
     "nn.stochastic": ("layers.stochastic", "path_names"),
-    "object": ("pytree", "_kinds"),
-    "proxy_caller": ("graph",),
-    "pytreelib": ("pytree", "_kinds"),
+    "object": ("pytree", "attribute_status", "_kinds"),
+    "proxy_caller": ("calling",),
+    "pytreelib": ("pytree", "attribute_status", "_kinds"),
     "reprlib": ("representable",),
     "rnglib": ("rngs", "rng_tools"),
     "spmd": ("sharding", "eager_sharding"),

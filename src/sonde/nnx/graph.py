@@ -1,4 +1,4 @@
-"""Taking models apart and putting them together: `split`, `merge`, `state`, `update`, `clone` and related functions.
+"""Taking models apart and putting them together: `split`, `merge`, `state`, `clone` and related functions.
 
 `split` gives a `GraphDef` (the structure, hashable) and States (the leaves); `merge` is the inverse. The States hold
 the model's own Variables, not copies of them.
@@ -6,153 +6,23 @@ the model's own Variables, not copies of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import jax
 
-from sonde._jax import trace_level
-from sonde.core.module_index import ModuleKind, Origin, register_modules
 from sonde.nnx import traversals
-from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
-from sonde.nnx.array_references import is_reference
+from sonde.nnx._kinds import ARRAY, VARIABLE
 from sonde.nnx.building import build, collect
-from sonde.nnx.definitions import count_leaves, flatten_once, has_references, show_path
-from sonde.nnx.filters import Filter, PathParts
+from sonde.nnx.filters import Filter
+from sonde.nnx.graph_def import GraphDef, GraphState, lone_leaf, state_in
 from sonde.nnx.graph_mode import resolve
-from sonde.nnx.metadata import structural_hash
 from sonde.nnx.module_sites import carry_all, carry_below, origin_of
-from sonde.nnx.pytree import attributes
 from sonde.nnx.states import FlatState, State, merge_state, select_flat, split_flat
-from sonde.nnx.variable import Variable, _set_value, copied
+from sonde.nnx.variable import Variable, copied
 from sonde.nnx.walking import Walk, walk
 
 A = TypeVar("A")
-
-
-class GraphDef(Generic[A]):
-    """The structure of a model without its arrays: hashable, comparable, a pytree without leaves.
-
-    Attributes:
-        definition: the nested tuples that `sonde.nnx.definitions` describes.
-        num_leaves: how many leaves the states must have together.
-        origin: while a capture runs, the object it was made from, so that merged copies keep its place; else None.
-    """
-
-    __slots__ = ("__weakref__", "_hash", "_prototypes", "_references", "definition", "num_leaves", "origin")
-
-    def __init__(self, definition: Any, origin: Origin | None = None):
-        self.definition = definition
-        self.origin = origin
-        self.num_leaves = count_leaves(definition)
-        self._hash: int | None = None
-        self._prototypes: dict[int, dict[Any, Any]] = {}
-        self._references: bool | None = None
-
-    @property
-    def nodes(self) -> list[Any]:
-        """The parts of the structure, in the order of the walk; see `sonde.nnx.graph_nodes`."""
-        from sonde.nnx.graph_nodes import nodes_of
-
-        return nodes_of(self.definition)
-
-    @property
-    def type(self) -> type | None:
-        """The class of the object; None for a lone array."""
-        return self.definition[1] if self.definition[0] in (NODE, CONTAINER, VARIABLE) else None
-
-    def _has_references(self) -> bool:
-        if self._references is None:
-            self._references = has_references(self.definition)
-        return self._references
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, GraphDef) and self.definition == other.definition
-
-    def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = _hash_of(self.definition)
-        return self._hash
-
-    def __reduce__(self) -> Any:
-        return GraphDef, (self.definition,)
-
-    def apply(self, state: Mapping[Any, Any], *states: Mapping[Any, Any]) -> ApplyCaller:
-        """The same as `nnx.call((graphdef, merged states))`."""
-        return call((self, merge_state(state, *states)))
-
-    def __repr__(self) -> str:
-        from sonde.nnx import rendering
-
-        return rendering.text(self)
-
-    def __treescope_repr__(self, path: Any, subtree_renderer: Any) -> Any:
-        from sonde.nnx import rendering
-
-        return rendering.treescope_of(self, path, subtree_renderer)
-
-
-def _hash_of(definition: Any) -> int:
-    try:
-        return hash(definition)
-    except TypeError:  # a static attribute that cannot be hashed, such as a list
-        if isinstance(definition, tuple):
-            return hash(tuple(map(_hash_of, definition)))
-        return structural_hash(definition)
-
-
-jax.tree_util.register_static(GraphDef)
-register_modules(GraphDef, ModuleKind(lambda _: (), origin=lambda g: g.origin, is_root=lambda _: False))
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class GraphState(MutableMapping[Any, Any], Generic[A]):
-    """A State that carries its GraphDef with it; what `unpack` returns."""
-
-    def __init__(self, graphdef: GraphDef[A], state: State[Any, Any]):
-        self._graphdef = graphdef
-        self._state = state
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._state[key]
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._state[key] = value
-
-    def __delitem__(self, key: Any) -> None:
-        del self._state[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._state)
-
-    def __len__(self) -> int:
-        return len(self._state)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_state", "_graphdef"):  # not yet set, as while unpickling
-            raise AttributeError(name)
-        return getattr(self._state, name)
-
-    def __repr__(self) -> str:
-        return f"GraphState({self._graphdef!r}, {self._state!r})"
-
-    def tree_flatten_with_keys(self) -> Any:
-        """The entries of the state are the children: they have the paths that they have in the state."""
-        values, keys = self.tree_flatten()
-        return tuple(zip(map(jax.tree_util.DictKey, keys[1]), values)), keys
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[GraphDef[A], tuple[Any, ...]]]:
-        """The entries of the state, and the rest."""
-        keys = tuple(traversals.sorted_keys(self._state))
-        return tuple(self._state[key] for key in keys), (self._graphdef, keys)
-
-    @classmethod
-    def tree_unflatten(cls, structure: tuple[GraphDef[Any], tuple[Any, ...]], children: Any) -> GraphState[Any]:
-        """The inverse."""
-        graphdef, keys = structure
-        return cls(graphdef, State(dict(zip(keys, children))))
 
 
 # ------------------------------------------------------------------------------------------------ taking apart
@@ -352,9 +222,9 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
         raise TypeError(f"merge takes a GraphDef or a GraphState first, got {type(graphdef_or_graphstate).__name__}.")
     if not states:
         raise TypeError("merge takes at least one State after the GraphDef.")
-    states = tuple(s._state if isinstance(s, GraphState) else s for s in states)
+    states = tuple(map(state_in, states))
     if graphdef.definition[0] in (VARIABLE, ARRAY):
-        one = _lone(states)
+        one = lone_leaf(states)
     elif len(states) == 1:
         one = states[0]
     else:
@@ -366,15 +236,6 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
             )
         one = merge_state(*states)
     return unflatten(graphdef, one, copy_variables=copy, recreate_variables=recreate_variables)
-
-
-def _lone(states: tuple[Any, ...]) -> Any:
-    """The leaf among the states of a lone Variable or array; the other states are empty."""
-    leaves = [s for s in states if not isinstance(s, (Mapping, FlatState))]
-    leaves += [leaf for s in states if isinstance(s, FlatState) for leaf in s.leaves]
-    if len(leaves) != 1:
-        raise ValueError(f"the states of a lone Variable or array hold one leaf, but {len(leaves)} were given.")
-    return leaves[0]
 
 
 def clone(node: A, variables: bool = True, *, arrays: bool = False, graph: bool | None = None) -> A:
@@ -402,180 +263,6 @@ def clone(node: A, variables: bool = True, *, arrays: bool = False, graph: bool 
 
 def _copied_array(x: Any) -> Any:
     return x.copy() if hasattr(x, "copy") and hasattr(x, "dtype") else x
-
-
-# --------------------------------------------------------------------------------------------------- changing
-
-
-def update(node: Any, state: Any, /, *states: Any) -> None:
-    """Puts the leaves of States into a model, in place.
-
-    A Variable takes over the value and metadata of the Variable (or the bare value) at its path; other leaves are
-    replaced. Nothing is changed if something does not fit.
-
-    Args:
-        node: the object to change.
-        state: a State, or nested dicts.
-        *states: more of them.
-
-    Raises:
-        ValueError: a path leads into something that cannot be changed.
-        TraceContextError: a Variable was made at another trace level.
-    """
-    if isinstance(node, Variable):
-        return _write(node, _lone((state, *states)) if states else state)
-    if states:
-        state = merge_state(*(s._state if isinstance(s, GraphState) else s for s in (state, *states)))
-    elif isinstance(state, GraphState):
-        state = state._state
-    if isinstance(state, FlatState):
-        state = state.to_nested_state()
-    if not isinstance(state, Mapping):
-        raise TypeError(f"update takes a State or nested dicts, got {type(state).__name__}.")
-    writes: list[tuple[Variable[Any], Any]] = []
-    sets: list[tuple[Any, Any, Any]] = []
-    stores: list[tuple[Any, Any]] = []
-    _plan_update(node, state, (), writes, sets, stores)
-    level = trace_level()
-    for variable, _ in writes:
-        if variable._level is not level:
-            variable._check_level()
-    for parent, key, value in sets:
-        _set_child(parent, key, value)
-    for reference, value in stores:
-        reference[...] = value
-    for variable, value in writes:
-        _write(variable, value)
-    return None
-
-
-def _write(variable: Variable[Any], value: Any) -> None:
-    if not isinstance(value, Variable):
-        variable.set_raw_value(value)
-    elif variable._metadata is value._metadata and not value._metadata.by_reference:
-        _set_value(variable, value._raw_value)  # the common case of `update_from_state`
-    else:
-        variable.update_from_state(value)
-
-
-def _plan_update(
-    node: Any, mapping: Any, path: PathParts, writes: list[Any], sets: list[Any], stores: list[Any]
-) -> None:
-    """Notes what an update writes: into Variables, in the places of other leaves, and into array references."""
-    children = _children(node, path)
-    for key, value in (mapping.raw_mapping if isinstance(mapping, State) else mapping).items():
-        child = children.get(key, _NOTHING)
-        if isinstance(child, Variable):
-            writes.append((child, value))
-        elif is_reference(child):
-            if child is not value:
-                stores.append((child, value))
-        elif isinstance(value, Mapping) and child is not None and kind_of(child) in (NODE, CONTAINER):
-            _plan_update(child, value, (*path, key), writes, sets, stores)
-        else:
-            if not can_set_child(node):
-                raise ValueError(
-                    f"Cannot update {show_path((*path, key))}: its parent is a {type(node).__name__}, which cannot be "
-                    f"changed in place. Hold the array in a Variable, or replace the whole {type(node).__name__}."
-                )
-            sets.append((node, key, value._mapping if isinstance(value, State) else value))
-
-
-_NOTHING: Any = type("_Nothing", (), {})()
-
-
-def _children(node: Any, path: PathParts) -> Mapping[Any, Any]:
-    """What is right below a node or container, by key."""
-    kind = kind_of(node)
-    if kind == NODE:
-        if node._only_attributes:
-            return attributes(node)
-        layout, data, static = node._structure()
-        return dict(zip(layout.data_then_static, (*data, *static)))
-    if kind == CONTAINER and node is not None:
-        keys, children, _ = flatten_once(node)
-        return dict(zip(keys, children))
-    raise ValueError(f"Cannot look into {show_path(path)}: a {type(node).__name__} has no entries.")
-
-
-def can_set_child(node: Any) -> bool:
-    """Whether entries of a node or container can be replaced in place."""
-    return kind_of(node) == NODE or isinstance(node, (list, dict, State))
-
-
-def _set_child(node: Any, key: Any, value: Any) -> None:
-    if kind_of(node) == NODE:
-        node._set_child(key, value)
-    else:
-        node[key] = value
-
-
-def set_metadata(node: Any, /, *, only: Filter = Variable, **metadata: Any) -> None:
-    """Sets metadata of all Variables of a model, in place.
-
-    Args:
-        node: a Module, any other node, or a pytree of them.
-        only: which Variables.
-        **metadata: the entries.
-    """
-    found = walk(node, graph=True, verb="set_metadata")
-    (chosen,) = select_flat(found.flat(), (only,))
-    for variable in chosen.leaves:
-        if isinstance(variable, Variable):
-            variable.set_metadata(**metadata)
-
-
-# ---------------------------------------------------------------------------------------------------- calling
-
-
-class ApplyCaller:
-    """What `call` returns: attributes and items lead into the object, a call runs it.
-
-    The result of a call is a pair of the output and the new (GraphDef, State).
-    """
-
-    def __init__(self, run: Callable[..., Any], path: tuple[tuple[str, Any], ...] = ()):
-        self._run = run
-        self._path = path
-
-    def __getattr__(self, name: str) -> ApplyCaller:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return ApplyCaller(self._run, (*self._path, ("attribute", name)))
-
-    def __getitem__(self, key: Any) -> ApplyCaller:
-        return ApplyCaller(self._run, (*self._path, ("item", key)))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the method; returns its output and the new (GraphDef, State)."""
-        return self._run(self._path, *args, **kwargs)
-
-
-def call(graphdef_state: tuple[GraphDef[Any], Any], /) -> ApplyCaller:
-    """Calls methods of a model that is given as (GraphDef, State), as pure functions.
-
-    Example:
-        >>> from sonde import nnx
-        >>> class Counter(nnx.Module):
-        ...     def __init__(self):
-        ...         self.n = nnx.Variable(0)
-        ...     def add(self, x):
-        ...         self.n.set_value(self.n.get_value() + x)
-        ...         return self.n.get_value()
-        >>> out, (graphdef, state) = nnx.call(nnx.split(Counter())).add(2)
-        >>> out
-        2
-    """
-
-    def run(path: tuple[tuple[str, Any], ...], *args: Any, **kwargs: Any) -> Any:
-        graphdef, state = graphdef_state
-        target = node = merge(graphdef, state, copy=True)
-        for how, key in path:
-            target = getattr(target, key) if how == "attribute" else target[key]
-        out = target(*args, **kwargs)
-        return out, split(node)
-
-    return ApplyCaller(run)
 
 
 def as_pure(tree: A) -> A:

@@ -21,7 +21,7 @@ from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE
 from sonde.nnx.building import build, collect
 from sonde.nnx.definitions import REFERENCE, unflatten_once
 from sonde.nnx.filters import Filter
-from sonde.nnx.graph import GraphDef
+from sonde.nnx.graph_def import GraphDef
 from sonde.nnx.states import merge_state, split_flat
 from sonde.nnx.variable import Variable
 from sonde.nnx.walking import Walk, walk

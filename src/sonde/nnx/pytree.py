@@ -20,9 +20,8 @@ from __future__ import annotations
 import abc
 import copy as copy_module
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Self, TypeVar, cast, dataclass_transform, get_args, get_origin
+from typing import Any, ClassVar, Self, cast, dataclass_transform
 
 import jax
 
@@ -34,54 +33,9 @@ from sonde.errors import TraceContextError
 from sonde.nnx._epoch import EPOCH, expose, next_number
 from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, VARIABLE, declare_node_type, has_data, is_data, kind_of
 from sonde.nnx._layout import EMPTY, Layout, layout_of
-
-T = TypeVar("T")
-_MISSING: Any = object()
-_DATA, _STATIC = "sonde.nnx.data", "sonde.nnx.static"
-
-#: Annotation of an attribute that is data whatever it holds.
-Data = Annotated[T, _DATA]
-#: Annotation of an attribute that is static.
-Static = Annotated[T, _STATIC]
+from sonde.nnx.attribute_status import data, declared_in, marked_value, static, static_holds_data
 
 _SLOTS = ("_layout", "_level", "_origin", "_stamp")
-
-
-def data(value: Any = _MISSING, /, **kwargs: Any) -> Any:
-    """Makes an attribute data: `self.x = nnx.data(x)`, or `x: T = nnx.data()` in a class body.
-
-    Args:
-        value: the value to assign.
-        **kwargs: for a dataclass, what `dataclasses.field` takes (`default`, `default_factory`, ...).
-
-    Example:
-        >>> import jax
-        >>> from sonde import nnx
-        >>> class Scale(nnx.Pytree):
-        ...     def __init__(self, x):
-        ...         self.x = nnx.data(x)
-        >>> jax.tree.leaves(Scale(42))
-        [42]
-    """
-    return _field(True, value, kwargs)
-
-
-def static(value: Any = _MISSING, /, **kwargs: Any) -> Any:
-    """Makes an attribute static: `self.x = nnx.static(x)`, or `x: T = nnx.static()` in a class body.
-
-    Args:
-        value: the value to assign.
-        **kwargs: for a dataclass, what `dataclasses.field` takes (`default`, `default_factory`, ...).
-    """
-    return _field(False, value, kwargs)
-
-
-def _field(status: bool, value: Any, kwargs: dict[str, Any]) -> Any:
-    # A dataclass field, because only that is understood both in the body of a dataclass and as a marked value.
-    metadata = {**kwargs.pop("metadata", {}), _DATA: status}
-    if value is not _MISSING:
-        metadata["value"] = value
-    return dataclasses.field(**kwargs, metadata=metadata)  # type: ignore[call-overload]
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field, data, static))
@@ -209,7 +163,7 @@ class Pytree(_Slots, metaclass=PytreeMeta):
         declared = dict(cls._declared)
         for base in reversed(cls.__mro__[1:]):
             declared.update(base.__dict__.get("_declared", {}))
-        declared.update(_declared_in(cls))
+        declared.update(declared_in(cls))
         cls._declared = declared
         cls._descriptors = frozenset(
             name for base in cls.__mro__ for name, value in vars(base).items() if hasattr(type(value), "__set__")
@@ -250,10 +204,7 @@ class Pytree(_Slots, metaclass=PytreeMeta):
         if name in self._descriptors:
             object.__setattr__(self, name, value)
             return True
-        explicit = None
-        if isinstance(value, dataclasses.Field) and _DATA in value.metadata and "value" in value.metadata:
-            explicit = value.metadata[_DATA]
-            value = value.metadata["value"]
+        value, explicit = marked_value(value)
         new = self._status_for(name, value, status, explicit)
         attributes(self)[name] = value
         if new is not status:
@@ -277,9 +228,7 @@ class Pytree(_Slots, metaclass=PytreeMeta):
         if new is None:
             new = is_data(value)
         if not new and (kind != CONTAINER or value) and (found := has_data(value)):
-            raise _static_holds_data(
-                self, name, value, found, explicit=explicit is not None, was_static=status is False
-            )
+            raise static_holds_data(self, name, value, found, explicit=explicit is not None, was_static=status is False)
         return new
 
     def __delattr__(self, name: str) -> None:
@@ -407,49 +356,10 @@ def _unpickle_empty(cls: type[Pytree]) -> Pytree:
     return Pytree.__new__(cls)
 
 
-def _declared_in(cls: type) -> dict[str, bool]:
-    """Statuses that a class body declares, by annotation or by a field."""
-    declared = {}
-    for name, annotation in inspect.get_annotations(cls).items():
-        text = annotation if isinstance(annotation, str) else ""
-        head = text.split("[")[0].rsplit(".", 1)[-1].strip() if "[" in text else ""
-        marks = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
-        if head == "Data" or _DATA in marks:
-            declared[name] = True
-        elif head == "Static" or _STATIC in marks:
-            declared[name] = False
-    for name, value in vars(cls).items():
-        if isinstance(value, dataclasses.Field) and _DATA in value.metadata:
-            declared[name] = value.metadata[_DATA]
-        elif isinstance(value, dataclasses.Field) and "static" in value.metadata:  # as for `jax.tree_util`
-            declared[name] = not value.metadata["static"]
-    return declared
-
-
 def _wrong_level(node: Pytree) -> TraceContextError:
     return TraceContextError(
         f"A {type(node).__name__} was changed at a trace level other than the one it was made at. Inside a "
         f"transformed function, change only objects that are made there or are arguments of an nnx transform."
-    )
-
-
-def _static_holds_data(
-    node: Pytree, name: Any, value: Any, found: list[Any], *, explicit: bool, was_static: bool
-) -> ValueError:
-    cls = type(node).__name__
-    types = ", ".join(sorted({type(x).__name__ for x in found}))
-    what = f"a {type(value).__name__} that holds {types}" if not is_data(value) else f"a {types}"
-    if explicit:
-        return ValueError(f"Attribute '{name}' of {cls} is set to nnx.static(...) of {what}, which is data.")
-    if was_static:
-        return ValueError(
-            f"Cannot assign data, {what}, to the static attribute '{name}' of {cls}. The status of an attribute is "
-            f"set by its first value; to make it data, write `self.{name} = nnx.data(...)` here or there."
-        )
-    return ValueError(
-        f"Found data, {what}, assigned to the static attribute '{name}' of {cls}; JAX would not see it. Use "
-        f"nnx.List(...) or nnx.Dict(...) in place of a list or dict, or wrap the value: `self.{name} = nnx.data(...)`, "
-        f"or annotate the class: `{name}: nnx.Data[...]`, or declare `class {cls}(..., pytree=False)`."
     )
 
 
@@ -467,7 +377,7 @@ def check_pytree(pytree: Any) -> None:
     layout, _, values = pytree._structure()
     for name, value in zip(layout.static, values):
         if found := has_data(value):
-            raise _static_holds_data(pytree, name, value, found, explicit=False, was_static=False)
+            raise static_holds_data(pytree, name, value, found, explicit=False, was_static=False)
 
 
 # Layout, static values, and the origin for copies; all origins, and None, compare equal.

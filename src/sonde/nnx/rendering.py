@@ -15,7 +15,7 @@ import numpy as np
 
 from sonde._array_text import human_size, size_and_bytes
 from sonde.nnx.containers import List
-from sonde.nnx.graph import GraphDef
+from sonde.nnx.graph_def import GraphDef
 from sonde.nnx.metadata import REQUIRED
 from sonde.nnx.pytree import Pytree, attributes
 from sonde.nnx.states import FlatState, State

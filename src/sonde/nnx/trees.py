@@ -9,7 +9,7 @@ import jax
 
 from sonde._key_paths import key_of
 from sonde.nnx.filters import PathParts, to_predicate
-from sonde.nnx.graph import GraphDef
+from sonde.nnx.graph_def import GraphDef
 from sonde.nnx.graph_mode import resolve
 from sonde.nnx.mapping import map as map_leaves
 from sonde.nnx.node_states import is_object

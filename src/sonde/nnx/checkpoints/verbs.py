@@ -17,6 +17,7 @@ from sonde.nnx.checkpoints.placing import like
 from sonde.nnx.filters import Filter
 from sonde.nnx.pure_dict import restore_int_paths
 from sonde.nnx.sharding import as_abstract
+from sonde.nnx.updating import update
 
 T = TypeVar("T")
 PathLike = str | os.PathLike[str]
@@ -150,7 +151,7 @@ def restore(
     for entry in {m.entry.path: m.entry for m in matches}.values():
         stored = [(part, names.get((entry.path, keys))) for keys, part in entry.parts()]
         leaves[entry.path] = entry.holding([part if name is None else values[name] for part, name in stored])
-    graphs.update(node, as_state(leaves))
+    update(node, as_state(leaves))
     return node
 
 

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 
 from sonde import ops
 from sonde.errors import LayerInputError
+from sonde.nnx.attribute_status import data
 from sonde.nnx.layers.linear import LinearGeneral
 from sonde.nnx.layers.normalization import LayerNorm
 from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, chosen
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.layers.stochastic import next_key
 from sonde.nnx.module import Module
-from sonde.nnx.pytree import data
 from sonde.nnx.variable import Cache, Intermediate
 from sonde.ops.checks import expect_size
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from sonde import ops
 from sonde.errors import LayerInputError
+from sonde.nnx.attribute_status import data
 from sonde.nnx.layers.linear import Linear
 from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, new_param
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.module import Module
-from sonde.nnx.pytree import data
 from sonde.nnx.variable import Param, Variable
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
 from sonde.ops.initializers import default_lora_a_init, zeros

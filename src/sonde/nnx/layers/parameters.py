@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from sonde.errors import LayerInputError
+from sonde.nnx.attribute_status import data
 from sonde.nnx.metadata import VariableMetadata
-from sonde.nnx.pytree import data
 from sonde.nnx.rngs import Rngs, RngStream
 from sonde.nnx.variable import Param, Variable
 from sonde.ops.initializers import SAME_WHEN_COMPILED, compiled_draw

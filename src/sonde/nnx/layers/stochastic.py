@@ -9,10 +9,10 @@ import jax
 
 from sonde import ops
 from sonde.errors import LayerInputError
+from sonde.nnx.attribute_status import data
 from sonde.nnx.layers.parameters import chosen
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.module import Module
-from sonde.nnx.pytree import data
 from sonde.nnx.rngs import Rngs, RngStream
 
 

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from sonde import ops
 from sonde._array_text import describe
 from sonde.errors import LayerInputError
+from sonde.nnx.attribute_status import data
 from sonde.nnx.filters import Filter, PathContains, to_predicate
 from sonde.nnx.iteration import iter_graph
 from sonde.nnx.layers.parameters import Init, chosen
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.module import Module
-from sonde.nnx.pytree import data
 from sonde.nnx.variable import BatchStat, Param, Variable
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
 from sonde.ops.initializers import ones, zeros

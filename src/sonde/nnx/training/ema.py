@@ -8,9 +8,10 @@ import jax.numpy as jnp
 
 from sonde.nnx import graph as graphs
 from sonde.nnx import graph_mode
+from sonde.nnx.attribute_status import data
 from sonde.nnx.building import build
 from sonde.nnx.filters import Filter
-from sonde.nnx.pytree import Pytree, data
+from sonde.nnx.pytree import Pytree
 from sonde.nnx.states import to_flat_state
 from sonde.nnx.variable import Variable
 from sonde.nnx.walking import walk

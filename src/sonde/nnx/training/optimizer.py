@@ -15,9 +15,12 @@ import optax
 
 from sonde._key_paths import key_of
 from sonde.nnx import graph as graphs
+from sonde.nnx.attribute_status import data
 from sonde.nnx.filters import Filter
-from sonde.nnx.pytree import Pytree, data
+from sonde.nnx.graph_def import state_in
+from sonde.nnx.pytree import Pytree
 from sonde.nnx.states import State
+from sonde.nnx.updating import update
 from sonde.nnx.variable import Param, Variable, place_value
 
 M = TypeVar("M")
@@ -112,13 +115,13 @@ class Optimizer(Pytree, Generic[M]):
                 "gradients alone."
             )
         params = graphs.pure(graphs.state(model, self.wrt, graph=self.graph))
-        grads = grads._state if isinstance(grads, graphs.GraphState) else grads
+        grads = state_in(grads)
         grads = graphs.pure(graphs.state(grads, graph=self.graph) if isinstance(grads, Pytree) else grads)
         grads = _checked_gradients(grads, params, self.wrt)
         remembered: list[OptState] = jax.tree.leaves(self.opt_state, is_leaf=_is_variable)
         old = jax.tree.map(lambda v: v.get_value(), self.opt_state, is_leaf=_is_variable)
         updates, new = self.tx.update(grads, old, params, **graphs.pure(kwargs))
-        graphs.update(model, optax.apply_updates(params, updates))
+        update(model, optax.apply_updates(params, updates))
         for variable, value in zip(remembered, jax.tree.structure(old).flatten_up_to(new)):
             variable.set_value(value)
         self.step.set_value(self.step.get_value() + 1)

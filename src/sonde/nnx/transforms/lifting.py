@@ -38,7 +38,7 @@ from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx.array_references import is_reference, load
 from sonde.nnx.building import build
 from sonde.nnx.definitions import REFERENCE, show_path, unflatten_once
-from sonde.nnx.graph import GraphDef
+from sonde.nnx.graph_def import GraphDef
 from sonde.nnx.transforms.edits import Before
 from sonde.nnx.transforms.options import Mode
 from sonde.nnx.transforms.outcome import Left, Outcome, settle, write

@@ -18,7 +18,7 @@ from sonde.nnx import _epoch
 from sonde.nnx.array_references import referring
 from sonde.nnx.building import build
 from sonde.nnx.definitions import has_references
-from sonde.nnx.graph import GraphDef
+from sonde.nnx.graph_def import GraphDef
 from sonde.nnx.pytree import Pytree, _wrong_level
 from sonde.nnx.transforms.edits import new_data, replay
 from sonde.nnx.variable import Variable, _set_metadata, _set_value
