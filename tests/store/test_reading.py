@@ -68,7 +68,7 @@ def test_an_array_of_a_store_is_an_array(kept):
     )
     np.testing.assert_array_equal(np.asarray(stored), ARRAY)
     np.testing.assert_array_equal(np.stack(list(stored)), ARRAY)
-    assert "float32[50, 4, 6]" in repr(kept)
+    assert "float32[50,4,6]" in repr(kept)
 
 
 def test_a_path_that_is_not_there_names_the_nearest(kept):

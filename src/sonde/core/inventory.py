@@ -160,9 +160,9 @@ def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = No
 def _infos(records: Records) -> Iterator[SiteInfo]:
     for path, record in records.items():
         for number, (call, arrays) in enumerate(record.calls()):
-            parts = call.parts(arrays)
-            yield _info(path, number, call, parts.value, call.value.view.axes, not call.value.view.is_value)
-            for spec, mine in parts.grads:
+            value, _, grads = call.parts(arrays)
+            yield _info(path, number, call, value, call.value.view.axes, not call.value.view.is_value)
+            for spec, mine in grads:
                 if spec is not None:
                     yield _info(path, number, call, mine, spec.view.axes, True)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde._array_text import describe
 from sonde.core.axes import per_example
 from sonde.core.context import Looking, look
 from sonde.core.record import Record
@@ -166,10 +167,7 @@ def _checked(new: Any, expected: Any, site: Site) -> Any:
     """A new leaf as an array of exactly the expected type; Python numbers take on its dtype."""
     array = jnp.asarray(new, expected.dtype) if isinstance(new, (bool, int, float, complex)) else jnp.asarray(new)
     if array.shape != expected.shape or array.dtype != expected.dtype:
-        raise EditError(
-            f"edit of {site.path!r} ({site.source}): expected {expected.dtype}{list(expected.shape)}, got "
-            f"{array.dtype}{list(array.shape)}"
-        )
+        raise EditError(f"edit of {site.path!r} ({site.source}): expected {describe(expected)}, got {describe(array)}")
     return array
 
 

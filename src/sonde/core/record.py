@@ -78,8 +78,8 @@ class Record:
             elif len(call.grads) < order:
                 found.append(None)
             else:
-                parts = call.parts(arrays)
-                found.append(self._gradient(call, *parts.grads[order - 1], parts.value))
+                value, _, grads = call.parts(arrays)
+                found.append(self._gradient(call, *grads[order - 1], value))
         return tuple(found) if any(g is not None for g in found) else ()
 
     @property
@@ -137,7 +137,7 @@ class Record:
             start += call.size
 
     def _extras(self, name: str) -> tuple[Any, ...]:
-        return tuple(call.parts(arrays).extras.get(name) for call, arrays in self.calls() if call.value.view.is_value)
+        return tuple(call.parts(arrays)[1].get(name) for call, arrays in self.calls() if call.value.view.is_value)
 
     def _put_together(self, call: CallSpec, spec: ArraysSpec, arrays: Sequence[Any]) -> Any:
         if spec.reduced is not None:

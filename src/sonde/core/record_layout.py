@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,14 +66,6 @@ class ArraysSpec:
         return ArraysSpec(self.view.replace(axes=axes), tuple(map(sum, zip(self.ranks, more))), self.reduced)
 
 
-class Parts(NamedTuple):
-    """The arrays of a call by what they are: of the value, beside it, of each gradient."""
-
-    value: Sequence[Any]
-    extras: dict[Extra, Any]
-    grads: list[tuple[ArraysSpec | None, Sequence[Any]]]
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallSpec:
     """The static part of one value: the pytree it was, and the arrays that go with it."""
@@ -89,8 +81,10 @@ class CallSpec:
         """How many arrays it has in all."""
         return self.value.n + len(self.extras) + sum(spec.n for _, spec in self.grads if spec is not None)
 
-    def parts(self, arrays: Sequence[Any]) -> Parts:
-        """All its arrays, taken apart."""
+    def parts(
+        self, arrays: Sequence[Any]
+    ) -> tuple[Sequence[Any], dict[Extra, Any], list[tuple[ArraysSpec | None, Sequence[Any]]]]:
+        """All its arrays by what they are: those of the value, the extras by name, those of each gradient."""
         start = self.value.n
         extras = dict(zip(self.extras, arrays[start:]))
         start += len(self.extras)
@@ -99,7 +93,7 @@ class CallSpec:
             n = 0 if spec is None else spec.n
             grads.append((spec, arrays[start : start + n]))
             start += n
-        return Parts(arrays[: self.value.n], extras, grads)
+        return arrays[: self.value.n], extras, grads
 
     @property
     def whole(self) -> CallSpec:

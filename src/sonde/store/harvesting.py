@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sonde._array_text import indexed
 from sonde._version import __version__
 from sonde.core.capture import check_callable
 from sonde.core.path import Pattern, check_pattern
@@ -308,6 +309,6 @@ def _check_fits(infos: Sequence[ArrayInfo], outcome: BatchOutcome, number: int) 
         info, shape = known[name], rows.row_shape(array, outcome.mask)
         if (info.row, info.dtype) != (shape, array.dtype.name):
             raise StoreError(
-                f"harvest: rows of {info.name!r} are {info.dtype}{list(info.row)}, those of batch {number} are "
-                f"{array.dtype.name}{list(shape)}; pad batches to one shape, or drop padding with keep="
+                f"harvest: rows of {info.name!r} are {indexed(info.dtype, info.row)}, those of batch {number} are "
+                f"{indexed(array.dtype.name, shape)}; pad batches to one shape, or drop padding with keep="
             )

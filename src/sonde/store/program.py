@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sonde._array_text import describe
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture
 from sonde.core.path import Pattern
@@ -167,7 +168,7 @@ def _keys(wanted: ToStore, args: tuple[Any, ...]) -> Iterator[tuple[str, str, An
 def _mask(mask: Any) -> Any:
     mask = jnp.asarray(mask)
     if mask.dtype != jnp.bool_ or not mask.ndim:
-        raise TypeError(f"harvest(keep=...) must return a mask of booleans, got {mask.dtype}{list(mask.shape)}")
+        raise TypeError(f"harvest(keep=...) must return a mask of booleans, got {describe(mask)}")
     return mask
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sonde._array_text import describe
 from sonde.core.path import glob_matches, no_such_site
 from sonde.errors import StoreError
 from sonde.store.folder import Folder, PathLike, tensorstore
@@ -89,7 +90,7 @@ class StoredArray:
         return self._array
 
     def __repr__(self) -> str:
-        return f"<{self.kind} of {self.path!r}: {self.dtype.name}{list(self.shape)}>"
+        return f"<{self.kind} of {self.path!r}: {describe(self)}>"
 
 
 def _plain_index(index: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[int, ...]]:

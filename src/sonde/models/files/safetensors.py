@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._array_text import indexed
 from sonde._replacing import replaced_file
 from sonde.errors import ModelFileError
 from sonde.models.files.tensors import Tensor, Tensors
@@ -101,7 +102,9 @@ def _tensor(name: str, entry: Mapping[str, Any], mapped: mmap.mmap, start: int, 
     shape = tuple(entry["shape"])
     first, last = (start + offset for offset in entry["data_offsets"])
     if last - first != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
-        raise ModelFileError(f"{path} has {name} with {last - first} bytes, which does not fit {dtype}{list(shape)}.")
+        raise ModelFileError(
+            f"{path} has {name} with {last - first} bytes, which does not fit {indexed(dtype, shape)}."
+        )
 
     def read() -> np.ndarray:
         return np.frombuffer(mapped, np.uint8, last - first, first).view(dtype).reshape(shape)
