@@ -7,7 +7,7 @@ Test programs are small and run once, so most of the time would go into compilin
 - A program that was compiled once in this run, in whatever process, is not compiled again: JAX's compilation cache, in
   a folder that goes when the run ends.
 - Lowering reuses MLIR's context for ten programs, as JAX does from 0.12 on.
-- Python's garbage collector runs less often, and skips what was imported.
+- Python's garbage collector runs less often, and skips what was imported and what earlier files left.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import shutil
 import sys
 import tempfile
 import threading
-import weakref
 from collections import Counter
+from collections.abc import Generator
 from importlib.metadata import version
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import pytest
@@ -87,19 +86,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays to the end: the garbage collector need not visit it again and again.
-
-    `inside=` would have to search the frozen objects for functions, for seconds in every process; so it is told.
-    """
+    """What was imported stays to the end: the garbage collector need not visit it again and again."""
     import hypothesis  # noqa: F401  # asks the collector for what it has frozen, if it comes later
+    from tests.freezing import freeze
 
-    from sonde.inside.swapping import _heap
-
-    gc.collect()
-    _heap._frozen = [weakref.ref(x) for x in gc.get_objects() if type(x) is FunctionType]
-    gc.freeze()
-    _heap._n_frozen = gc.get_freeze_count()
+    freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """What the tests of a file left behind stays too, in JAX's caches."""
+    done = yield
+    if nextitem is not None and nextitem.path != item.path:
+        from tests.freezing import freeze_if_many
+
+        freeze_if_many()
+    return done
 
 
 def pytest_unconfigure() -> None:

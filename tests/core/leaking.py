@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from tests.freezing import freeze
 
 import sonde
 import sonde.errors
@@ -240,13 +241,10 @@ def held() -> Held:
 
 def growth(step: Callable[[int], Any], times: int, before: int) -> Held:
     """How much more is held after doing something many times than after doing it a few times before."""
-    gc.freeze()  # what other tests left is not counted, and need not be gone through
-    try:
-        for i in range(before):  # until what is kept once for all is kept
-            step(i)
-        start = held()
-        for i in range(before, before + times):
-            step(i)
-        return Held(*[b - a for a, b in zip(start, held())])
-    finally:
-        gc.unfreeze()
+    freeze()  # what other tests left is not counted, and need not be gone through
+    for i in range(before):  # until what is kept once for all is kept
+        step(i)
+    start = held()
+    for i in range(before, before + times):
+        step(i)
+    return Held(*[b - a for a, b in zip(start, held())])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
 import importlib
 import linecache
+import subprocess
 import sys
 import threading
 import types
@@ -690,20 +690,29 @@ def test_no_warnings_from_compiling():
         sonde.capture(dot_product, inside=sonde.Inside(dot_product, expressions=True))(X, X)
 
 
-def test_functions_that_python_does_not_list_because_the_heap_was_frozen():
-    namespace: dict[str, types.FunctionType] = {}
+FROZEN = """
+import gc
+import jax.numpy as jnp
+import sonde
 
+def make():
     def frozen(x):
         y = x * 2
         return y
+    return frozen
 
-    namespace["f"] = frozen
-    gc.freeze()  # as servers do before they fork
-    try:
-        _, records = sonde.capture(lambda x: namespace["f"](x), inside=frozen)(jnp.ones(2))
-    finally:
-        gc.unfreeze()
-    assert [path.rpartition("/")[2] for path in records] == ["x", "y", "return"]
+namespace = {"f": make()}
+gc.freeze()  # as servers do before they fork
+_, records = sonde.capture(lambda x: namespace["f"](x), inside=make())(jnp.ones(2))
+print(*[path.rpartition("/")[2] for path in records])
+"""
+
+
+def test_functions_that_python_does_not_list_because_the_heap_was_frozen(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(FROZEN)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["x", "y", "return"], done.stderr
 
 
 def half(x):
