@@ -17,6 +17,7 @@ from tests.core.programs import (
     Jvp,
     Loop,
     Model,
+    Op,
     Program,
     Pullbacks,
     Remat,
@@ -289,6 +290,14 @@ FOUND = {
         ),
         11,
         A,
+    ),
+    "an argument as it is, in a branch that one of two calls maps": (
+        Program(
+            ((Cond(((Sow("s", "itself"),), (Op(0),))),), (Remat((Call(0, exchanged=True),)),)),
+            (Vmap((Grad((Call(1),), "grad"),), 0, 1), Grad((Call(1),), "grad")),
+        ),
+        12,
+        C,
     ),
 }
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from sonde.core.along import along
 from sonde.core.possible import possible_numbers
 
 A, B = np.array(3, np.int32), np.array(8, np.int32)
@@ -43,6 +44,7 @@ PROGRAMS = {
         lambda x: lax.while_loop(lambda s: s[0] < x, lambda s: (s[0] + 1, jnp.where(s[0] > 1, s[1], B)), (0.0, A))[1],
         {3, 8},
     ),
+    "mapped along with others": (lambda x: along([x, jnp.where(x > 0, A, B)], [x])[1], {3, 8}),
     "a product": (lambda x: jnp.where(x > 0, A, B) * 2, None),
     "counted up in a loop": (lambda x: lax.scan(lambda t, _: (t + 1, None), A, length=1000)[0], None),
     "of the program's own": (lambda x: x.astype(jnp.int32), None),

@@ -52,7 +52,7 @@ _MOVES: dict[str, tuple[int, ...] | None] = {
 # Those that stand where a branch that was not taken would have put something.
 _NOTHING = ("empty", "empty2")
 # Those that hand each operand on as the output at its position.
-_HANDS_ON = ("device_put", "opt_barrier", "optimization_barrier", "sonde_mapped_while")
+_HANDS_ON = ("device_put", "opt_barrier", "optimization_barrier", "sonde_along", "sonde_mapped_while")
 
 
 def possible_numbers(token: Any) -> Numbers:
