@@ -20,7 +20,7 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,15 @@ from sonde.ops.checks import expect_broadcastable, expect_size
 from sonde.ops.dtypes import Dtype, PromoteDtype, canonicalize_dtype, promote_all, promote_dtype, widest
 
 Axes = int | Sequence[int]
+
+
+class Averaging(TypedDict, total=False):
+    """How all norms take averages; see `moments`."""
+
+    axis_name: str | None
+    axis_index_groups: Any
+    use_fast_variance: bool
+    force_float32_reductions: bool
 
 
 def canonicalize_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
@@ -198,12 +207,9 @@ def batch_norm(
     momentum: float = 0.99,
     epsilon: float = 1e-5,
     mask: jax.Array | None = None,
-    axis_name: str | None = None,
-    axis_index_groups: Any = None,
-    use_fast_variance: bool = True,
-    force_float32_reductions: bool = True,
     dtype: Dtype | None = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
+    **averaging: Unpack[Averaging],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Normalise every feature over the batch, or by running averages.
 
@@ -218,12 +224,9 @@ def batch_norm(
         momentum: the weight of the old running averages.
         epsilon: added to the variance.
         mask: which elements count for the statistics.
-        axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged separately.
-        use_fast_variance: see `moments`.
-        force_float32_reductions: see `moments`.
         dtype: of the result; None derives it from inputs, scale and bias.
         promote_dtype: casts all arrays first, as `flax.nnx` does; None does not, as `flax.linen`.
+        **averaging: the mapped axis to average over as well, and so on; see `moments`.
 
     Returns:
         The normalised inputs, and the new running mean and variance. No gradient flows into those two.
@@ -237,16 +240,7 @@ def batch_norm(
     reduction_axes = tuple(i for i in range(x.ndim) if i not in feature_axes)
     x, mean, var, scale, bias = promote_all(promote_dtype, (x, running_mean, running_var, scale, bias), dtype)
     if not use_running_average:
-        mean, var = moments(
-            x,
-            reduction_axes,
-            dtype=dtype,
-            axis_name=axis_name,
-            axis_index_groups=axis_index_groups,
-            use_fast_variance=use_fast_variance,
-            mask=mask,
-            force_float32_reductions=force_float32_reductions,
-        )
+        mean, var = moments(x, reduction_axes, dtype=dtype, mask=mask, **averaging)
         running_mean = _running(running_mean, mean, momentum)
         running_var = _running(running_var, var, momentum)
     y = normalize(
@@ -273,12 +267,9 @@ def layer_norm(
     epsilon: float = 1e-6,
     use_mean: bool = True,
     mask: jax.Array | None = None,
-    axis_name: str | None = None,
-    axis_index_groups: Any = None,
-    use_fast_variance: bool = True,
-    force_float32_reductions: bool = True,
     dtype: Dtype | None = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
+    **averaging: Unpack[Averaging],
 ) -> jax.Array:
     """Normalise every position over its features. With `use_mean=False` this is RMS norm.
 
@@ -291,12 +282,9 @@ def layer_norm(
         epsilon: added to the variance.
         use_mean: subtract the mean.
         mask: which elements count for the statistics.
-        axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged separately.
-        use_fast_variance: see `moments`.
-        force_float32_reductions: see `moments`.
         dtype: of the result; None derives it from inputs, scale and bias.
         promote_dtype: casts all arrays first, as `flax.nnx` does; None does not, as `flax.linen`.
+        **averaging: the mapped axis to average over as well, and so on; see `moments`.
 
     Returns:
         An array shaped as `x`.
@@ -310,17 +298,7 @@ def layer_norm(
         Array([-1.,  1.], dtype=float32)
     """
     x, scale, bias = promote_all(promote_dtype, (x, scale, bias), dtype)
-    mean, var = moments(
-        x,
-        reduction_axes,
-        dtype=dtype,
-        axis_name=axis_name,
-        axis_index_groups=axis_index_groups,
-        use_mean=use_mean,
-        use_fast_variance=use_fast_variance,
-        mask=mask,
-        force_float32_reductions=force_float32_reductions,
-    )
+    mean, var = moments(x, reduction_axes, dtype=dtype, use_mean=use_mean, mask=mask, **averaging)
     return normalize(
         x,
         mean,
@@ -386,12 +364,9 @@ def group_norm(
     reduction_axes: Axes | None = None,
     epsilon: float = 1e-6,
     mask: jax.Array | None = None,
-    axis_name: str | None = None,
-    axis_index_groups: Any = None,
-    use_fast_variance: bool = True,
-    force_float32_reductions: bool = True,
     dtype: Dtype | None = None,
     promote_dtype: PromoteDtype | None = promote_dtype,
+    **averaging: Unpack[Averaging],
 ) -> jax.Array:
     """Normalise groups of features of every example.
 
@@ -403,12 +378,9 @@ def group_norm(
         reduction_axes: the axes to average over, the last among them; None means all but the first.
         epsilon: added to the variance.
         mask: which elements count for the statistics.
-        axis_name: a mapped axis to average over as well.
-        axis_index_groups: groups of the mapped axis that are averaged separately.
-        use_fast_variance: see `moments`.
-        force_float32_reductions: see `moments`.
         dtype: of the result; None derives it from inputs, scale and bias.
         promote_dtype: casts all arrays first, as `flax.nnx` does; None does not, as `flax.linen`.
+        **averaging: the mapped axis to average over as well, and so on; see `moments`.
 
     Returns:
         An array shaped as `x`.
@@ -435,11 +407,8 @@ def group_norm(
         jnp.reshape(x, (*x.shape[:-1], num_groups, features // num_groups)),
         (*axes, x.ndim),
         dtype=dtype,
-        axis_name=axis_name,
-        axis_index_groups=axis_index_groups,
-        use_fast_variance=use_fast_variance,
         mask=mask,
-        force_float32_reductions=force_float32_reductions,
+        **averaging,
     )
     return normalize(
         x,
