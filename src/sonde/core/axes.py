@@ -205,7 +205,7 @@ def common_axes(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[
     if len(a) < len(b):
         found = common_axes(b, a)
         return found and (found[0], found[2], found[1])
-    ways = list(_places(a, b))
+    ways = list(_ways_to_find(a, b))
     if not ways:
         return _joined(a, b)
     if len(ways) > 1:
@@ -240,11 +240,11 @@ def _comes_first(row: Sequence[Axis], other: Sequence[Axis]) -> bool:
     return not other or axis.is_around(other[0]) or any(map(other[0].looks_like, rest))
 
 
-def _places(row: Sequence[Axis], inside: Sequence[Axis], start: int = 0) -> Any:
+def _ways_to_find(row: Sequence[Axis], inside: Sequence[Axis], start: int = 0) -> Any:
     """The ways to find one row of axes in another, as positions."""
     if not inside:
         yield ()
         return
     for i in range(start, len(row)):
         if row[i].looks_like(inside[0]):
-            yield from ((i, *rest) for rest in _places(row, inside[1:], i + 1))
+            yield from ((i, *rest) for rest in _ways_to_find(row, inside[1:], i + 1))

@@ -30,7 +30,7 @@ class Numbered(NamedTuple):
     Attributes:
         path: The path of the site.
         number: Which of the calls under that path, from 0.
-        positions: Where its values are among the items: several, if branches that exclude each other have one place.
+        positions: Where its values are among the items: several, if branches that exclude each other share a slot.
     """
 
     path: str

@@ -1,7 +1,7 @@
-"""Joining what the branches of a `cond` under `vmap` saw at the same place.
+"""Joining what the branches of a `cond` under `vmap` saw in the same slot.
 
 With a mapped predicate all branches run, and each records zeros in the elements that took another one. Sites of two
-branches with the same path and the same types have one place in the records, as they have when one branch runs.
+branches with the same path and the same types have one slot in the records, as they have when one branch runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARTLY = frozenset({Gate("partly", 0, 2)})
 
 
 def merge_choices(items: Sequence[Item]) -> list[Item]:
-    """The items, with those of different branches at the same place made one."""
+    """The items, with those of different branches in one slot made one."""
     result, before = list(items), len(items) + 1
     inside = _choices_inside(items)
     while inside and len(result) < before:  # what one choice leaves may take part in another around it
@@ -58,7 +58,7 @@ def _branches(items: Sequence[Item], choice: object) -> int:
 
 def _merged_at(choice: object, items: list[Item], inside: set[Any]) -> list[Item]:
     """Makes one of items that differ only in the branch that one choice has taken, and the choices made in it."""
-    places: dict[Any, list[Item]] = {}
+    slots: dict[Any, list[Item]] = {}
     counts: dict[Any, int] = {}
     for item in items:
         key: Any = id(item)
@@ -69,8 +69,8 @@ def _merged_at(choice: object, items: list[Item], inside: set[Any]) -> list[Item
             kind = (item.path, site.tag, site.tree, site.arrays, _shape_of(item), around, around == others)
             number = counts[kind, gate.branch] = counts.get((kind, gate.branch), -1) + 1
             key = (kind, number)
-        places.setdefault(key, []).append(item)
-    return [item for same in places.values() for item in _merged(choice, same)]
+        slots.setdefault(key, []).append(item)
+    return [item for same in slots.values() for item in _merged(choice, same)]
 
 
 def _gate_at(choice: object, item: Item) -> Gate | None:
@@ -130,7 +130,7 @@ def _merged(choice: object, items: list[Item]) -> list[Item]:
             mine, mine_has = extra(i, "count")
             count, count_has = over_axes(jnp.maximum, [count_has, mine_has])(count, mine), either(count_has, mine_has)
         extras["count"], view = count, view.extra_on("count", count_has)
-    if "token" in extras:  # one place, and in every branch another call
+    if "token" in extras:  # one slot, and in every branch another call
         extras["token"] = tuple(token for item in items for token in tokens_of(item))
     return [
         dataclasses.replace(

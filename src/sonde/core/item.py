@@ -22,7 +22,7 @@ class Item:
     """What was seen at a site once: a value or a gradient.
 
     Attributes:
-        sites: The site; several where branches of a `cond` have the same path and one place in the results.
+        sites: The site; several where branches of a `cond` have the same path and share a slot.
         path: Where the site was met. Of a gradient it says nothing; it belongs where its value does.
         view: Value or gradient, and the axes in front, loops included.
         leaves: Its arrays; in a spec, None for each.

@@ -40,9 +40,9 @@ class Loop:
         """This iteration's part of an array whose first axis is the loop, or the rows that the edit is for."""
         at = self.index
         if self.rows is not None and jnp.shape(array)[0] != self.length:
-            places = np.zeros(self.length or 0, np.int32)
-            places[list(self.rows)] = np.arange(len(self.rows))
-            at = jnp.asarray(places)[at]
+            positions = np.zeros(self.length or 0, np.int32)
+            positions[list(self.rows)] = np.arange(len(self.rows))
+            at = jnp.asarray(positions)[at]
         return jax.lax.dynamic_index_in_dim(jnp.asarray(array), at, keepdims=False)
 
     def fits(self, size: int) -> bool:

@@ -190,8 +190,8 @@ class Adding(Handler):
             key = self.key_of(found.site, path)
             if key == path and key not in self.deltas:
                 lengths = [length, *[n for _, n in found.loops]]
-                places = [i for i, loop in enumerate(named[-len(lengths) :]) if loop is not None]
-                self._put_rows_together(path, lengths, places if len(places) == len(above) else [])
+                named_at = [i for i, loop in enumerate(named[-len(lengths) :]) if loop is not None]
+                self._put_rows_together(path, lengths, named_at if len(named_at) == len(above) else [])
             if key not in self.deltas or key in self._sliced or not found.view.is_value or not self.sees(found.site):
                 continue
             leaves = jax.tree.leaves(self.deltas[key])
@@ -218,15 +218,15 @@ class Adding(Handler):
             name, start = None, stop
         return loops
 
-    def _put_rows_together(self, path: str, lengths: Sequence[int], places: Sequence[int]) -> None:
+    def _put_rows_together(self, path: str, lengths: Sequence[int], named_at: Sequence[int]) -> None:
         """Makes one array of the deltas of single rows of loops that have a name, with zeros for the other rows.
 
         Args:
             path: The starred path of the site.
             lengths: Those of the loops around it that are being entered, outermost first.
-            places: Which of them have a name.
+            named_at: Which of them have a name.
         """
-        rows = {row: row_path(path, row) for row in np.ndindex(*(lengths[i] for i in places))} if places else {}
+        rows = {row: row_path(path, row) for row in np.ndindex(*(lengths[i] for i in named_at))} if named_at else {}
         rows = {row: name for row, name in rows.items() if name in self.deltas}
         if not rows:
             return
@@ -234,12 +234,12 @@ class Adding(Handler):
 
         def whole(*parts: Any) -> Any:
             others = iter(jnp.shape(parts[0]))
-            front = [n if i in places else next(others) for i, n in enumerate(lengths)]
+            front = [n if i in named_at else next(others) for i, n in enumerate(lengths)]
             full = jnp.zeros((*front, *others), jnp.result_type(parts[0]))
             for row, part in zip(rows, parts):
                 at: list[Any] = [slice(None)] * len(lengths)
-                for place, number in zip(places, row):
-                    at[place] = number
+                for axis, number in zip(named_at, row):
+                    at[axis] = number
                 full = full.at[tuple(at)].set(part)
             return full
 

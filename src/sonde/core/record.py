@@ -238,7 +238,7 @@ class Records(Mapping[str, Record]):
         specs = tuple(spec_of_row(calls[row.call][0]) for row in rows)
 
         def cut() -> list[Any]:
-            return [x for row in rows for x in cut_call(*calls[row.call], row.places)]
+            return [x for row in rows for x in cut_call(*calls[row.call], row.at)]
 
         return Record(path, specs, Cut(cut, sum(spec.size for spec in specs)))
 

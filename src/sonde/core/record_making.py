@@ -26,15 +26,15 @@ from sonde.core.row_records import with_rows
 
 
 def _rank(array: Any) -> int:
-    return array.rank if isinstance(array, _Slot) else jnp.ndim(array)
+    return array.rank if isinstance(array, _Placeholder) else jnp.ndim(array)
 
 
 class _NeedsArrays(Exception):
-    """Raised when a program computes with a `_Slot`."""
+    """Raised when a program computes with a `_Placeholder`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Slot:
+class _Placeholder:
     """A placeholder for the array at some position, to find out where arrays go without having them."""
 
     position: int
@@ -64,30 +64,30 @@ def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | N
         specs = [bundle.specs for bundle in bundles]
         key = ("records", tuple(map(id, specs)), met.passes, by_identity(reduce))
         if key not in known:
-            known[key] = (specs, _places(items, met, reduce))  # holding the specs: their ids stay theirs
-        places = known[key][1]
-        if places is not None:
-            layout, positions = places
+            known[key] = (specs, _layout_of(items, met, reduce))  # holding the specs: their ids stay theirs
+        found = known[key][1]
+        if found is not None:
+            layout, positions = found
             arrays = flat_arrays(items) if len(items) > 1 else items[0].arrays
             return Records(layout, arrays if positions is None else [arrays[i] for i in positions])
     return Records(*_arrange(expand(items), met, reduce))
 
 
-def _places(items: Any, met: Met, reduce: Reduce | None) -> tuple[RecordLayout, list[int] | None] | None:
+def _layout_of(items: Any, met: Met, reduce: Reduce | None) -> tuple[RecordLayout, list[int] | None] | None:
     """The layout of records, and which arrays of bundles go into it (None: all, as they are).
 
     None if placing them is not all there is to do.
     """
-    slots = [_Slot(i, jnp.ndim(x)) for i, x in enumerate(flat_arrays(items))]
+    stand_ins = [_Placeholder(i, jnp.ndim(x)) for i, x in enumerate(flat_arrays(items))]
     specs = flat_specs(items)
     try:
-        layout, placed = _arrange(build_items(specs, slots), met, reduce)
+        layout, arranged = _arrange(build_items(specs, stand_ins), met, reduce)
     except _NeedsArrays:
         return None
-    if not all(isinstance(x, _Slot) for x in placed):  # zeros in place of a gradient
+    if not all(isinstance(x, _Placeholder) for x in arranged):  # zeros in place of a gradient
         return None
-    positions = [slot.position for slot in placed]
-    return layout, None if positions == list(range(len(slots))) else positions
+    positions = [x.position for x in arranged]
+    return layout, None if positions == list(range(len(stand_ins))) else positions
 
 
 def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[RecordLayout, list[Any]]:

@@ -32,20 +32,20 @@ class Distinct:
         jaxpr: The program.
         n_extra: How many arrays it returns beside the outputs.
         n_outs: How many outputs there are.
-        places: For every array that was recorded, its number among those.
+        numbers: For every array that was recorded, its number among those.
     """
 
     jaxpr: Any
     n_extra: int
     n_outs: int
-    places: list[int]
+    numbers: list[int]
 
     def spread(self, outs: Sequence[Any]) -> Sequence[Any]:
         """The outputs, and every array as often as it was recorded."""
         n = self.n_outs
-        if self.n_extra == len(self.places):
+        if self.n_extra == len(self.numbers):
             return outs
-        return [*outs[:n], *[outs[n + place] for place in self.places]]
+        return [*outs[:n], *[outs[n + number] for number in self.numbers]]
 
 
 @dataclasses.dataclass
@@ -101,14 +101,14 @@ class Rewritten:
         """The same with every extra output once: the names of a value that is passed on are many, and it is one."""
         if "distinct" not in self.cache:
             opened = _jax.open_jaxpr(self.jaxpr)
-            numbers: dict[Any, int] = {}
-            places = []
+            first_met: dict[Any, int] = {}
+            numbers = []
             for var in opened.outvars[self.n_outs :]:
                 # A number that is written in the program can be no key.
-                places.append(numbers.setdefault(id(var) if isinstance(var, _jax.Literal) else var, len(numbers)))
-            jaxpr, n = self.jaxpr, len(numbers)
-            if n < len(places):
-                first = [opened.outvars[self.n_outs + places.index(i)] for i in range(n)]
+                numbers.append(first_met.setdefault(id(var) if isinstance(var, _jax.Literal) else var, len(first_met)))
+            jaxpr, n = self.jaxpr, len(first_met)
+            if n < len(numbers):
+                first = [opened.outvars[self.n_outs + numbers.index(i)] for i in range(n)]
                 jaxpr = _jax.replace_jaxpr(
                     jaxpr,
                     extra_invars=[],
@@ -116,7 +116,7 @@ class Rewritten:
                     outvars=[*opened.outvars[: self.n_outs], *first],
                     effects=opened.effects,
                 )
-            self.cache["distinct"] = Distinct(jaxpr, n, self.n_outs, places)
+            self.cache["distinct"] = Distinct(jaxpr, n, self.n_outs, numbers)
         return self.cache["distinct"]
 
     def items(self, outs: Sequence[Any], axis: Axis | None = None) -> list[Item]:

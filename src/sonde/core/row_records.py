@@ -53,12 +53,12 @@ def _aligned(gradient: Item, value: Item) -> list[int | None]:
     return [back.get(i) for i in range(len(value.view.axes))]
 
 
-def _cut(item: Item, places: Sequence[int | None], kept: dict[int, tuple[int, ...]]) -> Item:
-    """An item with some rows of some axes, which are at these places."""
+def _cut(item: Item, positions: Sequence[int | None], kept: dict[int, tuple[int, ...]]) -> Item:
+    """An item with some rows of some axes, which are at these positions."""
     axes, leaves, extras = list(item.view.axes), list(item.leaves), dict(item.extras)
     reduced = item.tree is not None
     for i, rows in kept.items():
-        at = places[i]
+        at = positions[i]
         if at is None:
             continue
         axis = axes[at]
@@ -90,13 +90,13 @@ class CallRow(NamedTuple):
     Attributes:
         path: The starred path, as the layout of the records has it.
         call: Which of the calls under it.
-        places: Where the row is along each named axis.
+        at: Where the row is along each named axis.
         numbers: The numbers of the iterations.
     """
 
     path: str
     call: int
-    places: Row
+    at: Row
     numbers: Row
 
 

@@ -1,6 +1,6 @@
-"""`cond` and `switch`. Every branch must return the same arrays, so sites get places that all branches fill.
+"""`cond` and `switch`. Every branch must return the same arrays, so each site has a slot that all branches fill.
 
-Sites of two branches with the same path and the same types share a place. A branch without a site at a place fills it
+Sites of two branches with the same path and the same types share a slot. A branch that lacks the site fills it
 with zeros, and a flag says whether the branch that was taken has the site.
 
 Under `vmap` with a mapped predicate JAX runs all branches and selects. Then a gate, true where the branch is taken,
@@ -40,40 +40,40 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
         new.append(rewrite(branch, handler.in_branch()))
         marks.append(handler.counts.mark())
     handler.counts.join(marks)
-    places, wider_branches = _places_of(new, branches, _jax.varying_axes(index))
+    slots, wider_branches = _slots_of(new, branches, _jax.varying_axes(index))
     base = handler.allot(max(b.span for b in new))
     consts = [x for b in new for x in b.consts]
-    front = [base, *consts] if places.takes_base else consts
+    front = [base, *consts] if slots.takes_base else consts
     wider = {**params, "branches": wider_branches}
     outs = _jax.cond_p.bind(index, *front, *operands, **wider)
-    items = build_items(places.specs, outs[places.n_outs :])
+    items = build_items(slots.specs, outs[slots.n_outs :])
     chosen = jnp.clip(index, 0, len(branches) - 1)
-    for item, filled in zip(items, places.filled):
+    for item, filled in zip(items, slots.filled):
         if all(filled):
             continue
         if "taken" not in item.extras:
             item.extras["taken"] = jnp.asarray(filled)[chosen]
             item.view = item.view.extra_on("taken", [False] * len(item.view.axes))
         elif item.view.gates:  # the flag says more from now on than that one of the branches inside was taken
-            outer = Gate(places, branch=0, branches=2)
+            outer = Gate(slots, branch=0, branches=2)
             item.view = item.view.replace(gates=item.view.gates | {outer})
     handler.items += items
-    return outs[: places.n_outs]
+    return outs[: slots.n_outs]
 
 
-def _places_of(new: list[Rewritten], old: Sequence[Any], varying: frozenset[str]) -> tuple[_Places, tuple[Any, ...]]:
-    """The places of the items of all branches, and the branches that fill them: the same ones whenever they are met.
+def _slots_of(new: list[Rewritten], old: Sequence[Any], varying: frozenset[str]) -> tuple[_Slots, tuple[Any, ...]]:
+    """The slots of the items of all branches, and the branches that fill them: the same ones whenever they are met.
 
     JAX compiles a `cond` that is not in a jitted function by itself, and again if it gets other jaxprs.
     """
     known, key = new[0].cache, ("cond", tuple(map(id, new)), varying)
     if key not in known:
-        places = _Places(new, varying)
-        known[key] = places, places.branches(old)  # holds on to what is new, whose ids stay theirs
+        slots = _Slots(new, varying)
+        known[key] = slots, slots.branches(old)  # holds on to what is new, whose ids stay theirs
     return known[key]
 
 
-class _Places:
+class _Slots:
     """Where the items of several branches go in the outputs that they all have."""
 
     def __init__(self, new: list[Rewritten], varying: frozenset[str]) -> None:
@@ -81,7 +81,7 @@ class _Places:
         self.varying = varying
         self.n_outs = new[0].n_outs
         self.takes_base = any(b.takes_base for b in new)
-        places: dict[Any, tuple[Item, list[Any]]] = {}
+        slots: dict[Any, tuple[Item, list[Any]]] = {}
         self.starts: list[dict[Any, int]] = []
         for branch in new:
             starts: dict[Any, int] = {}
@@ -89,20 +89,20 @@ class _Places:
             for spec in branch.specs:
                 mine = types[position : position + spec.size]
                 key = self._free_key(spec, mine, starts)
-                first = places[key][0] if key in places else dataclasses.replace(spec, sites=())
+                first = slots[key][0] if key in slots else dataclasses.replace(spec, sites=())
                 view = first.view.replace(order=max(first.view.order, spec.view.order))
-                places[key] = (dataclasses.replace(first, sites=(*first.sites, *spec.sites), view=view), mine)
+                slots[key] = (dataclasses.replace(first, sites=(*first.sites, *spec.sites), view=view), mine)
                 starts[key] = position
                 position += spec.size
             self.starts.append(starts)
         self.keys = _in_order(list(starts) for starts in self.starts)
-        self.specs = [places[k][0] for k in self.keys]
-        self.types = [places[k][1] for k in self.keys]
+        self.specs = [slots[k][0] for k in self.keys]
+        self.types = [slots[k][1] for k in self.keys]
         self.spread = [self._spread(k, spec) for k, spec in zip(self.keys, self.specs)]
         self.filled = [[k in starts for starts in self.starts] for k in self.keys]
 
     def _spread(self, key: Any, spec: Item) -> list[frozenset[str]]:
-        """The mesh axes that each array at a place varies over: JAX wants them alike in all branches."""
+        """The mesh axes that each array of a slot varies over: JAX wants them alike in all branches."""
         here = [b.types[starts[key] :][: spec.size] for b, starts in zip(self.new, self.starts) if key in starts]
         own = [frozenset[str]().union(*map(_jax.varying_axes_of_type, types)) for types in zip(*here)]
         # Whether a site was met varies where the choice of the branch does.
@@ -122,8 +122,8 @@ class _Places:
         return kind, number
 
     def _has_types(self, branch: Rewritten, starts: dict[Any, int]) -> bool:
-        """Whether a branch returns the arrays of all places, in order, as they are."""
-        wanted = [axes for place in self.spread for axes in place]
+        """Whether a branch returns the arrays of all slots, in order, as they are."""
+        wanted = [axes for slot in self.spread for axes in slot]
         return list(starts) == self.keys and [_jax.varying_axes_of_type(t) for t in branch.types] == wanted
 
     def branches(self, old: Sequence[Any]) -> tuple[Any, ...]:
@@ -149,11 +149,11 @@ class _Places:
             consts, operands = flat[:n_consts][mine], flat[n_consts:]
             outs = _jax.eval_jaxpr(branch.jaxpr, *consts, *(base if branch.takes_base else ()), *operands)
             extra, filled = outs[self.n_outs :], outs[: self.n_outs]
-            for key, place, axes in zip(self.keys, self.types, self.spread):
+            for key, slot, axes in zip(self.keys, self.types, self.spread):
                 if key in starts:
-                    arrays = extra[starts[key] : starts[key] + len(place)]
+                    arrays = extra[starts[key] : starts[key] + len(slot)]
                 else:
-                    arrays = [_jax.zeros_of_type(t) for t in place]
+                    arrays = [_jax.zeros_of_type(t) for t in slot]
                 filled += map(_jax.varying_over, arrays, axes)
             return filled
 
@@ -161,11 +161,11 @@ class _Places:
 
 
 def _in_order(branches: Iterable[list[Any]]) -> list[Any]:
-    """The places of all branches, in an order that is that of every branch if there is one."""
+    """The slots of all branches, in an order that is that of every branch if there is one."""
     left = [keys for keys in branches if keys]
     order: list[Any] = []
     while left:
-        # The next place is one that no branch has something before; if branches disagree, the first branch's.
+        # The next slot is one that no branch has something before; if branches disagree, the first branch's.
         heads = [keys[0] for keys in left]
         later = {key for keys in left for key in keys[1:]}
         key = next((head for head in heads if head not in later), heads[0])

@@ -1,6 +1,6 @@
-"""Under `vmap`, sites of two branches that share a place get the same axes.
+"""Under `vmap`, sites of two branches that share a slot get the same axes.
 
-The record of the place has the values of both, and the gradient for each example at one of them cannot stand beside the
+The record of the slot has the values of both, and the gradient for each example at one of them cannot stand beside the
 sum over the examples at the other. Once JAX has made the branches of a `cond` a select, later maps meet the sites one
 by one; so each follows what any of them depends on.
 """
@@ -76,67 +76,67 @@ def _sources(branch: Any) -> Iterator[frozenset[int]]:
         reached.update(dict.fromkeys(eqn.outvars, sources))
 
 
-def _sites_by_place(branch: Any, axis_data: Any, mapped: Sequence[bool]) -> dict[Any, _Shared]:
+def _sites_by_slot(branch: Any, axis_data: Any, mapped: Sequence[bool]) -> dict[Any, _Shared]:
     """The sites of a branch if these operands are mapped."""
     after = sites_inside(_jax.mapped_jaxpr(branch, axis_data, mapped))
-    places: dict[Any, _Shared] = {}
+    slots: dict[Any, _Shared] = {}
     for old, new, sources in zip(sites_inside(branch), after, _sources(branch)):
         site, axes = new.site, new.view.axes
         if old.site is not site or not new.view.is_value:
             continue
         types = tuple((t.shape, t.dtype) for t in old.types)
         kind = (path_under(old.names, "", 1) + site.path, site.tag, site.tree, site.arrays, types)
-        number = sum(1 for other, _ in places if other == kind)
+        number = sum(1 for other, _ in slots if other == kind)
         is_mapped = len(axes) > len(old.view.axes)
         varies = tuple(is_mapped and axes[0].on_leaf(i) for i in range(len(types)))
-        places[kind, number] = _Shared(site, varies, sources)
-    return places
+        slots[kind, number] = _Shared(site, varies, sources)
+    return slots
 
 
 def _follows(found: Sequence[dict[Any, _Shared]], *, chosen_by_each: bool) -> list[_Follows]:
     """For every branch, what the arrays of its sites follow.
 
     Args:
-        found: The sites of each branch, by place.
+        found: The sites of each branch, by slot.
         chosen_by_each: Whether the predicate is mapped: an element has the value of the branch that it takes, so all
             arrays vary over the axis.
     """
-    of_place: dict[Any, list[_Shared]] = {}
+    of_slot: dict[Any, list[_Shared]] = {}
     for branch in found:
-        for place, shared in branch.items():
-            of_place.setdefault(place, []).append(shared)
-    varies = {p: [any(has) or chosen_by_each for has in zip(*[s.varies for s in here])] for p, here in of_place.items()}
-    sources = {p: frozenset[int]().union(*[s.sources for s in here]) for p, here in of_place.items()}
+        for slot, shared in branch.items():
+            of_slot.setdefault(slot, []).append(shared)
+    varies = {p: [any(has) or chosen_by_each for has in zip(*[s.varies for s in here])] for p, here in of_slot.items()}
+    sources = {p: frozenset[int]().union(*[s.sources for s in here]) for p, here in of_slot.items()}
     # A function that a branch calls twice has one site for both calls, whose arrays then follow the same operands. A
-    # call may share its place with another site in another branch, so this is repeated until nothing changes.
+    # call may share its slot with another site in another branch, so this is repeated until nothing changes.
     one_site: dict[tuple[int, Site], list[Any]] = {}
     for i, branch in enumerate(found):
-        for place, shared in branch.items():
-            one_site.setdefault((i, shared.site), []).append(place)
+        for slot, shared in branch.items():
+            one_site.setdefault((i, shared.site), []).append(slot)
     before = None
     while before != (varies, sources):
         before = dict(varies), dict(sources)
         for same in one_site.values():
-            together = [any(has) for has in zip(*[varies[place] for place in same])]
+            together = [any(has) for has in zip(*[varies[slot] for slot in same])]
             varies.update(dict.fromkeys(same, together))
-            sources.update(dict.fromkeys(same, frozenset[int]().union(*[sources[place] for place in same])))
+            sources.update(dict.fromkeys(same, frozenset[int]().union(*[sources[slot] for slot in same])))
     follows: list[_Follows] = []
     for branch in found:
-        shared_sites = {s.site for place, s in branch.items() if len(of_place[place]) > 1}
+        shared_sites = {s.site for slot, s in branch.items() if len(of_slot[slot]) > 1}
         mine: _Follows = {}
-        for place, shared in branch.items():
+        for slot, shared in branch.items():
             if shared.site in shared_sites and (shared.site.grads or not chosen_by_each):
-                later = [i + 1 for i in sorted(sources[place])] if chosen_by_each else []
+                later = [i + 1 for i in sorted(sources[slot])] if chosen_by_each else []
                 other = mine.get(shared.site, [()] * len(shared.varies))
-                lacks = [wanted and not has for wanted, has in zip(varies[place], shared.varies)]
+                lacks = [wanted and not has for wanted, has in zip(varies[slot], shared.varies)]
                 mine[shared.site] = tuple((*[0] * (0 in its or now), *later) for its, now in zip(other, lacks))
         follows.append(mine)
     return follows
 
 
 def mapped_alike(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:
-    """The operands of a cond, where they are mapped, and its branches: with the same axes for sites of one place."""
-    found = [_sites_by_place(branch, axis_data, [d is not None for d in dims[1:]]) for branch in branches]
+    """The operands of a cond, where they are mapped, and its branches: with the same axes for sites of one slot."""
+    found = [_sites_by_slot(branch, axis_data, [d is not None for d in dims[1:]]) for branch in branches]
     follows = _follows(found, chosen_by_each=dims[0] is not None)
     if not any(others for mine in follows for leaves in mine.values() for others in leaves):
         return args, dims, branches
