@@ -78,7 +78,7 @@ def prefix(
     if not resolve(graph):
         return map_leaves(value_of, node, graph=False, recreate_variables=False)
 
-    from sonde.nnx.transforms.leaf_values import places
+    from sonde.nnx.transforms.leaf_values import each_leaf
 
     def convert(path: tuple[Any, ...], value: Any) -> Any:
         prefix = tuple(map(key_of, path))
@@ -86,7 +86,7 @@ def prefix(
             return value_of(prefix, value)
         # every place of a shared Variable, so that two values for it are noticed
         found = walk(value, graph=True, verb="prefix")
-        met = [(path, found.leaves[i]) for path, _, _, i in places(found.definition)]
+        met = [(path, found.leaves[i]) for path, _, _, i in each_leaf(found.definition)]
         values = [value_of((*prefix, *path), leaf) for path, leaf in met]
         return TreeState(GraphDef(found.definition), tuple(path for path, _ in met), values)
 

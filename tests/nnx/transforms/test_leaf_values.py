@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from sonde import nnx
-from sonde.nnx.transforms.leaf_values import alternatives, leaf_values, numbering, places, same_form
+from sonde.nnx.transforms.leaf_values import alternatives, each_leaf, leaf_values, numbering, same_form
 from sonde.nnx.transforms.lifting import Structure, walk_call
 
 
@@ -76,7 +76,7 @@ def test_a_shared_variable_has_one_value():
 def test_places_come_once_for_each_path_of_a_shared_leaf():
     w = nnx.Param(A)
     found = found_in(nnx.Dict(a=w, b=w), B)
-    met = [(path[1:], number) for path, _, _, number in places(found.definition)]
+    met = [(path[1:], number) for path, _, _, number in each_leaf(found.definition)]
     assert met == [(("a",), 0), (("b",), 0), ((), 1)]
     assert sorted(first for _, first in numbering(found.definition).values()) == [0, 0]  # the Dict, and w in it
 

@@ -118,7 +118,7 @@ def _traced(taken: Taken, f: Callable[..., Any]) -> Callable[[list[Any]], Left]:
 def _returning(branch: Callable[[list[Any]], Left], agreed: Outcome) -> Callable[[list[Any]], Left]:
     def pure(values: list[Any]) -> Left:
         (outs,), outcome = branch(values)
-        n = len(outcome.places)
+        n = len(outcome.lists_of_leaves)
         news = dict(zip(outcome.changed, outs[n:]))
         return ([*outs[:n], *(news.get(i, values[i]) for i in agreed.changed)],), agreed
 

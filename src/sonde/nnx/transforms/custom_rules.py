@@ -24,7 +24,7 @@ from sonde.nnx.definitions import show_path
 from sonde.nnx.filters import Predicate, to_predicate
 from sonde.nnx.transforms.derivatives import as_state
 from sonde.nnx.transforms.jit.arguments import holds_objects
-from sonde.nnx.transforms.leaf_values import places
+from sonde.nnx.transforms.leaf_values import each_leaf
 from sonde.nnx.transforms.lifting import Fixed, NamedValues, Taken, is_object, raw, take
 from sonde.nnx.transforms.options import (
     MISSING,
@@ -147,7 +147,7 @@ class _Bound:
         names = {structure.names[i] for i in nondiff}
         filtered = {structure.names[i]: predicate for i, predicate in partly.items()}
         kept = {i for i, path in enumerate(structure.paths) if path[0] in names}
-        for path, below, _, i in places(structure.definition):
+        for path, below, _, i in each_leaf(structure.definition):
             if path[0] in filtered and below and not filtered[path[0]](below, taken.leaves[i]):
                 kept.add(i)
         self._kept = sorted(kept)
@@ -227,8 +227,8 @@ class _Bound:
             )
         names, paths = self._taken.structure.names, self._taken.structure.paths
         out: dict[int, Any] = {}
-        for place, grad in zip(wanted, grads):
-            leaves = {paths[i][1:]: i for i in self._diff if paths[i][0] == names[place]}
+        for argument, grad in zip(wanted, grads):
+            leaves = {paths[i][1:]: i for i in self._diff if paths[i][0] == names[argument]}
             if grad is None:
                 continue
             found = walk(NamedValues(("grad",), (grad,)), graph=self._taken.mode.graph, verb="custom_vjp", numbers=True)
@@ -238,7 +238,7 @@ class _Bound:
             if surplus or (missing and not self._updates):
                 raise ValueError(
                     f"nnx.custom_vjp: the backward rule returned a cotangent with {len(got)} leaves for "
-                    f"{names[place]}, which has {len(leaves)}"
+                    f"{names[argument]}, which has {len(leaves)}"
                     + "".join(f"; {show_path(path)} is not in it" for path in surplus[:1])
                     + ". The cotangent has the form of the argument; with graph updates, with a State in place of a "
                     "Module."

@@ -20,7 +20,7 @@ from sonde.nnx.array_references import load
 from sonde.nnx.definitions import Path, count_leaves, show_path
 from sonde.nnx.filters import Filter, Predicate, to_predicate
 from sonde.nnx.states import State
-from sonde.nnx.transforms.leaf_values import children_of, places
+from sonde.nnx.transforms.leaf_values import children_of, each_leaf
 from sonde.nnx.transforms.lifting import NamedValues, Taken, is_object, raw, take
 from sonde.nnx.transforms.options import MISSING, Mode, also_decorator, mode, named_like, refuse_bound_method
 from sonde.nnx.transforms.outcome import Left
@@ -208,7 +208,7 @@ def _chosen(taken: Taken, wanted: list[_Wanted]) -> list[int]:
     """
     by_name = {taken.structure.names[one.argnum]: one for one in wanted}
     chosen: dict[int, tuple[bool | None, Path]] = {}
-    for path, below, _, i in places(taken.structure.definition):
+    for path, below, _, i in each_leaf(taken.structure.definition):
         one = by_name.get(path[0])
         now = None if one is None else one.selects(below, taken.leaves[i])
         before, first = chosen.setdefault(i, (now, path))

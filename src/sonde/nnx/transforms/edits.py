@@ -52,19 +52,19 @@ class Before:
                     for name, a, b in zip(layout.data, data, now)
                     if a is not b and id(a) in carried and isinstance(a, Variable) and _same_kind(a, b)
                 ]
-        places, new = {id(a) for _, _, a, _ in replaced}, {id(b) for *_, b in replaced}
-        shared = {id(x) for x in self._known.values()} & new - places  # it is also at its own path
-        if len(new) < len(replaced) or len(places) < len(replaced) or shared:
+        old, new = {id(a) for _, _, a, _ in replaced}, {id(b) for *_, b in replaced}
+        shared = {id(x) for x in self._known.values()} & new - old  # it is also at its own path
+        if len(new) < len(replaced) or len(old) < len(replaced) or shared:
             return
         for (node, name, variable, _), value in zip(replaced, [b._raw_value for *_, b in replaced]):
             variable.set_raw_value(value)
             node._set_child(name, variable)
 
-    def put_back_arrays(self, places: Mapping[int, int]) -> dict[int, Any]:
-        """Takes new arrays out of the places of others, which return to them.
+    def put_back_arrays(self, numbers: Mapping[int, int]) -> dict[int, Any]:
+        """Takes new arrays that have replaced others out again; the others return.
 
         Args:
-            places: numbers of the arrays that may be replaced, by identity.
+            numbers: of the arrays that may be replaced, by identity.
 
         Returns:
             The new arrays by those numbers.
@@ -75,8 +75,8 @@ class Before:
             if now_layout is not layout:
                 continue
             for name, a, b in zip(layout.data, data, now):
-                if a is not b and id(a) in places and kind_of(b) == ARRAY and not is_reference(b):
-                    new[places[id(a)]] = b
+                if a is not b and id(a) in numbers and kind_of(b) == ARRAY and not is_reference(b):
+                    new[numbers[id(a)]] = b
                     node._set_child(name, a)
         return new
 

@@ -64,7 +64,7 @@ def _number(d: Any, counter: int, found: dict[int, tuple[Any, int]]) -> int:
     return counter
 
 
-def places(
+def each_leaf(
     definition: Any,
     prefix: Any = None,
     misfit: Any = None,
@@ -207,7 +207,7 @@ class Spread:
         values: list[Any] = [_UNSET] * len(leaves)
         first_paths: dict[int, Path] = {}
         by_path: dict[int, dict[Path, Any]] = {}
-        for path, below, p, i in places(definition, self.prefix, self._misfit, given=given, at=at, parts=parts):
+        for path, below, p, i in each_leaf(definition, self.prefix, self._misfit, given=given, at=at, parts=parts):
             leaf = leaves[i] if i >= 0 else None
             if isinstance(p, ByFilter):
                 if leaf is None:
@@ -257,27 +257,27 @@ def same_form(structure: Any, found: Any, name: str, *, static: bool = True) -> 
     first: dict[int, int] = {}
 
     def differ(a: Any, b: Any, path: Path) -> str | None:
-        place = show_path(path)
+        shown = show_path(path)
         if a[0] == REFERENCE or b[0] == REFERENCE:
             if a[0] != b[0] or first.get(a[1], a[1]) != b[1]:
-                return f"{place} is newly shared, or no longer shared"
+                return f"{shown} is newly shared, or no longer shared"
             return None
         if a[0] != b[0] or (a[0] not in (ARRAY, OTHER) and a[1] is not b[1]):
-            return f"{place} was {_kind_name(a)} and is {_kind_name(b)}"
+            return f"{shown} was {_kind_name(a)} and is {_kind_name(b)}"
         if a[0] == OTHER and a[1] is not b[1] and a[1] != b[1]:
-            return f"{place} was {a[1]!r} and is {b[1]!r}"
+            return f"{shown} was {a[1]!r} and is {b[1]!r}"
         if a[0] in (NODE, VARIABLE) and a[2] is not None:
             first[a[2]] = b[2]
         if a[0] not in (NODE, CONTAINER):
             return None
         (keys_a, children_a), (keys_b, children_b) = children_of(a), children_of(b)
         if tuple(keys_a) != tuple(keys_b):
-            return f"{place} had the entries {_shown(keys_a)} and has {_shown(keys_b)}"
+            return f"{shown} had the entries {_shown(keys_a)} and has {_shown(keys_b)}"
         ignored = not static and a[0] == NODE and not any(child[0] == ARRAY for child in a[5])
         if a[0] == NODE and not ignored and (a[3].static, a[4]) != (b[3].static, b[4]):
             before, after = dict(zip(a[3].static, a[4])), dict(zip(b[3].static, b[4]))
             names = [n for n in {**before, **after} if before.get(n, _UNSET) != after.get(n, _UNSET)]
-            return f"the static attributes {', '.join(map(str, names))} of {place} changed"
+            return f"the static attributes {', '.join(map(str, names))} of {shown} changed"
         for key, x, y in zip(keys_a, children_a, children_b):
             if difference := differ(x, y, (*path, key)):
                 return difference

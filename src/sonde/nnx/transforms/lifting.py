@@ -358,17 +358,17 @@ class Entered:
         """
         edits, seen = ([], {}) if self._before is None or output_only else self._before.edits(self.verb)
         lists: tuple[list[Any], ...] = tuple([] for _ in range(placement.n_lists))
-        places: list[int] = []
+        of_leaves: list[int] = []
         references: list[int] = []
 
         def put(leaves: Sequence[Any], into: Sequence[int]) -> None:
-            for leaf, place in zip(leaves, into):
+            for leaf, n in zip(leaves, into):
                 value = raw(leaf)
                 if any(map(is_reference, jax.tree.leaves(value))):  # JAX's functions do not return references
-                    references.append(len(places))
+                    references.append(len(of_leaves))
                     value = load(value)
-                places.append(place)
-                lists[place].append(value)
+                of_leaves.append(n)
+                lists[n].append(value)
 
         edits = [edit for edit in edits if not (edit.leaves and edit.definition[2] in skip)]
         for edit in edits:
@@ -384,12 +384,12 @@ class Entered:
             definition = GraphDef(found.definition)
         changed = () if output_only else self.changed()
         changed = tuple(sorted({*changed, *always}) if always else changed)
-        change_places = tuple(map(placement.of_change, changed))
-        for i, place in zip(changed, change_places):
-            lists[place].append(load(raw(self.leaves[i])))
+        of_changes = tuple(map(placement.of_change, changed))
+        for i, n in zip(changed, of_changes):
+            lists[n].append(load(raw(self.leaves[i])))
         new = tuple(GraphDef(edit.definition) for edit in edits)
         metadata = self._new_metadata(changed)
-        return lists, Outcome(definition, new, tuple(places), changed, change_places, metadata, tuple(references))
+        return lists, Outcome(definition, new, tuple(of_leaves), changed, of_changes, metadata, tuple(references))
 
     def check_output(self, found: Walk) -> None:
         """Refuses an output that holds Variables of the arguments: their new values reach the caller anyway."""

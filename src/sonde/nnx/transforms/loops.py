@@ -153,13 +153,13 @@ def _objects(tree: Any) -> list[int]:
     return [id(x) for x in jax.tree.leaves(tree, is_leaf=is_object) if is_object(x)]
 
 
-def returned(entered: Entered, out: Any, places: Sequence[int], name: str) -> list[Any]:
+def returned(entered: Entered, out: Any, carried: Sequence[int], name: str) -> list[Any]:
     """The leaves of what an iteration returned.
 
     Args:
         entered: what the iteration was given.
         out: what it returned.
-        places: which leaves of the arguments are carried.
+        carried: which leaves of the arguments are carried.
         name: the argument that is carried.
 
     Raises:
@@ -177,7 +177,7 @@ def returned(entered: Entered, out: Any, places: Sequence[int], name: str) -> li
             f"nnx.{verb}: the carry must keep its form, but the body returns another one: "
             f"{difference}. Static attributes, keys and classes may not change in a loop."
         )
-    for i, leaf in zip(places, found.leaves):
+    for i, leaf in zip(carried, found.leaves):
         before = entered.leaves[i]
         if isinstance(before, Variable) and leaf is not before:
             raise ValueError(

@@ -31,9 +31,9 @@ class Outcome:
     Attributes:
         definition: how to build the output; None if it is plain and was returned separately.
         edits: new definitions of nodes of the arguments.
-        places: for each leaf of the edits and of the output, which list it is in.
+        lists_of_leaves: for each leaf of the edits and of the output, which list it is in.
         changed: the leaves of the arguments that were given a new value or new metadata.
-        change_places: for each of them, which list it is in.
+        lists_of_changes: for each of them, which list it is in.
         metadata: for each of them, the new metadata, or None if it stayed.
         references: which leaves of the edits and of the output were array references.
         nothing: whether there is nothing to do: the output was returned separately, and nothing changed.
@@ -44,14 +44,14 @@ class Outcome:
 
     __slots__ = (
         "_key",
-        "change_places",
         "changed",
         "definition",
         "edits",
+        "lists_of_changes",
+        "lists_of_leaves",
         "metadata",
         "n_edited",
         "nothing",
-        "places",
         "references",
         "refers",
         "values_only",
@@ -61,43 +61,45 @@ class Outcome:
         self,
         definition: GraphDef[Any] | None,
         edits: tuple[GraphDef[Any], ...],
-        places: tuple[int, ...],
+        lists_of_leaves: tuple[int, ...],
         changed: tuple[int, ...],
-        change_places: tuple[int, ...],
+        lists_of_changes: tuple[int, ...],
         metadata: tuple[Any, ...],
         references: tuple[int, ...] = (),
     ):
         self.definition = definition
         self.edits = edits
-        self.places = places
+        self.lists_of_leaves = lists_of_leaves
         self.changed = changed
-        self.change_places = change_places
+        self.lists_of_changes = lists_of_changes
         self.metadata = metadata
         self.references = references
         self.values_only = definition is None and not edits and all(m is None for m in metadata)
         self.nothing = self.values_only and not changed
         self.n_edited = sum(edit.num_leaves for edit in edits)
         self.refers = bool(edits) or (definition is not None and has_references(definition.definition))
-        self._key: Hashable = (definition, edits, places, changed, change_places, references)
+        self._key: Hashable = (definition, edits, lists_of_leaves, changed, lists_of_changes, references)
 
     def split(self, lists: Sequence[Sequence[Any]]) -> tuple[list[Any], list[Any]]:
         """Takes the lists apart: leaves of the edits and of the output, and new values of Variables."""
         streams = [iter(one) for one in lists]
-        built = [next(streams[place]) for place in self.places]
-        return built, [next(streams[place]) for place in self.change_places]
+        built = [next(streams[n]) for n in self.lists_of_leaves]
+        return built, [next(streams[n]) for n in self.lists_of_changes]
 
     def join(self, built: Sequence[Any], news: Sequence[Any], n_lists: int) -> tuple[list[Any], ...]:
         """The inverse of `split`."""
         lists: tuple[list[Any], ...] = tuple([] for _ in range(n_lists))
-        for value, place in zip([*built, *news], [*self.places, *self.change_places]):
-            lists[place].append(value)
+        for value, n in zip([*built, *news], [*self.lists_of_leaves, *self.lists_of_changes]):
+            lists[n].append(value)
         return lists
 
     def with_changes(self, changed: Sequence[int], metadata: Mapping[int, Any]) -> Outcome:
         """The same with other changed leaves, whose values are in the first list."""
         news = tuple(metadata.get(i) for i in changed)
-        places = (0,) * len(changed)
-        return Outcome(self.definition, self.edits, self.places, tuple(changed), places, news, self.references)
+        numbers = (0,) * len(changed)
+        return Outcome(
+            self.definition, self.edits, self.lists_of_leaves, tuple(changed), numbers, news, self.references
+        )
 
     def __eq__(self, other: object) -> bool:
         return self is other or (

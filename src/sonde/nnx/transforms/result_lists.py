@@ -43,7 +43,7 @@ class Lists:
         self.kinds = alternatives([output[1], list(self.in_values), arguments[1]])
         self.n_lists = len(self.kinds)
 
-    def _place(self, value: Any) -> int:
+    def _number(self, value: Any) -> int:
         return next(i for i, kind in enumerate(self.kinds) if kind is value or kind == value)
 
     def of_output(self, found: Walk) -> Sequence[int]:
@@ -51,7 +51,7 @@ class Lists:
         if self._given is None:
             self._given = numbering(self._definition)
         values = self._output.over(found.definition, found.leaves, given=self._given, given_values=self.in_values)
-        return list(map(self._place, values))
+        return list(map(self._number, values))
 
     def of_edit(self, found: Walk) -> Sequence[int]:
         """The list of each new leaf of a node of the arguments: as if it had been an argument."""
@@ -65,11 +65,11 @@ class Lists:
             given_values=self.in_values,
             at=self._parts[found.definition[2]],
         )
-        return list(map(self._place, values))
+        return list(map(self._number, values))
 
     def of_change(self, i: int) -> int:
         """The list of the new value of a leaf of the arguments."""
-        return self._place(self.in_values[i])
+        return self._number(self.in_values[i])
 
 
 def with_keywords(structure: Structure, prefix: Any, default: Any) -> Any:

@@ -74,7 +74,7 @@ def scan(
     refuse_prefixes("scan", "in_axes", in_axes, how)
     refuse_prefixes("scan", "out_axes", out_axes, how)
     refuse_bound_method("scan", f)
-    carry_in, carry_out = _carry_place(in_axes, "in_axes"), _carry_place(out_axes, "out_axes")
+    carry_in, carry_out = _position_of_carry(in_axes, "in_axes"), _position_of_carry(out_axes, "out_axes")
     if (carry_in is None) != (carry_out is None):
         raise ValueError(
             f"nnx.scan: a carry is both an argument and an output, so Carry must be in both in_axes and out_axes or in "
@@ -100,7 +100,7 @@ def scan(
     return scanned
 
 
-def _carry_place(axes: Any, what: str) -> int | None:
+def _position_of_carry(axes: Any, what: str) -> int | None:
     """Where the carry is among arguments or outputs: a position, -1 if it is all there is, None if there is none."""
     if axes is Carry:
         return -1
@@ -201,7 +201,7 @@ class _Scan:
 
         body.__name__ = getattr(self._fn, "__name__", "scan")
         final, (built, slices) = jax.lax.scan(body, [values[i] for i in moving], xs, **options)
-        built = [_moved_back(x, kinds[place]) for x, place in zip(built, outcome.places)]
+        built = [_moved_back(x, kinds[n]) for x, n in zip(built, outcome.lists_of_leaves)]
         new = {i: values[i] for i in forgotten}
         new.update(zip(moving, final))
         new.update({i: _moved_back(x, axes[i]) for i, x in zip(stacked, slices)})
@@ -220,10 +220,10 @@ class _Scan:
 
     def _split(self, entered: Entered, out: Any) -> tuple[list[Any], Any]:
         """The leaves of the carry, and the other outputs."""
-        place = self._carry_out
-        if place is None:
+        position = self._carry_out
+        if position is None:
             return [], out
-        if place == -1:
+        if position == -1:
             round_, rest = out, ()
         else:
             if not isinstance(out, (tuple, list)) or len(out) != self._n_out:
@@ -231,14 +231,14 @@ class _Scan:
                 raise ValueError(
                     f"nnx.scan: out_axes={self._out_axes} needs a tuple of {self._n_out} outputs, got {got}."
                 )
-            round_, rest = out[place], (*out[:place], *out[place + 1 :])
+            round_, rest = out[position], (*out[:position], *out[position + 1 :])
         leaves = returned(entered, round_, self._round, str(self._carry_name))
         return [raw(x) for x in leaves], rest
 
     def _check(self, outcome: Outcome) -> None:
         """Refuses new arrays in arguments that are the same in all iterations: each would make another one."""
-        for place in outcome.places:
-            kind = self._lists.kinds[place]
+        for n in outcome.lists_of_leaves:
+            kind = self._lists.kinds[n]
             if not isinstance(kind, int):
                 raise (TypeError if kind is Carry else ValueError)(
                     "nnx.scan: the function makes a new Variable or array in an argument that is broadcast (axis None) "

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from sonde import nnx
-from sonde.nnx.transforms.jit.arguments import Arguments, assemble, holds_objects, named_places, shardings_along
+from sonde.nnx.transforms.jit.arguments import Arguments, assemble, holds_objects, named_arguments, shardings_along
 
 M = nnx.Dict(w=nnx.Param(1.0))
 
@@ -20,7 +20,7 @@ def test_sorted_and_put_together_again():
     args = [M, 2.0, {"m": M.w, "x": [1, 2]}, "static", jnp.ones(1)]
     sorted_ = Arguments(args, ("key",), frozenset([3]))
     assert sorted_.roots == [M, M.w] and sorted_.names == ["args[0]", "args[2]['m']"]
-    assert sorted_.places == [0, 2] and sorted_.plain_places == [1, 2, "key"]
+    assert sorted_.root_arguments == [0, 2] and sorted_.plain_arguments == [1, 2, "key"]
     again, keywords = assemble(sorted_.skeleton, sorted_.roots, sorted_.plain)
     assert again == tuple(args[:4]) and keywords["key"] is args[4]
     assert hash(sorted_.skeleton) == hash(Arguments(args, ("key",), frozenset([3])).skeleton)
@@ -43,6 +43,6 @@ def test_places_by_number_and_name():
     def f(a, b, *, c):
         pass
 
-    assert named_places(f, 1, None) == {1, "b"} == named_places(f, None, "b")
-    assert named_places(f, -1, None) == {1, "b"} and named_places(f, None, ("c",)) == {"c"}
-    assert named_places(f, None, None) == frozenset()
+    assert named_arguments(f, 1, None) == {1, "b"} == named_arguments(f, None, "b")
+    assert named_arguments(f, -1, None) == {1, "b"} and named_arguments(f, None, ("c",)) == {"c"}
+    assert named_arguments(f, None, None) == frozenset()

@@ -20,7 +20,7 @@ def test_leaves_in_lists():
     m = nnx.Dict(a=nnx.Param(jnp.ones(2)), b=jnp.zeros(2), c=nnx.Param(jnp.ones(1)))
     made, leaves = program(lambda m, x: x, m, 2.0)
     assert made.arrays == [1] and made.kept == [0, 2] and made.donated == []
-    assert made.lists("abc") == [["b"], ["a", "c"]] and made.places == {1: (0, 0), 0: (1, 0), 2: (1, 1)}
+    assert made.lists("abc") == [["b"], ["a", "c"]] and made.positions == {1: (0, 0), 0: (1, 0), 2: (1, 1)}
     assert program(lambda m: 0, m, donated=(0,))[0].lists("abc") == [["b"], ["a", "c"]]
     assert program(lambda x: x, 2.0)[0].lists("") == [[]]
 

@@ -54,38 +54,38 @@ class Arguments:
         skeleton: how to put the arguments together again; hashable.
         roots: Modules and Variables.
         names: their names in messages.
-        places: for each root, the position or name of the argument it is in.
+        root_arguments: for each root, the position or name of the argument it is in.
         plain: the other arguments.
-        plain_places: the same for the plain arguments.
+        plain_arguments: the same for the plain arguments.
     """
 
-    __slots__ = ("names", "places", "plain", "plain_places", "roots", "skeleton")
+    __slots__ = ("names", "plain", "plain_arguments", "root_arguments", "roots", "skeleton")
 
     def __init__(self, args: Sequence[Any], keywords: tuple[str, ...], static: frozenset[Any]):
         self.roots: list[Any] = []
         self.names: list[str] = []
-        self.places: list[Any] = []
+        self.root_arguments: list[Any] = []
         self.plain: list[Any] = []
-        self.plain_places: list[Any] = []
+        self.plain_arguments: list[Any] = []
         n = len(args) - len(keywords)
         parts = []
         for i, value in enumerate(args):
-            place, name = (i, f"args[{i}]") if i < n else (keywords[i - n], f"kwargs[{keywords[i - n]!r}]")
-            parts.append(_fixed(value, name) if place in static else self._sort(value, name, place))
+            argument, name = (i, f"args[{i}]") if i < n else (keywords[i - n], f"kwargs[{keywords[i - n]!r}]")
+            parts.append(_fixed(value, name) if argument in static else self._sort(value, name, argument))
         self.skeleton = (n, keywords, tuple(parts))
 
-    def _sort(self, value: Any, name: str, place: Any) -> Any:
+    def _sort(self, value: Any, name: str, argument: Any) -> Any:
         if not holds_objects(value):
             self.plain.append(value)
-            self.plain_places.append(place)
+            self.plain_arguments.append(argument)
             return PLAIN
         if kind_of(value) != CONTAINER:
             self.roots.append(value)
             self.names.append(name)
-            self.places.append(place)
+            self.root_arguments.append(argument)
             return ROOT
         keys, children, rebuild = flatten_once(value)
-        parts = tuple(self._sort(child, f"{name}[{key!r}]", place) for key, child in zip(keys, children))
+        parts = tuple(self._sort(child, f"{name}[{key!r}]", argument) for key, child in zip(keys, children))
         return (type(value), keys, rebuild, parts)
 
 
@@ -155,7 +155,7 @@ def _put_together(part: Any, roots: Iterator[Any], plain: Iterator[Any]) -> Any:
     return unflatten_once(cls, keys, rebuild, [_put_together(p, roots, plain) for p in parts])
 
 
-def named_places(
+def named_arguments(
     fun: Callable[..., Any], nums: int | Sequence[int] | None, names: str | Iterable[str] | None
 ) -> frozenset[Any]:
     """Positions and names of arguments; where only one of the two is given, the other is found from the signature."""

@@ -11,7 +11,7 @@ from sonde.core.context import RUNNING_CAPTURES, looking
 from sonde.nnx._epoch import EPOCH
 from sonde.nnx._kinds import ARRAY, KIND
 from sonde.nnx.graph import graphdef, merge, split
-from sonde.nnx.transforms.jit.arguments import PLAIN, ROOT, Arguments, holds_objects, named_places
+from sonde.nnx.transforms.jit.arguments import PLAIN, ROOT, Arguments, holds_objects, named_arguments
 from sonde.nnx.transforms.jit.memory import LastCall, Memory, Plan
 from sonde.nnx.transforms.jit.program import Options, Program, tracing
 from sonde.nnx.transforms.lifting import Fixed, Structure, take, walk_call
@@ -85,8 +85,8 @@ def jit(
     refuse_prefixes("jit", "in_shardings", in_shardings, how)
     refuse_prefixes("jit", "out_shardings", out_shardings, how)
     refuse_bound_method("jit", fun)
-    static = named_places(fun, static_argnums, static_argnames)
-    donated = named_places(fun, donate_argnums, donate_argnames)
+    static = named_arguments(fun, static_argnums, static_argnames)
+    donated = named_arguments(fun, donate_argnums, donate_argnames)
     return _caller(fun, _Compiler(Options(fun, how, in_shardings, out_shardings, static, donated, more)))
 
 

@@ -42,11 +42,11 @@ class Plan:
 
     __slots__ = (
         "_contents",
+        "_earlier",
         "_level",
         "_lists",
         "_metadata",
         "_numbers",
-        "_records",
         "_shared",
         "_targets",
         "cells",
@@ -59,9 +59,9 @@ class Plan:
 
     def __init__(self, found: Walk, program: Program):
         self.epoch = found.epoch
-        self._records = [_Record(node) for _, node in found.nodes]
+        self._earlier = [_Earlier(node) for _, node in found.nodes]
         self._contents = [
-            (r, _weak(contents(node))) for r, (_, node) in zip(self._records, found.nodes) if r.containers
+            (r, _weak(contents(node))) for r, (_, node) in zip(self._earlier, found.nodes) if r.containers
         ]
         self.loose = bool(found.loose) or any(id(node) in EXPOSED for _, node in found.nodes if EXPOSED)
         self.program = program
@@ -77,7 +77,7 @@ class Plan:
         self._level = next(iter(levels.values())) if len(levels) == 1 else None
         # for outcomes that only give Variables new values, by identity: the outcome, and the cells of the Variables
         self._targets: dict[int, tuple[Outcome, list[Cell]]] = {}
-        met = sum(record.n_variables for record in self._records)
+        met = sum(earlier.n_variables for earlier in self._earlier)
         self._shared = bool(self._contents) or met > sum(x is not None for x in self._metadata)
 
     def matches(self) -> bool:
@@ -88,8 +88,8 @@ class Plan:
         epoch = self.epoch
         swapped: dict[int, Variable[Any]] = {}
         renewed: list[int] = []
-        for k, record in enumerate(self._records):
-            node = record.node()
+        for k, earlier in enumerate(self._earlier):
+            node = earlier.node()
             if node is None:
                 return False
             exposed = EXPOSED and id(node) in EXPOSED
@@ -97,15 +97,15 @@ class Plan:
                 self.loose = True
             if exposed or node._stamp > epoch:
                 before = len(swapped)
-                if not self._same(record, node, swapped):
+                if not self._same(earlier, node, swapped):
                     return False
                 if len(swapped) > before:
                     renewed.append(k)
         for leaf, metadata in zip(self.leaves, self._metadata):
             if metadata is not None and leaf._metadata is not metadata and leaf._metadata != metadata:
                 return False
-        for record, before in self._contents:
-            node = record.node()
+        for earlier, before in self._contents:
+            node = earlier.node()
             if node is None or not same_contents(contents(node), _strong(before)):
                 return False
         if swapped and not self._swap(swapped, renewed):
@@ -113,12 +113,12 @@ class Plan:
         self.epoch = now
         return True
 
-    def _same(self, record: _Record, node: Any, swapped: dict[int, Variable[Any]]) -> bool:
+    def _same(self, earlier: _Earlier, node: Any, swapped: dict[int, Variable[Any]]) -> bool:
         """Whether a node is as it was, except for Variables that were replaced by others of the same kind."""
         layout, data, static = node._structure()
-        if layout is not record.layout or (static is not record.static and static != record.static):
+        if layout is not earlier.layout or (static is not earlier.static and static != earlier.static):
             return False
-        for x, before in zip(data, record.data):
+        for x, before in zip(data, earlier.data):
             if id(x) == before:
                 continue
             i = None if before is None else self._numbers.get(before)
@@ -138,21 +138,21 @@ class Plan:
         if len({id(x) for x in swapped.values()}) < len(swapped):
             return False  # one Variable is now at two paths
         leaves, metadata, numbers = list(self.leaves), list(self._metadata), dict(self._numbers)
-        lists, records = [*map(list, self._lists)], list(self._records)
+        lists, nodes_before = [*map(list, self._lists)], list(self._earlier)
         for i, x in swapped.items():
             del numbers[id(leaves[i])]
             numbers[id(x)] = i
             leaves[i], metadata[i] = x, x._metadata
-            k, place = self.program.places[i]
-            lists[k][place] = x._cell
+            k, position = self.program.positions[i]
+            lists[k][position] = x._cell
             if x._level is not self._level:
                 self._level = None
         for k in renewed:
-            node = records[k].node()
+            node = nodes_before[k].node()
             if node is None:
                 return False
-            records[k] = _Record(node)
-        self.leaves, self._metadata, self._numbers, self._records = leaves, metadata, numbers, records
+            nodes_before[k] = _Earlier(node)
+        self.leaves, self._metadata, self._numbers, self._earlier = leaves, metadata, numbers, nodes_before
         self._lists = lists
         self._targets = {}
         if self.cells is not None:
@@ -196,17 +196,17 @@ class Plan:
         return settle(left, self.leaves, self._objects, output_only=True)
 
     def _objects(self) -> dict[int, Any]:
-        return self.program.structure.objects(self.leaves, [record.node() for record in self._records])
+        return self.program.structure.objects(self.leaves, [earlier.node() for earlier in self._earlier])
 
 
-class _Record:
+class _Earlier:
     """The earlier attributes of a node, without keeping it or other nodes alive.
 
     Attributes:
         node: a weak reference to it.
         layout: which attributes it had.
-        data: the identities of its children. The plan keeps Variables and arrays alive, and nodes have their own
-            records, so an identity always means the same object. Containers are compared by content.
+        data: the identities of its children. The plan keeps Variables and arrays alive, and there is one of these for
+            every node, so an identity always means the same object. Containers are compared by content.
         static: its static attributes.
         containers: whether some of its children are plain containers.
         n_variables: how many of its children are Variables.

@@ -74,14 +74,16 @@ class Program:
         arrays: the leaves that are bare arrays.
         kept: the Variables whose values stay.
         donated: the Variables whose values are donated.
-        places: for each leaf, which list it is in, and its position there.
+        positions: for each leaf, which list it is in, and its position there.
     """
 
-    __slots__ = ("arrays", "donated", "kept", "places", "run", "structure")
+    __slots__ = ("arrays", "donated", "kept", "positions", "run", "structure")
 
     def __init__(self, options: Options, structure: Structure, arguments: Arguments, leaves: Sequence[Any]):
         self.structure = structure
-        gone = {name for name, place in zip(arguments.names, arguments.places) if place in options.donated}
+        gone = {
+            name for name, argument in zip(arguments.names, arguments.root_arguments) if argument in options.donated
+        }
         numbers = range(len(structure.kinds))
         variables = [i for i in numbers if structure.kinds[i] is not None]
         self.arrays = [i for i in numbers if structure.kinds[i] is None]  # they get no new values: never donated
@@ -90,12 +92,12 @@ class Program:
         self.kept = sorted({*variables} - {*self.donated})
         leading = self.lists(numbers)
         n_lead = len(leading)
-        self.places = {leaf: (k, i) for k, one in enumerate(leading) for i, leaf in enumerate(one)}
+        self.positions = {leaf: (k, i) for k, one in enumerate(leading) for i, leaf in enumerate(one)}
         placement, shardings = self._shardings(options, arguments, leaves)
         # a leaf with a requested sharding keeps it afterwards, as do all leaves that graph updates return
         values = placement.in_values if isinstance(placement, Lists) and options.mode.updates else None
         resharded = [i for i in self.kept if values[i] is not None] if values else []
-        give_away = [n_lead + i for i, place in enumerate(arguments.plain_places) if place in options.donated]
+        give_away = [n_lead + i for i, argument in enumerate(arguments.plain_arguments) if argument in options.donated]
         self.run = jax.jit(
             self._traced(options, arguments.skeleton, placement, (*self.donated, *resharded)),
             donate_argnums=tuple([n_lead - 1, *give_away] if self.donated else give_away),
