@@ -56,10 +56,13 @@ def sub_jaxprs(params: dict[str, Any]) -> list[Any]:
         params = params["_prim"].params
     found = []
     for value in params.values():
-        if type(value) in _NO_JAXPR:
+        cls = type(value)
+        if cls in _NO_JAXPR:
             continue
-        if isinstance(value, (tuple, list)):
-            found += [x for x in value if type(x) not in _NO_JAXPR and hasattr(x, "eqns")]
+        if cls is tuple or isinstance(value, (tuple, list)):
+            for x in value:
+                if type(x) not in _NO_JAXPR and type(x) is not tuple and hasattr(x, "eqns"):
+                    found.append(x)
         elif hasattr(value, "eqns"):
             found.append(value)
     return found

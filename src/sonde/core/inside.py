@@ -61,10 +61,13 @@ def equations_with_sites(jaxpr: Any) -> list[Any]:
     known = _answers.of(jaxpr)
     found = known.get("equations")
     if found is None:
-        found = known["equations"] = [
-            eqn for eqn in jaxpr.eqns if eqn.primitive is site_p or any(map(has_sites, _jax.sub_jaxprs(eqn.params)))
-        ]
+        found = known["equations"] = [eqn for eqn in jaxpr.eqns if eqn.primitive is site_p or _has_sites_inside(eqn)]
     return found
+
+
+def _has_sites_inside(eqn: Any) -> bool:
+    found = _jax.sub_jaxprs(eqn.params)
+    return bool(found) and any(map(has_sites, found))
 
 
 def sites_inside(

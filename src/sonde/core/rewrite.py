@@ -206,8 +206,12 @@ def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:
     ours = set(map(id, equations_with_sites(old)))
     for eqn in old.eqns:
         if id(eqn) not in ours:
-            uses_sites = any(v in replaced for v in eqn.invars if type(v) is _jax.Var)
-            eqns.append(eqn.replace(invars=[*map(now, eqn.invars)]) if uses_sites else eqn)
+            for v in eqn.invars:
+                if type(v) is _jax.Var and v in replaced:
+                    eqns.append(eqn.replace(invars=[*map(now, eqn.invars)]))
+                    break
+            else:
+                eqns.append(eqn)
             continue
         invars = [now(v) for v in eqn.invars]
         if eqn.primitive is site_p:

@@ -74,11 +74,15 @@ class SiteTrace(_jax.Trace):
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
         """Binds a primitive on the trace around, unless sites make it ours."""
-        if primitive is site_p:
+        if primitive is _jax.jit_p:  # first, being the most frequent
+            inside = has_sites(params["jaxpr"])
+        elif primitive is site_p:
             return self.at_site([*map(_jax.not_a_literal, tracers)], params["site"], params["view"])
-        if primitive is marker_p:
+        elif primitive is marker_p:
             return list(tracers[:-1]) if self.parent is _jax.eval_trace else self._bind(primitive, tracers, params)
-        inside = has_sites(params["jaxpr"]) if primitive is _jax.jit_p else any(map(has_sites, _jax.sub_jaxprs(params)))
+        else:
+            found = _jax.sub_jaxprs(params)
+            inside = bool(found) and any(map(has_sites, found))
         if inside:
             rule = RULES.get(primitive)
             if rule is None:
