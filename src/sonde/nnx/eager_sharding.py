@@ -16,35 +16,27 @@ from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from sonde import _jax
+from sonde.nnx.settings import Setting, SettingChange
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 _local = threading.local()
-_everywhere = True
+_eager = Setting(True)
 
 
 def using_eager_sharding() -> bool:
     """Whether new Variables place their value as their `out_sharding` says."""
-    stack = getattr(_local, "eager", ())
-    return stack[-1] if stack else _everywhere
+    return _eager.current
 
 
-class use_eager_sharding(contextlib.AbstractContextManager["use_eager_sharding"]):
+class use_eager_sharding(SettingChange[bool]):
     """Turns placing on or off: permanently when called, for a block when used with `with`."""
 
     def __init__(self, value: bool, /):
-        global _everywhere
-        self._before = _everywhere
-        self._value = value
-        _everywhere = value
+        super().__init__(_eager, value)
 
     def __enter__(self) -> use_eager_sharding:
-        global _everywhere
-        _everywhere = self._before
-        _local.eager = (*getattr(_local, "eager", ()), self._value)
+        super().__enter__()
         return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        _local.eager = _local.eager[:-1]
 
 
 def current_rules() -> Rules:

@@ -8,13 +8,10 @@ in this thread, by `with set_graph_mode(False):`; for the calls of a function, i
 
 from __future__ import annotations
 
-import functools
 import os
-import threading
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
-F = TypeVar("F", bound=Callable[..., Any])
+from sonde.nnx.settings import Setting, SettingChange
 
 
 def _from_environment(variable: str) -> bool:
@@ -26,61 +23,26 @@ def _from_environment(variable: str) -> bool:
     raise ValueError(f"The environment variable {variable} is '{text}'; it must be 'true' or 'false'.")
 
 
-class _Here(threading.local):
-    """The values set by the open blocks of this thread."""
+class _Mode(SettingChange[bool]):
+    """A mode that can be called, entered, and used as a decorator."""
 
-    stack: tuple[bool, ...] = ()
-
-
-class _Setting:
-    """A setting that can be called, entered, and used as a decorator."""
-
-    _everywhere: ClassVar[bool]
-    _here: ClassVar[_Here]
+    _of_class: ClassVar[Setting[bool]]
 
     def __init_subclass__(cls, *, variable: str) -> None:
-        cls._everywhere = _from_environment(variable)
-        cls._here = _Here()
+        cls._of_class = Setting(_from_environment(variable))
 
     def __init__(self, value: bool, /):
         if not isinstance(value, bool):
             raise TypeError(f"{type(self).__name__} takes True or False, got {value!r}.")
-        self._value = value
-        self._before: bool | None = self._everywhere
-        type(self)._everywhere = value
-
-    def _only_here(self) -> None:
-        """Undoes the permanent setting of the call: the value is meant for a block or a function."""
-        if self._before is not None:
-            type(self)._everywhere = self._before
-            self._before = None
-
-    def __enter__(self) -> bool:
-        self._only_here()
-        self._here.stack = (*self._here.stack, self._value)
-        return self._value
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._here.stack = self._here.stack[:-1]
-
-    def __call__(self, fun: F, /) -> F:
-        self._only_here()
-
-        @functools.wraps(fun)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return fun(*args, **kwargs)
-
-        return wrapper  # type: ignore[return-value]
+        super().__init__(self._of_class, value)
 
     @classmethod
     def current_value(cls) -> bool:
         """The value in force here."""
-        stack = cls._here.stack
-        return stack[-1] if stack else cls._everywhere
+        return cls._of_class.current
 
 
-class set_graph_mode(_Setting, variable="NNX_GRAPH_MODE"):
+class set_graph_mode(_Mode, variable="NNX_GRAPH_MODE"):
     """Sets the mode of functions that are not given `graph=`.
 
     Example:
@@ -91,7 +53,7 @@ class set_graph_mode(_Setting, variable="NNX_GRAPH_MODE"):
     """
 
 
-class set_graph_updates(_Setting, variable="NNX_GRAPH_UPDATES"):
+class set_graph_updates(_Mode, variable="NNX_GRAPH_UPDATES"):
     """Sets whether transforms that are not given `graph_updates=` let functions change the structure of arguments.
 
     Example:

@@ -92,29 +92,29 @@ class PytreeMeta(abc.ABCMeta):
             ValueError: a plain list or dict among its static attributes was filled with data after it was assigned.
         """
         new = super().__call__(*args, **kwargs)
-        for value in attributes(new).values() if isinstance(new, _Slots) else ():
+        for value in attributes(new).values() if isinstance(new, _Slotted) else ():
             if type(value) in (list, dict) and value:
                 check_pytree(new)
                 break
         return new
 
 
-class _Slots:
+class _Slotted:
     """The slots of every Pytree. A separate base, because a class that makes `__dict__` cannot also redefine it."""
 
     __slots__ = ("__dict__", "__weakref__", *_SLOTS)
 
 
 #: The attributes of a Pytree, for code that announces its changes itself.
-attributes = cast(Callable[[Any], dict[str, Any]], _Slots.__dict__["__dict__"].__get__)
-_set_dict = cast(Callable[[Any, Any], None], _Slots.__dict__["__dict__"].__set__)
-_set_layout = cast(Callable[[Any, Any], None], _Slots.__dict__["_layout"].__set__)
-_set_level = cast(Callable[[Any, Any], None], _Slots.__dict__["_level"].__set__)
-_set_stamp = cast(Callable[[Any, Any], None], _Slots.__dict__["_stamp"].__set__)
-set_origin = cast(Callable[[Any, Any], None], _Slots.__dict__["_origin"].__set__)
+attributes = cast(Callable[[Any], dict[str, Any]], _Slotted.__dict__["__dict__"].__get__)
+_set_dict = cast(Callable[[Any, Any], None], _Slotted.__dict__["__dict__"].__set__)
+_set_layout = cast(Callable[[Any, Any], None], _Slotted.__dict__["_layout"].__set__)
+_set_level = cast(Callable[[Any, Any], None], _Slotted.__dict__["_level"].__set__)
+_set_stamp = cast(Callable[[Any, Any], None], _Slotted.__dict__["_stamp"].__set__)
+set_origin = cast(Callable[[Any, Any], None], _Slotted.__dict__["_origin"].__set__)
 
 
-class Pytree(_Slots, metaclass=PytreeMeta):
+class Pytree(_Slotted, metaclass=PytreeMeta):
     """An object whose attributes JAX can flatten; the base of Module, Rngs, Optimizer and so on.
 
     Args of the class statement:

@@ -5,12 +5,10 @@ Both are Flax's names for Variables that can be written from inside any function
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-F = TypeVar("F", bound=Callable[..., Any])
+from sonde.nnx.settings import Setting, SettingChange
 
 
 class _Values(NamedTuple):
@@ -41,63 +39,25 @@ class VarDefaults(Mapping[str, bool]):
         return f"VarDefaults(hijax={self.hijax}, ref={self.ref})"
 
 
-class _Here(threading.local):
-    """The values set by the open blocks of this thread."""
-
-    stack: tuple[_Values, ...] = ()
-
-
-_here = _Here()
-_everywhere = _Values()
-
-
-def _set_everywhere(values: _Values) -> None:
-    global _everywhere
-    _everywhere = values
+_defaults = Setting(_Values())
 
 
 def current() -> _Values:
     """The defaults in force."""
-    return _here.stack[-1] if _here.stack else _everywhere
+    return _defaults.current
 
 
-class VarDefaultsContext:
+class VarDefaultsContext(SettingChange[_Values]):
     """Defaults that were set; as a context manager or decorator, for a block or a function only.
 
     Set inside a block of another one, they hold until that block ends; else for good.
     """
 
     def __init__(self, hijax: bool | None, ref: bool | None):
-        self._before: tuple[_Values, tuple[_Values, ...]] | None = (_everywhere, _here.stack)
-        self._values = current().changed(hijax, ref)
-        if _here.stack:
-            _here.stack = (*_here.stack[:-1], self._values)
-        else:
-            _set_everywhere(self._values)
-
-    def _only_here(self) -> None:
-        if self._before is not None:
-            everywhere, _here.stack = self._before
-            _set_everywhere(everywhere)
-            self._before = None
+        super().__init__(_defaults, current().changed(hijax, ref), in_block=True)
 
     def __enter__(self) -> None:
-        self._only_here()
-        _here.stack = (*_here.stack, self._values)
-
-    def __exit__(self, *exc_info: object) -> None:
-        _here.stack = _here.stack[:-1]
-
-    def __call__(self, f: F) -> F:
-        """Applies the defaults while a function runs."""
-        self._only_here()
-
-        @functools.wraps(f)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return f(*args, **kwargs)
-
-        return wrapper  # type: ignore[return-value]
+        super().__enter__()
 
 
 def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> VarDefaultsContext | VarDefaults:
