@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 __all__ = ["empty_node", "flatten_dict", "path_aware_map", "unflatten_dict"]
@@ -56,11 +56,11 @@ def flatten_dict(
     return flat
 
 
-def unflatten_dict(xs: Mapping[Any, Any], sep: str | None = None) -> dict[Any, Any]:
+def unflatten_dict(xs: Mapping[Any, Any] | Iterable[tuple[Any, Any]], sep: str | None = None) -> dict[Any, Any]:
     """The nested dict with these leaves at these paths.
 
     Args:
-        xs: leaves by path.
+        xs: leaves by path: a dict, or pairs.
         sep: what joins the keys of a path, if paths are strings.
 
     Example:
@@ -68,7 +68,8 @@ def unflatten_dict(xs: Mapping[Any, Any], sep: str | None = None) -> dict[Any, A
         {'a': {'b': 1}, 'c': {}}
     """
     nested: dict[Any, Any] = {}
-    for key, value in xs.items():
+    pairs: Any = xs.items() if isinstance(xs, Mapping) else xs
+    for key, value in pairs:
         path = key if sep is None else key.split(sep)
         inner = nested
         for name in path[:-1]:

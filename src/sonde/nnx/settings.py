@@ -1,7 +1,7 @@
 """Settings: a value that is set for good, or for a block or a function in one thread.
 
-`with use(x):` and `@use(x)` look like calls of `use(x)`, which sets the value for good. So a `SettingChange` sets it when it
-is made, and takes that back when it turns out to be meant for a block or a function.
+`with use(x):` and `@use(x)` look like calls of `use(x)`, which sets the value for good. So a `SettingChange` sets it
+when it is made, and takes that back when it turns out to be meant for a block or a function.
 """
 
 from __future__ import annotations

@@ -8,15 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from sonde.traverse_util import empty_node, unflatten_dict
+
 IsLeaf = Callable[[tuple[Any, ...], Any], bool]
-
-
-class _EmptyNode:
-    def __repr__(self) -> str:
-        return "_EmptyNode()"
-
-
-empty_node = _EmptyNode()
 
 
 def sorted_keys(keys: Iterable[Any]) -> list[Any]:
@@ -82,12 +76,4 @@ def flatten_mapping(
 
 def unflatten_mapping(xs: Any, /, *, sep: str | None = None) -> dict[Any, Any]:
     """The inverse of `flatten_mapping`: from paths (a mapping or pairs) to nested dicts."""
-    out: dict[Any, Any] = {}
-    for path, value in xs.items() if isinstance(xs, Mapping) else xs:
-        if sep is not None:
-            path = path.split(sep)
-        node = out
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = {} if value is empty_node else value
-    return out
+    return unflatten_dict(xs, sep)
