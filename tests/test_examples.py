@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.processes import xla_flags
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-TRAIN_LONG = {"digits_cnn", "language_model", "lstm"}
+TRAIN_LONG = ["digits_cnn", "language_model", "lstm"]
 
 
 def run(name: str, *arguments: str) -> str:
@@ -24,6 +27,21 @@ def run(name: str, *arguments: str) -> str:
     assert done.returncode == 0, done.stderr
     assert "training ━" in done.stdout  # the progress bar
     return done.stdout
+
+
+@pytest.mark.parametrize("name", TRAIN_LONG)
+def test_it_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """After two steps of training, all that follows; what the example claims is checked in the thorough run."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    terminal = importlib.import_module("terminal")
+    training = terminal.training
+    monkeypatch.setattr(terminal, "training", lambda console, steps: training(console, min(steps, 2)))
+    monkeypatch.setattr(sys, "argv", [name, "--quick"])
+    monkeypatch.setenv("COLUMNS", "160")
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "training ━" in printed and "╭" in printed and "┏" in printed  # the bar, a panel, a table
+    assert "nan" not in printed
 
 
 def find(pattern: str, text: str) -> list[float]:
@@ -59,6 +77,7 @@ def test_look_inside() -> None:
     assert loss < 0.01 < 0.05 < silenced
 
 
+@pytest.mark.thorough
 def test_digits_are_read_in_under_a_minute() -> None:
     """The claim of the project: over 97 % of the test images, in less than a minute on two cores."""
     text = run("digits_cnn")
@@ -72,6 +91,7 @@ def test_digits_are_read_in_under_a_minute() -> None:
     assert text.count("─ channel ") == 4 and "##" in text
 
 
+@pytest.mark.thorough
 def test_language_model_looks_where_the_next_letter_stands() -> None:
     text = run("language_model", "--quick")
     before, after = find(r"loss of the refrain ([\d.]+) at first, ([\d.]+) after", text)
@@ -85,6 +105,7 @@ def test_language_model_looks_where_the_next_letter_stands() -> None:
     assert len(picture) == 32 and all(set(line[2 * i + 4 : -1]) <= {" ", "│"} for i, line in enumerate(picture))
 
 
+@pytest.mark.thorough
 def test_lstm_forgets_at_a_flag() -> None:
     text = run("lstm", "--quick")
     before, after = find(r"mean squared error ([\d.]+) at first, ([\d.]+) after", text)

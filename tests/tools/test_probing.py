@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
 
 from sonde.errors import NoSuchSiteError
 from sonde.tools import probe
@@ -16,6 +15,8 @@ X = {f"blocks/{i}/out": (RNG.standard_normal((600, 12)) @ RNG.standard_normal((1
 
 @pytest.mark.parametrize(("n_classes", "C"), [(2, 0.01), (4, 1.0)])
 def test_the_fit_is_that_of_scikit_learn(n_classes, C):
+    from sklearn.linear_model import LogisticRegression  # takes two seconds, in one process is enough
+
     rng = np.random.default_rng(n_classes)
     x = X["blocks/1/out"]
     score = (x - x.mean(0)) / x.std(0) @ rng.standard_normal((12, n_classes))
