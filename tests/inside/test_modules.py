@@ -207,9 +207,13 @@ def test_named_arrays_of_penzai_are_arrays():
     np.testing.assert_array_equal(records[f"{below}doubled"].grad.unwrap("f"), jnp.ones(3))
     np.testing.assert_array_equal(records[f"{below}pair"].grad[0].unwrap("f"), jnp.ones(3))
     assert sonde.edit(f, {"**/doubled": lambda v: v * 0.0}, inside=f)(x) == 0.0
-    # Penzai's own code, in which such objects are half made.
-    result, _ = sonde.capture(lambda x: jax.vmap(lambda v: v)(x.untag("f")).tag("f") * 2.0, inside="penzai.core.*")(x)
-    np.testing.assert_array_equal(result.unwrap("f"), 2.0 * jnp.arange(3.0))
+    # Penzai's own code, in which such objects are half made, and which takes them apart and makes them again.
+    for grads in (False, True):
+        result, records = sonde.capture(
+            lambda x: jax.vmap(lambda v: v)(x.untag("f")).tag("f") * 2.0, inside="penzai.core.*", grads=grads
+        )(x)
+        np.testing.assert_array_equal(result.unwrap("f"), 2.0 * jnp.arange(3.0))
+        assert records
 
 
 def test_methods_by_name():

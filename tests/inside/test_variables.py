@@ -777,3 +777,47 @@ def test_a_name_that_is_bound_in_a_string():
 
     _, records = sonde.capture(lambda x: shown(x), inside=shown)(jnp.ones(2))
     assert [path.rpartition("/")[2] for path in records] == ["x", "doubled", "return"]
+
+
+class Pair:
+    """A pytree whose methods are marked, also where JAX calls them between two programs."""
+
+    def __init__(self, a, b):
+        self.a = a
+        self.b = b
+
+    def parts(self):
+        a = self.a
+        b = self.b
+        return (a, b), None
+
+    @classmethod
+    def made(cls, _, parts):
+        a, b = parts
+        pair = cls(a, b)
+        return pair
+
+
+jax.tree_util.register_pytree_node(Pair, Pair.parts, Pair.made)
+
+
+def step_of_pair(pair):
+    return Pair(pair.a * 2.0, pair.b * pair.a)
+
+
+@pytest.mark.parametrize("grads", [False, True])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: jax.jvp(step_of_pair, (x,), (x,)),
+        jax.jit(lambda x: jax.jacfwd(step_of_pair)(x)),
+        jax.vmap(jax.grad(lambda x: step_of_pair(x).b)),
+        lambda x: jax.lax.scan(lambda pair, _: (step_of_pair(pair), pair), x, None, length=2),
+    ],
+    ids=["jvp", "jacfwd", "grad", "scan"],
+)
+def test_methods_that_take_a_pytree_apart(run, grads):
+    x = Pair(jnp.array([1.0, 3.0]), jnp.array([2.0, 5.0]))
+    result, records = sonde.capture(run, inside=[Pair, step_of_pair], grads=grads)(x)
+    jax.tree.map(np.testing.assert_array_equal, result, run(x))
+    assert any("step_of_pair" in path for path in records)

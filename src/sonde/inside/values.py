@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.context import Looking
+from sonde.core.context import Looking, look
 from sonde.core.primitive import site_p
 from sonde.core.scopes import check_scopes
 from sonde.core.site import LEAF, PLAIN, Site
@@ -61,6 +61,11 @@ class Other:
 
 
 _array_types: set[type] = set()
+
+
+def _unseen() -> contextlib.AbstractContextManager[None]:
+    """For the methods that take a library's arrays apart: they may be marked, but here the program does not call them."""
+    return look(None) if _array_types else contextlib.nullcontext()
 
 
 def register_arrays(*types: type) -> None:
@@ -99,6 +104,8 @@ def marked(
         is_kept: Whether the program must continue with the same object; the site then has no gradient.
     """
     trace = _jax.current_trace()
+    if trace is None:  # JAX takes an argument or a result of a transform apart, between two programs
+        return value
     if trace is _jax.eval_trace:  # outside the captured program, as in a function that runs on the host
         source = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if is_array(value) and state.inside is not None and state.inside.must_see(source):
@@ -111,8 +118,11 @@ def marked(
         if not is_array(value):
             return value
         leaves, tree, arrays, statics, shared = [value], LEAF, _ONE_ARRAY, (), False
-    elif _is_container(value) and _holds_arrays(value, []):
-        leaves, tree = jax.tree.flatten(value, is_leaf=_is_leaf)
+    elif _is_container(value):
+        with _unseen():
+            if not _holds_arrays(value, []):
+                return value
+            leaves, tree = jax.tree.flatten(value, is_leaf=_is_leaf)
         arrays = tuple(map(is_array, leaves))
         if not any(arrays):
             return value
@@ -156,7 +166,8 @@ def marked(
     if all(a is b for a, b in zip(given, outs)):
         return value
     remaining = iter(outs)
-    return _rebuilt(value, iter([next(remaining) if a else x for x, a in zip(leaves, arrays)]))
+    with _unseen():
+        return _rebuilt(value, iter([next(remaining) if a else x for x, a in zip(leaves, arrays)]))
 
 
 def _may_be_replaced(value: Any, state: Looking) -> bool:
