@@ -64,7 +64,7 @@ _array_types: set[type] = set()
 
 
 def _unseen() -> contextlib.AbstractContextManager[None]:
-    """For the methods that take a library's arrays apart: they may be marked, but here the program does not call them."""
+    """Around the methods that take a library's arrays apart: the program does not call them here, marked or not."""
     return look(None) if _array_types else contextlib.nullcontext()
 
 
