@@ -1,4 +1,4 @@
-"""Checking a program: what a capture returns is what the same program returns by hand, whichever way one looks."""
+"""Checking a program: however it is captured, a capture returns what the same program returns by hand."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def spread_over(array: Any, front: tuple[int, ...]) -> Iterator[np.ndarray]:
 
 
 def check_flags(got: Any, want: Any, rec: Rec, what: str) -> None:
-    """Flags and counts come without the axes over which they do not vary."""
+    """Flags and counts lack the axes over which they do not vary."""
     assert (got is None) == (want is None), f"{what}: {got}, by hand {want}"
     if want is None:
         return
@@ -133,7 +133,7 @@ def check_records(records: sonde.Records, recs: Sequence[Rec], *, grads: bool) -
 
 
 def check_gradients(record: sonde.Record, recs: Sequence[Rec]) -> None:
-    """Gradients of all orders; where by hand it is zero, no backward pass may have come by."""
+    """Gradients of all orders. Where the one by hand is zero, there may be no recorded gradient."""
     by_order = [record.gradients(order) for order in range(1, 6)]
     for found in by_order:
         assert len(found) in (0, len(recs)), f"{record.path}: {len(found)} gradients of {len(recs)} values"
@@ -225,7 +225,7 @@ def check_mapped(program: Program, x: Any) -> None:
 def check_differentiated(program: Program, x: Any) -> None:
     """grad(capture(f)) is grad(f), and the records come along.
 
-    They cannot where a rule stands in the place of a function with sites: that is an error, if not the values.
+    If a derivative rule replaces a function that has sites, the records are right or there is an error.
     """
     want, _ = jax.jit(program.grad_by_hand)(x)
     capture = sonde.capture(loss_of(program.make()))
@@ -258,7 +258,7 @@ def differentiates(program: Program, look: int) -> bool:
 
 
 def look_at(program: Program, look: int, x: Any) -> None:
-    """One of the ways to look at a program."""
+    """Captures a program in one of the `N_LOOKS` ways."""
     if look == 8:
         check_mapped(program, x)
     elif look == 10:
@@ -297,7 +297,7 @@ def jax_can_run(program: Program, look: int, x: Any, *, rtol: float = 1e-2) -> b
 
 
 def check_program(program: Program, look: int, x: Any) -> bool:
-    """Looks at a program; returns whether JAX can run it at all.
+    """Captures a program and checks its records; returns whether JAX can run it at all.
 
     What is wrong must be wrong in double precision too: some programs make much of a last digit.
     """

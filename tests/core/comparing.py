@@ -1,4 +1,4 @@
-"""What the tests of the engine compare with, and what must be true after every capture."""
+"""References that the tests of the engine compare with, and checks after every capture."""
 
 from __future__ import annotations
 

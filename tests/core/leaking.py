@@ -225,7 +225,7 @@ CASES: dict[str, Case] = {
 
 
 class Held(NamedTuple):
-    """What a process holds on to."""
+    """Objects, arrays and programs that a process keeps."""
 
     objects: int
     arrays: int
@@ -240,7 +240,7 @@ def held() -> Held:
 
 
 def growth(step: Callable[[int], Any], times: int, before: int) -> Held:
-    """How much more is held after doing something many times than after doing it a few times before."""
+    """How much memory grows if something is done many times, after a few times to fill the caches."""
     freeze()  # what other tests left is not counted, and need not be gone through
     for i in range(before):  # until what is kept once for all is kept
         step(i)

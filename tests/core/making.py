@@ -21,6 +21,6 @@ def site_of(value: Any, path: str = "h", **options: Any) -> Site:
 def item_of(
     site: Site, *leaves: Any, path: str | None = None, view: View = PLAIN, loops: tuple[object, ...] = (), **extras: Any
 ) -> Item:
-    """What was seen at a site once."""
+    """One recorded value of a site."""
     types = tuple(jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype) for x in leaves)
     return Item((site,), site.path if path is None else path, view, list(leaves), extras, None, types, loops)

@@ -23,7 +23,7 @@ SIMPLER |= {
 
 
 def smaller_nodes(node: Node) -> Iterator[Body]:
-    """Bodies to put in the place of a node."""
+    """Bodies that can replace a node."""
     fields: dict[str, Any] = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}  # pyright: ignore
     with_other = lambda **changes: (dataclasses.replace(node, **changes),)  # pyright: ignore
     for name in ("body", "left", "right"):
@@ -73,7 +73,7 @@ def calls(body: Body) -> bool:
 
 
 def signature(check: Callable[[Program], object], program: Program) -> str | None:
-    """How a program fails, without the numbers and names that change from one program to a smaller one."""
+    """The error of a program, without the numbers and names that change when the program is made smaller."""
     try:
         check(program)
     except Exception as error:  # whatever goes wrong is what is looked for

@@ -1,6 +1,6 @@
 """Which random programs were run, and which are run by the tests.
 
-A program is `checking.drawn(seed, DEPTH)`. After a change of the drawing, seeds stand for other programs.
+A program is `checking.drawn(seed, DEPTH)`. If the drawing changes, the same seeds give other programs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `inside=` becomes before a run: the door to code without sites."""
+"""How `inside=` is resolved before a run."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""Axes in front of values: which arrays have them, and how arrays that have different ones meet."""
+"""Leading axes of values: which arrays have them, and how arrays with different ones are combined."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_one_jitted_function_and_many_modules_is_traced_once_per_place():
 
 
 def test_a_function_is_traced_again_only_where_something_differs():
-    """Layers that stand in the same places of two models share their traces."""
+    """Layers at the same places of two models share their traces."""
     traces = []
 
     @jax.jit

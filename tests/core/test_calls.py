@@ -1,4 +1,4 @@
-"""From items to calls: numbers per path, branches that exclude each other, and the order of the program."""
+"""From items to calls: numbering per path, exclusive branches, and program order."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Branches of a `cond` under `vmap` that saw something at the same place are made one."""
+"""Branches of a `cond` under `vmap` that recorded at the same site are merged."""
 
 import numpy as np
 from tests.core.making import item_of, site_of

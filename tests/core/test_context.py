@@ -1,4 +1,4 @@
-"""What a thread looks for: threads, tasks, nested blocks."""
+"""The capture state of threads, tasks and nested blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was seen before a captured function failed."""
+"""The records up to the point where a captured function failed."""
 
 from __future__ import annotations
 

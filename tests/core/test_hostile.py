@@ -1,4 +1,4 @@
-"""What must not go wrong: threads, exceptions, interleaving, odd values, and what is left behind without a capture."""
+"""Hostile programs: threads, exceptions, interleaving, odd values, and no trace of Sonde after a capture."""
 
 from __future__ import annotations
 

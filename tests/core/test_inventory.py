@@ -1,4 +1,4 @@
-"""What a capture would see, before paying."""
+"""The sites and sizes that a capture would record, without running it."""
 
 import io
 

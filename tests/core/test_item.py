@@ -1,4 +1,4 @@
-"""Items, taken apart into arrays and a static rest and put together again."""
+"""Items, split into arrays and static data, and rebuilt from both."""
 
 import numpy as np
 from tests.core.making import item_of, site_of

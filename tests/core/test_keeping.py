@@ -1,4 +1,4 @@
-"""What is kept between calls: compiled programs are found again, and nothing grows."""
+"""Caches between calls: compiled programs are reused, and the caches do not grow."""
 
 import functools
 import gc
@@ -172,7 +172,7 @@ def test_the_engines_caches_do_not_grow():
 
 
 class Jaxpr:
-    """Stands for a jaxpr: two may be equal, and are two."""
+    """A fake jaxpr: equal to others, but not the same object."""
 
     def __eq__(self, other):
         return isinstance(other, Jaxpr)

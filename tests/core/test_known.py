@@ -1,4 +1,4 @@
-"""Numbers that a program passes on are known while it is traced; numbers of the user's are left alone."""
+"""Constants that a program passes through are known while it is traced; the user's own numbers are not touched."""
 
 from typing import Any
 

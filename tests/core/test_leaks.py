@@ -1,4 +1,4 @@
-"""What is done again and again with fresh functions and models does not fill the memory."""
+"""Repeating a call with fresh functions and models does not fill the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call of a module takes and returns, as sites."""
+"""The inputs and outputs of module calls, as sites."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Copies of modules, known by their arrays."""
+"""Copies of modules, recognised by their arrays."""
 
 import weakref
 

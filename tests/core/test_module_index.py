@@ -49,7 +49,7 @@ register_modules(Plain, ModuleKind(lambda m: list(vars(m).items()), arrays=lambd
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Tree:
-    """No module, and JAX knows what is inside."""
+    """Not a module, but a pytree that contains modules."""
 
     left: Any
     right: Any

@@ -13,7 +13,7 @@ jitted, remat = jax.jit(call), jax.checkpoint(call)
 
 
 def parted(module, x):
-    """As libraries do that jit what is not an array: the arrays go in, the rest is put together again inside."""
+    """As libraries do that jit non-array arguments: the arrays are passed in, and the object is rebuilt inside."""
     leaves, tree = jax.tree.flatten(module)
     return inner(leaves, tree, x)
 

@@ -1,4 +1,4 @@
-"""Sites where a capture cannot see: in functions of the host, and in functions that were compiled ahead of time."""
+"""Sites that a capture cannot record: in host callbacks, and in functions compiled ahead of time."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Programs with sites that outlive their capture, and edits of values that do not vary."""
+"""Programs whose sites outlive their capture, and edits of values that do not vary."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a capture returns: a mapping, a pytree, and something to look at."""
+"""Records as a mapping, as a pytree, and as text."""
 
 import jax
 import jax.numpy as jnp

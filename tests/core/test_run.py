@@ -1,4 +1,4 @@
-"""What a run leaves behind, whatever ends it; and errors of the user's own functions, which name the site."""
+"""The state after a run, however it ends; and errors of the user's own functions, which name the site."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from sonde.errors import EditError
 
 
 def test_interrupts_at_any_moment_leave_the_thread_as_it_was() -> None:
-    """In a process of its own: interrupts come by a timer, wherever the program is."""
+    """In a separate process: a timer interrupts the program at any point."""
     program = """
         import signal, jax, jax.numpy as jnp, sonde
         from sonde.core.context import RUNNING_CAPTURES, looking

@@ -1,4 +1,4 @@
-"""Tools compile a call themselves: which copy is the model that is looked into."""
+"""Tools compile a call themselves; the copy of the model inside is recognised."""
 
 import functools
 

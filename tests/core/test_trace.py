@@ -1,4 +1,4 @@
-"""The trace of a capture beside JAX's own: modes that evaluate at once, and other interpreters."""
+"""The trace of a capture together with JAX's own: eager modes, and other interpreters."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_site_that_no_rule_gets_out_is_an_error_that_names_it():
 
 
 def test_python_control_flow_on_values_keeps_working():
-    """Values flow through the trace as they are, and a function may ask for their numbers."""
+    """Values are not wrapped by the trace, so a function can read their numbers."""
 
     def f(x):
         h = sow(x * 2, "h")

@@ -1,4 +1,4 @@
-"""Things that go wrong, each as a function of a value and of whether it strikes now.
+"""Defects, each a function of a value and of whether the defect is active.
 
 Where it does not, a defect does no harm: values and gradients are finite. Those in `FORWARD` make the value bad; those
 in `BACKWARD` make the gradient of their argument bad and nothing else. Both tables say what is then found there.

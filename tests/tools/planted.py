@@ -167,7 +167,7 @@ class Writer:
         )
 
     def levels(self, place: Place, depth: int) -> None:
-        """Harmless code, the next level, harmless code."""
+        """Code without defects around the next level."""
         self.harmless(place)
         if depth == 0:
             if self.gradient and not place.differentiated:
@@ -219,7 +219,7 @@ class Writer:
         self.defect = self.of(*[d for d in table if not (place.forward_mode and d in WITH_RULES)])
 
     def note(self, place: Place, name: str) -> None:
-        """Remembers the line that comes next as the one to be found."""
+        """Notes that the search must find the next line."""
         self.found = {"path": place.prefix + name, "call": self.count(place, name), "line": len(self.lines) + 1}
 
     def target(self, place: Place) -> None:
@@ -316,7 +316,7 @@ class Writer:
         self.write(f"x = lax.fori_loop({low}, {low + length}, b{i}, x)")
 
     def trips(self, place: Place) -> tuple[str, int]:
-        """How often a loop runs, and how often it does where the defect is; it may vary over examples."""
+        """The number of iterations of a loop, and of the loop that has the defect; it may vary over examples."""
         most = self.random.randint(2, 4)
         vary = [(name, value) for name, value in place.numbers.items() if self.random.random() < 0.7]
         return (f"{most} + {vary[0][0]} % 3", most + vary[0][1] % 3) if vary else (str(most), most)

@@ -1,4 +1,4 @@
-"""Circuit tools on a language model whose layers are a list and on the same one as a scan: equal, and right."""
+"""Circuit tools on a language model with layers in a list and in a scan: equal, and correct."""
 
 from __future__ import annotations
 

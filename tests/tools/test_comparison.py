@@ -1,4 +1,4 @@
-"""Where two programs part, where that is known."""
+"""The first difference of two programs, in programs where it is known."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Tools that drop the result of a training step must leave it its arguments."""
+"""Tools that discard the result of a training step must not donate its arguments."""
 
 import jax
 import jax.numpy as jnp

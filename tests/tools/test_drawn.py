@@ -1,4 +1,4 @@
-"""Results draw themselves: in a notebook, with matplotlib, as a table of pandas."""
+"""Results as pictures and tables: in a notebook, with matplotlib, as a pandas table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts by exponent, and what is made of them on the host, against what is computed on the device."""
+"""Counts by exponent, and the statistics made from them on the host, against those computed on the device."""
 
 from __future__ import annotations
 

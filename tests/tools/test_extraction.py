@@ -1,4 +1,4 @@
-"""Features, and that the rest is gone."""
+"""Features are extracted, and unused code is removed."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What papers do, with one call each, against hand-written JAX."""
+"""Methods of papers, one call each, against hand-written JAX."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_one_compiled_call():
 
 
 def flops(f, sites, speed):
-    """What a sweep costs, in runs of the function."""
+    """The cost of a sweep, in runs of the function."""
     from sonde.tools import patching, pure
 
     # A row of its own for every position: a product that is not batched is then one that is shared.

@@ -1,4 +1,4 @@
-"""Probes against scikit-learn's logistic regression, which minimises the same thing."""
+"""Probes against scikit-learn's logistic regression, which minimises the same loss."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def scanned(x):
 
 
 def by_hand(kept):
-    """How faithful the edges are: numbers of NumPy alone."""
+    """The faithfulness of edges, computed with NumPy alone."""
 
     def run(x, other=None):
         written = {"embed": np.asarray(x, np.float64)}

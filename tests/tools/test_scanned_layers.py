@@ -1,4 +1,4 @@
-"""What a tool prints or draws for layers in a Python loop, it does for layers in a scan."""
+"""Tools print and draw the same for layers in a Python loop and in a scan."""
 
 from __future__ import annotations
 

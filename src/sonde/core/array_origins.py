@@ -1,9 +1,9 @@
-"""Where an array comes from: which arrays it was made of by changes that leave it what it was.
+"""Where an array comes from: the arrays it was made from by changes that keep its role, such as a cast.
 
 A weight that is cast, masked, scaled, updated by an optimizer or carried by a loop is still that weight. In a program
-that is being traced, equations say what a tracer was computed from, and the description of its call what an argument
-stands for (`_jax.TracedArguments`). Outside, arrays say nothing: while a capture looks into a model, what is computed
-there of its arrays is noted (`Changed`), by weak references.
+that is being traced, equations say what a tracer was computed from, and the description of its call which
+array an argument is (`_jax.TracedArguments`). Outside of tracing, arrays have no such history: while a capture looks
+into a model, results computed from its arrays are noted (`Changed`), by weak references.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class WithoutArrays:
 
     Attributes:
         tree: The structure.
-        leaves: The leaves, with something that stands for an array in the place of each.
+        leaves: The leaves, with a placeholder for each array.
     """
 
     tree: Any

@@ -145,6 +145,6 @@ def _merged(choice: object, items: list[Item]) -> list[Item]:
 
 
 def tokens_of(item: Item) -> tuple[Any, ...]:
-    """The tokens of the calls that an item stands for: one, unless branches were joined."""
+    """The tokens of the calls in an item: one, unless branches were joined."""
     token = item.extras["token"]
     return token if isinstance(token, tuple) else (token,)

@@ -10,8 +10,8 @@ libraries keep nothing in a copy that says what it was. Its arrays do: followed 
 3. the one that the innermost traced function was called with.
 
 If several are left, nothing tells them apart, and the place is named after all of them: `left|right`. A module with
-arrays of its own is another one. But if none of the model's modules has been met, and it has the model's class, it
-stands in for the model, which may have got its arrays just now.
+arrays of its own is another one. But if none of the model's modules has been met, and it has the model's class, it is
+taken for the model, which may have been given new arrays.
 """
 
 from __future__ import annotations

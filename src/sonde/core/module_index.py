@@ -24,7 +24,7 @@ _changes = itertools.count()
 
 
 class Origin:
-    """What a copy of a module was made from. All origins are equal: they may stand in the structure of a pytree.
+    """What a copy of a module was made from. All origins are equal, so that the structure of a pytree may contain them.
 
     Attributes:
         ref: A weak reference to the module.

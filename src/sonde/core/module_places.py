@@ -87,12 +87,12 @@ class Stretch:
         frames: The open calls of modules, the outermost first.
         n_names: How many names were open at the start.
         names_around: The names that are open around it, in the stretch outside.
-        used: What was asked of the stretches around: where modules stand (by identity, or as a `Copy`), `"setting"`,
+        used: What was asked of the enclosing stretches: places of modules (by identity, or as a `Copy`), `"setting"`,
             `"start"` and `"scopes"`.
         notes: What the library of the modules keeps until the outermost call ends.
         description: Of the call that it began with, at a boundary: that of the trace, if there is one.
         strangers: The modules that were called in it, outside of other calls, and that are nowhere.
-        inner_strangers: What stands for them in the program around, by their names.
+        inner_strangers: The modules of the enclosing program that correspond to them, by name.
     """
 
     __slots__ = (

@@ -17,12 +17,12 @@ from sonde.errors import ScopeError
 def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> list[tuple[str, Any]]:
     """The modules that a call is about: in its arguments, or else what the function belongs to or refers to.
 
-    Paths count from the first; the names of further arguments stand in front of the paths in them. If all modules are
+    Paths count from the first; paths in further arguments begin with the argument's name. If all modules are
     in containers, paths count from the containers.
 
-    If it is to be looked into some models, paths count from the first of them. Further models are named as arguments,
-    or after their classes. The first argument of the class of the first model stands for it, if the model itself is no
-    argument: what a program is called with is often the model after some steps.
+    If the capture looks inside some models, paths count from the first of them. Further models are named as arguments,
+    or after their classes. If the first model is not an argument, the first argument of its class is taken for it:
+    programs are often called with the model as it is after some steps.
 
     Raises:
         ScopeError: There are several such arguments, and nothing says which is the model.

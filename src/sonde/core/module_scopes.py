@@ -40,7 +40,7 @@ class ModuleScope(ScopeName):
 
 
 def at_module(module: Any) -> tuple[contextlib.AbstractContextManager[Any], list[Place]]:
-    """A block whose sites stand at the path of a module, and where the module stands for every capture."""
+    """A block whose sites get the path of a module, and the place of the module for every capture."""
     open_calls = [trail.stretches[-1].frames for trail in thread.trails]
     if _is_innermost(module, open_calls):
         places = [frames[-1].place for frames in open_calls]

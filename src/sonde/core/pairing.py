@@ -34,7 +34,7 @@ from sonde.errors import CaptureError
 
 @dataclasses.dataclass(slots=True)
 class Call:
-    """A value and, by order of differentiation, its gradient: None stands for zeros."""
+    """A value and, by order of differentiation, its gradient, or None if that is zero."""
 
     item: Item
     grads: dict[int, Item | None]

@@ -37,7 +37,7 @@ def checked_name(name: object) -> str:
     return name
 
 
-# As they look after `re.escape`. Braces of another kind stand for themselves.
+# As they look after `re.escape`. Other braces are matched literally.
 _RANGE = re.compile(r"\\{(\d+)\\.\\.(\d+)\\}")
 _WORDS = re.compile(r"\\{([^{}/]*,[^{}/]*)\\}")
 

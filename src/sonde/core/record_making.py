@@ -56,7 +56,7 @@ def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | N
     Args:
         items: What was recorded, in program order.
         met: What the handler has met.
-        reduce: The reduce function, for zeros that stand for a gradient.
+        reduce: The reduce function, applied to the zeros of a missing gradient.
     """
     bundles = [item for item in items if isinstance(item, Bundle)]
     if bundles and len(bundles) == len(items):

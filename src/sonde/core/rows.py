@@ -1,6 +1,6 @@
 """The rows of a loop that has a name, as numbers in paths.
 
-`sonde.scope("blocks/*")` around a scan names it: what is met inside is at `blocks/*/resid`, where `*` stands for the
+`sonde.scope("blocks/*")` around a scan names it: a site inside is at `blocks/*/resid`, where `*` is the
 number of the iteration, and a pattern such as `blocks/12/resid` chooses one of its rows, as it does in a list.
 
 A path with a `*` for every named loop around it, outermost first, is called starred; with numbers in their place it is

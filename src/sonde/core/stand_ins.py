@@ -1,7 +1,8 @@
-"""Copies that a program of Sonde's own has of the models that are looked into.
+"""Copies of models in programs that Sonde's tools compile, for captures with `inside=`.
 
 Tools compile a call as a function of its arrays: inside, the models among the arguments are copies with tracers in
-them, and most libraries keep nothing in a copy that says what it was. The tool knows: a copy is where the model was.
+them, and most libraries keep no note of the original in a copy. The tool knows: the copy is at the position of the
+model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _models: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StandIns:
-    """Where the models that are looked into are in a tree. Equal to another one if programs can be used for both.
+    """The positions in a tree of the models that a capture looks into. Equal if one compiled program fits both.
 
     Attributes:
         places: The number of a model, and the keys that lead to it.
@@ -47,7 +48,7 @@ def _forget(key: int, copy: weakref.ref[Any]) -> None:
 
 
 def stand_ins(asked: InsideRequest | None, tree: Any) -> StandIns:
-    """Where the models that are looked into are in a tree."""
+    """The positions in a tree of the models that a capture looks into."""
     models = [] if asked is None else asked.known_models()
     if not models:
         return NO_MODELS
@@ -57,6 +58,6 @@ def stand_ins(asked: InsideRequest | None, tree: Any) -> StandIns:
 
 
 def model_of(copy: Any) -> Any:
-    """The model that a copy stands for; None if it is none."""
+    """The model that this is a copy of, or None."""
     found = _models.get(id(copy))
     return found[1]() if found is not None and found[0]() is copy else None

@@ -63,7 +63,7 @@ class Cond(Node):
 
 
 def with_keys(recs: Sequence[Rec]) -> Iterator[tuple[Any, Rec]]:
-    """Values together with what makes those of two branches share a place: path, kind, and which of several."""
+    """Values, with the key that two branches share: path, kind, and number."""
     seen: dict[Any, int] = {}
     for rec in recs:
         shapes = tuple(x.shape for x in rec.value)

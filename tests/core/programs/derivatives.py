@@ -186,7 +186,7 @@ Start = Literal["x", "outer", "nothing"]
 
 @dataclasses.dataclass(frozen=True)
 class Pullbacks(Node):
-    """Two backward passes from one value, which may be mapped otherwise than the value and than one another."""
+    """Two backward passes from one value, which may be mapped differently from the value and from each other."""
 
     body: Body
     start: Start = "nothing"

@@ -18,7 +18,7 @@ from tests.core.programs.whole import Program
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a body is to stand, as far as that limits what may be in it."""
+    """The context of a body, as far as it limits the steps in it."""
 
     depth: int
     n_functions: int = 0

@@ -73,7 +73,7 @@ class Vmap(Node):
 
 @dataclasses.dataclass(frozen=True)
 class Grid(Node):
-    """Two axes of one size, of which one maps the input and the other what is closed over."""
+    """Two axes of the same size: one maps the input, the other a closed-over value."""
 
     body: Body
     input_first: bool

@@ -19,7 +19,7 @@ SCALES = {"blocks/0": 0.5, "blocks/1": -0.7, "last": 0.3}
 
 
 class Block(nnx.Module):
-    """Marks one value with `sonde.sow` and perhaps, before that, in place.
+    """Marks one value with `sonde.sow`, sometimes in place first.
 
     `Module.sow` stores the value in the module if no capture runs. A model of the function around must not be changed.
     """
@@ -68,7 +68,7 @@ WAYS: dict[Way, Callable[[Any], Any]] = {
 
 
 def structures_agree() -> bool:
-    """What is true of equal submodules outside a capture is true inside."""
+    """Submodules that are equal outside a capture are equal inside."""
     first, second = NET.blocks
     jax.tree.map(lambda a, b: jnp.stack([a, b]), first, second)
     return (

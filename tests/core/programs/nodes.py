@@ -27,7 +27,7 @@ NOTHING = np.array([0.4, -0.9], np.float32)  # what a function closes over that 
 
 @dataclasses.dataclass(frozen=True)
 class Env:
-    """What is around a node: jitted functions of the program, and a value to close over.
+    """The surroundings of a node: jitted functions of the program, and a value to close over.
 
     By hand, `functions` are the bodies of those functions, `prefix` are the open scopes, and `differentiated` says
     whether the values here are differentiated by a transform inside the captured program.
@@ -232,7 +232,7 @@ class Dead(Node):
 
 @dataclasses.dataclass(frozen=True)
 class Instead(Node):
-    """Works on what is closed over, which may be mapped otherwise than the input."""
+    """Uses a closed-over value, which may be mapped differently from the input."""
 
     body: Body
 

@@ -15,7 +15,7 @@ SiteKind = Literal["array", "itself", "through", "unused", "scalar", "tree", "pa
 
 
 class Front(NamedTuple):
-    """How many axes stand before the mapped ones."""
+    """The number of axes before the mapped ones."""
 
     loops: int
     mesh: int
@@ -31,7 +31,7 @@ NO_AXES = Front(0, 0)
 )
 @dataclasses.dataclass(frozen=True)
 class Rec:
-    """One value, by hand: arrays and how many axes of each kind stand in front of them.
+    """One value, by hand: arrays, and the number of leading axes of each kind.
 
     `grads` holds, innermost differentiation first, what corresponds to the floating-point arrays of `value`.
     `mapped_inside` says for each of them how many of the mapped axes were inside the differentiation, `mesh_inside`
@@ -62,7 +62,7 @@ class Rec:
         return self.front.loops + self.front.mesh + self.mapped
 
     def with_gradient(self, gradient: list[Any]) -> Rec:
-        """The same after one more differentiation."""
+        """The same, differentiated once more."""
         return dataclasses.replace(
             self,
             grads=(*self.grads, gradient),
@@ -71,7 +71,7 @@ class Rec:
         )
 
     def inside(self, *, loops: int = 0, mesh: int = 0, mapped: int = 0) -> Rec:
-        """The same with more axes in front."""
+        """The same, with more leading axes."""
         fronts = {
             name: Front(front.loops + loops, front.mesh + mesh)
             for name in ("front", "taken_front", "count_front")

@@ -29,7 +29,7 @@ class Program:
         return jax.set_mesh(explicit_mesh()) if self.explicit else contextlib.nullcontext()
 
     def make(self) -> Callable[[Any], Any]:
-        """The program as a function, with its own jitted functions."""
+        """The program as a function, with jitted functions of its own."""
         functions: tuple[Any, ...] = ()
         for body in self.functions:
             here = functools.partial(lambda body, env, x, outer: run(body, x, env.closing_over(outer)), body)

@@ -1,4 +1,4 @@
-"""Functions whose derivative rule does not run the function: its sites are values all the same."""
+"""Functions whose derivative rule does not run the function: the values at its sites are recorded anyway."""
 
 from collections.abc import Callable
 from typing import Any

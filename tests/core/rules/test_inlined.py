@@ -1,4 +1,4 @@
-"""Primitives that hide what is inside them: a site there is seen, or an error names it."""
+"""Primitives that hide their inner program: a site inside is recorded, or an error names it."""
 
 from __future__ import annotations
 

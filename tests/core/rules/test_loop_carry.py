@@ -1,4 +1,4 @@
-"""What a while loop carries for what was seen in it, iteration by iteration, against a list."""
+"""The carry of a while loop for its records, iteration by iteration, against a list."""
 
 import dataclasses
 

@@ -168,7 +168,7 @@ def test_vmap_of_while_with_a_mapped_predicate():
 
 
 def test_a_site_in_the_test_of_a_loop_that_is_split_into_what_is_known_and_the_rest() -> None:
-    """The loop is differentiated inside a loop that is differentiated."""
+    """A differentiated loop inside a differentiated loop."""
 
     @jax.jit
     def doubled(x: Any) -> Any:

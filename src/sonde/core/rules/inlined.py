@@ -1,4 +1,4 @@
-"""Primitives that stand for the jaxpr inside them, which is run in their place.
+"""Primitives that do nothing but run the jaxpr inside them: it is run instead of them.
 
 A function with its own rule for `vmap` is run like this only where nothing around can map it: its rule says nothing
 about the values inside, so under a transform it is an error.

@@ -129,7 +129,7 @@ class _Part:
         self.front = [*self.new.inputs(handler), *consts]
 
     def run(self, front: Sequence[Any], carry: Sequence[Any], count: Any) -> tuple[list[Any], list[Any]]:
-        """The outputs of the program, and what was seen; `front` is `self.front`, or stands for it."""
+        """The outputs of the program, and what was seen; `front` is `self.front`, or tracers for it."""
         # An element that is still active has run in every iteration.
         steps = [jnp.max(count, initial=0)] * self.numbered
         outs = _jax.eval_jaxpr(self.new.jaxpr, *front, *carry, *steps)

@@ -40,7 +40,7 @@ function setUpHeads({ section, choice, body, data, select }) {
         "div",
         { class: "card" },
         figure(
-          `The share of each head's ${view.what}: the mean over all queries but the first, and over examples. A click shows the layer.`,
+          `The share of each head's ${view.what}: the mean over all queries but the first, and over examples. Click a cell to show its layer.`,
           heatMap(panel),
         ),
         ...behind(panel, code),

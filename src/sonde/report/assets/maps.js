@@ -62,13 +62,13 @@ function pictureFigure(picture, tokens) {
       el("h4", {}, panel.title),
       heatMap({ ...panel, signed, low: scale.low, high: scale.high }),
       ...behind(panel, pictureCode(picture, panel.index)),
-      el("p", { class: "quiet" }, "Numbers read off a picture are off by up to 1/500 of its range; the code has them exactly."),
+      el("p", { class: "quiet" }, "Numbers read from a picture are exact to 1/500 of its range; the code prints exact numbers."),
     );
   };
   const { caption, maps } = draw(picture, p, scale, tokens, open);
   const time = when(picture);
   return figure(
-    `${time ? `In ${time}. ` : ""}${caption} A click on a picture shows it large, with its numbers and code.`,
+    `${time ? `In ${time}. ` : ""}${caption} Click a picture to enlarge it and to see its numbers and code.`,
     Number.isFinite(p.low) ? scaleLegend(scale, p.missing) : el("p", { class: "quiet" }, "No element is finite."),
     el("div", { class: "maps" }, ...maps),
     zoom,
@@ -164,7 +164,7 @@ function attentionMaps(picture, p, scale, tokens, open) {
   const cut = allKeys > keys ? ` The first ${keys} of ${allKeys} positions.` : "";
   return {
     maps,
-    caption: `Attention weights: a row is a query, a column is a key it looks at; brighter is more.${said}${cut}`,
+    caption: `Attention weights: a row is a query, a column is a key; brighter means more attention.${said}${cut}`,
   };
 }
 

@@ -41,7 +41,7 @@ function partDetail(site, several, pictures, data) {
   if (!site.value && !site.gradient) sides.append(el("p", { class: "card quiet" }, nothing(site)));
   else if (site.unreached)
     sides.append(
-      el("p", { class: "card quiet" }, "No gradient came here: what is differentiated does not use this value."),
+      el("p", { class: "card quiet" }, "There is no gradient: the differentiated function does not use this value."),
     );
   const box = el(
     "div",
@@ -77,7 +77,7 @@ function picturesShown(pictures, tokens) {
   if (pictures.length <= 2) return pictures.map((picture) => pictureFigure(picture, tokens));
   const box = el("div", {});
   const at = el("output", {});
-  const slider = el("input", { type: "range", min: 0, max: pictures.length - 1, value: 0, "aria-label": "Which one" });
+  const slider = el("input", { type: "range", min: 0, max: pictures.length - 1, value: 0, "aria-label": "Which picture" });
   const draw = () => {
     const picture = pictures[Number(slider.value)];
     at.textContent = when(picture) || "call 0";
@@ -89,9 +89,9 @@ function picturesShown(pictures, tokens) {
 }
 
 function nothing(site) {
-  if (!site.dtype) return "What was marked here holds no array.";
+  if (!site.dtype) return "The value at this site contains no array.";
   if (site.dtype.startsWith("key")) return "Random keys have no numbers to show.";
-  return "It was not reached: a branch that was not taken, or a loop that did not run.";
+  return "The site was not reached: its branch was not taken, or its loop did not run.";
 }
 
 function sideCard(title, color, side, site, data) {
