@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from sonde.errors import (
@@ -13,7 +13,6 @@ from sonde.errors import (
     CallUnbindOnUnboundModuleError,
     DescriptorAttributeError,
     IncorrectPostInitOverrideError,
-    InvalidInstanceModuleError,
     ReservedModuleAttributeError,
     SetAttributeFrozenModuleError,
     SetAttributeInModuleSetupError,
@@ -21,8 +20,10 @@ from sonde.errors import (
 from sonde.linen import attach, kw_only_dataclasses, methods, run, sites
 from sonde.linen.attach import UNSPECIFIED, ModuleState
 from sonde.linen.context import context
+from sonde.linen.description import description, short
 from sonde.linen.filters import Filter
 from sonde.linen.frozen_dict import unfreeze
+from sonde.linen.instance_methods import OnInstances
 from sonde.linen.scope import Path, Scope, Variable
 
 T = TypeVar("T")
@@ -42,36 +43,6 @@ class _Parent:
 
     def __set__(self, instance: Any, parent: Any) -> None:
         instance.__dict__["_parent"] = weakref.ref(parent) if isinstance(parent, Module) else parent
-
-
-class _OnInstances:
-    """A method that raises a clear error when it is called on the class."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.__doc__ = function.__doc__
-
-    def __get__(self, instance: Any, owner: type[Any]) -> Any:
-        if instance is None:
-            return _CalledOnClass(self.function, owner)
-        return self.function.__get__(instance, owner)
-
-
-class _CalledOnClass:
-    """The value of `Module.apply`: can be called by `super()` or with an instance, an error otherwise."""
-
-    def __init__(self, function: Callable[..., Any], owner: type[Any]) -> None:
-        self.__wrapped__ = function
-        self.__doc__ = function.__doc__
-        self._owner = owner
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not args or not isinstance(args[0], self._owner):
-            name, owner = self.__wrapped__.__name__, self._owner.__name__
-            raise InvalidInstanceModuleError(
-                f"{owner}.{name} was called on the class: make an instance first, as in {owner}(...).{name}(...)"
-            )
-        return self.__wrapped__(*args, **kwargs)
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field,))
@@ -155,7 +126,7 @@ class Module:
         is_field = name in type(self).__dataclass_fields__ and type(self).__dataclass_fields__[name].init
         if not state.in_setup:
             raise SetAttributeFrozenModuleError(
-                f"cannot set {name}={_short(value)} on {attach.describe(self)}: a module is frozen outside its "
+                f"cannot set {name}={short(value)} on {attach.describe(self)}: a module is frozen outside its "
                 "setup method; use clone(...) for a module with another field, or a variable for state"
             )
         if is_field:
@@ -198,7 +169,7 @@ class Module:
         return sorted({*object.__dir__(self), *self.__dict__})
 
     def __repr__(self) -> str:
-        return _description(self)
+        return description(self)
 
     def __hash__(self) -> int:
         if self.scope is not None:
@@ -373,7 +344,7 @@ class Module:
 
     # ----------------------------------------------------------------------------------------------- running
 
-    @_OnInstances
+    @OnInstances
     def init(
         self,
         rngs: Any,
@@ -397,7 +368,7 @@ class Module:
             rngs, *args, method=method, mutable=mutable, capture_intermediates=capture_intermediates, **kwargs
         )[1]
 
-    @_OnInstances
+    @OnInstances
     def init_with_output(
         self,
         rngs: Any,
@@ -412,7 +383,7 @@ class Module:
         fn = run.function_of(self, method, where="init")
         return run.init_with_output(fn, self, mutable, capture_intermediates)(rngs, *args, **kwargs)
 
-    @_OnInstances
+    @OnInstances
     def lazy_init(
         self,
         rngs: Any,
@@ -428,7 +399,7 @@ class Module:
             run.init(fn, self, mutable), rngs, args, kwargs, where=f"lazy_init of {type(self).__name__}"
         )
 
-    @_OnInstances
+    @OnInstances
     def apply(
         self,
         variables: Mapping[str, Any],
@@ -461,7 +432,7 @@ class Module:
             self, fn, variables, args, kwargs, rngs=rngs, mutable=mutable, capture=capture_intermediates, where="apply"
         )
 
-    @_OnInstances
+    @OnInstances
     def bind(self, variables: Mapping[str, Any], *args: Any, rngs: Any = None, mutable: Filter = False) -> Self:
         """A copy of the module that holds variables, to call and inspect interactively."""
         del args
@@ -505,36 +476,6 @@ class Module:
 
 
 Module.parent = _Parent()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 80 and "\n" not in text else type(value).__name__
-
-
-def _description(module: Module, indent: int = 4) -> str:
-    pad = " " * indent
-
-    def block(title: str, entries: Iterable[tuple[str, Any]]) -> list[str]:
-        lines = [f"{name} = {_value_text(value)}".replace("\n", f"\n{pad}") for name, value in entries]
-        return [f"{pad}# {title}", *(pad + line for line in lines)] if lines else []
-
-    fields = [f for f in dataclasses.fields(module) if f.repr and f.init and f.name not in ("parent", "name")]
-    state = module.__dict__.get("_state")
-    children = state.children if state is not None else {}
-    given = {f.name for f in fields}
-    body = [
-        *block("attributes", ((f.name, getattr(module, f.name)) for f in fields)),
-        *block("children", ((k, v) for k, v in children.items() if k not in given)),
-    ]
-    name = type(module).__name__
-    return "\n".join([f"{name}(", *body, ")"]) if body else f"{name}()"
-
-
-def _value_text(value: Any) -> str:
-    if callable(value) and getattr(value, "__name__", None):
-        return value.__name__
-    return repr(value)
 
 
 def merge_param(name: str, a: T | None, b: T | None) -> T:
