@@ -14,14 +14,19 @@ from typing import NamedTuple
 import numpy as np
 
 from sonde.core.choices import merge_choices, tokens_of
-from sonde.core.handler import Handler
+from sonde.core.handler import Handler, Met
 from sonde.core.item import Item, expand
 from sonde.core.pairing import Call, pair
 
 
 def calls_of(handler: Handler) -> list[Call]:
     """Everything that a handler has recorded: each value with its gradients, in program order."""
-    return pair(merge_choices(expand(handler.items)), handler.met)
+    return calls_from(expand(handler.items), handler.met)
+
+
+def calls_from(items: Sequence[Item], met: Met) -> list[Call]:
+    """The same for some items, and what the handler that recorded them has met."""
+    return pair(merge_choices(items), met)
 
 
 class Numbered(NamedTuple):

@@ -1,6 +1,6 @@
 """From what a handler recorded to records: `make_records`.
 
-Branches become one, gradients find their values (`core/pairing.py`), and all arrays go into one flat tuple.
+Items become calls (`core/calls.py`), and all their arrays go into one flat tuple.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde.core.axes import leaf_has, repeated_along
-from sonde.core.choices import merge_choices
+from sonde.core.calls import calls_from
 from sonde.core.collect import Reduce, reduce_at
 from sonde.core.handler import Met
 from sonde.core.item import Bundle, Extra, Item, build_items, expand, flat_arrays, flat_specs
 from sonde.core.keeping import by_identity
-from sonde.core.pairing import Call, pair
+from sonde.core.pairing import Call
 from sonde.core.record import Record, Records
 from sonde.core.record_layout import ArraysSpec, CallSpec, RecordLayout
 from sonde.core.row_records import with_rows
@@ -92,7 +92,7 @@ def _layout_of(items: Any, met: Met, reduce: Reduce | None) -> tuple[RecordLayou
 
 def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[RecordLayout, list[Any]]:
     by_path: dict[str, list[Call]] = {}
-    for call in map(with_rows, pair(merge_choices(items), met)):
+    for call in map(with_rows, calls_from(items, met)):
         by_path.setdefault(call.item.path, []).append(call)
     layout, arrays = [], []
     for path, calls in by_path.items():
