@@ -101,7 +101,7 @@ def test_rows_of_positions(kept):
     batches = list(kept.batches(10, "a/*", axes=1))
     assert batches[0]["a/h"].shape == (10, 4, 6)
     flat = store.open(kept.folder)
-    flat.row_keys._arrays.clear()  # the keys have one axis
+    flat.row_keys._found.clear()  # the keys have one axis
     batches = list(flat.batches(20, axes=2, shuffle=1))
     rows = np.concatenate([b["a/h"] for b in batches])
     assert rows.shape == (200, 6)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from sonde.core.asking import asked_for
 from sonde.core.axes import Axis
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
+from sonde.core.read_only import Rows
 from sonde.core.record import Records
 from sonde.core.record_layout import CallSpec
 
@@ -59,34 +60,18 @@ class SiteInfo:
         return tuple(a.size for a in self.axes if a.is_loop)
 
 
-class Sites(Sequence[SiteInfo]):
+class Sites(Rows[SiteInfo]):
     """All values that a capture would record, in program order."""
-
-    def __init__(self, infos: Sequence[SiteInfo]) -> None:
-        self._infos = tuple(infos)
 
     @property
     def bytes(self) -> int:
         """How many bytes a capture of all of them would hold."""
-        return sum(info.bytes for info in self._infos)
+        return sum(info.bytes for info in self)
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The distinct paths."""
-        return tuple(dict.fromkeys(info.path for info in self._infos))
-
-    @overload
-    def __getitem__(self, index: int) -> SiteInfo: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[SiteInfo, ...]: ...
-    def __getitem__(self, index: int | slice) -> SiteInfo | tuple[SiteInfo, ...]:
-        return self._infos[index]
-
-    def __len__(self) -> int:
-        return len(self._infos)
-
-    def __iter__(self) -> Iterator[SiteInfo]:
-        return iter(self._infos)
+        return tuple(dict.fromkeys(info.path for info in self))
 
     def __repr__(self) -> str:
         return "\n".join([f"{len(self)} values, {self.bytes} bytes", *_tree(self), ""])

@@ -10,6 +10,7 @@ import numpy as np
 
 from sonde._array_text import describe
 from sonde.core.path import glob_matches, no_such_site
+from sonde.core.read_only import ByPath
 from sonde.errors import StoreError
 from sonde.store.folder import Folder, PathLike, tensorstore
 from sonde.store.manifest import ArrayInfo, Progress, read_manifest, read_progress
@@ -132,23 +133,8 @@ def _plain_index(index: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], t
     return tuple(plain), tuple(flips)
 
 
-class _Arrays(Mapping[str, StoredArray]):
+class _Arrays(ByPath[StoredArray]):
     """The arrays of one kind, by path."""
-
-    def __init__(self, arrays: Mapping[str, StoredArray]) -> None:
-        self._arrays = dict(arrays)
-
-    def __getitem__(self, path: str) -> StoredArray:
-        try:
-            return self._arrays[path]
-        except KeyError:
-            raise KeyError(str(no_such_site(path, self._arrays))) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self.values())) or "(no arrays)"

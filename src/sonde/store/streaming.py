@@ -11,7 +11,7 @@ one part in eleven of its size.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,8 @@ import numpy as np
 
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable
-from sonde.core.path import Pattern, check_pattern, no_such_site
+from sonde.core.path import Pattern, check_pattern
+from sonde.core.read_only import ByPath
 from sonde.errors import StoreError
 from sonde.store.program import arguments, parts
 from sonde.tools.fetching import in_turn, to_host
@@ -110,24 +111,12 @@ class UnitStatistics:
         return DataStatistics({self.path: self}, 0)._repr_html_()
 
 
-class DataStatistics(Mapping[str, UnitStatistics]):
+class DataStatistics(ByPath[UnitStatistics]):
     """Statistics by path, in program order."""
 
     def __init__(self, found: Mapping[str, UnitStatistics], batches: int) -> None:
-        self._found = dict(found)
+        super().__init__(found)
         self.n_batches = batches
-
-    def __getitem__(self, path: str) -> UnitStatistics:
-        try:
-            return self._found[path]
-        except KeyError:
-            raise KeyError(str(no_such_site(path, self._found))) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
 
     def __repr__(self) -> str:
         return "\n".join(map(repr, self._found.values()))

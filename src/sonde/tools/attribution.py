@@ -8,7 +8,7 @@ costs `steps` passes per site and adds up exactly to the change that it explains
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -19,6 +19,7 @@ from sonde._array_text import describe
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
+from sonde.core.read_only import ByPath
 from sonde.core.record import Record
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.integrating import is_inexact, mean_gradients
@@ -29,22 +30,13 @@ from sonde.tools.reading import each_seen, with_values
 Method = Literal["gradient", "integrated"]
 
 
-class Attribution(Mapping[str, tuple[Any, ...]], Drawn):
+class Attribution(ByPath[tuple[Any, ...]], Drawn):
     """Contributions by path: one pytree per call, shaped like the values of the record (loops in front)."""
 
     def __init__(self, scores: Mapping[str, tuple[Any, ...]], output: Any) -> None:
-        self._scores = dict(scores)
+        super().__init__(scores)
         self.output = output
         """The number that is explained."""
-
-    def __getitem__(self, path: str) -> tuple[Any, ...]:
-        return self._scores[path]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._scores)
-
-    def __len__(self) -> int:
-        return len(self._scores)
 
     @property
     def totals(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ part is added. The contributions of all components add up to the metric, less wh
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,11 +19,12 @@ import numpy as np
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern, check_pattern, glob_matches
+from sonde.core.read_only import ByPath
 from sonde.tools.drawn import Drawn, Heat, by_last_axis
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class LogitAttribution(Mapping[str, jax.Array], Drawn):
+class LogitAttribution(ByPath[jax.Array], Drawn):
     """What each component contributes, by path: a number, or an array with an axis for heads or neurons.
 
     Attributes:
@@ -34,14 +35,8 @@ class LogitAttribution(Mapping[str, jax.Array], Drawn):
     contributions: dict[str, jax.Array]
     output: jax.Array
 
-    def __getitem__(self, path: str) -> jax.Array:
-        return self.contributions[path]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.contributions)
-
-    def __len__(self) -> int:
-        return len(self.contributions)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_found", self.contributions)
 
     @property
     def totals(self) -> dict[str, float]:

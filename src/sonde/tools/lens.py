@@ -6,7 +6,7 @@ The readout runs at the site, on the device, and only the best few tokens are ke
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from sonde._array_text import indexed
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture_only, check_callable, like
 from sonde.core.path import Pattern, check_pattern
+from sonde.core.read_only import ByPath
 from sonde.tools.drawn import POSITION, Drawn, Heat
 from sonde.tools.reading import each_seen
 from sonde.tools.words import shown_by, words
@@ -63,20 +64,8 @@ def _with_names(heat: Heat, names: Any) -> Heat:
     return dataclasses.replace(heat, texts=[[show(int(t)) if t else "" for t in row] for row in heat.texts])
 
 
-class Lens(Mapping[str, Reading], Drawn):
+class Lens(ByPath[Reading], Drawn):
     """Readings by path, in program order. Calls of a site after the first have their number, as in `h[1]`."""
-
-    def __init__(self, readings: Mapping[str, Reading]) -> None:
-        self._readings = dict(readings)
-
-    def __getitem__(self, name: str) -> Reading:
-        return self._readings[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._readings)
-
-    def __len__(self) -> int:
-        return len(self._readings)
 
     def table(self, names: Any = str, *, tokens: Any = None, example: int = 0) -> Any:
         """A rich table of the best token at every position.

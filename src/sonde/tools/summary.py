@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable, like
 from sonde.core.failing import remember
 from sonde.core.path import Pattern, check_pattern
+from sonde.core.read_only import Rows
 from sonde.core.record import Records
 from sonde.core.record_making import make_records
 from sonde.core.run import run_with
@@ -68,14 +69,11 @@ class Row:
         return Summary([self])._repr_html_()
 
 
-class Summary(Sequence[Row], Drawn):
+class Summary(Rows[Row], Drawn):
     """The rows of `summarize`, in the order of the records: by path, value before gradient, then by iteration."""
 
     edges: np.ndarray = EDGES
     """The edges of the bins of every histogram."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = tuple(rows)
 
     def _heat(self) -> Heat:
         columns = ("mean", "std", "min", "max", "norm", "zeros", "dead", "nonfinite")
@@ -111,19 +109,6 @@ class Summary(Sequence[Row], Drawn):
             numbers["histogram"] = None if histogram is None else histogram.tolist()
             found.append({**flat, "shape": list(row.shape), "iteration": list(row.iteration), **numbers})
         return found
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Row, ...]: ...
-    def __getitem__(self, index: int | slice) -> Row | tuple[Row, ...]:
-        return self._rows[index]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows)
 
     def __repr__(self) -> str:
         return "\n".join([f"{len(self)} rows", *("  " + "  ".join(_cells(row)) for row in _shortened(self))])
