@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 from jax._src import effects
 from jax._src.interpreters import ad, batching, partial_eval
+from jax.sharding import AxisType, PartitionSpec
 
 X = np.array([0.3, -0.8], np.float32)
 
@@ -216,6 +217,7 @@ def errors() -> Any:
         "branches of other types": outcome(lambda x: lax.cond(True, lambda x: x, lambda x: x[0], x), X),
         "a tracer in Python's if": outcome(jax.jit(lambda x: x if x[0] else -x), X),
         "a tracer after its trace": outcome(leaked),
+        "a mapped choice among arrays in pieces": outcome(chosen_on_mesh),
     }
 
 
@@ -223,6 +225,12 @@ def custom(bad: Callable, x: Any) -> Any:
     f = jax.custom_vjp(bad)
     f.defvjp(lambda x: (bad(x), None), lambda _, ct: (ct,))
     return jax.grad(lambda x: jnp.sum(f(x)))(x)
+
+
+def chosen_on_mesh() -> Any:
+    with jax.set_mesh(jax.make_mesh((1,), ("e",), axis_types=(AxisType.Explicit,))):
+        in_pieces = lambda x: jax.sharding.reshard(x, PartitionSpec("e"))
+        return jax.vmap(lambda i: lax.cond(i > 0, lambda: in_pieces(X), lambda: in_pieces(-X)))(np.arange(2))
 
 
 def leaked() -> Any:

@@ -21,6 +21,19 @@ def along(arrays: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     return along_p.bind(*arrays, *others, n=len(arrays)) if arrays and others else list(arrays)
 
 
+def selectable(arrays: Sequence[Any]) -> list[Any]:
+    """The arrays that a branch returns to a capture, with a mark in the program on those in pieces on a mesh.
+
+    JAX cannot select among branches that return such arrays. Without a capture these would not have been returned.
+    """
+    return [along_p.bind(x, n=1)[0] if _jax.is_in_pieces(_jax.typeof(x)) else x for x in arrays]
+
+
+def returns_selectable(branch: Any) -> bool:
+    """Whether a branch has what is marked so."""
+    return any(eqn.primitive is along_p for eqn in _jax.open_jaxpr(branch).eqns)
+
+
 def repeated(array: Any, axis_data: Any) -> Any:
     """An array that does not vary over a mapped axis, with that axis in front."""
     mesh_axis = axis_data.explicit_mesh_axis

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde._jax import batching
-from sonde.core.along import along
+from sonde.core.along import along, returns_selectable, selectable
 from sonde.core.handler import Rebinding
 from sonde.core.inside import has_sites
 from sonde.core.item import Item, build_items
@@ -129,6 +129,7 @@ class _Slots:
     def branches(self, old: Sequence[Any]) -> tuple[Any, ...]:
         """The new branches, which take the base token, the constants of all branches, and the old operands."""
         simple = not any(b.consts for b in self.new) and len({b.takes_base for b in self.new}) == 1
+        simple = simple and not any(_jax.is_in_pieces(t) for slot in self.types for t in slot)
         if simple and all(map(self._has_types, self.new, self.starts)):
             return tuple(b.jaxpr for b in self.new)
         operands = [v.aval for v in _jax.open_jaxpr(old[0]).invars]
@@ -154,7 +155,7 @@ class _Slots:
                     arrays = extra[starts[key] : starts[key] + len(slot)]
                 else:
                     arrays = [_jax.zeros_of_type(t) for t in slot]
-                filled += map(_jax.varying_over, arrays, axes)
+                filled += map(_jax.varying_over, selectable(arrays), axes)
             return filled
 
         return _jax.trace_to_closed_jaxpr(run, types)
@@ -236,10 +237,10 @@ def _gating_batcher(plain: Any) -> Any:
             args, dims, branches = mapped_alike(axis_data, args, dims, branches)
             if dims[0] is not None:
                 args, dims, branches = _gates(axis_data, args, dims, branches)
-        types = [v.aval for v in _jax.open_jaxpr(branches[0]).outvars]
-        if dims[0] is None or not any(map(_jax.is_in_pieces, types)):
+        if dims[0] is None or not any(map(returns_selectable, branches)):
             return plain(axis_data, args, dims, branches=branches, **params)
         # JAX selects among the outputs of the branches, with a predicate that is not laid out over the mesh.
+        types = [v.aval for v in _jax.open_jaxpr(branches[0]).outvars]
         outs, out_dims = plain(axis_data, args, dims, branches=tuple(map(_whole, branches)), **params)
         return [_jax.in_pieces_like(x, t, d) for x, t, d in zip(outs, types, out_dims)], out_dims
 
