@@ -821,3 +821,58 @@ def test_methods_that_take_a_pytree_apart(run, grads):
     result, records = sonde.capture(run, inside=[Pair, step_of_pair], grads=grads)(x)
     jax.tree.map(np.testing.assert_array_equal, result, run(x))
     assert any("step_of_pair" in path for path in records)
+
+
+@jax.custom_jvp
+def sine(x):
+    return jnp.sin(x)
+
+
+@jax.jit
+def sine_and_tangent(x, t):
+    both = (jnp.sin(x), jnp.cos(x) * t)
+    return both
+
+
+sine.defjvp(lambda primals, tangents: sine_and_tangent(primals[0], tangents[0]))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        jax.grad(sine),
+        jax.jit(jax.grad(jax.grad(sine))),
+        lambda x: jax.linearize(jax.jit(sine), x)[1](2.0),
+        jax.grad(lambda x: jax.lax.scan(lambda c, _: (sine(c), None), x, None, length=2)[0]),
+    ],
+    ids=["grad", "twice", "linearize", "scan"],
+)
+def test_values_next_to_tangents_in_a_jitted_rule(run):
+    """JAX knows the values and not the tangents when it takes the rule apart."""
+    for grads in (False, True):
+        result, _ = sonde.capture(run, inside=[sine_and_tangent, sine], grads=grads)(1.0)
+        assert result == run(1.0)
+
+
+def test_numbers_next_to_a_mapped_array_are_not_mapped():
+    """A test that was one for all examples stays one: only then a branch that is not taken does not run."""
+    ran = []
+
+    def refused(x):
+        jax.debug.callback(lambda: ran.append(1))
+        return x
+
+    def guarded(state):
+        x, count = state
+        return jax.lax.cond(count > 2, refused, lambda x: x * 2.0, x), count + 1
+
+    def loss(x):
+        pair = (x, jnp.asarray(x.shape[0]))
+        return guarded(pair)[0].sum()
+
+    x = jnp.ones((3, 2))
+    run = jax.jit(jax.vmap(jax.value_and_grad(loss)))
+    result, records = sonde.capture(run, inside=[guarded, loss], grads=True)(x)
+    jax.effects_barrier()
+    jax.tree.map(np.testing.assert_array_equal, result, run(x))
+    assert not ran and any(path.endswith("guarded/x") for path in records)

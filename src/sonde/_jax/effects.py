@@ -11,7 +11,7 @@ from jax._src.interpreters import partial_eval as _pe
 
 from sonde._jax.imported import Effect, Primitive, Var, no_effects
 
-__all__ = ["allow_effect", "hold_weakly", "register_kept_when_rematerialised"]
+__all__ = ["allow_effect", "hold_weakly", "register_apart_when_partially_known", "register_kept_when_rematerialised"]
 
 
 def allow_effect(effect_type: type[Effect]) -> None:
@@ -57,3 +57,24 @@ def register_kept_when_rematerialised(primitive: Primitive, plain: Primitive, n_
         return eqn, staged, [False] * n_out, [True] * n + [False] * (n_out - n), [*residuals, *saved]
 
     _pe.partial_eval_jaxpr_custom_rules[primitive] = rule
+
+
+def register_apart_when_partially_known(primitive: Primitive, n_values: Callable[..., int]) -> None:
+    """Under partial evaluation, a value that is known stays known though another value of the equation is not.
+
+    In the rule of a derivative, values are known and tangents are not. JAX would compute all of an equation's results
+    with the tangents if it has operands of both kinds.
+
+    Args:
+        primitive: Returns its first operands, `n_values(*operands, **params)` of them, as they are.
+        n_values: The number of these; 0 if JAX's own way is right.
+    """
+
+    def rule(trace: Any, *tracers: Any, **params: Any) -> Any:
+        outs = list(trace.default_process_primitive(primitive, tracers, params))
+        if not all(t.is_known() for t in tracers):
+            n = n_values(*tracers, **params)
+            outs[:n] = [t if t.is_known() else out for t, out in zip(tracers[:n], outs[:n])]
+        return outs
+
+    _pe.custom_partial_eval_rules[primitive] = rule
