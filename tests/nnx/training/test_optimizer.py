@@ -11,6 +11,11 @@ import pytest
 
 from sonde import nnx
 
+
+def groups(params):
+    return jax.tree.map(lambda p: "matrix" if p.ndim > 1 else "vector", params)
+
+
 TRANSFORMATIONS = {
     "sgd": lambda: optax.sgd(0.1),
     "momentum": lambda: optax.sgd(0.1, momentum=0.9),
@@ -18,6 +23,8 @@ TRANSFORMATIONS = {
     "clipped adamw": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(0.1)),
     "schedule": lambda: optax.adam(optax.exponential_decay(0.1, 2, 0.5)),
     "hyperparameters": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=0.1),
+    "masked": lambda: optax.masked(optax.adam(0.1), lambda params: jax.tree.map(lambda p: p.ndim > 1, params)),
+    "two groups": lambda: optax.multi_transform({"matrix": optax.adam(0.1), "vector": optax.sgd(0.3, 0.9)}, groups),
     "every second": lambda: optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
 }
 

@@ -118,11 +118,12 @@ class Optimizer(Pytree, Generic[M]):
         grads = state_in(grads)
         grads = graphs.pure(graphs.state(grads, graph=self.graph) if isinstance(grads, Pytree) else grads)
         grads = _checked_gradients(grads, params, self.wrt)
-        remembered: list[OptState] = jax.tree.leaves(self.opt_state, is_leaf=_is_variable)
-        old = jax.tree.map(lambda v: v.get_value(), self.opt_state, is_leaf=_is_variable)
+        # a Variable may hold something without leaves, as where optax.masked leaves out a parameter
+        remembered, form = jax.tree.flatten(self.opt_state, is_leaf=_is_variable)
+        old = form.unflatten([variable.get_value() for variable in remembered])
         updates, new = self.tx.update(grads, old, params, **graphs.pure(kwargs))
         update(model, optax.apply_updates(params, updates))
-        for variable, value in zip(remembered, jax.tree.structure(old).flatten_up_to(new)):
+        for variable, value in zip(remembered, form.flatten_up_to(new)):
             variable.set_value(value)
         self.step.set_value(self.step.get_value() + 1)
         return updates
