@@ -13,6 +13,7 @@ from sonde import ops
 from sonde.linen.attach import describe
 from sonde.linen.dtypes import of_tuple, promote_dtype
 from sonde.linen.layers.linear import chosen_product
+from sonde.linen.layers.parameters import kernel_and_bias
 from sonde.linen.methods import compact
 from sonde.linen.module import Module
 from sonde.ops.initializers import default_bias_init, default_kernel_init
@@ -87,8 +88,7 @@ class Conv(_Conv):
                 "input features"
             )
         shape = (*size, n_in // self.feature_group_count, self.features)
-        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
-        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+        kernel, bias = kernel_and_bias(self, shape, (self.features,))
         return ops.conv(
             inputs,
             kernel,
@@ -128,10 +128,7 @@ class ConvLocal(_Conv):
             "kernel_dilation": self.kernel_dilation,
         }
         shape = ops.conv_local_kernel_shape(jnp.shape(inputs), self.features, **window)
-        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
-        bias = None
-        if self.use_bias:
-            bias = self.param("bias", self.bias_init, (*shape[:-2], self.features), self.param_dtype)
+        kernel, bias = kernel_and_bias(self, shape, (*shape[:-2], self.features))
         return ops.conv_local(
             inputs,
             kernel,
@@ -187,8 +184,7 @@ class ConvTranspose(Module):
         size = _sizes(self.kernel_size)
         n_in = jnp.shape(inputs)[-1]
         ends = (self.features, n_in) if self.transpose_kernel else (n_in, self.features)
-        kernel = self.param("kernel", self.kernel_init, (*size, *ends), self.param_dtype)
-        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+        kernel, bias = kernel_and_bias(self, (*size, *ends), (self.features,))
         return ops.conv_transpose(
             inputs,
             kernel,

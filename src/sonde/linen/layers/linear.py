@@ -13,6 +13,7 @@ from jax import lax
 from sonde import ops
 from sonde.linen import meta
 from sonde.linen.dtypes import of_tuple, promote_dtype
+from sonde.linen.layers.parameters import kernel_and_bias
 from sonde.linen.methods import compact
 from sonde.linen.module import Module, merge_param
 from sonde.ops.initializers import default_bias_init, default_embed_init, default_kernel_init, matrix_shape
@@ -63,8 +64,7 @@ class Dense(Module):
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Maps the last axis of the inputs."""
         shape = (jnp.shape(inputs)[-1], self.features)
-        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
-        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
+        kernel, bias = kernel_and_bias(self, shape, (self.features,))
         return ops.dense(
             inputs,
             kernel,
@@ -182,11 +182,8 @@ class Einsum(Module):
     def __call__(self, inputs: jax.Array, einsum_str: str | None = None) -> jax.Array:
         """Applies the equation to the inputs and the kernel."""
         equation = merge_param("einsum_str", self.einsum_str, einsum_str)
-        kernel = self.param("kernel", self.kernel_init, tuple(self.shape), self.param_dtype)
-        bias = None
-        if self.use_bias:
-            shape = ops.einsum_bias_shape(equation, tuple(self.shape))
-            bias = self.param("bias", self.bias_init, shape, self.param_dtype)
+        shape = tuple(self.shape)
+        kernel, bias = kernel_and_bias(self, shape, lambda: ops.einsum_bias_shape(equation, shape))
         return ops.einsum(
             equation,
             inputs,

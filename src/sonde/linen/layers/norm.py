@@ -9,18 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from sonde import ops
+from sonde.linen.layers.parameters import scale_and_bias
 from sonde.linen.methods import compact
 from sonde.linen.module import Module, merge_param
 from sonde.ops.initializers import ones, zeros
 from sonde.ops.norm import canonicalize_axes
 
 Axes = int | Sequence[int]
-
-
-def _scale_and_bias(module: Any, shape: Sequence[int], *, use_bias: bool) -> tuple[Any, Any]:
-    scale = module.param("scale", module.scale_init, tuple(shape), module.param_dtype) if module.use_scale else None
-    bias = module.param("bias", module.bias_init, tuple(shape), module.param_dtype) if use_bias else None
-    return scale, bias
 
 
 def _shared_options(module: Any) -> dict[str, Any]:
@@ -98,7 +93,7 @@ class BatchNorm(Module):
         shape = _sizes(x, self.axis)
         mean = self.variable("batch_stats", "mean", lambda: jnp.zeros(shape, jnp.float32))
         var = self.variable("batch_stats", "var", lambda: jnp.ones(shape, jnp.float32))
-        scale, bias = _scale_and_bias(self, shape, use_bias=self.use_bias)
+        scale, bias = scale_and_bias(self, shape, use_bias=self.use_bias)
         options = _shared_options(self)
         if self.is_initializing():
             options["axis_name"] = None
@@ -156,7 +151,7 @@ class LayerNorm(Module):
     def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
         """Normalises the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
-        scale, bias = _scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=self.use_bias)
+        scale, bias = scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=self.use_bias)
         return ops.layer_norm(
             x,
             scale,
@@ -187,7 +182,7 @@ class RMSNorm(Module):
     def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
         """Normalises the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
-        scale, _ = _scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=False)
+        scale, _ = scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=False)
         return ops.rms_norm(
             x,
             scale,
@@ -230,7 +225,7 @@ class GroupNorm(Module):
         x = jnp.asarray(x)
         features = x.shape[-1]
         groups = ops.group_count(features, num_groups=self.num_groups, group_size=self.group_size)
-        scale, bias = _scale_and_bias(self, (features,), use_bias=self.use_bias)
+        scale, bias = scale_and_bias(self, (features,), use_bias=self.use_bias)
         return ops.group_norm(
             x,
             scale,
@@ -262,5 +257,5 @@ class InstanceNorm(Module):
     def __call__(self, x: jax.Array, *, mask: Any = None) -> jax.Array:
         """Normalises the inputs; `mask` says which elements count for the statistics."""
         x = jnp.asarray(x)
-        scale, bias = _scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=self.use_bias)
+        scale, bias = scale_and_bias(self, _sizes(x, self.feature_axes), use_bias=self.use_bias)
         return ops.instance_norm(x, scale, bias, feature_axes=self.feature_axes, mask=mask, **_shared_options(self))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from sonde import ops
 from sonde.linen.layers.conv import Conv
 from sonde.linen.layers.linear import Dense
+from sonde.linen.layers.parameters import kernel_and_bias
 from sonde.linen.methods import compact, nowrap
 from sonde.linen.module import Module
 from sonde.ops.initializers import default_kernel_init, ones, orthogonal, zeros
@@ -132,9 +133,7 @@ class _Parameters(Module):
     @compact
     def __call__(self, n_in: int) -> tuple[Any, Any]:
         """The kernel, and the bias or None."""
-        kernel = self.param("kernel", self.kernel_init, (n_in, self.features), self.param_dtype)
-        bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype) if self.use_bias else None
-        return kernel, bias
+        return kernel_and_bias(self, (n_in, self.features), (self.features,))
 
 
 class OptimizedLSTMCell(_LSTM):

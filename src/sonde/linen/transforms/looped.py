@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sonde._key_paths import key_of
 from sonde.linen import meta, sites
 from sonde.linen.attach import describe
 from sonde.linen.filters import DenyList, Filter, first_match, matches, may_overlap
@@ -235,7 +236,7 @@ def _carried_on(before: Any, after: Any, where: str) -> Any:
 
 def _names(tree: Any) -> list[str]:
     paths = jax.tree_util.tree_leaves_with_path(tree)
-    return ["/".join(str(getattr(k, "key", k)) for k in path) for path, _ in paths]
+    return ["/".join(str(key_of(key)) for key in path) for path, _ in paths]
 
 
 def _only(groups: Any, mutable: Filter) -> Any:

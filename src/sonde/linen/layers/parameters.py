@@ -1,0 +1,30 @@
+"""The parameters that most layers have: a kernel and a bias, or a scale and a bias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def kernel_and_bias(
+    module: Any, shape: Sequence[int], bias_shape: Callable[[], Sequence[int]] | Sequence[int]
+) -> tuple[Any, Any]:
+    """The kernel of a layer, and its bias, or None if it has none.
+
+    Args:
+        module: The layer, with the fields `kernel_init`, `bias_init`, `use_bias` and `param_dtype`.
+        shape: Of the kernel.
+        bias_shape: Of the bias, or a function that returns it, which is called only if there is a bias.
+    """
+    kernel = module.param("kernel", module.kernel_init, tuple(shape), module.param_dtype)
+    if not module.use_bias:
+        return kernel, None
+    of_bias = bias_shape() if callable(bias_shape) else bias_shape
+    return kernel, module.param("bias", module.bias_init, tuple(of_bias), module.param_dtype)
+
+
+def scale_and_bias(module: Any, shape: Sequence[int], *, use_bias: bool) -> tuple[Any, Any]:
+    """The scale and the bias of a layer that normalises, each or None if it has none."""
+    scale = module.param("scale", module.scale_init, tuple(shape), module.param_dtype) if module.use_scale else None
+    bias = module.param("bias", module.bias_init, tuple(shape), module.param_dtype) if use_bias else None
+    return scale, bias
