@@ -6,7 +6,6 @@ its status as an attribute does: an array cannot replace a number, unless it is 
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any, Generic, Self, TypeVar, cast, overload
@@ -15,6 +14,7 @@ from sonde._jax import trace_level
 from sonde.nnx import pytree
 from sonde.nnx._epoch import EPOCH, next_number
 from sonde.nnx._layout import EMPTY, Layout, layout_of
+from sonde.nnx.attribute_status import marked_value
 from sonde.nnx.module import Module
 from sonde.nnx.pytree import attributes
 
@@ -64,9 +64,7 @@ class List(Module, MutableSequence[A], Generic[A]):
 
     def _checked(self, index: int, value: Any, status: bool | None) -> tuple[Any, bool]:
         """The bare value and its status."""
-        explicit = None
-        if isinstance(value, dataclasses.Field) and pytree._DATA in value.metadata:
-            explicit, value = value.metadata[pytree._DATA], value.metadata["value"]
+        value, explicit = marked_value(value)
         return value, self._status_for(index, value, status, explicit)
 
     def __len__(self) -> int:
