@@ -35,6 +35,7 @@ def test_outputs(name: str, tmp_path: Any) -> None:
         assert apart(counted(given, nnx.jit(outputs)(models.load(folder, layers="scan"), given)), expected) < 1e-5
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_saved_is_what_was_loaded(name: str, tmp_path: Any) -> None:
     stored = oracle(name)

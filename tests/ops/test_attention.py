@@ -34,7 +34,7 @@ def options(draw, batch, which):
     return found
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(13)
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -47,7 +47,7 @@ def test_fused_attention_equals_nnx(draw, close, batch, key_heads, dtype, which)
         close(ops.fused_attention(q, k, v, is_causal=is_causal, **more), theirs)
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(13)
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("key_heads", [4, 2])
 @pytest.mark.parametrize("broadcast_dropout", [True, False])
@@ -67,7 +67,7 @@ def test_attention_with_dropout_equals_nnx(draw, close, batch, key_heads, broadc
         close(ops.dot_product_attention(q, k, v, **common), fnnx.dot_product_attention(q, k, v, **common))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(11)
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("force", [True, False])

@@ -29,7 +29,7 @@ def randomize(layer, draw):
             variable.set_value(jnp.abs(draw(*variable.shape, dtype=variable.dtype)) + 0.5)
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(11)
 @pytest.mark.parametrize("dtype, x_dtype, param_dtype", DTYPES)
 @pytest.mark.parametrize("fast", BOTH)
 @pytest.mark.parametrize("masked", BOTH)
@@ -98,7 +98,7 @@ def test_rms_norm_equals_nnx(draw, close, dtype, x_dtype, param_dtype, masked):
     close(ops.rms_norm(x, layer.scale[...], dtype=dtype, mask=mask), layer(x, mask=mask))
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(11)
 @pytest.mark.parametrize("dtype, x_dtype, param_dtype", DTYPES)
 @pytest.mark.parametrize("running", BOTH)
 @pytest.mark.parametrize("fast, masked", [(True, False), (False, True), (True, True)])
@@ -160,7 +160,7 @@ def test_batch_norm_over_devices_equals_linen(draw, close):
         close(jax.vmap(ours, axis_name="devices")(x), jax.vmap(theirs, axis_name="devices")(x))
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(13)
 @pytest.mark.parametrize("dtype, x_dtype, param_dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 6), (2, 5, 6), (2, 4, 5, 6)])
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])

@@ -47,8 +47,9 @@ def on_mesh(f, *args):
         return f(*args), jax.jit(f)(*args)
 
 
-@pytest.mark.parametrize("spec", [("data",), (None, None, "data")])
+@pytest.mark.every(2)  # each program on one of the two axes
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("spec", [("data",), (None, None, "data")])
 def test_the_numbers_are_those_without_a_mesh(name, spec):
     expected = PROGRAMS[name](jnp.asarray(X))
     for result in on_mesh(PROGRAMS[name], (X, spec)):

@@ -12,7 +12,7 @@ from sonde.report import examine
 @pytest.mark.parametrize("name", MODELS)
 def test_fresh_network_has_no_findings(name):
     f, args = MODELS[name](0)
-    report = examine(f, grads=True)(*args)
+    report = examine(jax.jit(f), grads=True)(*args)
     assert report.failure is None
     assert [(x.kind, x.text) for x in report.findings] == []
     assert any(site.gradients for site in report.sites)

@@ -9,6 +9,7 @@ from sonde import nnx
 from sonde.errors import LayerInputError
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("padding", ["SAME", "VALID", "CIRCULAR", "REFLECT", "CAUSAL", 1, [(1, 2)]], ids=str)
 @pytest.mark.parametrize("options", [{}, {"strides": 2, "kernel_dilation": 2}, {"feature_group_count": 3}], ids=str)
 def test_conv(same, draw, padding, options):
@@ -28,6 +29,7 @@ def test_a_masked_conv(same, draw):
     same(lambda n, rngs: n.Conv(3, 4, 3, mask=mask, rngs=rngs), lambda n, m: m(x))
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("padding", ["SAME", "VALID", "CIRCULAR", 1], ids=str)
 @pytest.mark.parametrize("options", [{}, {"strides": 2}, {"transpose_kernel": True, "strides": 3}], ids=str)
 def test_conv_transpose(same, draw, padding, options):

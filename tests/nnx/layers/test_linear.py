@@ -14,6 +14,7 @@ from sonde.errors import LayerInputError
 DTYPES = [{}, {"dtype": jnp.bfloat16}, {"param_dtype": jnp.bfloat16}, {"dtype": jnp.float16}]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 5, 3)], ids=str)
 @pytest.mark.parametrize("options", DTYPES, ids=str)
 @pytest.mark.parametrize("use_bias", [True, False])

@@ -15,6 +15,7 @@ def random_init(n):
     return {"scale_init": n.initializers.normal(), "bias_init": n.initializers.normal()}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options", [*DTYPES, {"momentum": 0.5, "axis": 1}, {"use_fast_variance": False}], ids=str)
 @pytest.mark.parametrize(
     "use_running_average, use_bias, use_scale",
