@@ -1,8 +1,6 @@
 """Random Linen modules, as source for either library: layers with random arguments, in random lifted transforms.
 
-`module(nn, seed)` draws from the seed alone, never from the library, so that both build the same thing. In double
-precision equal formulas agree to four digits in whatever order sums are taken (some constants are singles, in both
-libraries); with dtypes mixed, to one.
+`module(nn, seed)` draws from the seed alone, never from the library, so that both build the same thing.
 """
 
 from __future__ import annotations
@@ -308,8 +306,10 @@ def everything(nn: Any, seed: int, *, precise: bool, rngs: Any) -> dict[str, Any
         rest = {name: tree for name, tree in variables.items() if name != "params"}
 
         def loss(params: Any, x: Any) -> Any:
-            y, _ = built.apply({"params": params, **rest}, x, rngs=rngs, mutable=True)
-            return (y.astype(jnp.float64 if precise else jnp.float32) ** 2).mean()
+            y, changed = built.apply({"params": params, **rest}, x, rngs=rngs, mutable=True)
+            leaves = jax.tree.leaves((y, {name: tree for name, tree in changed.items() if name != "params"}))
+            squares = [x.astype(jnp.float64 if precise else jnp.float32) ** 2 for x in leaves]
+            return sum(x.mean() for x in squares)
 
         grads = jax.grad(loss, argnums=(0, 1))(variables["params"], x)
         return {"init": variables, "first": first, "output": output, "changed": changed, "grads": grads}

@@ -36,6 +36,52 @@ def test_setup_is_intercepted_too():
     assert ("Model", "setup", 0) in calls_seen(nn)
 
 
+WRAPS = {
+    "jit": lambda nn: nn.jit,
+    "remat": lambda nn: nn.remat,
+    "remat twice": lambda nn: lambda layer: nn.remat(nn.remat(layer)),
+    "vmap": lambda nn: lambda layer: nn.vmap(layer, variable_axes={"params": 0}, split_rngs={"params": True}),
+}
+
+
+def is_trial(args):
+    """Whether Flax tries out the setup of what is lifted: it passes an integer through the module."""
+    return len(args) == 1 and args[0].dtype == "int32"
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+@pytest.mark.parametrize("kind", ["class", "method", "function"])
+def test_a_lifted_method_is_intercepted_once(wrap, kind):
+    def run(nn):
+        seen = []
+
+        def plus_one(run, args, kwargs, context):
+            if not is_trial(args):
+                seen.append(context.method_name)
+            output = run(*args, **kwargs)
+            return output if context.method_name == "setup" else output + 1
+
+        class Layer(nn.Module):
+            def __call__(self, x):
+                return x * self.weight(x)
+
+            def weight(self, x):
+                return jnp.sin(x)
+
+            if kind == "method":
+                weight = wrap(nn)(weight)
+
+        def named(module, x):
+            return module(x)
+
+        model = wrap(nn)(Layer)() if kind == "class" else Layer()
+        with nn.intercept_methods(plus_one):
+            method = wrap(nn)(named) if kind == "function" else None
+            return model.apply({}, X, method=method).tolist(), seen
+
+    assert run(nn) == run(flax_nn)
+
+
 def test_a_method_must_take_the_module():
     with pytest.raises(ApplyModuleInvalidMethodError, match="this one takes no argument"):
         nn.Dense(2).apply({}, method=lambda: True)

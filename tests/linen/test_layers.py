@@ -63,6 +63,9 @@ NORM = {
     "layer axes": lambda nn: nn.LayerNorm(
         reduction_axes=(1, 2), feature_axes=(1, 2), scale_init=NORMAL, bias_init=NORMAL
     ),
+    "layer axes backwards": lambda nn: nn.LayerNorm(
+        reduction_axes=(-1, 1), feature_axes=(-1, 1), scale_init=NORMAL, bias_init=NORMAL
+    ),
     "layer without": lambda nn: nn.LayerNorm(use_bias=False, use_scale=False, use_fast_variance=False),
     "layer half": lambda nn: nn.LayerNorm(dtype=jnp.bfloat16, epsilon=1e-3),
     "rms": lambda nn: nn.RMSNorm(scale_init=NORMAL),
@@ -76,6 +79,10 @@ NORM = {
     "batch running": lambda nn: nn.BatchNorm(use_running_average=True),
     "batch axis": lambda nn: nn.BatchNorm(use_running_average=False, axis=1, dtype=jnp.bfloat16),
     "batch axes": lambda nn: nn.BatchNorm(use_running_average=False, axis=(1, 2), use_bias=False, use_scale=False),
+    "batch axes backwards": lambda nn: nn.BatchNorm(use_running_average=False, axis=(-1, 1), scale_init=NORMAL),
+    "weight axes backwards": lambda nn: nn.WeightNorm(
+        nn.DenseGeneral((2, 3)), feature_axes=(-1, -2), scale_init=NORMAL
+    ),
 }
 
 
@@ -103,6 +110,16 @@ def test_norm(build):
 @pytest.mark.parametrize("name", ["layer", "rms", "group", "instance", "batch"])
 def test_norm_with_a_mask(name):
     check(NORM[name], X, mask=jnp.broadcast_to(MASK[None, :, None], X.shape))
+
+
+def test_gradients_through_running_averages():
+    def run(nn):
+        layer = nn.BatchNorm(use_running_average=False, momentum=0.8)
+        variables = layer.init(jax.random.key(0), X)
+        loss = lambda x: sum(leaf.sum() for leaf in jax.tree.leaves(layer.apply(variables, x, mutable=True)[1]))
+        return jax.grad(loss)(X)
+
+    assert_same(run(nn), run(flax_nn))
 
 
 def test_batch_norm_over_a_mapped_axis():

@@ -418,6 +418,34 @@ def test_tabulate_and_module_paths():
     assert list(Model().module_paths(KEY, X)) == ["", "Dense_0", "BatchNorm_0", "Dense_1"]
 
 
+def test_tables_name_what_a_transform_runs():
+    def table(nn):
+        class Block(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return nn.Dense(5)(x)
+
+        class Model(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                x = nn.remat(Block)()(x)
+                return nn.remat(lambda block, x: block(x))(Block(), x)
+
+        return nn.tabulate(Model(), KEY, console_kwargs={"width": 200, "force_terminal": False})(X)
+
+    assert table(nn) == table(flax_nn)
+
+
+def test_the_cost_of_a_call_counts_what_it_changes():
+    def costs(nn):
+        layer = nn.BatchNorm(use_running_average=False)
+        options = {"console_kwargs": {"width": 200, "force_terminal": False}}
+        text = layer.tabulate(KEY, X, compute_flops=True, compute_vjp_flops=True, **options)
+        return [word for word in text.split() if word.isdigit()]
+
+    assert costs(nn) == costs(flax_nn)
+
+
 def model_with(call=None, setup=None, **members):
     def run(self, x):
         return call(self, x) if call is not None else x

@@ -228,6 +228,50 @@ def test_scan_carries_variables():
     assert_same(run(nn), run(flax_nn))
 
 
+def test_a_shared_variable_that_every_iteration_changes():
+    def run(nn, **options):
+        class Cell(nn.Module):
+            @nn.compact
+            def __call__(self, carry, _):
+                count = self.variable("count", "n", lambda: jnp.zeros(()))
+                if self.is_mutable_collection("count"):
+                    count.value += 1
+                return carry + count.value, count.value
+
+        loop = nn.scan(Cell, variable_broadcast="count", length=3, **options)()
+        given = {"count": {"n": jnp.float32(5)}}
+        return (
+            loop.init_with_output(KEYS, jnp.float32(0), None),
+            loop.apply(given, jnp.float32(0), None, mutable=["count"]),
+            loop.apply(given, jnp.float32(0), None),
+        )
+
+    assert_same(run(nn), run(flax_nn))
+    options = {"check_constancy_invariants": False}
+    assert_same(run(nn, **options), run(flax_nn, **options))
+
+
+def test_variables_mapped_twice_in_an_iteration():
+    def build(nn):
+        halved = lambda module, x: nn.map_variables(
+            lambda module, x: module(x),
+            "params",
+            trans_in_fn=lambda tree: jax.tree.map(lambda p: p / 2, tree),
+            init=module.is_initializing(),
+            mutable=module.is_initializing(),
+        )(module, x)
+
+        class Twice(nn.Module):
+            @nn.compact
+            def __call__(self, carry, _):
+                layer = nn.Dense(5)
+                return halved(layer, halved(layer, carry)), None
+
+        return nn.scan(Twice, variable_broadcast="params", split_rngs={"params": False}, length=2)()
+
+    check(build, X, None)
+
+
 def test_scan_says_what_is_wrong():
     class Cell(nn.Module):
         @nn.compact

@@ -353,7 +353,7 @@ def _lifted(fn: Callable[..., Any], run: Callable[..., Any], options: dict[str, 
         if hasattr(fn, attribute):
             setattr(method, attribute, getattr(fn, attribute))
     method.compact = getattr(fn, "compact", False)  # pyright: ignore[reportFunctionMemberAccess]
-    # Only the inner function is offered to capture_intermediates, so that one call gives one value.
+    # Only the inner function is offered to interceptors and to capture_intermediates: one call, one value.
     method.transparent = True  # pyright: ignore[reportFunctionMemberAccess]
     # What a lifted class makes in setup is lifted too.
     method.sets_up_inside = cls is not None  # pyright: ignore[reportFunctionMemberAccess]

@@ -193,8 +193,9 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
             jax.named_scope(profile_name) if profile_name else _NOTHING,
             sites.under_path(scope) if scope is not None else _NOTHING,
         ):
-            is_call = scope is not None and not getattr(fun, "transparent", False)
-            run = intercepted(self, fun, name)
+            is_lifted = getattr(fun, "transparent", False)
+            is_call = scope is not None and not is_lifted
+            run = functools.partial(fun, self) if is_lifted else intercepted(self, fun, name)
             if is_call and are_ends_wanted(name):
                 output = sites.call_with_ends(self, name, fun, run, args, kwargs)
             else:

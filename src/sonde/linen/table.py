@@ -42,6 +42,7 @@ class MethodCall:
         args: The positional arguments, with shapes for arrays.
         kwargs: The keyword arguments, likewise.
         outputs: What it returned, likewise.
+        is_first: Whether no other call of the same path returned before it.
     """
 
     module: Module
@@ -49,33 +50,41 @@ class MethodCall:
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    outputs: Any
+    outputs: Any = None
+    is_first: bool = False
 
 
 def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs: Any) -> tuple[list[MethodCall], Any]:
     """All calls during an `init`, in the order in which they began, and the shapes of the variables."""
     found: list[MethodCall] = []
+    returned: set[tuple[str, ...]] = set()
 
     def write_down(next_fun: Callable[..., Any], args: Any, kwargs: Any, about: InterceptorContext) -> Any:
         scope = about.module.scope
         if about.method_name == "setup" or scope is None:
             return next_fun(*args, **kwargs)
-        call = MethodCall(about.module, scope.path, about.method_name, shapes_in(args), shapes_in(kwargs), None)
+        call = MethodCall(about.module, scope.path, about.method_name, shapes_in(args), shapes_in(kwargs))
         found.append(call)
         output = next_fun(*args, **kwargs)
         call.outputs = shapes_in(output)
         call.module = about.module.clone(_deep_clone=True)
+        call.is_first = call.path not in returned
+        returned.add(call.path)
         return output
 
     arrays, rest = split_arrays((rngs, args, kwargs))
+    collections: list[str] = []
 
     def run(arrays: Any) -> Any:
         rngs, args, kwargs = rest.whole(arrays)
         with intercept_methods(write_down):
-            return module.init(rngs, *args, method=method, **kwargs)
+            variables = module.init(rngs, *args, method=method, **kwargs)
+        collections[:] = variables
+        return variables
 
     variables = jax.eval_shape(run, arrays)
-    return found, variables
+    order = sorted(collections, key=lambda name: name != "params")  # JAX has sorted them by name
+    return found, {name: variables[name] for name in order}
 
 
 def module_paths(module: Module, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Module]:
@@ -153,11 +162,9 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
 
 def _rows(calls: list[MethodCall], variables: Any, depth: int | None, show_repeated: bool) -> list[_Row]:
     paths = {call.path for call in calls}
-    seen: set[tuple[str, ...]] = set()
     rows = []
     for call in calls:
-        repeated = call.path in seen
-        seen.add(call.path)
+        repeated = not call.is_first
         if (depth is not None and len(call.path) > depth) or (repeated and not show_repeated):
             continue
         everything = {collection: _at(tree, call.path) for collection, tree in variables.items()}
@@ -268,21 +275,17 @@ def _module_text(call: MethodCall) -> str:
 
 
 def _flops(row: _Row, rngs: Any, *, backward: bool) -> str:
-    """XLA's estimate of the cost of a call; 0 if the module cannot be run by itself or has no derivative."""
+    """XLA's estimate of the cost of a call, with the variables it changes; 0 if the module cannot be run by itself."""
     call = row.call
     arrays, rest = split_arrays((row.everything, call.args, call.kwargs))
 
-    def run_all(arrays: Any, rngs: Any) -> Any:
+    def run(arrays: Any, rngs: Any) -> Any:
         variables, args, kwargs = rest.whole(arrays)
         variables = {collection: tree for collection, tree in variables.items() if tree}
         return call.module.apply(variables, *args, rngs=rngs, method=call.method, mutable=True, **kwargs)
 
-    def run(arrays: Any, rngs: Any) -> Any:
-        return run_all(arrays, rngs)[0]
-
     def run_backward(arrays: Any, rngs: Any) -> Any:
-        # Differentiate all outputs, changed variables included.
-        output, pullback = jax.vjp(lambda arrays: run_all(arrays, rngs), arrays)
+        output, pullback = jax.vjp(lambda arrays: run(arrays, rngs), arrays)
         return pullback(output)
 
     try:

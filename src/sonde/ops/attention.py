@@ -84,7 +84,7 @@ def dot_product_attention_weights(
     groups = _check(query, key, None, bias=bias, mask=mask)
     query, key = promote_all(promote_dtype, (query, key), dtype)
     dtype = query.dtype
-    query = query / jnp.sqrt(jnp.asarray(query.shape[-1], jnp.float32)).astype(dtype)
+    query = query / jnp.sqrt(jnp.asarray(query.shape[-1], float)).astype(dtype)
     if groups == 1:
         scores = einsum("...qhd,...khd->...hqk", query, key, **given(precision=precision))
     else:

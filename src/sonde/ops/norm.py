@@ -46,12 +46,12 @@ class Averaging(TypedDict, total=False):
 
 
 def canonicalize_axes(axes: Axes, ndim: int) -> tuple[int, ...]:
-    """Axes as a tuple of non-negative numbers, in the order given."""
+    """Axes as an increasing tuple of non-negative numbers: parameters have the order of the input's axes."""
     axes = (axes,) if isinstance(axes, int) else tuple(axes)
     for axis in axes:
         if not -ndim <= axis < ndim:
             raise LayerInputError(f"axis {axis} is out of range for an input with {ndim} axes.")
-    return tuple(axis % ndim for axis in axes)
+    return tuple(sorted({axis % ndim for axis in axes}))
 
 
 def moments(
@@ -454,6 +454,7 @@ def _abs_squared(x: jax.Array) -> jax.Array:
 
 
 def _running(old: jax.Array, new: Any, momentum: float) -> jax.Array:
+    # Each is weighted in its own precision, as in Flax; gradients flow through both.
+    kept, taken = old * jnp.asarray(momentum, old.dtype), new * jnp.asarray(1 - momentum, new.dtype)
     dtype = widest(old, new)
-    keep, take = jnp.asarray(momentum, dtype), jnp.asarray(1 - momentum, dtype)
-    return lax.stop_gradient(keep * jnp.asarray(old, dtype) + take * jnp.asarray(new, dtype))
+    return kept.astype(dtype) + taken.astype(dtype)

@@ -167,7 +167,7 @@ def _scan(
 
     def loop_body(carry: Any, sliced: Any) -> Any:
         lifting.restore_counts(counts)
-        _, carry, (y, changes) = step(shared, carry, sliced, mutable=DenyList(variable_broadcast))
+        _, carry, (y, changes) = step(shared, carry, sliced)
         structure[:] = [y.structure()]  # the leaves belong to the loop
         return carry, (y.mapped, changes)
 
