@@ -18,7 +18,7 @@ from jax import lax
 from sonde._key_paths import key_of
 from sonde.linen import meta, sites
 from sonde.linen.attach import describe
-from sonde.linen.filters import DenyList, Filter, first_match, matches, may_overlap
+from sonde.linen.filters import Filter, first_match, matches, may_overlap
 from sonde.linen.frozen_dict import FrozenDict
 from sonde.linen.lift import Body, Bridge, Groups, Lifting, ignore_keywords, keeps_structure, lift
 from sonde.linen.module import Module
