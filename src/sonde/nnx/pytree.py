@@ -381,15 +381,15 @@ def check_pytree(pytree: Any) -> None:
 
 
 # Layout, static values, and the origin for copies; all origins, and None, compare equal.
-Structure = tuple[Layout, tuple[Any, ...], Origin | None]
+StaticPart = tuple[Layout, tuple[Any, ...], Origin | None]
 
 
-def _flatten(node: Pytree) -> tuple[tuple[Any, ...], Structure]:
+def _flatten(node: Pytree) -> tuple[tuple[Any, ...], StaticPart]:
     layout, data, static = node._structure()
     return data, (layout, static, _origin_for_copies(node) if RUNNING_CAPTURES.count else None)
 
 
-def _flatten_with_keys(node: Pytree) -> tuple[list[tuple[Any, Any]], Structure]:
+def _flatten_with_keys(node: Pytree) -> tuple[list[tuple[Any, Any]], StaticPart]:
     layout, data, static = node._structure()
     origin = _origin_for_copies(node) if RUNNING_CAPTURES.count else None
     return list(zip(layout.data_keys, data)), (layout, static, origin)
@@ -400,7 +400,7 @@ def _origin_for_copies(node: Pytree) -> Origin | None:
 
 
 def _register(cls: type[Pytree]) -> None:
-    def unflatten(structure: Structure, data: Any) -> Pytree:
+    def unflatten(structure: StaticPart, data: Any) -> Pytree:
         layout, static, origin = structure
         new = cls._assemble(layout, data, static)
         if origin is not None:
