@@ -120,8 +120,10 @@ class BatchNorm(Module):
             **_common(self, mask),
         )
         if not by_running_average:
-            self.mean.set_value(jnp.asarray(mean, self.mean.dtype))
-            self.var.set_value(jnp.asarray(var, self.var.dtype))
+            for variable, new in ((self.mean, mean), (self.var, var)):
+                if variable.ref or variable.hijax:  # array references hold no tangents
+                    new = jax.lax.stop_gradient(new)
+                variable.set_value(jnp.asarray(new, variable.dtype))
         return y
 
     def set_view(self, use_running_average: bool | None = None) -> None:
