@@ -44,8 +44,9 @@ from sonde.nnx.states import (
     to_flat_state,
 )
 from sonde.nnx.updating import set_metadata, update
-from sonde.nnx.variable import BatchStat, Cache, Intermediate, Param, Perturbation, Variable
+from sonde.nnx.variable import Variable
 from sonde.nnx.variable_defaults import var_defaults
+from sonde.nnx.variable_kinds import BatchStat, Cache, Intermediate, Param, Perturbation
 from sonde.nnx.variable_names import register_variable_name, variable_name_from_type, variable_type_from_name
 
 if typing.TYPE_CHECKING:

@@ -68,7 +68,7 @@ PATHS: dict[str, tuple[str, ...]] = {
         "transforms.prefixes",
     ),
     "transforms.transforms": ("transforms.abstract", "transforms.branches", "transforms.checked"),
-    "variablelib": ("variable", "metadata", "eager_sharding", "variable_defaults", "variable_names"),
+    "variablelib": ("variable", "variable_kinds", "metadata", "eager_sharding", "variable_defaults", "variable_names"),
     "visualization": ("rendering",),
     "wrappers": ("sonde.bridge",),
 }

@@ -10,12 +10,17 @@ them, so a transform returns what a new one holds, and makes a reference of it a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from sonde._jax import Tracer
+from sonde._jax import Tracer, is_outermost, trace_level
+from sonde.errors import TraceContextError
+
+if TYPE_CHECKING:
+    from sonde.nnx.metadata import Metadata
+    from sonde.nnx.variable import Variable
 
 _HELD = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
@@ -52,3 +57,36 @@ def _fits(reference: Any, leaf: Any) -> bool:
     return np.shape(leaf) == reference.shape and (
         isinstance(leaf, (bool, int, float, complex)) or leaf.dtype == reference.dtype
     )
+
+
+def write_through(variable: Variable[Any], value: Any) -> None:
+    """Writes a value into the references that a Variable holds, or gives it new ones, if it has another form.
+
+    Raises:
+        TraceContextError: it has another form, and the Variable may stand for one outside a trace.
+    """
+    held, level = variable._cell.value, trace_level()
+    leaves = jax.tree.leaves(held)
+    if leaves and variable._level is level and not any(map(is_reference, leaves)):
+        variable._cell.value = value  # a copy of a Variable that holds another value for now, as under nnx.grad
+    elif is_reference(held) and variable._metadata["ref"]:
+        held[...] = value
+    elif not store(held, value):
+        # inside a trace nothing tells whether the Variable stands for one outside
+        if variable._level is not level or not is_outermost(level):
+            raise TraceContextError(
+                f"The value of a {type(variable).__name__} with hijax=True gets another form inside a transformed "
+                f"function: another structure, shape or dtype. That would not reach the caller. Give it its final form "
+                f"outside, or pass the object that holds it to an nnx transform without hijax=True."
+            )
+        variable._cell.value = referring(value)
+
+
+def new_references(variable: Variable[Any], value: Any, metadata: Metadata) -> Any:
+    """What the cell of a Variable holds for a value that is given, or copied: references of its own, if it is to."""
+    if any(map(is_reference, jax.tree.leaves(value))):
+        raise ValueError(
+            f"A {type(variable).__name__} was given an array reference. Give it the array, reference[...], and "
+            f"ref=True for a reference of its own; or make the reference an attribute of a Module."
+        )
+    return jax.new_ref(value) if metadata["ref"] else referring(value) if metadata["hijax"] else value

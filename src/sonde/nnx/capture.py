@@ -24,7 +24,8 @@ from sonde.core.site import Site, View
 from sonde.nnx.module import Module
 from sonde.nnx.module_sites import Sown, Types, noted
 from sonde.nnx.states import State, from_flat_state, to_flat_state
-from sonde.nnx.variable import Intermediate, Perturbation, Variable
+from sonde.nnx.variable import Variable
+from sonde.nnx.variable_kinds import Intermediate, Perturbation
 
 Key = tuple[str, str]  # the path of a Module, and a name
 Values = dict[type, dict[Key, Any]]

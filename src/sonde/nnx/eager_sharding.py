@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -111,3 +111,10 @@ def _constrain(value: Any, sharding: Sharding | Format) -> Any:
         return jax.lax.with_sharding_constraint(x, sharding)
 
     return jax.tree.map(one, value)
+
+
+def place_value(value: Any, metadata: Mapping[str, Any]) -> Any:
+    """Places a value on the devices that its metadata gives."""
+    if not metadata["eager_sharding"] or metadata["out_sharding"] is None:
+        return value
+    return place(value, metadata["out_sharding"], mesh=metadata.get("mesh"), rules=metadata.get("sharding_rules"))

@@ -14,7 +14,8 @@ from sonde.core.context import RUNNING_CAPTURES
 from sonde.nnx import iteration, module_sites, variable_names
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.pytree import Pytree, PytreeMeta
-from sonde.nnx.variable import Perturbation, Variable
+from sonde.nnx.variable import Variable
+from sonde.nnx.variable_kinds import Perturbation
 
 A = TypeVar("A")
 _GUIDE = "Wrap the call: `nnx.capture(model, nnx.Intermediate)(x)` returns the output and what was recorded."

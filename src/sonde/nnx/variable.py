@@ -26,12 +26,13 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 import jax
 import numpy as np
 
-from sonde._jax import is_outermost, trace_level
+from sonde._jax import trace_level
 from sonde.errors import TraceContextError
 from sonde.nnx import _epoch, eager_sharding
 from sonde.nnx.array_like import ArrayLike
-from sonde.nnx.array_references import is_reference, load, referring, store
+from sonde.nnx.array_references import is_reference, load, new_references, write_through
 from sonde.nnx.cell import Cell
+from sonde.nnx.eager_sharding import place_value
 from sonde.nnx.metadata import HOOKS, REQUIRED, Metadata, VariableMetadata, shared
 
 A = TypeVar("A")
@@ -89,7 +90,7 @@ class Variable(ArrayLike, Generic[A]):
         if "out_sharding" in meta:
             value = place_value(value, meta)
         if meta.by_reference or type(value) is jax.Ref:
-            value = _new_references(self, value, meta)
+            value = new_references(self, value, meta)
         _set_cell(self, Cell(value))
         _set_level(self, trace_level())
         _set_metadata(self, meta)
@@ -222,7 +223,7 @@ class Variable(ArrayLike, Generic[A]):
             )
         metadata, held = shared(entries), self._held()
         if metadata.by_reference != self._metadata.by_reference:
-            _set_cell(self, Cell(_new_references(self, held, metadata)))
+            _set_cell(self, Cell(new_references(self, held, metadata)))
         _set_metadata(self, metadata)
         _epoch.bump()
 
@@ -313,7 +314,7 @@ class Variable(ArrayLike, Generic[A]):
         """A Variable with this value and metadata, without running hooks."""
         new = cls._make(value, shared(_canonical(dict(attributes))))
         if new._metadata.by_reference and not is_reference(value):
-            new._cell.value = _new_references(new, value, new._metadata)
+            new._cell.value = new_references(new, value, new._metadata)
         return new
 
     def replace(self, value: Any = _MISSING, **updates: Any) -> Self:
@@ -321,7 +322,7 @@ class Variable(ArrayLike, Generic[A]):
         metadata = self._metadata.replaced(**_canonical(updates)) if updates else self._metadata
         new = type(self)._make(self._held() if value is _MISSING else value, metadata)
         if metadata.by_reference:
-            new._cell.value = _new_references(new, new._cell.value, metadata)
+            new._cell.value = new_references(new, new._cell.value, metadata)
         return new
 
     def copy(self, value: Any = _MISSING, **updates: Any) -> Self:
@@ -364,7 +365,7 @@ class Variable(ArrayLike, Generic[A]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         memo[id(self)] = new = type(self)._make(None, copy_module.deepcopy(self._metadata, memo))
         held = copy_module.deepcopy(self._held(), memo)
-        new._cell.value = _new_references(new, held, new._metadata) if new._metadata.by_reference else held
+        new._cell.value = new_references(new, held, new._metadata) if new._metadata.by_reference else held
         return new
 
     def __reduce__(self) -> Any:
@@ -391,37 +392,9 @@ _set_metadata = cast(Callable[[Any, Any], None], Variable.__dict__["_metadata"].
 def _set_value(variable: Variable[Any], value: Any) -> None:
     """Replaces what a Variable holds, without hooks and checks; references that fit are written to instead."""
     if variable._metadata.by_reference:
-        _write_references(variable, value)
+        write_through(variable, value)
     else:
         variable._cell.value = value
-
-
-def _write_references(variable: Variable[Any], value: Any) -> None:
-    held, level = variable._cell.value, trace_level()
-    leaves = jax.tree.leaves(held)
-    if leaves and variable._level is level and not any(map(is_reference, leaves)):
-        variable._cell.value = value  # a copy of a Variable that holds another value for now, as under nnx.grad
-    elif is_reference(held) and variable._metadata["ref"]:
-        held[...] = value
-    elif not store(held, value):
-        # inside a trace nothing tells whether the Variable stands for one outside
-        if variable._level is not level or not is_outermost(level):
-            raise TraceContextError(
-                f"The value of a {type(variable).__name__} with hijax=True gets another form inside a transformed "
-                f"function: another structure, shape or dtype. That would not reach the caller. Give it its final form "
-                f"outside, or pass the object that holds it to an nnx transform without hijax=True."
-            )
-        variable._cell.value = referring(value)
-
-
-def _new_references(variable: Variable[Any], value: Any, metadata: Metadata) -> Any:
-    """What the cell of a Variable holds for a value that is given, or copied: references of its own, if it is to."""
-    if any(map(is_reference, jax.tree.leaves(value))):
-        raise ValueError(
-            f"A {type(variable).__name__} was given an array reference. Give it the array, reference[...], and "
-            f"ref=True for a reference of its own; or make the reference an attribute of a Module."
-        )
-    return jax.new_ref(value) if metadata["ref"] else referring(value) if metadata["hijax"] else value
 
 
 def _eager(asked: bool | None) -> bool:
@@ -434,15 +407,6 @@ def _canonical(metadata: dict[str, Any]) -> dict[str, Any]:
         if old in metadata:
             metadata["out_sharding"] = metadata.pop(old)
     return metadata
-
-
-def place_value(value: Any, metadata: Metadata) -> Any:
-    """Places a value on the devices that its metadata gives."""
-    if not metadata["eager_sharding"] or metadata["out_sharding"] is None:
-        return value
-    return eager_sharding.place(
-        value, metadata["out_sharding"], mesh=metadata.get("mesh"), rules=metadata.get("sharding_rules")
-    )
 
 
 def _with_item(current: Any, index: Any, value: Any) -> Any:
@@ -505,42 +469,3 @@ def _register(cls: type[Variable[Any]]) -> None:
 
 
 _register(Variable)
-
-
-class _AskedByKind(type):
-    def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, Variable) and value.hijax
-
-
-class HijaxVariable(metaclass=_AskedByKind):
-    """What Variables with `hijax=True` are instances of, beside their own class; only for `isinstance`."""
-
-
-class Param(Variable[A]):
-    """A parameter that training changes by gradients."""
-
-    __slots__ = ()
-
-
-class BatchStat(Variable[A]):
-    """A statistic over batches, such as the running mean of a BatchNorm."""
-
-    __slots__ = ()
-
-
-class Cache(Variable[A]):
-    """A cache of earlier steps, such as keys and values of an attention layer while decoding."""
-
-    __slots__ = ()
-
-
-class Intermediate(Variable[A]):
-    """A value seen inside a model while it runs: what `Module.sow` records."""
-
-    __slots__ = ()
-
-
-class Perturbation(Intermediate[A]):
-    """A zero that was added to an intermediate value, so that its gradient is the gradient of that value."""
-
-    __slots__ = ()

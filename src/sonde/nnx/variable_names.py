@@ -10,7 +10,8 @@ import functools
 import threading
 from typing import Any
 
-from sonde.nnx.variable import BatchStat, Cache, Intermediate, Param, Perturbation, Variable
+from sonde.nnx.variable import Variable
+from sonde.nnx.variable_kinds import BatchStat, Cache, Intermediate, Param, Perturbation
 
 _types: dict[str, type[Variable[Any]]] = {}
 _names: dict[type[Variable[Any]], str] = {}

@@ -21,7 +21,7 @@ from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, chosen
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.layers.stochastic import next_key
 from sonde.nnx.module import Module
-from sonde.nnx.variable import Cache, Intermediate
+from sonde.nnx.variable_kinds import Cache, Intermediate
 from sonde.ops.checks import expect_size
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
 from sonde.ops.initializers import default_bias_init, default_kernel_init

@@ -15,7 +15,8 @@ from sonde.nnx.layers.linear import Linear
 from sonde.nnx.layers.parameters import NO_METADATA, Init, Metadata, new_param
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.module import Module
-from sonde.nnx.variable import Param, Variable
+from sonde.nnx.variable import Variable
+from sonde.nnx.variable_kinds import Param
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
 from sonde.ops.initializers import default_lora_a_init, zeros
 

@@ -12,7 +12,8 @@ from sonde.errors import LayerInputError
 from sonde.nnx.attribute_status import data
 from sonde.nnx.metadata import VariableMetadata
 from sonde.nnx.rngs import Rngs, RngStream
-from sonde.nnx.variable import Param, Variable
+from sonde.nnx.variable import Variable
+from sonde.nnx.variable_kinds import Param
 from sonde.ops.initializers import SAME_WHEN_COMPILED, compiled_draw
 
 Metadata = Mapping[str, Any]

@@ -20,7 +20,8 @@ from sonde.nnx.iteration import iter_graph
 from sonde.nnx.layers.parameters import Init, chosen
 from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.module import Module
-from sonde.nnx.variable import BatchStat, Param, Variable
+from sonde.nnx.variable import Variable
+from sonde.nnx.variable_kinds import BatchStat, Param
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
 from sonde.ops.initializers import ones, zeros
 from sonde.ops.norm import Axes

@@ -16,12 +16,14 @@ import optax
 from sonde._key_paths import key_of
 from sonde.nnx import graph as graphs
 from sonde.nnx.attribute_status import data
+from sonde.nnx.eager_sharding import place_value
 from sonde.nnx.filters import Filter
 from sonde.nnx.graph_def import state_in
 from sonde.nnx.pytree import Pytree
 from sonde.nnx.states import State
 from sonde.nnx.updating import update
-from sonde.nnx.variable import Param, Variable, place_value
+from sonde.nnx.variable import Variable
+from sonde.nnx.variable_kinds import Param
 
 M = TypeVar("M")
 _MISSING: Any = object()

@@ -25,7 +25,8 @@ from sonde.nnx.transforms.lifting import NamedValues, Taken, is_object, raw, tak
 from sonde.nnx.transforms.options import MISSING, Mode, also_decorator, mode, named_like, refuse_bound_method
 from sonde.nnx.transforms.outcome import Left
 from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes
-from sonde.nnx.variable import Param, Variable
+from sonde.nnx.variable import Variable
+from sonde.nnx.variable_kinds import Param
 from sonde.nnx.walking import walk
 
 
