@@ -48,6 +48,7 @@ IN_BLOCKS = (
 EVERY = ["llama", "mistral", "qwen2", "qwen3", "gemma", "gpt2", "gpt_neox", "phi", "phi3", "bert_masked", "vit_classes"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", EVERY)
 def test_every_architecture_has_the_same_sites_as_a_list_and_as_a_scan(name: str, tmp_path: Path) -> None:
     stored, given = oracle(name), inputs(CASES[name])

@@ -57,6 +57,7 @@ ARRAYS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("mapped", [False, True])
 def test_the_short_way_leads_to_the_same_statistics(name, mapped):

@@ -8,6 +8,7 @@ import pytest
 from sonde import nnx
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("kind", ["Linear", "Conv"])
 @pytest.mark.parametrize("options", [{}, {"n_steps": 3}, {"dtype": jnp.bfloat16}, {"update_stats": False}], ids=str)
 def test_spectral_norm(same, draw, kind, options):
