@@ -299,6 +299,20 @@ FOUND = {
         12,
         C,
     ),
+    "a loop over an explicit mesh that JAX drops, being of no use but for a site": (
+        Program(
+            ((While((Sow("s", "unused"),)),),),
+            (Vmap((Grad((Call(0),), "grad"),), 0, 1, (1.0, -0.6), spread=True),),
+            explicit=True,
+        ),
+        12,
+        B,
+    ),
+    "branches of which one has more before what they share": (
+        Program(SHARED, (Cond(((Call(0), Sow("s1")), (Sow("s2"), Call(0)))),)),
+        13,
+        C,
+    ),
 }
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "numbers_along",
     "on_mesh_around",
     "repeated_like",
+    "type_on_mesh_around",
     "varying_axes",
     "varying_axes_of_type",
     "varying_over",
@@ -110,6 +111,14 @@ def on_mesh_around(value: Any) -> Any:
     if mesh.empty or not typeof(value).sharding.mesh.empty:
         return value
     return jax.sharding.reshard(value, jax.NamedSharding(mesh, jax.P(*[None] * typeof(value).ndim)))
+
+
+def type_on_mesh_around(aval: Any) -> Any:
+    """The type of such a value."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not aval.sharding.mesh.empty:
+        return aval
+    return aval.update(sharding=jax.NamedSharding(mesh, jax.P(*[None] * aval.ndim)))
 
 
 def repeated_like(value: Any, other: Any) -> Any:

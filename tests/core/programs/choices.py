@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ class Cond(Node):
         layouts = [list(with_keys(layout(body, inner))) for body in self.branches]
         places = {key: rec for branch in layouts for key, rec in branch}
         everywhere = {key for key in places if all(key in dict(branch) for branch in layouts)}
-        order = list(places)
+        order = in_one_order([key for key, _ in branch] for branch in layouts)
 
         def branch(i: int) -> Callable[[Any, Perts], tuple[Any, list[Rec]]]:
             def go(x: Any, perts: Perts) -> tuple[Any, list[Rec]]:
@@ -50,8 +50,8 @@ class Cond(Node):
                 y, recs = by_hand(self.branches[i], x, mine, inner)
                 met = dict(with_keys(recs))
                 padded = []
-                for key, empty in places.items():
-                    rec: Rec = met[key] if key in met else zeros_like(empty)
+                for key in order:
+                    rec: Rec = met[key] if key in met else zeros_like(places[key])
                     if rec.taken is None and key not in everywhere:
                         rec = dataclasses.replace(rec, taken=jnp.array(key in met), taken_front=NO_AXES)
                     padded.append(rec)
@@ -60,6 +60,18 @@ class Cond(Node):
             return go
 
         return lax.switch(self.index(x, env), [branch(i) for i in range(len(self.branches))], x, perts)
+
+
+def in_one_order(branches: Iterable[Sequence[Any]]) -> list[Any]:
+    """The order of what branches record: that of every branch, and where they do not say, that of the first."""
+    left = [list(keys) for keys in branches]
+    order: list[Any] = []
+    while left := [keys for keys in left if keys]:
+        heads = [keys[0] for keys in left]
+        free = [head for head in heads if not any(head in keys[1:] for keys in left)]
+        order.append((free or heads)[0])
+        left = [[key for key in keys if key != order[-1]] for keys in left]
+    return order
 
 
 def with_keys(recs: Sequence[Rec]) -> Iterator[tuple[Any, Rec]]:

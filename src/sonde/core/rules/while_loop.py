@@ -13,11 +13,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
 from sonde._jax import batching, mlir
+from sonde.core.along import repeated
 from sonde.core.context import looking
 from sonde.core.handler import Handler, Rebinding
 from sonde.core.inside import gives_tokens, has_sites, sites_inside
@@ -288,10 +290,12 @@ def _naming_batcher(plain: Any) -> Any:
         test, body = params["cond_jaxpr"], params["body_jaxpr"]
         if not (has_sites(test) or has_sites(body)) or not _predicate_is_mapped(axis_data, dims, params):
             return plain(axis_data, args, dims, **params)
-        params["cond_jaxpr"], params["body_jaxpr"] = _with_active(test, body)
+        on_mesh = axis_data.explicit_mesh_axis is not None
+        params["cond_jaxpr"], params["body_jaxpr"] = _with_active(test, body, on_mesh)
         n = params["cond_nconsts"]
         params.update(cond_nconsts=n + 1, body_nconsts=params["body_nconsts"] + 1)
-        number = jnp.zeros(axis_data.size, jnp.int32)
+        number = repeated(jnp.zeros((), jnp.int32), axis_data)
+        args = list(map(_jax.on_mesh_around, args)) if on_mesh else args
         args, dims = [number, *args[:n], number, *args[n:]], [0, *dims[:n], 0, *dims[n:]]
         return plain(axis_data, args, dims, **params)
 
@@ -301,9 +305,13 @@ def _naming_batcher(plain: Any) -> Any:
 _named = JaxprCache()
 
 
-def _with_active(test: Any, body: Any) -> tuple[Any, Any]:
-    """Test and body of a loop that take one more operand in front, which every site inside is given."""
-    known, key = _named.of(body), ("active", id(test), looking())
+def _with_active(test: Any, body: Any, on_mesh: bool) -> tuple[Any, Any]:
+    """Test and body of a loop that take one more operand in front, which every site inside is given.
+
+    If they are about to be mapped over an axis of a mesh, all types must name the mesh: that of a counter does not.
+    """
+    mesh = jax.sharding.get_abstract_mesh() if on_mesh else None
+    known, key = _named.of(body), ("active", id(test), looking(), mesh)
     if key not in known:
         loop = _mapped_loop(test)
         named, loop = loop is not None, loop or object()
@@ -313,12 +321,14 @@ def _with_active(test: Any, body: Any) -> tuple[Any, Any]:
             return [answer if named else mapped_p.bind(answer, loop=loop)]
 
         def new_body(number: Any, *flat: Any) -> list[Any]:
-            return run_under(_Active(number, loop), _jax.eval_jaxpr, body, *flat)
+            outs = run_under(_Active(number, loop), _jax.eval_jaxpr, body, *flat)
+            return list(map(_jax.on_mesh_around, outs)) if on_mesh else outs
 
         new = []
         for jaxpr, run in ((test, new_test), (body, new_body)):
-            types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
-            new.append(_jax.trace_to_closed_jaxpr(run, [INDEX_TYPE, *types]))
+            types = [INDEX_TYPE, *[v.aval for v in _jax.open_jaxpr(jaxpr).invars]]
+            types = list(map(_jax.type_on_mesh_around, types)) if on_mesh else types
+            new.append(_jax.trace_to_closed_jaxpr(run, types))
         known[key] = test, tuple(new)
     return known[key][1]
 
