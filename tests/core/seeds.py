@@ -72,6 +72,11 @@ RUNS = (
     ("0.12.0.1", "2,572 from 900000", {"agreed": 2556, "more than JAX can do": 16}, ""),
     ("0.11.2", "2,264 from 950000", {"agreed": 2247, "more than JAX can do": 17}, ""),
     # From here on sites also mark what came in itself, and one value can have two; seeds before mean others now.
+    ("0.12.0.1", "4,077 from 1100000", {"agreed": 4054, "more than JAX can do": 22}, "1103497"),
+    ("0.10.2", "10,526 from 2000000", {"agreed": 10466, "more than JAX can do": 59}, "2009476"),
+    ("0.12.0.1", "5,212 from 2100000", {"agreed": 5178, "more than JAX can do": 33}, "2104044"),
+    ("0.11.2", "6,256 from 2200000", {"agreed": 6203, "more than JAX can do": 52}, "2200461"),
+    # These four agree by now: 2009476 is more than JAX can do, and 2200461 had another order by hand.
 )
 
 # XLA does not come back from the form by hand, which has neither sites nor a mesh.
