@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import io
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from sonde._array_text import human_size, indexed, size_and_bytes
+from sonde._model_table import estimated_flops, new_table, printed
 from sonde.core.arrays import shapes_in, split_arrays
 from sonde.linen import meta
 from sonde.linen.filters import Filter
@@ -289,11 +289,9 @@ def _flops(row: _Row, rngs: Any, *, backward: bool) -> str:
         return pullback(output)
 
     try:
-        cost = jax.jit(run_backward if backward else run).lower(arrays, shapes_in(rngs)).cost_analysis()
+        return str(estimated_flops(run_backward if backward else run, arrays, shapes_in(rngs)))
     except Exception:
         return "0"
-    cost = cost[0] if isinstance(cost, (list, tuple)) else cost
-    return str(int((cost or {}).get("flops", 0)))
 
 
 def _render(
@@ -306,19 +304,9 @@ def _render(
     table_kwargs: Mapping[str, Any],
     column_kwargs: Mapping[str, Any],
 ) -> str:
-    import rich.console
-    import rich.table
     from rich.text import Text
 
-    table = rich.table.Table(
-        **{
-            "show_header": True,
-            "show_lines": True,
-            "show_footer": True,
-            "title": f"{type(module).__name__} Summary",
-            **table_kwargs,
-        }
-    )
+    table = new_table(module, table_kwargs)
     columns = ["path", "module", "inputs", "outputs", *(name for name, _ in costs)]
     for column in columns:
         table.add_column(column, **column_kwargs)
@@ -342,9 +330,4 @@ def _render(
         column.footer = _size_text(tree)
     table.caption_style = "bold"
     table.caption = Text("\nTotal Parameters: ", style="bold") + _size_text(variables)
-    buffer = io.StringIO()
-    console = rich.console.Console(
-        **{"force_terminal": True, "force_jupyter": False, **(console_kwargs or {}), "file": buffer}
-    )
-    console.print(table)
-    return f"\n{buffer.getvalue()}\n"
+    return f"\n{printed(table, {'force_jupyter': False, **(console_kwargs or {})})}\n"

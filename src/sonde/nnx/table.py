@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
-import io
 import types
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from typing import Any
 import jax
 
 from sonde._array_text import describe, human_size, size_and_bytes
+from sonde._model_table import estimated_flops, new_table, printed
 from sonde.core.arrays import arrays_in, shapes_in, split_arrays
 from sonde.nnx import iteration
 from sonde.nnx.building import build
@@ -193,17 +193,13 @@ def _with_flops(row: CallInfo, node: Any, flops: bool, vjp_flops: bool) -> CallI
     found = walk(node, graph=True, verb="tabulate")
     values = _values(found.leaves)
     is_float = [jax.dtypes.issubdtype(getattr(v, "dtype", int), jax.numpy.floating) for v in values]
-    arrays, structure = jax.tree.flatten(row.inputs)
-    is_array = [isinstance(a, jax.ShapeDtypeStruct) for a in arrays]
+    inputs, rest = split_arrays(row.inputs, lambda x: isinstance(x, jax.ShapeDtypeStruct))
 
     def call(values: list[Any], inputs: list[Any]) -> Any:
-        given = iter(inputs)
-        args, kwargs = structure.unflatten([next(given) if known else a for a, known in zip(arrays, is_array)])
+        args, kwargs = rest.whole(inputs)
         model = build(found.definition, _with_values(found.leaves, values))
         out = getattr(model, row.method)(*args, **kwargs)
         return arrays_in(out)
-
-    inputs = [a for a, known in zip(arrays, is_array) if known]
 
     def forward_and_back(values: list[Any], inputs: list[Any]) -> Any:
         floats = [v for v, f in zip(values, is_float) if f]
@@ -218,15 +214,9 @@ def _with_flops(row: CallInfo, node: Any, flops: bool, vjp_flops: bool) -> CallI
 
     return dataclasses.replace(
         row,
-        flops=_estimate(call, values, inputs) if flops else None,
-        vjp_flops=_estimate(forward_and_back, values, inputs) if vjp_flops else None,
+        flops=estimated_flops(call, values, inputs) if flops else None,
+        vjp_flops=estimated_flops(forward_and_back, values, inputs) if vjp_flops else None,
     )
-
-
-def _estimate(f: Callable[..., Any], *args: Any) -> int:
-    cost = jax.jit(f).lower(*args).cost_analysis()
-    cost = cost[0] if isinstance(cost, list) else cost
-    return int((cost or {}).get("flops", 0))
 
 
 def _column(variable: Variable[Any]) -> str:
@@ -243,16 +233,11 @@ def _render(
     flops: bool,
     vjp_flops: bool,
 ) -> str:
-    import rich.console
-    import rich.table
     import rich.text
 
     variables = [v for v in walk(obj, graph=True, verb="tabulate").leaves if isinstance(v, Variable)]
     columns = sorted({_column(v) for v in variables})
-    table = rich.table.Table(
-        **{"show_header": True, "show_lines": True, "show_footer": True, "title": f"{type(obj).__name__} Summary"}
-        | dict(table_kwargs)
-    )
+    table = new_table(obj, table_kwargs)
     names = ["path", "type", "inputs", "outputs", *["flops"] * flops, *["vjp_flops"] * vjp_flops]
     for name in names:
         footer: dict[str, Any] = {"footer": rich.text.Text("Total", justify="right")} if name == names[-1] else {}
@@ -265,10 +250,7 @@ def _render(
         cells += [str(row.flops)] * flops + [str(row.vjp_flops)] * vjp_flops
         table.add_row(*cells, *[_sizes(node, name) for name in columns])
     table.caption = f"\nTotal Parameters: {_total(variables) or '0'}"
-    buffer = io.StringIO()
-    options: dict[str, Any] = {"force_terminal": True, "width": 240, **console_kwargs, "file": buffer}
-    rich.console.Console(**options).print(table)
-    return buffer.getvalue()
+    return printed(table, {"width": 240, **console_kwargs})
 
 
 def _total(variables: list[Variable[Any]]) -> str:
