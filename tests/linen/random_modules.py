@@ -78,11 +78,12 @@ def _norm(nn: Any, draw: Draw) -> Any:
     options = {"epsilon": draw.pick(1e-6, 1e-3), "use_fast_variance": draw.flag(), **_dtypes(draw)}
     which = draw.number(0, 4)
     if which == 0:
+        reduced, features = draw.pick(-1, (-2, -1)), draw.pick(-1, (-1, -2))
         return nn.LayerNorm(
-            use_bias=draw.flag(), use_scale=draw.flag(), reduction_axes=draw.pick(-1, (-2, -1)), **options
+            use_bias=draw.flag(), use_scale=draw.flag(), reduction_axes=reduced, feature_axes=features, **options
         )
     if which == 1:
-        return nn.RMSNorm(use_scale=draw.flag(), **options)
+        return nn.RMSNorm(use_scale=draw.flag(), feature_axes=draw.pick(-1, (-1, -2)), **options)
     if which == 2:
         return nn.GroupNorm(**draw.pick({"num_groups": 2}, {"num_groups": None, "group_size": 2}), **options)
     if which == 3:
@@ -90,6 +91,7 @@ def _norm(nn: Any, draw: Draw) -> Any:
     return nn.BatchNorm(
         use_running_average=draw.flag(0.3),
         momentum=draw.pick(0.9, 0.5),
+        axis=draw.pick(-1, -2, (-1, -2)),
         use_bias=draw.flag(),
         use_scale=draw.flag(),
         **options,
@@ -134,7 +136,7 @@ def _normalized_weight(nn: Any, draw: Draw) -> Any:
     kind = {"param_dtype": jnp.float64 if draw.precise else jnp.float32}
     inner = nn.Dense(FEATURES, use_bias=draw.flag(), **kind)
     if draw.flag():
-        return nn.WeightNorm(inner, use_scale=draw.flag(), feature_axes=draw.pick(-1, None), **kind)
+        return nn.WeightNorm(inner, use_scale=draw.flag(), feature_axes=draw.pick(-1, None, (-1, -2)), **kind)
     layer = nn.SpectralNorm(inner, n_steps=draw.number(1, 2), **kind)
 
     class Spectral(nn.Module):
@@ -237,7 +239,7 @@ def _part(nn: Any, draw: Draw, depth: int) -> Any:
 
 
 def _lifted(nn: Any, draw: Draw, depth: int) -> Any:
-    inner_seed, which = draw.number(0, 10**6), draw.number(0, 6)
+    inner_seed, which = draw.number(0, 10**6), draw.number(0, 11)
     length, axis = draw.number(2, 3), draw.pick(0, 0, 1)
     split = {"params": draw.flag(), "dropout": draw.flag()}
     inside = lambda: _own(nn, Draw(inner_seed, draw.precise), depth)
@@ -245,21 +247,29 @@ def _lifted(nn: Any, draw: Draw, depth: int) -> Any:
         return nn.jit(type(inside()))()
     if which == 1:
         return nn.remat(type(inside()), **draw.pick({}, {"prevent_cse": False}))()
+    if which == 7:
+        return _intercepted(nn, inside)
     collections = ("params", "batch_stats", "counters", "intermediates", "perturbations")
     axes = {name: (axis if name == "params" and split["params"] else 0) for name in collections}
     if not split["params"]:
         axes["params"] = None
+    shared_counters = draw.flag()
 
     class Around(nn.Module):
         @nn.compact
         def __call__(self, x: Any) -> Any:
-            layer = inside()
+            layer, before = inside(), x
             if which == 2:
                 step = lambda module, carry, _: (module(carry).astype(x.dtype), None)
+                shared = [
+                    name
+                    for name in ("params", "counters")
+                    if axes[name] is None or (name == "counters" and shared_counters)
+                ]
                 run = nn.scan(
                     step,
-                    variable_axes={k: v for k, v in axes.items() if v is not None},
-                    variable_broadcast=False if split["params"] else "params",
+                    variable_axes={name: axis for name, axis in axes.items() if name not in shared},
+                    variable_broadcast=shared,
                     split_rngs=split,
                     length=length,
                 )
@@ -277,9 +287,46 @@ def _lifted(nn: Any, draw: Draw, depth: int) -> Any:
                 )(layer, x)
             if which == 5:
                 return nn.jit(lambda module, x: module(x) + 1)(layer, x)
+            if which == 8:  # twice the same variables, seen in another form
+                run = nn.map_variables(
+                    lambda module, x: module(x),
+                    "params",
+                    trans_in_fn=lambda tree: jax.tree.map(lambda p: p / 2, tree),
+                    trans_out_fn=lambda tree: jax.tree.map(lambda p: p * 2, tree),
+                    init=self.is_initializing(),
+                    mutable=True,
+                )
+                x = run(layer, x)
+                return run(layer, x) if x.shape == before.shape else x
+            if which == 9:
+                if self.is_initializing():
+                    layer(x)
+                return nn.switch(length - 1, [lambda module, x: module(x) * i for i in range(3)], layer, x)
+            if which == 10:
+                return nn.fold_rngs(lambda module, x: module(x))(layer, x)
+            if which == 11:
+                loss = lambda module, x: (module(x).astype(jnp.float32) ** 2).sum()
+                value, pullback = nn.vjp(loss, layer, x)
+                return x + pullback(jnp.ones_like(value))[1].astype(x.dtype)
             return nn.checkpoint(lambda module, x: module(x) * 2)(layer, x)
 
     return Around()
+
+
+def _intercepted(nn: Any, inside: Any) -> Any:
+    """A module in a lifted class, with an interceptor around its call."""
+
+    def more(run: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        output = run(*args, **kwargs)
+        return output + 1 if context.method_name == "__call__" else output
+
+    class Intercepted(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            with nn.intercept_methods(more):
+                return nn.remat(type(inside()))()(x)
+
+    return Intercepted()
 
 
 def module(nn: Any, seed: int, *, precise: bool) -> Any:

@@ -280,7 +280,7 @@ def test_scan_says_what_is_wrong():
             return carry, made.value
 
     key = jax.random.key(0)
-    with pytest.raises(ValueError, match=r"nn.scan of ScanCell at /: variables \['count/made'\] of a carried"):
+    with pytest.raises(TypeError, match=r"nn.scan of ScanCell at /: variables \['count/made'\] of a carried"):
         nn.scan(Cell, variable_carry="count")().init(key, jnp.float32(0), jnp.arange(3.0))
     with pytest.raises(ValueError, match=r"variable_broadcast='count'.* depends on the carry or on the iteration"):
         nn.scan(Cell, variable_broadcast="count")().init(key, jnp.float32(0), jnp.arange(3.0))

@@ -226,7 +226,7 @@ def _carried_on(before: Any, after: Any, where: str) -> Any:
     for old, new in zip(before, result):
         made = set(_names(new)) - set(_names(old))
         if made:
-            raise ValueError(
+            raise TypeError(
                 f"{where}: variables {sorted(made)} of a carried collection were made inside the loop; what is "
                 "carried must exist "
                 "before the first iteration: make them before, or use variable_axes"
