@@ -284,3 +284,44 @@ def test_a_keras_model_that_is_called_without_state():
         assert {len(record.values) for record in records.values()} == {1}
         np.testing.assert_allclose(records["out"].value, result)
     np.testing.assert_allclose(sonde.edit(run, {"out": lambda y: y * 2}, inside=net)(x), 2 * net(x), rtol=1e-6)
+
+
+def test_a_loop_of_linen_that_flax_tries_first():
+    """Flax traces the body once more to see what depends on the iteration; that trial has no sites."""
+    import flax.linen as nn
+
+    class Cell(nn.Module):
+        @nn.compact
+        def __call__(self, carry, x):
+            hidden = sonde.sow(jnp.tanh(nn.Dense(3)(carry)), "sown")
+            return hidden + x, hidden.sum()
+
+    class Loop(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            cell = nn.scan(Cell, variable_broadcast="params", split_rngs={"params": False})
+            return cell()(jnp.ones(3), x)
+
+    x = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)
+    model = Loop()
+    variables = model.init(jax.random.key(0), x)
+    params = variables["params"]["ScanCell_0"]["Dense_0"]
+    carry, hidden = jnp.ones(3), []
+    for row in x:
+        hidden.append(jnp.tanh(carry @ params["kernel"] + params["bias"]))
+        carry = hidden[-1] + row
+    for inside in ({}, {"inside": Cell}, {"inside": model}):
+        (last, _), records = sonde.capture(jax.jit(model.apply), **inside)(variables, x)
+        np.testing.assert_allclose(last, carry, rtol=1e-6)
+        path = next(path for path in records if path.endswith("sown"))
+        np.testing.assert_allclose(records[path].value, jnp.stack(hidden), rtol=1e-6)
+
+    def loss(variables):
+        return model.apply(variables, x)[0].sum()
+
+    grads, records = sonde.capture(jax.grad(loss), inside=Cell, grads=True)(variables)
+    jax.tree.map(np.testing.assert_array_equal, grads, jax.grad(loss)(variables))
+    hidden = next(record for path, record in records.items() if path.endswith("hidden"))
+    np.testing.assert_allclose(hidden.grad[1], jnp.ones(3))
+    initial, _ = sonde.capture(model.init, inside=Cell)(jax.random.key(0), x)
+    jax.tree.map(np.testing.assert_array_equal, initial, variables)

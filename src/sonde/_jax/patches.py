@@ -7,6 +7,7 @@ JAX is replaced only while a capture runs (`InPlace`). `tests/test_plain_jax.py`
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import threading
@@ -25,6 +26,7 @@ from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
+from jax.interpreters import partial_eval as _public_pe
 
 from sonde._jax.arguments import arrays_described, described, traced_arguments
 from sonde._jax.imported import Effect, Literal, ad, eval_trace, no_effects, scan_p, set_current_trace, typeof, while_p
@@ -43,6 +45,7 @@ __all__ = [
     "prepare_scans_for_differentiation",
     "prepare_while_loops_for_remat",
     "tracing_hook",
+    "trials_unseen",
     "when_loaded",
 ]
 
@@ -245,6 +248,25 @@ def meshes_can_be_set(trace_type: Any) -> InPlace:
             plain(self, *args, **kwargs)
 
     return InPlace(Change(set_mesh, "__init__", init))
+
+
+def trials_unseen(unseen: Callable[[], contextlib.AbstractContextManager[None]]) -> InPlace:
+    """Flax traces the body of its `scan` once more than JAX does, to see what depends on the iteration.
+
+    Every equation with an effect counts there as a use of its operands, and Flax would refuse the loop. So nothing is
+    marked in that trial, which `unseen` is entered for. Flax reaches JAX's function by the public name, JAX does not.
+    """
+    plain = getattr(_public_pe, "trace_to_jaxpr_dynamic", None)
+    if plain is None:
+        return InPlace()
+
+    def trace_to_jaxpr_dynamic(fun: Any, *args: Any, **options: Any) -> Any:
+        if getattr(getattr(fun, "debug_info", None), "traced_for", None) != "flax scan":
+            return plain(fun, *args, **options)
+        with unseen():
+            return plain(fun, *args, **options)
+
+    return InPlace(Change(_public_pe, "trace_to_jaxpr_dynamic", trace_to_jaxpr_dynamic))
 
 
 def tracing_hook(

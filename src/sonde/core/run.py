@@ -21,6 +21,7 @@ from sonde.core.trace import SiteTrace
 _shortcut = _jax.eager_shortcut(SiteTrace, has_sites, lambda trace: trace.changed)
 _meshes = _jax.meshes_can_be_set(SiteTrace)
 _maps = _jax.maps_told_apart(has_sites)
+_trials = _jax.trials_unseen(lambda: look(None))
 
 
 def run_with(
@@ -73,6 +74,7 @@ def run_with(
             _shortcut if trace.parent is _jax.eval_trace else contextlib.nullcontext(),
             _meshes,
             _maps,
+            _trials,
             kept,
             opaque,
             inlined(),
