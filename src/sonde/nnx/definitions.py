@@ -14,6 +14,7 @@ has at this place. `walking` makes definitions, `building` makes objects from th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -43,6 +44,26 @@ def has_references(definition: Any) -> bool:
     return tag == REFERENCE
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class NamedValues:
+    """Named arguments as one object to walk; the names are the first parts of the paths in messages."""
+
+    __slots__ = ("names", "values")
+
+    def __init__(self, names: tuple[str, ...], values: Sequence[Any]):
+        self.names = names
+        self.values = values
+
+    def tree_flatten_with_keys(self) -> Any:
+        """The values are the children, the names their keys."""
+        return [(jax.tree_util.DictKey(n), v) for n, v in zip(self.names, self.values)], self.names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> NamedValues:
+        """The inverse."""
+        return cls(names, tuple(values))
+
+
 def flatten_once(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
     """Keys and children of a container, and what else `unflatten_once` needs, besides class and keys."""
     cls = type(value)
@@ -55,8 +76,14 @@ def flatten_once(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
         mapping = value.raw_mapping
         keys = tuple(traversals.sorted_keys(mapping))
         return keys, [mapping[key] for key in keys], None
+    if cls is NamedValues:
+        return value.names, list(value.values), None
     with_paths, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
-    return tuple(key_of(path[0]) for path, _ in with_paths), [child for _, child in with_paths], structure
+    keyed = [((key_of(path[0]),), (i, child)) for i, (path, child) in enumerate(with_paths)]
+    ordered = traversals.sort_by_path(keyed)  # as in Flax: what is shared is found first under the lesser key
+    places = {i: place for place, (_, (i, _)) in enumerate(ordered)}
+    order = tuple([places[i] for i in range(len(places))])
+    return tuple([key for (key,), _ in ordered]), [child for _, (_, child) in ordered], (structure, order)
 
 
 def unflatten_once(cls: type, keys: tuple[Any, ...], rebuild: Any, children: list[Any]) -> Any:
@@ -70,7 +97,10 @@ def unflatten_once(cls: type, keys: tuple[Any, ...], rebuild: Any, children: lis
         return {key: by_key[key] for key in rebuild}  # in the order in which the dict had them
     if cls is State:
         return State(dict(zip(keys, children)), _copy=False)
-    return jax.tree_util.tree_unflatten(rebuild, children)
+    if cls is NamedValues:
+        return NamedValues(keys, tuple(children))
+    structure, order = rebuild
+    return jax.tree_util.tree_unflatten(structure, [children[place] for place in order])
 
 
 def show_path(path: Path) -> str:

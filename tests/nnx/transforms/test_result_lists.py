@@ -30,7 +30,7 @@ def test_a_list_for_every_axis_that_occurs():
 
 def output(lists, value):
     """Where the leaves of an output go."""
-    from sonde.nnx.transforms.lifting import NamedValues
+    from sonde.nnx.definitions import NamedValues
 
     found = walk(NamedValues(("out",), (value,)), graph=True, verb="vmap", numbers=True)
     return [lists.kinds[i] for i in lists.of_output(found)]

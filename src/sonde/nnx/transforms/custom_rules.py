@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 
 from sonde.nnx.building import build
-from sonde.nnx.definitions import show_path
+from sonde.nnx.definitions import NamedValues, show_path
 from sonde.nnx.filters import Predicate, to_predicate
 from sonde.nnx.transforms.derivatives import as_state
 from sonde.nnx.transforms.jit.arguments import holds_objects
 from sonde.nnx.transforms.leaf_values import each_leaf
-from sonde.nnx.transforms.lifting import Fixed, NamedValues, Taken, is_object, raw, take
+from sonde.nnx.transforms.lifting import Fixed, Taken, is_object, raw, take
 from sonde.nnx.transforms.options import (
     MISSING,
     Mode,

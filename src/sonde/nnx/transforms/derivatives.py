@@ -17,11 +17,11 @@ import jax.numpy as jnp
 
 from sonde.nnx import traversals
 from sonde.nnx.array_references import load
-from sonde.nnx.definitions import Path, count_leaves, show_path
+from sonde.nnx.definitions import NamedValues, Path, count_leaves, show_path
 from sonde.nnx.filters import Filter, Predicate, to_predicate
 from sonde.nnx.states import State
 from sonde.nnx.transforms.leaf_values import children_of, each_leaf
-from sonde.nnx.transforms.lifting import NamedValues, Taken, is_object, raw, take
+from sonde.nnx.transforms.lifting import Taken, is_object, raw, take
 from sonde.nnx.transforms.options import MISSING, Mode, also_decorator, mode, named_like, refuse_bound_method
 from sonde.nnx.transforms.outcome import Left
 from sonde.nnx.transforms.prefixes import DiffState, refuse_prefixes

@@ -37,33 +37,13 @@ from sonde.nnx import module_sites
 from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx.array_references import is_reference, load
 from sonde.nnx.building import build
-from sonde.nnx.definitions import REFERENCE, show_path, unflatten_once
+from sonde.nnx.definitions import REFERENCE, NamedValues, show_path, unflatten_once
 from sonde.nnx.graph_def import GraphDef
 from sonde.nnx.transforms.edits import Before
 from sonde.nnx.transforms.options import Mode
 from sonde.nnx.transforms.outcome import Left, Outcome, settle, write
 from sonde.nnx.variable import Variable
 from sonde.nnx.walking import Walk, walk
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class NamedValues:
-    """Named arguments as one object to walk; the names are the first parts of the paths in messages."""
-
-    __slots__ = ("names", "values")
-
-    def __init__(self, names: tuple[str, ...], values: Sequence[Any]):
-        self.names = names
-        self.values = values
-
-    def tree_flatten_with_keys(self) -> Any:
-        """The values are the children, the names their keys."""
-        return [(jax.tree_util.DictKey(n), v) for n, v in zip(self.names, self.values)], self.names
-
-    @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> NamedValues:
-        """The inverse."""
-        return cls(names, tuple(values))
 
 
 @jax.tree_util.register_static
