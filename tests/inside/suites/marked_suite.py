@@ -12,6 +12,7 @@ As a pytest plugin (`-p marked_suite`, with this folder on the path) this file r
 
 Some tests cannot pass: those that say that an unused value is not computed, that a jaxpr has exactly some equations, or
 that a buffer cannot be donated. A captured value is used, is an equation, and is an output.
+`docs/how-to/look-inside.md` lists them.
 """
 
 from __future__ import annotations
