@@ -50,11 +50,15 @@ test-fast: setup  ## The inner loop: finds most mistakes in under a minute
 	  tests/nnx/test_module.py tests/nnx/test_graph.py tests/nnx/transforms/test_lifting.py tests/linen/test_module.py \
 	  tests/ops/test_dense.py tests/test_layers.py tests/test_public_names.py
 
-check: setup  ## Lint, format, types and the arrows between the layers
+check: setup $(VENV)/.typed  ## Lint, format, types and the arrows between the layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+# Types are checked again if a file of src changed, or the environment.
+$(VENV)/.typed: $(VENV)/.ready $(shell find src -name '*.py')
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	@touch $@
 
 test-thorough: setup  ## The long runs; SEEDS=a:b runs only the generated programs of these seeds
 	export SEEDS=$(SEEDS); $(PYTEST) -n $(JOBS) -m thorough -q $(if $(SEEDS),-k test_many_random_programs)

@@ -62,6 +62,7 @@ def test_records_of_some_rows_are_edits_of_these_rows(form: Any, rows: Any) -> N
     close(ablate(f, *paths, to=records)(Y), expected)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("rows", [FIRST_ROWS, NO_GRID], ids=["first", "no grid"])
 def test_tools_take_some_rows(form: Any, rows: Any) -> None:
     f, name = form
