@@ -180,7 +180,7 @@ class PartitioningUnspecifiedError(LinenError):
 
 
 class ReservedModuleAttributeError(LinenError):
-    """A module class defines a field called `parent` or `name`."""
+    """A module class defines a field called `parent`."""
 
 
 class ScopeCollectionNotFound(LinenError):

@@ -591,11 +591,31 @@ def test_submodules_belong_into_setup_or_compact():
         Params().init(KEY, X)
 
 
+def test_a_class_may_define_the_name_that_every_module_has():
+    def run(nn):
+        class Named(nn.Module):
+            name: str | None = "mine"
+            features: int = 2
+
+            @nn.compact
+            def __call__(self, x):
+                return nn.Dense(self.features)(x)
+
+        class Outer(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return Named(3, name="given")(Named()(x))
+
+        return Named().name, Named(4).features, Named(name="a").name, Outer().init(KEY, X)
+
+    assert_same(run(nn), run(flax_nn))
+
+
 def test_classes_that_cannot_be():
-    with pytest.raises(errors.ReservedModuleAttributeError, match="module class Bad defines the field name"):
+    with pytest.raises(errors.ReservedModuleAttributeError, match="module class Bad defines the field parent"):
 
         class Bad(nn.Module):
-            name: int = 3
+            parent: Any = None
 
     class NoSuper(nn.Module):
         def __post_init__(self):

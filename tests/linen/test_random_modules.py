@@ -17,7 +17,7 @@ from tests.linen.random_modules import everything
 
 from sonde import linen as sonde_nn
 
-LIMIT = 64  # units in the last place
+LIMIT = 256  # units in the last place; 40 is the most that was seen
 
 
 def outcome(nn, seed, precise):

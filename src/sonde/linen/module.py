@@ -86,13 +86,15 @@ class Module:
     def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
         """Makes a dataclass of the subclass and prepares its methods."""
         super().__init_subclass__(**kwargs)
-        reserved = set(_OF_ALL) & set(inspect.get_annotations(cls))
-        if reserved:
+        annotations = inspect.get_annotations(cls)
+        if "parent" in annotations:
             raise ReservedModuleAttributeError(
-                f"module class {cls.__name__} defines the field {', '.join(sorted(reserved))}: every module "
-                "has fields called "
-                "'parent' and 'name' already; choose another name"
+                f"module class {cls.__name__} defines the field parent: every module has one; choose another name"
             )
+        if "name" in annotations:  # Every module has this field, the last one and None by default.
+            cls.__annotations__ = {name: kind for name, kind in annotations.items() if name != "name"}
+            if "name" in vars(cls):
+                del cls.name
         own_hash = vars(cls).get("__hash__", Module.__hash__)
         kw_only_dataclasses.dataclass(cls, repr=False, kw_only=kw_only)
         fields = cls.__dataclass_fields__  # the class's own fields come first in calls and in `repr`

@@ -213,7 +213,7 @@ def get_axis_names(axes_metadata: Any) -> Any:
     if isinstance(axes_metadata, AxisMetadata):
         return jax.tree.map(lambda names: PartitionSpec(*names), axes_metadata.names, is_leaf=_is_names)
     if isinstance(axes_metadata, Mapping):
-        return {key.removesuffix(_SUFFIX): get_axis_names(value) for key, value in axes_metadata.items()}
+        return FrozenDict({key.removesuffix(_SUFFIX): get_axis_names(value) for key, value in axes_metadata.items()})
     return axes_metadata
 
 

@@ -20,7 +20,7 @@ def _alone(groups: tuple[dict[str, Any], ...], many: bool) -> Any:
 
 def _packed_alone(lifting: Lifting, label: str, module: Module, many: bool = False) -> None:
     if len(lifting.packed) != 1 and not many:
-        raise ValueError(
+        raise NotImplementedError(
             f"nn.{label} of {describe(module)} holds modules that belong to other parts of the model, and there is no "
             "way to say which derivative belongs to which; differentiate with respect to a module that owns all its "
             "submodules"
