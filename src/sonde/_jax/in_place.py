@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 __all__ = ["Change", "InPlace"]
@@ -17,30 +19,32 @@ class Change(NamedTuple):
 
 
 _MISSING = object()
+Put = tuple[Callable[[Any, Any], Any], Any, Any]  # called with the name and the value after it
 
 
 class InPlace:
     """Changes that are in place while it is entered. One object serves all threads."""
 
     def __init__(self, *changes: Change) -> None:
+        self.changes = changes
         self._lock = threading.Lock()
         self._users = 0
-        self._changes = changes
-        self._plain = [_get(change.owner, change.name) for change in changes]
+        self._new = [_put(*change) for change in changes]
+        self._plain = [_put(owner, name, _get(owner, name)) for owner, name, _ in changes]
 
     def __enter__(self) -> None:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                for change in self._changes:
-                    _set(*change)
+                for put, name, value in self._new:
+                    put(name, value)
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                for change, plain in zip(self._changes, self._plain):
-                    _set(change.owner, change.name, plain)
+                for put, name, value in self._plain:
+                    put(name, value)
 
 
 def _get(owner: Any, name: Any) -> Any:
@@ -48,10 +52,8 @@ def _get(owner: Any, name: Any) -> Any:
     return owner.get(name, _MISSING) if isinstance(owner, dict) else vars(owner).get(name, _MISSING)
 
 
-def _set(owner: Any, name: Any, value: Any) -> None:
-    if not isinstance(owner, dict):
-        delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
-    elif value is _MISSING:
-        owner.pop(name, None)
-    else:
-        owner[name] = value
+def _put(owner: Any, name: Any, value: Any) -> Put:
+    """How an attribute or an entry gets a value, or goes. Every capture does that, so it is found out once."""
+    if value is not _MISSING:
+        return owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner), name, value
+    return owner.pop if isinstance(owner, dict) else lambda name, _: delattr(owner, name), name, None

@@ -213,7 +213,7 @@ class Handler:
         self._within_here = self._within(names)
         if view.is_value:
             self.met.paths[path] = None
-            self.met.sites.setdefault(site, set()).add(view.order)
+            self.met.sites[site] = self.met.sites.get(site, frozenset()) | {view.order}
         elif self.grads:
             self.met.backward.add((site, view.order))
         return path
@@ -311,7 +311,7 @@ class Met:
     """
 
     paths: dict[str, None] = dataclasses.field(default_factory=dict)
-    sites: dict[Site, set[int]] = dataclasses.field(default_factory=dict)
+    sites: dict[Site, frozenset[int]] = dataclasses.field(default_factory=dict)
     wanted: set[Site] = dataclasses.field(default_factory=set)
     used: set[Pattern] = dataclasses.field(default_factory=set)
     backward: set[tuple[Site, int]] = dataclasses.field(default_factory=set)
@@ -347,8 +347,11 @@ class Met:
     def update(self, other: Met) -> None:
         """Takes over what was met inside."""
         self.paths.update(other.paths)
-        for site, orders in other.sites.items():
-            self.sites.setdefault(site, set()).update(orders)
+        if self.sites:
+            for site, orders in other.sites.items():
+                self.sites[site] = self.sites.get(site, orders) | orders
+        else:
+            self.sites.update(other.sites)
         self.wanted |= other.wanted
         self.used |= other.used
         self.backward |= other.backward

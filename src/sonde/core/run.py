@@ -19,9 +19,15 @@ from sonde.core.primitive import kept
 from sonde.core.trace import SiteTrace
 
 _shortcut = _jax.eager_shortcut(SiteTrace, has_sites, lambda trace: trace.changed)
-_meshes = _jax.meshes_can_be_set(SiteTrace)
-_maps = _jax.maps_told_apart(has_sites)
-_trials = _jax.trials_unseen(lambda: look(None))
+_always = (
+    boundaries.hook,
+    _jax.meshes_can_be_set(SiteTrace),
+    _jax.maps_told_apart(has_sites),
+    _jax.trials_unseen(lambda: look(None)),
+    kept,
+    opaque,
+)
+_changes = _jax.InPlace(*[change for some in _always for change in some.changes])
 
 
 def run_with(
@@ -70,13 +76,8 @@ def run_with(
         with (
             unchanged_after(),
             trail(f, args, kwargs, request, handler, models) as trace.changed,
-            boundaries.hook,
+            _changes,
             _shortcut if trace.parent is _jax.eval_trace else contextlib.nullcontext(),
-            _meshes,
-            _maps,
-            _trials,
-            kept,
-            opaque,
             inlined(),
             _jax.set_current_trace(trace),
             look(Looking(grads, edits, depth, _with_shapes(modules, trace.changed), asked, sows)),
