@@ -61,7 +61,7 @@ class _Made(threading.local):
 
     def add(self, description: _Description) -> None:
         if len(self.descriptions) >= self.enough:
-            # Tuples have no weak references: one that only this list and the loop know, JAX has dropped.
+            # A tuple cannot be referred to weakly. JAX has dropped those that only this list and the loop refer to.
             self.descriptions = [made for made in self.descriptions if sys.getrefcount(made) > 3]
             self.enough = max(1000, 2 * len(self.descriptions))
         self.descriptions.append(description)

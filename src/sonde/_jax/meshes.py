@@ -114,7 +114,7 @@ def on_mesh_around(value: Any) -> Any:
 
 
 def type_on_mesh_around(aval: Any) -> Any:
-    """The type of such a value."""
+    """The type that `on_mesh_around` gives a value of this type."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not aval.sharding.mesh.empty:
         return aval

@@ -30,7 +30,7 @@ def selectable(arrays: Sequence[Any]) -> list[Any]:
 
 
 def returns_selectable(branch: Any) -> bool:
-    """Whether a branch has what is marked so."""
+    """Whether a branch has arrays that `selectable` marked."""
     return any(eqn.primitive is along_p for eqn in _jax.open_jaxpr(branch).eqns)
 
 
