@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 import sonde
+from sonde import _jax
 from sonde.core.context import RUNNING_CAPTURES, looking
 from sonde.errors import EditError
 
@@ -125,3 +126,22 @@ def test_a_missing_gradient_says_why() -> None:
 
 def test_a_glob_matches_names_with_any_character() -> None:
     assert list(sonde.capture(lambda x: sonde.sow(x, "a\nb"), "**")(1.0)[1]) == ["a\nb"]
+
+
+def test_changes_that_an_interrupt_cut_short_are_made_by_the_next_capture() -> None:
+    class Interrupting(dict):
+        left = 1
+
+        def __setitem__(self, name: str, value: str) -> None:
+            if value == "new" and self.left:
+                self.left -= 1
+                raise KeyboardInterrupt
+            super().__setitem__(name, value)
+
+    owner = Interrupting({"a": "plain"})
+    changes = _jax.InPlace(_jax.Change(owner, "a", "new"))
+    with pytest.raises(KeyboardInterrupt), changes:
+        pass
+    assert owner == {"a": "plain"}
+    with changes:
+        assert owner == {"a": "new"}

@@ -35,9 +35,8 @@ class InPlace:
     def __enter__(self) -> None:
         with self._lock:
             self._users += 1
-            if self._users == 1:
-                for put, name, value in self._new:
-                    put(name, value)
+            for put, name, value in self._new:  # also if others are there: an interrupt may have cut them short
+                put(name, value)
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
