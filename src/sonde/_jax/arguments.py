@@ -72,9 +72,9 @@ _made = _Made()
 
 def forget_arguments() -> None:
     """Makes the descriptions of this thread let go of what they refer to. Called when no capture runs any more."""
-    for description in _made.descriptions:
+    descriptions, _made.descriptions = _made.descriptions, []  # first: an interrupt must not bring one here twice
+    for description in descriptions:
         del description.__dict__
-    _made.descriptions = []
 
 
 def described(
