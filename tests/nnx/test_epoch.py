@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from sonde import nnx
-from sonde.nnx._epoch import EPOCH, EXPOSED
+from sonde.nnx.epoch import EPOCH, EXPOSED
 
 
 def model():

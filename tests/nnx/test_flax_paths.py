@@ -10,8 +10,8 @@ import flax.typing
 import pytest
 
 from sonde import nnx
-from sonde.linen._flax_paths import PATHS as LINEN
-from sonde.nnx._flax_paths import PATHS
+from sonde.linen.flax_paths import PATHS as LINEN
+from sonde.nnx.flax_paths import PATHS
 
 
 @pytest.mark.parametrize("path", PATHS)

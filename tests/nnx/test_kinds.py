@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import nnx
-from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, has_data, kind_of
+from sonde.nnx.kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, has_data, kind_of
 
 
 def test_registered_data_types(same):

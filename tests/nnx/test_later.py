@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from sonde import nnx
-from sonde.nnx._later import LATER
+from sonde.nnx.later import LATER
 
 
 def test_names_that_are_loaded_later_are_those_that_type_checkers_see():
-    """A new name of a layer or a transform goes into `_later.py`, the `TYPE_CHECKING` block and `__all__`."""
+    """A new name of a layer or a transform goes into `later.py`, the `TYPE_CHECKING` block and `__all__`."""
     tree = ast.parse(Path(nnx.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from sonde import nnx
-from sonde.nnx._layout import EMPTY, layout_of
+from sonde.nnx.layout import EMPTY, layout_of
 
 
 def test_layouts_are_shared():
@@ -48,12 +48,12 @@ def test_a_copy_is_the_same_object():
 
 
 def test_what_is_not_used_is_forgotten():
-    from sonde.nnx import _layout
+    from sonde.nnx import layout as layouts
 
     name = "a name that is used nowhere else"
     layout = layout_of({name: True})
     known = frozenset({name: True}.items())
-    assert known in _layout._known
+    assert known in layouts._known
     del layout
     gc.collect()
-    assert known not in _layout._known
+    assert known not in layouts._known

@@ -2,13 +2,13 @@
 
 Replace `from flax import linen as nn` with `from sonde import linen as nn`: names, arguments, results, parameter trees
 and initial values are the same. New: a value that a module sows inside any transform, Linen's or JAX's, arrives without
-`variable_axes`. The import paths of Flax's own files, such as `linen.linear`, work too (`_flax_paths.py`).
+`variable_axes`. The import paths of Flax's own files, such as `linen.linear`, work too (`flax_paths.py`).
 """
 
 from sonde._handing_on import hand_on
 from sonde.linen import dtypes, frozen_dict, initializers, kw_only_dataclasses, logical, meta
-from sonde.linen._flax_paths import PATHS
 from sonde.linen.filters import DenyList
+from sonde.linen.flax_paths import PATHS
 from sonde.linen.frozen_dict import FrozenDict, freeze, unfreeze
 from sonde.linen.initializers import ones, ones_init, zeros, zeros_init
 from sonde.linen.layers.attention import (

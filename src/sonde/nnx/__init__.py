@@ -3,8 +3,8 @@
 Replace `from flax import nnx` with `from sonde import nnx`: names, arguments, results, initial values and state layouts
 are the same. `bridge` mixes these Modules with those of `sonde.linen` and of Flax.
 
-Layers, transforms and training are loaded when they are first used (`_later.py`); the import paths of Flax's own files,
-such as `nnx.nn.linear`, work too (`_flax_paths.py`).
+Layers, transforms and training are loaded when they are first used (`later.py`); the import paths of Flax's own files,
+such as `nnx.nn.linear`, work too (`flax_paths.py`).
 """
 
 import importlib
@@ -12,19 +12,19 @@ import typing
 
 from sonde._handing_on import hand_on
 from sonde.nnx import training, transforms, traversals
-from sonde.nnx._flax_paths import PATHS
-from sonde.nnx._kinds import has_data, is_data, register_data_type
-from sonde.nnx._later import LATER
 from sonde.nnx.attribute_status import Data, Static, data, static
 from sonde.nnx.calling import call
 from sonde.nnx.capture import capture, capture_grads
 from sonde.nnx.containers import Dict, List, Sequential
 from sonde.nnx.eager_sharding import logical_axis_rules, use_eager_sharding, using_eager_sharding
 from sonde.nnx.filters import All, Any, Everything, Not, Nothing, OfType, PathContains, PathIn, WithTag, to_predicate
+from sonde.nnx.flax_paths import PATHS
 from sonde.nnx.graph import as_pure, clone, flatten, graphdef, merge, pure, split, state, unflatten, unpack, variables
 from sonde.nnx.graph_def import GraphDef, GraphState
 from sonde.nnx.graph_mode import set_graph_mode, set_graph_updates
 from sonde.nnx.iteration import find_duplicates, iter_children, iter_graph
+from sonde.nnx.kinds import has_data, is_data, register_data_type
+from sonde.nnx.later import LATER
 from sonde.nnx.mapping import map, recursive_map, vars_as, with_vars
 from sonde.nnx.metadata import VariableMetadata, with_metadata
 from sonde.nnx.module import Module, iter_module_children, iter_modules

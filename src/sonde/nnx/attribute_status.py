@@ -1,7 +1,7 @@
 """Whether an attribute of a Pytree is data, a child of the pytree, or static, part of its structure: how to say so.
 
 `nnx.data(x)` and `nnx.static(x)` mark a value on assignment or a field of a dataclass; `nnx.Data[T]` and
-`nnx.Static[T]` are annotations. Without them, `_kinds.is_data` decides.
+`nnx.Static[T]` are annotations. Without them, `kinds.is_data` decides.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from sonde.nnx._kinds import is_data
+from sonde.nnx.kinds import is_data
 
 T = TypeVar("T")
 _MISSING: Any = object()

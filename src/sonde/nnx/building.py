@@ -11,8 +11,8 @@ from typing import Any
 
 from sonde._jax import trace_level
 from sonde.nnx import traversals
-from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
 from sonde.nnx.definitions import REFERENCE, Path, count_leaves, unflatten_once
+from sonde.nnx.kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
 from sonde.nnx.pytree import _set_dict, _set_layout, _set_level, _set_stamp
 from sonde.nnx.states import FlatState, State
 from sonde.nnx.variable import Variable

@@ -12,9 +12,9 @@ from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from sonde._jax import trace_level
 from sonde.nnx import pytree
-from sonde.nnx._epoch import EPOCH, next_number
-from sonde.nnx._layout import EMPTY, Layout, layout_of
 from sonde.nnx.attribute_status import marked_value
+from sonde.nnx.epoch import EPOCH, next_number
+from sonde.nnx.layout import EMPTY, Layout, layout_of
 from sonde.nnx.module import Module
 from sonde.nnx.pytree import attributes
 

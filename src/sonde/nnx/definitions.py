@@ -21,7 +21,7 @@ import jax
 
 from sonde._key_paths import key_of
 from sonde.nnx import traversals
-from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE
+from sonde.nnx.kinds import ARRAY, CONTAINER, NODE, VARIABLE
 from sonde.nnx.states import State
 
 REFERENCE = 5

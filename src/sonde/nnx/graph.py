@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import jax
 
 from sonde.nnx import traversals
-from sonde.nnx._kinds import ARRAY, VARIABLE
 from sonde.nnx.building import build, collect
 from sonde.nnx.filters import Filter
 from sonde.nnx.graph_def import GraphDef, GraphState, lone_leaf, state_in
 from sonde.nnx.graph_mode import resolve
+from sonde.nnx.kinds import ARRAY, VARIABLE
 from sonde.nnx.module_sites import carry_all, carry_below, origin_of
 from sonde.nnx.states import FlatState, State, merge_state, select_flat, split_flat
 from sonde.nnx.variable import Variable, copied

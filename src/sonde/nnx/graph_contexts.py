@@ -17,11 +17,11 @@ from typing import Any
 
 from sonde._jax import trace_level
 from sonde.nnx import graph as graphs
-from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE
 from sonde.nnx.building import build, collect
 from sonde.nnx.definitions import REFERENCE, unflatten_once
 from sonde.nnx.filters import Filter
 from sonde.nnx.graph_def import GraphDef
+from sonde.nnx.kinds import ARRAY, CONTAINER, NODE, VARIABLE
 from sonde.nnx.states import merge_state, split_flat
 from sonde.nnx.variable import Variable
 from sonde.nnx.walking import Walk, walk

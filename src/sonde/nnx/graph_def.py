@@ -9,8 +9,8 @@ import jax
 
 from sonde.core.module_index import ModuleKind, Origin, register_modules
 from sonde.nnx import traversals
-from sonde.nnx._kinds import CONTAINER, NODE, VARIABLE
 from sonde.nnx.definitions import count_leaves, has_references
+from sonde.nnx.kinds import CONTAINER, NODE, VARIABLE
 from sonde.nnx.metadata import structural_hash
 from sonde.nnx.states import FlatState, State, merge_state
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
 from sonde.nnx.definitions import REFERENCE
+from sonde.nnx.kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sonde.nnx._kinds import CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx.definitions import flatten_once
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph_mode import resolve
+from sonde.nnx.kinds import CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx.walking import not_a_tree, walk
 
 

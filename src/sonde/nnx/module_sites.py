@@ -22,8 +22,8 @@ from sonde.core.module_index import ModuleKind, Origin, register_modules, regist
 from sonde.core.module_paths import Trail, thread
 from sonde.core.module_scopes import at_module
 from sonde.core.sow import mark, mark_in_place
-from sonde.nnx._epoch import EPOCH
-from sonde.nnx._kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of
+from sonde.nnx.epoch import EPOCH
+from sonde.nnx.kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.pytree import Pytree, set_origin
 from sonde.nnx.states import FlatState, State
 from sonde.nnx.walking import walk

@@ -13,9 +13,9 @@ from typing import Any
 
 import jax
 
-from sonde.nnx._kinds import NODE, VARIABLE, kind_of
 from sonde.nnx.graph_contexts import MergeContext, SplitContext, merge_context, split_context, update_context
 from sonde.nnx.graph_def import GraphDef
+from sonde.nnx.kinds import NODE, VARIABLE, kind_of
 from sonde.nnx.variable import Variable
 from sonde.nnx.walking import walk
 

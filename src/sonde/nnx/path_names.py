@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias, TypeVar
 
-from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx.filters import PathParts as PathParts
+from sonde.nnx.kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 
 #: Any object that can be walked, for annotations.
 Node = TypeVar("Node")

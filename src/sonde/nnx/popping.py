@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sonde.nnx import traversals
-from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx.definitions import flatten_once
 from sonde.nnx.filters import Filter, PathParts, to_predicate
 from sonde.nnx.graph import states_of
+from sonde.nnx.kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx.states import group_flat
 from sonde.nnx.updating import can_set_child
 

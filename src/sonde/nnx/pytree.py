@@ -30,10 +30,10 @@ from sonde.core.context import RUNNING_CAPTURES
 from sonde.core.module_index import Origin
 from sonde.core.module_paths import origin_for_copies
 from sonde.errors import TraceContextError
-from sonde.nnx._epoch import EPOCH, expose, next_number
-from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, VARIABLE, declare_node_type, has_data, is_data, kind_of
-from sonde.nnx._layout import EMPTY, Layout, layout_of
 from sonde.nnx.attribute_status import data, declared_in, marked_value, static, static_holds_data
+from sonde.nnx.epoch import EPOCH, expose, next_number
+from sonde.nnx.kinds import ARRAY, CONTAINER, KIND, NODE, VARIABLE, declare_node_type, has_data, is_data, kind_of
+from sonde.nnx.layout import EMPTY, Layout, layout_of
 
 _SLOTS = ("_layout", "_level", "_origin", "_stamp")
 

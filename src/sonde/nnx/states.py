@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, overload
 
 import jax
 
-from sonde.nnx import _epoch, traversals
+from sonde.nnx import epoch, traversals
 from sonde.nnx.filters import Filter, PathParts, filters_to_predicates
 
 V = TypeVar("V")
@@ -154,14 +154,14 @@ class State(MutableMapping[K, V]):
 
     def __setitem__(self, key: K, value: Any) -> None:
         self._mapping[key] = value._mapping if isinstance(value, State) else value
-        _epoch.bump()
+        epoch.bump()
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value  # type: ignore[index]
 
     def __delitem__(self, key: K) -> None:
         del self._mapping[key]
-        _epoch.bump()
+        epoch.bump()
 
     def __delattr__(self, name: str) -> None:
         if name not in self._mapping:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sonde._jax import trace_level
-from sonde.nnx._kinds import CONTAINER, NODE, kind_of
 from sonde.nnx.array_references import is_reference
 from sonde.nnx.definitions import flatten_once, show_path
 from sonde.nnx.filters import Filter, PathParts
 from sonde.nnx.graph_def import lone_leaf, state_in
+from sonde.nnx.kinds import CONTAINER, NODE, kind_of
 from sonde.nnx.pytree import attributes
 from sonde.nnx.states import FlatState, State, merge_state, select_flat
 from sonde.nnx.variable import Variable, _set_value

@@ -28,7 +28,7 @@ import numpy as np
 
 from sonde._jax import trace_level
 from sonde.errors import TraceContextError
-from sonde.nnx import _epoch, eager_sharding
+from sonde.nnx import eager_sharding, epoch
 from sonde.nnx.array_like import ArrayLike
 from sonde.nnx.array_references import is_reference, load, new_references, write_through
 from sonde.nnx.cell import Cell
@@ -225,13 +225,13 @@ class Variable(ArrayLike, Generic[A]):
         if metadata.by_reference != self._metadata.by_reference:
             _set_cell(self, Cell(new_references(self, held, metadata)))
         _set_metadata(self, metadata)
-        _epoch.bump()
+        epoch.bump()
 
     def del_metadata(self, name: str) -> None:
         """Removes one entry of the metadata."""
         self._check_level()
         _set_metadata(self, self._metadata.without(name))
-        _epoch.bump()
+        epoch.bump()
 
     def __getattr__(self, name: str) -> Any:
         if name in _SLOTS:  # not yet set, as while unpickling
@@ -357,7 +357,7 @@ class Variable(ArrayLike, Generic[A]):
             changed = self._metadata != metadata
             _set_metadata(self, metadata)
             if changed:
-                _epoch.bump()
+                epoch.bump()
 
     def __copy__(self) -> Self:
         return self.copy()

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sonde.nnx._epoch import EPOCH
-from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.array_references import is_reference
 from sonde.nnx.definitions import REFERENCE, Path, flatten_once, show_path
+from sonde.nnx.epoch import EPOCH
+from sonde.nnx.kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.states import State
 
 _OPENED = (list, tuple, dict)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
-from sonde.nnx._kinds import ARRAY, CONTAINER, kind_of
 from sonde.nnx.array_references import is_reference
 from sonde.nnx.building import build
 from sonde.nnx.definitions import flatten_once
+from sonde.nnx.kinds import ARRAY, CONTAINER, kind_of
 from sonde.nnx.pytree import Pytree
 from sonde.nnx.variable import Variable
 from sonde.nnx.walking import Walk, walk

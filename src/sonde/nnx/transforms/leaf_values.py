@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from jax.sharding import PartitionSpec
 
-from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.definitions import REFERENCE, Path, count_leaves, flatten_once, show_path
+from sonde.nnx.kinds import ARRAY, CONTAINER, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.pytree import Pytree
 from sonde.nnx.transforms.prefixes import ByFilter, raw_leaf
 from sonde.nnx.trees import TreeState

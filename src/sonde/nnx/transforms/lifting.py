@@ -34,11 +34,11 @@ import jax
 from sonde._jax import trace_level
 from sonde.core.context import looking
 from sonde.nnx import module_sites
-from sonde.nnx._kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx.array_references import is_reference, load
 from sonde.nnx.building import build
 from sonde.nnx.definitions import REFERENCE, NamedValues, show_path, unflatten_once
 from sonde.nnx.graph_def import GraphDef
+from sonde.nnx.kinds import ARRAY, CONTAINER, NODE, VARIABLE, kind_of
 from sonde.nnx.transforms.edits import Before
 from sonde.nnx.transforms.options import Mode
 from sonde.nnx.transforms.outcome import Left, Outcome, settle, write

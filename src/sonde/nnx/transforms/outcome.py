@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from sonde._jax import trace_level
-from sonde.nnx import _epoch
+from sonde.nnx import epoch
 from sonde.nnx.array_references import referring
 from sonde.nnx.building import build
 from sonde.nnx.definitions import has_references
@@ -167,4 +167,4 @@ def _write(variables: Sequence[Variable[Any]], values: Sequence[Any], metadata: 
         _set_value(variable, value)
         if new is not None:
             _set_metadata(variable, new)
-            _epoch.bump()
+            epoch.bump()

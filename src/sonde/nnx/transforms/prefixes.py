@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from sonde.nnx._kinds import NODE, kind_of
 from sonde.nnx.definitions import Path
 from sonde.nnx.filters import Filter, PathIn, to_predicate
+from sonde.nnx.kinds import NODE, kind_of
 from sonde.nnx.states import State, to_flat_state
 from sonde.nnx.transforms.options import Mode
 from sonde.nnx.variable import Variable

@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from sonde.nnx._kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.array_references import is_reference
 from sonde.nnx.definitions import flatten_once, unflatten_once
+from sonde.nnx.kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.transforms.lifting import Fixed
 
 ROOT, PLAIN = "root", "plain"

@@ -8,9 +8,9 @@ from typing import Any
 
 from sonde.core import boundaries
 from sonde.core.context import RUNNING_CAPTURES, looking
-from sonde.nnx._epoch import EPOCH
-from sonde.nnx._kinds import ARRAY, KIND
+from sonde.nnx.epoch import EPOCH
 from sonde.nnx.graph import graphdef, merge, split
+from sonde.nnx.kinds import ARRAY, KIND
 from sonde.nnx.transforms.jit.arguments import PLAIN, ROOT, Arguments, holds_objects, named_arguments
 from sonde.nnx.transforms.jit.memory import LastCall, Memory, Plan
 from sonde.nnx.transforms.jit.program import Options, Program, tracing

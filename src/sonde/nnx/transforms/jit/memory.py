@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sonde._jax import trace_level
-from sonde.nnx._epoch import EPOCH, EXPOSED
-from sonde.nnx._kinds import CONTAINER, KIND, NODE, VARIABLE, kind_of
 from sonde.nnx.cell import Cell
+from sonde.nnx.epoch import EPOCH, EXPOSED
+from sonde.nnx.kinds import CONTAINER, KIND, NODE, VARIABLE, kind_of
 from sonde.nnx.transforms.edits import contents, same_contents
 from sonde.nnx.transforms.jit.program import Program
 from sonde.nnx.transforms.outcome import Left, Outcome, settle
