@@ -91,6 +91,7 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.sharding_impls", "UNSPECIFIED", None, "is the sharding of jit's arguments without one"),
     ("_src.source_info_util", "_source_info_context", None, "has the scopes that are open, and sets them"),
     ("_src.source_info_util", "set_name_stack", None, "sets them"),
+    ("_src.traceback_util", "register_exclusion", ("path",), "leaves frames out of tracebacks"),
     ("interpreters.ad", "Zero", None, "is a zero tangent, with its type"),
     ("interpreters.ad", "instantiate_zeros", None, "makes an array of it"),
     ("interpreters.ad", "primitive_jvps", None, "has the rules of differentiation"),

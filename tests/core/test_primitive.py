@@ -94,3 +94,43 @@ def test_jacrev_jacfwd_and_hessian():
     equal(hessian, jnp.diag(-4 * jnp.sin(2 * X)))
     equal(records["h"].values, (X * 2,))
     equal(records["h"].grads, (jnp.cos(2 * X)[None],))  # one row per output, as in jacrev
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_parts_without_a_gradient_stay_symbolic_zeros(wrap: Any) -> None:
+    """A rule that is told which of its cotangents are zero is told the same; the records have zeros there."""
+    zeros = []
+
+    @jax.custom_vjp
+    def f(x: Any) -> Any:
+        return x + 1, x + 2, x * 3
+
+    def backward(_: None, cotangents: Any) -> Any:
+        zeros.append([isinstance(c, jax.custom_derivatives.SymbolicZero) for c in cotangents])
+        return (cotangents[0] + 3 * cotangents[2],)
+
+    f.defvjp(lambda x: (f(x.value), None), backward, symbolic_zeros=True)
+
+    def loss(x: Any) -> Any:
+        a, _, c = sow(f(x), "parts")
+        return (2 * a + c).sum()
+
+    gradient, records = capture(wrap(jax.grad(loss)), grads=True)(X)
+    equal(gradient, jnp.full(3, 5.0))
+    equal(records["parts"].grad, (jnp.full(3, 2.0), jnp.zeros(3), jnp.ones(3)))
+    assert zeros == [[False, True, False]]
+
+
+def test_python_numbers_that_are_differentiated_stay_python_numbers() -> None:
+    kinds = []
+
+    def f(x: Any) -> Any:
+        x = sow(x, "x")
+        kinds.append(type(x.primal))
+        return x
+
+    (value, tangent), records = capture(lambda: jax.jvp(f, (2.0,), (3.0,)), grads=True)()
+    assert kinds == [float] and (type(value), type(tangent)) == (float, float)
+    assert (value, tangent, float(records["x"].value)) == (2.0, 3.0, 2.0)
+    edited, _ = sonde.edit(lambda: jax.jvp(f, (2.0,), (3.0,)), {"x": 5.0})()
+    assert edited == 5.0

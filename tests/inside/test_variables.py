@@ -399,6 +399,16 @@ def test_tracebacks_keep_their_lines_and_nothing_is_left_behind():
     assert fails.__globals__ is globals() and not any("sonde:" in name for name in globals())
 
 
+def test_tracebacks_that_jax_filters_have_no_frames_of_sonde():
+    outer = jax.jit(lambda x: jax.checkpoint(fails)(x))
+    with pytest.raises(TypeError) as plain:
+        outer(X)
+    with pytest.raises(TypeError) as seen:
+        sonde.capture(lambda: outer(X), inside=fails)()
+    inner = [[str(entry.path) for entry in error.traceback][-6:] for error in (plain, seen)]
+    assert inner[0] == inner[1] and __file__ in inner[1]
+
+
 def test_functions_that_outlive_the_capture_get_their_own_code():
     made = []
 

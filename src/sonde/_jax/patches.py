@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import debugging as _debugging
 from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
+from jax._src import traceback_util as _traceback
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
@@ -75,6 +77,15 @@ def make_changes() -> None:
             while _pending:
                 _pending[0]()
                 del _pending[0]
+
+
+def _hide_frames() -> None:
+    """JAX leaves its own frames out of tracebacks, and now also those of Sonde that run between it and the program."""
+    for part in ("_jax", "core", "inside"):
+        _traceback.register_exclusion(os.path.join(os.path.dirname(os.path.dirname(__file__)), part))
+
+
+at_first_capture(_hide_frames)
 
 
 def prepare_scans_for_differentiation(prepare: Callable[[dict[str, Any]], tuple[Any, dict[str, Any]] | None]) -> None:

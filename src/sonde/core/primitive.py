@@ -136,9 +136,19 @@ def _site_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
     outs = site_p.bind(*primals, site=site, view=view.replace(order=view.order + 1))
     if view.role == "look":
         return outs, []
+    if not _edited():  # a Python number that is differentiated stays one
+        outs[:n] = [x if isinstance(x, _NUMBERS) else out for x, out in zip(primals, outs[:n])]
     if site.grads:
         tangents_out = [*_marked(tangents_out, outs[-1], site, view), ad.Zero(TOKEN_TYPE.to_tangent_aval())]
     return outs, tangents_out
+
+
+_NUMBERS = (int, float, complex)
+
+
+def _edited() -> bool:
+    state = looking()
+    return state is not None and state.edits
 
 
 def _plain_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
@@ -149,9 +159,9 @@ def _plain_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
 
 
 def _marked(tangents: Any, token: Any, site: Site, view: View) -> list[Any]:
-    """The tangents of a site's values, with a marker on those that are not zero."""
+    """The tangents of a site's values, with a marker on those that may get a gradient: not zeros or Python numbers."""
     tangents = list(tangents)
-    nonzero = tuple(i for i, t in enumerate(tangents) if not _jax.is_zero_tangent(t))
+    nonzero = tuple(i for i, t in enumerate(tangents) if not (isinstance(t, _NUMBERS) or _jax.is_zero_tangent(t)))
     if nonzero:
         marked = marker_p.bind(*[tangents[i] for i in nonzero], token, site=site, view=_gradient_view(view, nonzero))
         for i, tangent in zip(nonzero, marked):
@@ -184,10 +194,13 @@ def _marker_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def _marker_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
-    if all(type(ct) is ad.Zero for ct in cotangents):
-        return [*cotangents, None]
-    cotangents = [ad.instantiate_zeros(ct) for ct in cotangents]
-    return [*site_p.bind(*cotangents, args[-1], site=site, view=view), None]
+    nonzero = [i for i, ct in enumerate(cotangents) if type(ct) is not ad.Zero]
+    cotangents = [*cotangents, None]
+    if nonzero:
+        seen = site_p.bind(*[cotangents[i] for i in nonzero], args[-1], site=site, view=view.part(nonzero))
+        for i, cotangent in zip(nonzero, seen):
+            cotangents[i] = cotangent
+    return cotangents
 
 
 def _plain_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
@@ -235,9 +248,7 @@ def _needs_all_axes(site: Site, dims: Sequence[Any]) -> bool:
     A new value may vary where the old one does not. A gradient has a part for each example; that of an array that the
     examples share would be their sum.
     """
-    state = looking()
-    edited = state is not None and state.edits
-    return edited or (site.grads and any(d is not None for d in dims))
+    return _edited() or (site.grads and any(d is not None for d in dims))
 
 
 def _with_mapped_axis(

@@ -185,6 +185,17 @@ class View:
         """Whether the last output of the site primitive is a token."""
         return self.is_value and site.grads and self.role != "look"
 
+    def part(self, kept: Sequence[int]) -> View:
+        """The view of a gradient of which some parts are left, given by their positions; the others are zero."""
+        parts: Any = self.gradient_of
+        if len(kept) == len(parts):
+            return self
+        axes = [
+            axis if axis.leaves is None else dataclasses.replace(axis, leaves=tuple(axis.leaves[i] for i in kept))
+            for axis in self.axes
+        ]
+        return self.replace(gradient_of=tuple(parts[i] for i in kept), axes=tuple(axes))
+
     def has_row(self, row: tuple[int, ...]) -> bool:
         """Whether a row of the named loops around is among those of a recorded value."""
         if self.rows is not None:
