@@ -46,7 +46,7 @@ class _Form:
     from_state: FromState
 
 
-_forms: dict[type, _Form] = {}
+_STATE_DICT_REGISTRY: dict[type, _Form] = {}
 _unknown_to_flax: list[type] = []
 _put_aside: list[Any] = []
 _lock = threading.Lock()
@@ -89,9 +89,9 @@ def register_serialization_state(
         ValueError: the type is registered already and `override` is False.
     """
     with _lock:
-        if ty in _forms and not override:
+        if ty in _STATE_DICT_REGISTRY and not override:
             raise ValueError(f"{ty.__name__} is registered already: pass override=True to replace the registration.")
-        _forms[ty] = _Form(ty_to_state_dict, ty_from_state_dict)
+        _STATE_DICT_REGISTRY[ty] = _Form(ty_to_state_dict, ty_from_state_dict)
         _unknown_to_flax.append(ty)
     tell_flax()
 
@@ -119,12 +119,12 @@ def tell_flax() -> None:
 
 def to_state_dict_of(ty: type) -> ToState:
     """The function that converts a registered type to a state dict."""
-    return _forms[ty].to_state
+    return _STATE_DICT_REGISTRY[ty].to_state
 
 
 def from_state_dict_of(ty: type) -> FromState:
     """The function that restores a registered type."""
-    return _forms[ty].from_state
+    return _STATE_DICT_REGISTRY[ty].from_state
 
 
 def register_box(ty: type) -> None:
@@ -184,7 +184,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".") -> Any:
 def _form_of(target: Any) -> _Form | None:
     if isinstance(target, tuple) and hasattr(target, "_fields"):
         return _NAMED_TUPLE
-    form = _forms.get(type(target))
+    form = _STATE_DICT_REGISTRY.get(type(target))
     return _form_of_flax(target) if form is None else form
 
 
@@ -266,7 +266,7 @@ def _partial_from_state(target: Any, state: Mapping[str, Any]) -> Any:
 register_serialization_state(dict, _dict_to_state, _dict_from_state)
 register_serialization_state(list, _list_to_state, _list_from_state)
 register_serialization_state(tuple, _list_to_state, lambda old, state: tuple(_list_from_state(old, state)))
-_forms[jax.tree_util.Partial] = _Form(  # Flax has its own
+_STATE_DICT_REGISTRY[jax.tree_util.Partial] = _Form(  # Flax has its own
     lambda target: {"args": to_state_dict(target.args), "keywords": to_state_dict(target.keywords)},
     _partial_from_state,
 )

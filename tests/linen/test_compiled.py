@@ -1,5 +1,6 @@
 """`nn.jit`: how often it traces, what it keeps alive, and what its cache may share."""
 
+import copy
 import dataclasses
 import gc
 import weakref
@@ -13,6 +14,7 @@ from tests.linen.against_flax import check
 
 import sonde
 from sonde import linen as nn
+from sonde import serialization, struct
 
 X = jnp.arange(4.0) / 3
 KEY = jax.random.key(0)
@@ -107,6 +109,51 @@ def test_a_field_that_cannot_be_hashed_does_not_trace_again(option):
     for _ in range(3):
         module.apply(variables, X)
     assert len(TRACES) == 1
+
+
+class Node:
+    """A type that only serialization can look into."""
+
+    def __init__(self, width):
+        self.width = width
+
+    def __hash__(self):
+        raise AssertionError("hashed")
+
+    def __eq__(self, other):
+        raise AssertionError("compared")
+
+
+serialization.register_serialization_state(Node, lambda node: {"width": node.width}, lambda node, state: Node(**state))
+
+
+@struct.dataclass
+class Scaling:
+    by: Any
+    kind: str = struct.field(pytree_node=False)
+
+
+def test_fields_are_compared_by_what_is_in_them():
+    class Scaled(nn.Module):
+        how: Any
+
+        @nn.jit
+        @nn.compact
+        def __call__(self, x):
+            TRACES.append(self.name)
+            if isinstance(self.how, Node):
+                return x * self.how.width
+            if isinstance(self.how, Scaling):
+                return x * self.how.by[0] if self.how.kind == "times" else x + self.how.by[0]
+            return self.how(x)
+
+    two = np.array([2.0])
+    twice, thrice = jax.tree_util.Partial(lambda by, x: x * by, two), jax.tree_util.Partial(lambda by, x: x - by, two)
+    fields = [Node(2), Node(3), Scaling(two, "times"), Scaling(two, "plus"), twice, thrice]
+    for _ in range(2):
+        got = [float(np.sum(Scaled(copy.copy(field)).apply({}, 5.0))) for field in fields]
+        assert got == [10, 15, 10, 7, 10, 3]
+    assert len(TRACES) == len(fields)
 
 
 @pytest.mark.parametrize("change", ["config", "array"])

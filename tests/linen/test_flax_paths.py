@@ -31,7 +31,7 @@ NOT_OURS = {
     *("CompactNameScope", "Descriptor", "DescriptorWrapper", "ModuleBase", "ParentDescriptor", "SetupState"),
     *("TestScope", "ThreadLocalStack", "capture_call_intermediates", "create_descriptor_wrapper", "module_field"),
     *("run_interceptors", "tuple_init", "tuple_reduce", "wrap_descriptor_once", "wrap_method_once"),
-    *("Row", "Table", "RNNBase", "DenseParams", "core_remat_static"),
+    *("Table", "RNNBase", "DenseParams", "core_remat_static"),
     *("arbitrary_mergeable_leaf", "merge_leading_dims", "ndim_at_least", "split_leading_dim"),
     *("InstancePlaceholder", "VariablePlaceholder", "clean_clone", "decorator_lift_transform", "fork_rngs"),
     *("decorator_lift_transform_cached", "get_module_scopes", "lift_direct_transform", "lift_transform"),

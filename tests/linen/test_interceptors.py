@@ -1,5 +1,7 @@
 """What interceptors and `method=` see, against flax.linen."""
 
+import inspect
+
 import flax.linen as flax_nn
 import jax
 import jax.numpy as jnp
@@ -80,6 +82,23 @@ def test_a_lifted_method_is_intercepted_once(wrap, kind):
             return model.apply({}, X, method=method).tolist(), seen
 
     assert run(nn) == run(flax_nn)
+
+
+LAYERS = sorted(
+    name
+    for name in nn.__all__
+    if isinstance(getattr(nn, name), type) and issubclass(getattr(nn, name), nn.Module) and hasattr(flax_nn, name)
+)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_have_no_methods_of_their_own_that_interceptors_see(name):
+    def seen(layer, module):
+        own = [cls for cls in layer.__mro__ if cls not in module.__mro__]
+        methods = {name: value for cls in own for name, value in vars(cls).items() if inspect.isfunction(value)}
+        return {name for name, value in methods.items() if not (name[:2] == "__" or getattr(value, "nowrap", False))}
+
+    assert seen(getattr(nn, name), nn.Module) <= seen(getattr(flax_nn, name), flax_nn.Module)
 
 
 def test_a_method_must_take_the_module():

@@ -336,6 +336,13 @@ def test_compact_name_scope():
 
     check(build, X)
 
+    class Wider(type(build(nn))):
+        def up(self, x):
+            return x
+
+    assert set(build(nn)._compact_name_scope_methods) == {"up", "down"}
+    assert Wider._compact_name_scope_methods == ("down",)
+
 
 def test_share_scope():
     def build(nn):
@@ -396,54 +403,6 @@ def test_repr_is_that_of_flax():
 def test_modules_can_be_pickled():
     module = nn.Dense(3, use_bias=False, kernel_init=nn.initializers.zeros)
     assert pickle.loads(pickle.dumps(module)) == module
-
-
-def test_tabulate_and_module_paths():
-    class Model(nn.Module):
-        @nn.compact
-        def __call__(self, x, train=True):
-            x = nn.Dense(4)(x)
-            x = nn.BatchNorm(use_running_average=not train)(x)
-            dense = nn.Dense(4)
-            return dense(dense(x)), {"a": x}
-
-    options = {"console_kwargs": {"width": 200, "force_terminal": False}}
-    text = Model().tabulate(KEY, X, train=False, **options)
-    for part in ("Model Summary", "BatchNorm_0", "float32[5,4]", "train: False", "a: float32[2,4]", "60 (240 B)"):
-        assert part in text, part
-    assert text.count("Dense_1") == 1
-    assert Model().tabulate(KEY, X, show_repeated=True, **options).count("Dense_1") == 2
-    shallow = Model().tabulate(KEY, X, depth=0, compute_flops=True, compute_vjp_flops=True, **options)
-    assert "Dense_0" not in shallow and "60 (240 B)" in shallow and "vjp_flops" in shallow
-    assert list(Model().module_paths(KEY, X)) == ["", "Dense_0", "BatchNorm_0", "Dense_1"]
-
-
-def test_tables_name_what_a_transform_runs():
-    def table(nn):
-        class Block(nn.Module):
-            @nn.compact
-            def __call__(self, x):
-                return nn.Dense(5)(x)
-
-        class Model(nn.Module):
-            @nn.compact
-            def __call__(self, x):
-                x = nn.remat(Block)()(x)
-                return nn.remat(lambda block, x: block(x))(Block(), x)
-
-        return nn.tabulate(Model(), KEY, console_kwargs={"width": 200, "force_terminal": False})(X)
-
-    assert table(nn) == table(flax_nn)
-
-
-def test_the_cost_of_a_call_counts_what_it_changes():
-    def costs(nn):
-        layer = nn.BatchNorm(use_running_average=False)
-        options = {"console_kwargs": {"width": 200, "force_terminal": False}}
-        text = layer.tabulate(KEY, X, compute_flops=True, compute_vjp_flops=True, **options)
-        return [word for word in text.split() if word.isdigit()]
-
-    assert costs(nn) == costs(flax_nn)
 
 
 def model_with(call=None, setup=None, **members):

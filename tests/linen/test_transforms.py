@@ -582,3 +582,39 @@ def test_names_stay_taken_inside_a_lifted_method(transform):
 
     with pytest.raises(NameInUseError, match="submodule 'a' in Model"):
         Model().init(jax.random.key(0), jnp.ones(2))
+
+
+def test_paths_that_name_the_transforms():
+    def paths(nn):
+        seen = []
+
+        class Leaf(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                seen.append(self.scope.debug_path)
+                return x * self.param("w", nn.initializers.ones, ())
+
+        class Inner(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return Leaf(name="leaf")(x)
+
+        class Model(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                layer = Inner(name="inner")
+                layer(x)
+                run = lambda module, *x: module(*x)
+                nn.vmap(nn.jit(nn.remat(Inner)), variable_axes={"params": 0}, split_rngs={"params": True})(name="a")(x)
+                nn.scan(lambda m, c, _: (m(c), None), variable_broadcast="params", length=2)(layer, x, None)
+                nn.while_loop(lambda m, i: i < 2, lambda m, i: (m(x), i + 1)[1], layer, 0)
+                nn.cond(True, run, run, layer, x), nn.switch(0, [run], layer, x)
+                nn.vjp(run, layer, x), nn.jvp(run, layer, (x,), (x,), {}), nn.fold_rngs(run)(layer, x)
+                nn.value_and_grad(lambda m, x: m(x).sum(), layer, x)
+                return nn.map_variables(run, "params", lambda tree: tree)(layer, x)
+
+        nn.jit(Model)().init(jax.random.key(0), X)
+        return list(dict.fromkeys(seen))
+
+    assert paths(nn) == paths(flax_nn)
+    assert ("jit()", "remat(jit(vmap(a)))", "leaf") in paths(nn)

@@ -17,6 +17,6 @@ PATHS: dict[str, tuple[str, ...]] = {
     "recurrent": ("layers.recurrent", "layers.rnn", "sonde.ops.sequence", "sonde.ops.initializers"),
     "spmd": ("logical",),
     "stochastic": ("layers.stochastic",),
-    "summary": ("table",),
+    "summary": ("table", "path_names"),
     "transforms": ("path_names",),
 }

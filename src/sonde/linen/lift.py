@@ -37,6 +37,7 @@ class Lifting:
 
     Args:
         scopes: The scopes that the function needs. A scope inside another is packed with it.
+        label: The name of the transform, for `Scope.debug_path`.
         variables: Filters of collections, one for each group that goes in.
         changes: Filters of collections, one for each group that comes out; collections that none of them chooses may
             not change.
@@ -53,6 +54,7 @@ class Lifting:
     def __init__(
         self,
         scopes: Sequence[Scope],
+        label: str,
         *,
         variables: Sequence[Filter],
         changes: Sequence[Filter],
@@ -60,6 +62,7 @@ class Lifting:
         keeps_sown: KeepsSown | None = None,
     ) -> None:
         self.packed, self._places = _outermost(scopes)
+        self._label = label
         self._changes = tuple(changes)
         self._keeps_sown = keeps_sown
         for scope in self.packed:
@@ -94,7 +97,11 @@ class Lifting:
         for i, scope in enumerate(self.packed):
             collections = {name: unfreeze(tree) for group in variables for name, tree in group[i].items()}
             streams = {name: stream for group in rngs for name, stream in group[i].items()}
-            opened.append(Scope(run, collections, path=scope.path, streams=streams, counts=scope.counts))
+            *around, name = scope.debug_path or ("",)
+            labelled = (*around, f"{self._label}({name})")
+            opened.append(
+                Scope(run, collections, path=scope.path, debug_path=labelled, streams=streams, counts=scope.counts)
+            )
         inner = [opened[i].descend(path) for i, path in self._places]
         output = perform(run, opened, lambda: body(inner, *args, **kwargs))
         changed = [partition(changed_variables(scope), self._changes) for scope in opened]

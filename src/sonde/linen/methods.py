@@ -71,6 +71,7 @@ def compact_name_scope(fun: F) -> F:
         with context.calling(inner):
             return fun(inner, *args, **kwargs)
 
+    scoped.name_scope = True  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
     scoped.compact = True  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
     return scoped  # pyright: ignore[reportReturnType]
 
@@ -234,6 +235,9 @@ def intercepted(self: Module, fun: Callable[..., Any], name: str) -> Callable[..
 
 def prepare_class(cls: type[Any]) -> None:
     """Wraps the methods that a new module class itself defines."""
+    inherited = [name for name in getattr(cls, "_compact_name_scope_methods", ()) if name not in vars(cls)]
+    own = [name for name, value in vars(cls).items() if getattr(value, "name_scope", False)]
+    cls._compact_name_scope_methods = (*inherited, *own)
     for name, value in list(vars(cls).items()):
         if name.startswith("__") and name != "__call__":
             continue

@@ -1,4 +1,4 @@
-"""Names from Flax's files `linen/module.py`, `linen/transforms.py` and `linen/linear.py` that packages use."""
+"""Private names of Flax's `linen/module.py`, `transforms.py`, `linear.py` and `summary.py` that packages use."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from jax import lax
 
 from sonde.linen.attach import UNSPECIFIED
 from sonde.linen.context import context
+from sonde.linen.table import module_table
 
 #: The state of the current thread; `_context.module_stack[-1]` is the module whose method is running.
 _context = context
 _unspecified_parent = UNSPECIFIED
+_get_module_table = module_table
+
+
+class _ObjectRepresentation:
+    """For `isinstance`: Flax's tables have it around values that are not arrays, these have the values themselves."""
 
 
 def _conv_dimension_numbers(input_shape: Sequence[int]) -> lax.ConvDimensionNumbers:

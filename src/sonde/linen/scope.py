@@ -144,11 +144,12 @@ class Scope:
     Attributes:
         run: The run it belongs to.
         path: The names of the modules from the outermost to this one.
+        debug_path: The same with the lifted transforms around each: `("layers", "vmap(jit(Dense_0))")`.
         streams: Random streams by name.
         counts: How many keys were drawn here.
     """
 
-    __slots__ = ("_names", "_roots", "_tail", "counts", "parent", "path", "run", "streams")
+    __slots__ = ("_names", "_roots", "_tail", "counts", "debug_path", "parent", "path", "run", "streams")
 
     def __init__(
         self,
@@ -156,6 +157,7 @@ class Scope:
         roots: dict[str, Any],
         *,
         path: Path = (),
+        debug_path: Path | None = None,
         tail: Path = (),
         streams: dict[str, Stream] | None = None,
         counts: Counts | None = None,
@@ -164,6 +166,7 @@ class Scope:
     ) -> None:
         self.run = run
         self.path = path
+        self.debug_path = path if debug_path is None else debug_path
         self.parent = parent
         self.streams = streams if streams is not None else {}
         self.counts = counts if counts is not None else Counts()
@@ -237,6 +240,7 @@ class Scope:
             self.run,
             self._roots,
             path=self.path,
+            debug_path=self.debug_path,
             tail=self._tail,
             streams=self.streams,
             counts=self.counts,
@@ -249,6 +253,7 @@ class Scope:
             self.run,
             self._roots,
             path=(*self.path, name),
+            debug_path=(*self.debug_path, name),
             tail=(*self._tail, name),
             streams={key: stream.at(name) for key, stream in self.streams.items()},
             counts=self.counts.at(name),

@@ -63,10 +63,10 @@ def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs
         scope = about.module.scope
         if about.method_name == "setup" or scope is None:
             return next_fun(*args, **kwargs)
-        call = MethodCall(about.module, scope.path, about.method_name, shapes_in(args), shapes_in(kwargs))
+        call = MethodCall(about.module, scope.path, about.method_name, *_kept((args, kwargs)))
         found.append(call)
         output = next_fun(*args, **kwargs)
-        call.outputs = shapes_in(output)
+        call.outputs = _kept(output)
         call.module = about.module.clone(_deep_clone=True)
         call.is_first = call.path not in returned
         returned.add(call.path)
@@ -85,6 +85,13 @@ def calls_of(module: Module, rngs: Any, *args: Any, method: Any = None, **kwargs
     variables = jax.eval_shape(run, arrays)
     order = sorted(collections, key=lambda name: name != "params")  # JAX has sorted them by name
     return found, {name: variables[name] for name in order}
+
+
+def _kept(tree: Any) -> Any:
+    """What a table keeps of arguments or outputs: shapes for arrays, and modules without their scopes."""
+    from sonde.linen.module import Module
+
+    return shapes_in(jax.tree.map(lambda x: x.clone(_deep_clone=True) if isinstance(x, Module) else x, tree))
 
 
 def module_paths(module: Module, rngs: Any, *args: Any, **kwargs: Any) -> dict[str, Module]:
@@ -135,23 +142,66 @@ def tabulate(
 
     def describe(*args: Any, **call_kwargs: Any) -> str:
         calls, variables = calls_of(module, rngs, *args, mutable=mutable, **call_kwargs, **kwargs)
-        rows = _rows(calls, variables, depth, show_repeated)
-        costs: list[tuple[str, bool]] = []
-        if compute_flops:
-            costs.append(("flops", False))
-        if compute_vjp_flops:
-            costs.append(("vjp_flops", True))
-        return _render(module, rows, variables, costs, rngs, console_kwargs, table_kwargs, column_kwargs)
+        costs = _costs(compute_flops, compute_vjp_flops)
+        rows = _rows(calls, variables, rngs, depth, show_repeated, costs)
+        return _render(module, rows, variables, costs, console_kwargs, table_kwargs, column_kwargs)
 
     return describe
 
 
+def module_table(
+    module: Module,
+    depth: int | None,
+    show_repeated: bool,
+    compute_flops: bool = False,
+    compute_vjp_flops: bool = False,
+) -> Callable[..., list[Row]]:
+    """A function of what `Module.init` takes that returns the rows of `tabulate` as data.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from sonde import linen as nn
+        >>> rows = module_table(nn.Dense(2), depth=None, show_repeated=False)(jax.random.key(0), jnp.ones((1, 3)))
+        >>> rows[0].inputs.shape, rows[0].outputs.shape, list(rows[0].module_variables["params"])
+        ((1, 3), (1, 2), ['bias', 'kernel'])
+    """
+    costs = _costs(compute_flops, compute_vjp_flops)
+
+    def rows(rngs: Any, *args: Any, **kwargs: Any) -> list[Row]:
+        return _rows(*calls_of(module, rngs, *args, **kwargs), rngs, depth, show_repeated, costs)
+
+    return rows
+
+
+def _costs(flops: bool, vjp_flops: bool) -> list[str]:
+    return [name for name, wanted in (("flops", flops), ("vjp_flops", vjp_flops)) if wanted]
+
+
 @dataclasses.dataclass
-class _Row:
-    call: MethodCall
-    variables: dict[str, Any]  # by collection: what is shown in the row
-    counted: dict[str, Any]  # by collection: the variables that its size counts
-    everything: dict[str, Any]  # by collection: all variables of the module
+class Row:
+    """One row of a table: a call of a module.
+
+    Attributes:
+        path: Its path.
+        module_copy: The module, without its scope.
+        method: The name of the method.
+        inputs: The arguments with shapes for arrays, the positional ones and then a dict; a single one as it is.
+        outputs: What it returned, likewise.
+        module_variables: By collection: the variables that are the module's own.
+        counted_variables: By collection: the variables that the row counts.
+        flops: The cost of the call, if wanted, by XLA's estimate.
+        vjp_flops: The same for the call and its backward pass.
+    """
+
+    path: tuple[str, ...]
+    module_copy: Module
+    method: str
+    inputs: Any
+    outputs: Any
+    module_variables: dict[str, Any]
+    counted_variables: dict[str, Any]
+    flops: int = 0
+    vjp_flops: int = 0
 
 
 def _at(tree: Any, path: tuple[str, ...]) -> Any:
@@ -160,17 +210,31 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
     return tree
 
 
-def _rows(calls: list[MethodCall], variables: Any, depth: int | None, show_repeated: bool) -> list[_Row]:
+def _rows(
+    calls: list[MethodCall], variables: Any, rngs: Any, depth: int | None, show_repeated: bool, costs: list[str]
+) -> list[Row]:
     paths = {call.path for call in calls}
     rows = []
     for call in calls:
         repeated = not call.is_first
         if (depth is not None and len(call.path) > depth) or (repeated and not show_repeated):
             continue
-        everything = {collection: _at(tree, call.path) for collection, tree in variables.items()}
+        everything = {name: part for name, tree in variables.items() if (part := _at(tree, call.path))}
         own = {c: {} if repeated else _without(tree, call.path, paths) for c, tree in everything.items()}
         hides = depth is not None and len(call.path) == depth and not repeated
-        rows.append(_Row(call, own, everything if hides else own, everything))
+        given = (*call.args, *((dict(call.kwargs),) if call.kwargs else ()))
+        rows.append(
+            Row(
+                call.path,
+                call.module,
+                call.method,
+                _single(given),
+                _single(call.outputs),
+                own,
+                everything if hides else own,
+                **{cost: _flops(call, everything, rngs, backward=cost == "vjp_flops") for cost in costs},
+            )
+        )
     return rows
 
 
@@ -254,34 +318,28 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, (Mapping, list, tuple)) and bool(value)
 
 
+def _single(value: Any) -> Any:
+    """The element of a list or tuple that has one; other values as they are."""
+    return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+
+
 def _value_text(value: Any) -> Text:
     from rich.text import Text
 
-    if isinstance(value, (list, tuple)) and len(value) == 1:
-        value = value[0]
     return Text("\n").join(_lines(value))
 
 
-def _inputs_text(call: MethodCall) -> Text:
-    from rich.text import Text
-
-    given = [*call.args, *([dict(call.kwargs)] if call.kwargs else [])]
-    return _value_text(given) if given else Text("")
+def _module_text(row: Row) -> str:
+    name = type(row.module_copy).__name__
+    return name if row.method == "__call__" else f"{name} ({row.method})"
 
 
-def _module_text(call: MethodCall) -> str:
-    name = type(call.module).__name__
-    return name if call.method == "__call__" else f"{name} ({call.method})"
-
-
-def _flops(row: _Row, rngs: Any, *, backward: bool) -> str:
+def _flops(call: MethodCall, variables: Any, rngs: Any, *, backward: bool) -> int:
     """XLA's estimate of the cost of a call, with the variables it changes; 0 if the module cannot be run by itself."""
-    call = row.call
-    arrays, rest = split_arrays((row.everything, call.args, call.kwargs))
+    arrays, rest = split_arrays((variables, call.args, call.kwargs))
 
     def run(arrays: Any, rngs: Any) -> Any:
         variables, args, kwargs = rest.whole(arrays)
-        variables = {collection: tree for collection, tree in variables.items() if tree}
         return call.module.apply(variables, *args, rngs=rngs, method=call.method, mutable=True, **kwargs)
 
     def run_backward(arrays: Any, rngs: Any) -> Any:
@@ -289,17 +347,16 @@ def _flops(row: _Row, rngs: Any, *, backward: bool) -> str:
         return pullback(output)
 
     try:
-        return str(estimated_flops(run_backward if backward else run, arrays, shapes_in(rngs)))
+        return estimated_flops(run_backward if backward else run, arrays, shapes_in(rngs))
     except Exception:
-        return "0"
+        return 0
 
 
 def _render(
     module: Module,
-    rows: list[_Row],
+    rows: list[Row],
     variables: Any,
-    costs: list[tuple[str, bool]],
-    rngs: Any,
+    costs: list[str],
     console_kwargs: Mapping[str, Any] | None,
     table_kwargs: Mapping[str, Any],
     column_kwargs: Mapping[str, Any],
@@ -307,21 +364,21 @@ def _render(
     from rich.text import Text
 
     table = new_table(module, table_kwargs)
-    columns = ["path", "module", "inputs", "outputs", *(name for name, _ in costs)]
+    columns = ["path", "module", "inputs", "outputs", *costs]
     for column in columns:
         table.add_column(column, **column_kwargs)
     for collection in variables:
         table.add_column(collection, **column_kwargs)
     for row in rows:
         cells = [
-            Text("/".join(row.call.path)),
-            Text(_module_text(row.call)),
-            _inputs_text(row.call),
-            _value_text(row.call.outputs),
-            *(Text(_flops(row, rngs, backward=backward)) for _, backward in costs),
+            Text("/".join(row.path)),
+            Text(_module_text(row)),
+            _value_text(row.inputs) if row.inputs != () else Text(""),
+            _value_text(row.outputs),
+            *(Text(str(getattr(row, cost))) for cost in costs),
         ]
         for collection in variables:
-            own, size = row.variables[collection], _size_text(row.counted[collection])
+            own, size = row.module_variables.get(collection), _size_text(row.counted_variables.get(collection))
             shown = _lines(own) if own else []
             cells.append(Text("\n").join([*shown, Text(""), size] if shown else [size]))
         table.add_row(*cells)

@@ -16,7 +16,7 @@ from sonde import ops
 from sonde.linen.attach import describe
 from sonde.linen.layers.linear import DenseGeneral
 from sonde.linen.layers.norm import LayerNorm
-from sonde.linen.methods import compact
+from sonde.linen.methods import compact, nowrap
 from sonde.linen.module import Module, merge_param
 from sonde.ops.initializers import default_bias_init, default_kernel_init
 
@@ -294,6 +294,7 @@ class MultiHeadDotProductAttention(Module):
             **self._shared_options(),
         )(mixed)
 
+    @nowrap
     def _shared_options(self) -> dict[str, Any]:
         return {
             "use_bias": self.use_bias,
@@ -302,6 +303,7 @@ class MultiHeadDotProductAttention(Module):
             "precision": self.precision,
         }
 
+    @nowrap
     def _keys_and_values(self, q: Any, k: Any, v: Any, kv: Any) -> tuple[Any, Any]:
         if kv is not None:
             if k is not None or v is not None:
@@ -317,9 +319,11 @@ class MultiHeadDotProductAttention(Module):
         k = q if k is None else k
         return k, k if v is None else v
 
+    @nowrap
     def _deprecated(self, text: str) -> None:
         warnings.warn(f"{describe(self)}: {text}", DeprecationWarning, stacklevel=2)
 
+    @nowrap
     def _decoded(self, query: Any, key: Any, value: Any, mask: Any) -> tuple[Any, Any, Any]:
         """Puts one position into the cache; returns all keys and values, and the mask of those written so far."""
         filling = self.has_variable("cache", "cached_key")

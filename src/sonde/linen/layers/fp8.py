@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sonde.linen.methods import nowrap
 from sonde.linen.module import Module
 from sonde.ops.fp8 import dot_general_with_precision, fp8_scaled_dot_general, in_qdq, out_qdq
 
@@ -42,6 +43,7 @@ class Fp8DotGeneralBase(Module):
             setattr(self, history, self.variable(OVERWRITE_WITH_GRADIENT, history, jnp.zeros, zeros, jnp.float32))
             setattr(self, scale, self.variable(OVERWRITE_WITH_GRADIENT, scale, jnp.ones, ones, jnp.float32))
 
+    @nowrap
     def _of(self, what: str) -> tuple[jax.Array, jax.Array]:
         return getattr(self, f"{what}_scale").value, getattr(self, f"{what}_amax_history").value
 

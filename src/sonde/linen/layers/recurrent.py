@@ -55,6 +55,7 @@ class _GatedCell(RNNCellBase):
         """The initial hidden state."""
         return self.carry_init(rng, (*input_shape[:-1], self.features), self.param_dtype)
 
+    @nowrap
     def _map(
         self: Any, name: str, *, width: int, recurrent: bool, use_bias: bool, bias_init: Callable[..., Any]
     ) -> Dense:

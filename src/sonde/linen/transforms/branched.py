@@ -35,7 +35,7 @@ def cond(
         variables: The collections that the functions see.
         rngs: The random streams that the functions see.
     """
-    lifting, (first, second), operands = _branches(mdl, (true_fun, false_fun), operands, variables, rngs)
+    lifting, (first, second), operands = _branches("cond", mdl, (true_fun, false_fun), operands, variables, rngs)
     output, changes = lax.cond(pred, first, second, *operands)
     lifting.publish(changes)
     return output
@@ -59,18 +59,23 @@ def switch(
         variables: The collections that the functions see.
         rngs: The random streams that the functions see.
     """
-    lifting, functions, operands = _branches(mdl, branches, operands, variables, rngs)
+    lifting, functions, operands = _branches("switch", mdl, branches, operands, variables, rngs)
     output, changes = lax.switch(index, functions, *operands)
     lifting.publish(changes)
     return output
 
 
 def _branches(
-    mdl: Module, functions: Sequence[Callable[..., Any]], operands: tuple[Any, ...], variables: Filter, rngs: Filter
+    label: str,
+    mdl: Module,
+    functions: Sequence[Callable[..., Any]],
+    operands: tuple[Any, ...],
+    variables: Filter,
+    rngs: Filter,
 ) -> tuple[Lifting, list[Callable[..., Any]], tuple[Any, ...]]:
     bridge = Bridge(mdl, operands)
     lifting = Lifting(
-        bridge.scopes, variables=(variables,), changes=(variables,), rngs=(rngs,), keeps_sown=keeps_structure
+        bridge.scopes, label, variables=(variables,), changes=(variables,), rngs=(rngs,), keeps_sown=keeps_structure
     )
 
     def pure(fn: Callable[..., Any]) -> Callable[..., Any]:

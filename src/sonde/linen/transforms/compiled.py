@@ -27,6 +27,7 @@ from sonde.linen.lift import Body, Bridge, Lifting, Static, lift
 from sonde.linen.module import Module
 from sonde.linen.rng import Stream
 from sonde.linen.scope import Run, Variable
+from sonde.serialization import is_serializable, to_state_dict
 
 
 def jit(
@@ -156,7 +157,7 @@ def _jit(
             donate_argnums=tuple(i + 2 for i in donate_argnums if i > 0),
             **{name: value for name, value in place.items() if value is not None},
         )
-    with _own_streams(bridge, variables, rngs) as lifting:
+    with _own_streams(bridge, "jit", variables, rngs) as lifting:
         call = _CompiledCall(lifting, bridge, body, variables)
         _calls.active.append(call)
         try:
@@ -187,21 +188,21 @@ def fold_rngs(target: Any, variables: Filter = True, rngs: Filter = True, method
 def _fold_rngs(
     bridge: Bridge, body: Body, args: tuple[Any, ...], kwargs: dict[str, Any], *, variables: Filter, rngs: Filter
 ) -> Any:
-    with _own_streams(bridge, variables, rngs) as lifting:
+    with _own_streams(bridge, "fold_rngs", variables, rngs) as lifting:
         output, changes = lifting.call(body, lifting.variables, lifting.rngs, *args, **kwargs)
         lifting.publish(changes)
     return output
 
 
 @contextlib.contextmanager
-def _own_streams(bridge: Bridge, variables: Filter, rngs: Filter) -> Iterator[Lifting]:
+def _own_streams(bridge: Bridge, label: str, variables: Filter, rngs: Filter) -> Iterator[Lifting]:
     """A lifting in which the module's streams start from their next keys, and all others from their roots."""
     scope = bridge.scopes[0] if bridge.module.scope is not None else None
     streams = scope.streams if scope is not None else {}
     if scope is not None:
         scope.streams = {name: Stream(scope.make_rng(name)) for name in streams}
     try:
-        lifting = Lifting(bridge.scopes, variables=(variables,), changes=(variables,), rngs=(rngs,))
+        lifting = Lifting(bridge.scopes, label, variables=(variables,), changes=(variables,), rngs=(rngs,))
         lifting.rngs = jax.tree.map(
             lambda stream: Stream(stream.root), lifting.rngs, is_leaf=lambda x: isinstance(x, Stream)
         )
@@ -261,6 +262,11 @@ def fingerprint(value: Any, bridge: Bridge) -> Any:
         return _Same(value)
     if isinstance(value, np.ndarray):
         return np.ndarray, value.shape, value.dtype, value.tobytes() if value.dtype != object else _Copy(value.tolist())
+    if not jax.tree_util.all_leaves((value,)):
+        inside, structure = jax.tree.flatten(value, is_leaf=lambda part: part is not value)
+        return _hashable(structure), tuple(fingerprint(part, bridge) for part in inside)
+    if is_serializable(value):
+        return type(value), fingerprint(to_state_dict(value), bridge)
     return _hashable(value)
 
 

@@ -57,7 +57,7 @@ def vjp(
     """
     _no_reduce_axes(reduce_axes, "vjp")
     bridge = Bridge(mdl, primals)
-    lifting = Lifting(bridge.scopes, variables=(vjp_variables, variables), changes=(variables,), rngs=(rngs,))
+    lifting = Lifting(bridge.scopes, "vjp", variables=(vjp_variables, variables), changes=(variables,), rngs=(rngs,))
     _packed_alone(lifting, "vjp", mdl, multi_scope)
     chosen, others = lifting.variables
     body = bridge.body(fn)
@@ -111,7 +111,7 @@ def value_and_grad(
     """
     _no_reduce_axes(reduce_axes, "value_and_grad")
     bridge = Bridge(mdl, primals)
-    lifting = Lifting(bridge.scopes, variables=(variables,), changes=(variables,), rngs=(rngs,))
+    lifting = Lifting(bridge.scopes, "value_and_grad", variables=(variables,), changes=(variables,), rngs=(rngs,))
     body = bridge.body(fn)
 
     def pure(*primals: Any) -> Any:
@@ -169,7 +169,7 @@ def jvp(
     """
     bridge = Bridge(mdl, primals)
     lifting = Lifting(
-        bridge.scopes, variables=(tuple(variable_tangents), variables), changes=(variables,), rngs=(rngs,)
+        bridge.scopes, "jvp", variables=(tuple(variable_tangents), variables), changes=(variables,), rngs=(rngs,)
     )
     _packed_alone(lifting, "jvp", mdl)
     chosen, others = lifting.variables
@@ -223,7 +223,9 @@ def custom_vjp(
     skipped = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
 
     def run(bridge: Bridge, body: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        lifting = Lifting(bridge.scopes, variables=(grad_vars, True), changes=(grad_vars, True), rngs=(True,))
+        lifting = Lifting(
+            bridge.scopes, "custom_vjp", variables=(grad_vars, True), changes=(grad_vars, True), rngs=(True,)
+        )
         _packed_alone(lifting, "custom_vjp", bridge.module)
         forward = bridge.body(forward_fn)
         chosen, others = lifting.variables

@@ -130,6 +130,7 @@ def _scan(
 
     lifting = Lifting(
         bridge.scopes,
+        "scan",
         variables=(variable_broadcast, variable_carry, *by.filters_in),
         changes=(variable_broadcast, variable_carry, *by.filters_out),
         rngs=tuple(split_rngs),
@@ -392,6 +393,7 @@ def while_loop(
     where = f"nn.while_loop of {describe(mdl)}"
     lifting = Lifting(
         bridge.scopes,
+        "while_loop",
         variables=(carry_variables, broadcast_variables),
         changes=(carry_variables,),
         rngs=tuple(split_rngs),

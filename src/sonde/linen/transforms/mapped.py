@@ -90,6 +90,7 @@ def _vmap(
 
     lifting = Lifting(
         bridge.scopes,
+        "vmap",
         variables=by.filters_in,
         changes=by.filters_out,
         rngs=tuple(split_rngs),

@@ -75,7 +75,7 @@ def run_checkpoint(
     policy: Callable[..., bool] | None = None,
 ) -> Any:
     """Runs a body under `jax.checkpoint`."""
-    lifting = Lifting(bridge.scopes, variables=(variables,), changes=(variables,), rngs=(rngs,))
+    lifting = Lifting(bridge.scopes, "remat", variables=(variables,), changes=(variables,), rngs=(rngs,))
     rematerialised = jax.checkpoint(
         lambda variables, rngs, *args, **kwargs: lifting.call(body, variables, rngs, *args, **kwargs),
         prevent_cse=prevent_cse,

@@ -75,7 +75,9 @@ def _map_variables(
     rngs: Filter,
     variables: Filter,
 ) -> Any:
-    lifting = Lifting(bridge.scopes, variables=(mapped, variables), changes=(mapped, variables), rngs=(rngs,))
+    lifting = Lifting(
+        bridge.scopes, "map_variables", variables=(mapped, variables), changes=(mapped, variables), rngs=(rngs,)
+    )
     chosen, others = lifting.variables
     if init and may_overlap(lifting.mutable, True):
         with sites.silence():  # this run only makes the variables
