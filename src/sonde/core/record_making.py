@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sonde import _jax
 from sonde.core.axes import leaf_has, repeated_along
@@ -25,10 +26,6 @@ from sonde.core.record_layout import ArraysSpec, CallSpec, RecordLayout
 from sonde.core.row_records import with_rows
 
 
-def _rank(array: Any) -> int:
-    return array.rank if isinstance(array, _Placeholder) else jnp.ndim(array)
-
-
 class _NeedsArrays(Exception):
     """Raised when a program computes with a `_Placeholder`."""
 
@@ -38,7 +35,7 @@ class _Placeholder:
     """A placeholder for the array at some position, to find out where arrays go without having them."""
 
     position: int
-    rank: int
+    ndim: int
 
     def __getattr__(self, name: str) -> Any:
         raise _NeedsArrays
@@ -78,7 +75,7 @@ def _layout_of(items: Any, met: Met, reduce: Reduce | None) -> tuple[RecordLayou
 
     None if placing them is not all there is to do.
     """
-    stand_ins = [_Placeholder(i, jnp.ndim(x)) for i, x in enumerate(flat_arrays(items))]
+    stand_ins = [_Placeholder(i, np.ndim(x)) for i, x in enumerate(flat_arrays(items))]
     specs = flat_specs(items)
     try:
         layout, arranged = _arrange(build_items(specs, stand_ins), met, reduce)
@@ -130,6 +127,8 @@ def record_of(call: Call) -> Record:
 def _with_whole_extras(item: Item) -> tuple[Item, dict[Extra, Any]]:
     """An item, and its flags and counts with the axes that they lacked."""
     view, extras = item.view, {name: x for name, x in item.extras.items() if name != "token"}
+    if not extras:
+        return item, extras
     for name in extras:
         wanted = [axis.on_extra(name) or name != "count" or axis.kind != "while" for axis in view.axes]
         position = 0
@@ -152,7 +151,7 @@ def _size_of(item: Item, index: int) -> int:
 
 def _arrays_spec(item: Item) -> ArraysSpec:
     view = item.view.replace(gates=frozenset()) if item.view.gates else item.view
-    return ArraysSpec(view, tuple(map(_rank, item.leaves)), item.tree)
+    return ArraysSpec(view, tuple(map(np.ndim, item.leaves)), item.tree)
 
 
 def _reduced_zeros(reduce: Reduce, item: Item) -> Item:
