@@ -184,7 +184,7 @@ class ReservedModuleAttributeError(LinenError):
 
 
 class ScopeCollectionNotFound(LinenError):
-    """A parameter is needed, but its collection has nothing for the module."""
+    """A parameter or variable is needed, but its collection is empty, or was not given."""
 
 
 class ScopeParamNotFoundError(LinenError):

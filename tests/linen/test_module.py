@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.errors import FlaxError
 from tests.linen.against_flax import KEYS, assert_same, check
 
 from sonde import errors
@@ -437,6 +438,35 @@ def leak(self, x):
 
 def set_outside(self, x):
     self.late = 3
+
+
+GIVEN = {
+    "nothing": {},
+    "an empty collection": {"params": {}, "c": {}},
+    "another layer": {"params": {"Dense_0": {"kernel": jnp.ones((5, 5)), "bias": jnp.ones(5)}}, "c": {"Other": 1}},
+    "an empty layer": {"params": {"Dense_0": {}, "Other": {"w": 1}}},
+    "a part of the layer": {"params": {"Dense_0": {"kernel": jnp.ones((5, 5))}}, "c": {"v": 1}},
+}
+
+
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+def test_which_error_a_missing_variable_is(given):
+    def error(nn, call):
+        class Model(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return call(self, nn, x)
+
+        with pytest.raises((errors.LinenError, FlaxError)) as raised:
+            Model().apply(given, X)
+        return raised.type.__name__
+
+    for call in (
+        lambda model, nn, x: nn.Dense(5)(nn.Dense(5)(x)),
+        lambda model, nn, x: nn.remat(nn.Dense)(5)(x),
+        lambda model, nn, x: model.variable("c", "count"),
+    ):
+        assert error(nn, call) == error(flax_nn, call)
 
 
 WRONG = {

@@ -1,5 +1,7 @@
 """Iterating over a model: what is visited, in which order, and duplicates."""
 
+import jax
+import optax
 import pytest
 from tests.nnx.graphs import shared, tree
 
@@ -20,6 +22,21 @@ def test_iteration(same):
     same(lambda nnx: [(p, type(m)) for p, m in nnx.iter_module_children(tree(nnx))])
     same(lambda nnx: [(p, type(m)) for p, m in tree(nnx).iter_children()])
     same(lambda nnx: [p for p, m in tree(nnx).iter_modules()])
+
+
+def test_what_is_in_static_attributes(same):
+    def paths(nnx):
+        class Holder(nnx.Module):
+            def __init__(self):
+                self.transform = optax.sgd(0.1)
+                self.partial = nnx.static(jax.tree_util.Partial(abs, 3, key=[4]))
+                self.nested = nnx.static({"a": [optax.EmptyState(), (1,)]})
+                self.spec = jax.sharding.PartitionSpec("x")
+
+        found = [(path, type(value).__name__) for path, value in nnx.iter_graph(Holder())]
+        return [x for x in found if not any(str(key).startswith("_") for key in x[0])]
+
+    same(paths)
 
 
 def test_duplicates(same):

@@ -336,7 +336,7 @@ class Scope:
 
         Raises:
             ScopeVariableNotFoundError: it does not exist and cannot be made.
-            ScopeCollectionNotFound: the same, and the collection has nothing at all for the module.
+            ScopeCollectionNotFound: the same, and the collection is empty.
         """
         self.check_live()
         found = Variable(self, collection, name, unbox=unbox)
@@ -353,7 +353,7 @@ class Scope:
         Raises:
             ScopeParamShapeError: the given parameter has a shape other than the initializer's.
             ScopeParamNotFoundError: the given parameters do not have it.
-            ScopeCollectionNotFound: the same, and there are no parameters at all for the module.
+            ScopeCollectionNotFound: the same, and there are no parameters at all.
         """
         self.check_live()
         value = self.get("params", name, _MISSING)
@@ -374,7 +374,8 @@ class Scope:
                 f"module {self.path_text} needs {what}, which collection {collection!r} does not have; it has {given}"
             )
         make_it = "" if collection == "params" else f", or mutable={[collection]!r}"
-        return ScopeCollectionNotFound(
+        kind = error if self._roots.get(collection) else ScopeCollectionNotFound
+        return kind(
             f"module {self.path_text} needs {what}, but collection {collection!r} has nothing for it; pass variables "
             f"that were made by init of the same module{make_it}"
         )

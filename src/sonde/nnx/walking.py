@@ -20,8 +20,6 @@ from sonde.nnx.epoch import EPOCH
 from sonde.nnx.kinds import ARRAY, CONTAINER, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.states import State
 
-_OPENED = (list, tuple, dict)
-
 
 class Walk:
     """What a walk found.
@@ -208,7 +206,7 @@ class _Walker:
     def visit_static(self, value: Any, path: Path) -> None:
         """A static attribute, and what is in it."""
         assert self.everything is not None
-        if type(value) in _OPENED:
+        if kind_of(value) == CONTAINER and value is not None:
             for name, child in zip(*flatten_once(value)[:2]):
                 self.visit_static(child, (*path, name))
         self.everything.append((path, value))
