@@ -23,7 +23,7 @@ def test_what_a_program_passes_on() -> None:
         _, (repeated, sliced, added) = lax.scan(lambda c, r: (c, (n, r, r + 1)), x, rows)
         return a + 1, b, product, repeated, sliced, added, x
 
-    assert passed_on(jaxpr_of(f, n, rows, 1.0)) == (
+    assert passed_on(jaxpr_of(f, n, rows, 1.0)) == [
         Passed(0, 3),
         Passed(0),
         None,
@@ -31,7 +31,7 @@ def test_what_a_program_passes_on() -> None:
         Passed(1),
         Passed(1, 1),
         None,
-    )
+    ]
 
 
 def test_only_our_own_numbers_are_known() -> None:

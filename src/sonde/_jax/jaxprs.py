@@ -132,8 +132,7 @@ def add_equation(var: Any, amount: int) -> tuple[Any, Any]:
     return template.replace(invars=invars, outvars=[out]), out
 
 
-def added_amount(eqn: Any) -> int | None:
+def added_amount(made: Any) -> int | None:
     """The literal number that an equation adds to its first operand; None if there is none."""
-    if eqn.primitive is not lax.add_p or not isinstance(eqn.invars[1], Literal) or np.ndim(eqn.invars[1].val):
-        return None
-    return int(eqn.invars[1].val)
+    added = made.inputs[1] if made.primitive is lax.add_p else None
+    return int(added.val) if isinstance(added, Literal) and not np.ndim(added.val) else None

@@ -45,7 +45,7 @@ def are_mapped_apart(values: Sequence[Any]) -> bool:
 
 
 class MadeBy(NamedTuple):
-    """The equation that a tracer is an output of."""
+    """The equation that a tracer is an output of; or a variable, if the inputs are variables, too."""
 
     primitive: Primitive
     params: dict[str, Any]

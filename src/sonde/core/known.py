@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sonde import _jax
-from sonde.core.keeping import JaxprCache
+from sonde.core.following import Question, Read
 from sonde.core.operands import TOKEN
 
 # A number of the user's must come out of a function as JAX returns it: only our own are replaced.
@@ -55,79 +55,70 @@ class Passed(NamedTuple):
         return new_token(np.broadcast_to(given + self.amount, (*self.repeats, *np.shape(given))))
 
 
-_answers = JaxprCache()
+_SLICE = -1  # among `Passed.repeats`, in the body of a loop: of what follows, it is a slice
 
 
-def passed_on(jaxpr: Any) -> tuple[Passed | None, ...]:
-    """For each output of a jaxpr, the input that it is."""
-    jaxpr = _jax.open_jaxpr(jaxpr)
-    known = _answers.of(jaxpr)
-    if "passed on" not in known:
-        known["passed on"] = _passed_on(jaxpr)
-    return known["passed on"]
+class _WhichInput(Question[Passed]):
+    """The input of a program that a value is."""
+
+    def of_equation(self, made: _jax.MadeBy, read: Read[Passed]) -> Passed | None:
+        """An input to which a number is added."""
+        amount = _jax.added_amount(made)
+        if amount is None or (given := read(0)) is None:
+            return None
+        return given._replace(amount=given.amount + amount)
+
+    def sliced(self, answer: Passed) -> Passed:
+        """A slice of an input."""
+        return answer._replace(repeats=(_SLICE, *answer.repeats))
+
+    def stacked(self, answer: Passed, length: int) -> Passed | None:
+        """All slices of an input are the input; anything else is the same in every iteration."""
+        if _SLICE not in answer.repeats:
+            return answer._replace(repeats=(length, *answer.repeats))
+        return answer._replace(repeats=answer.repeats[1:]) if answer.repeats[0] == _SLICE else None
 
 
-Plan = list[tuple[int, Passed | np.ndarray, bool]]
+def passed_on(jaxpr: Any, scan: dict[str, Any] | None = None) -> list[Passed | None]:
+    """For each output of a jaxpr, or of the scan with these parameters whose body it is, the input that it is."""
+    question = _WhichInput()
+    inside = question.inside(jaxpr, Passed)
+
+    def of_output(i: int) -> Passed | None:
+        return inside(i) if scan is None else question.follow(_jax.MadeBy(_jax.scan_p, scan, i, ()), Passed)
+
+    outvars = _jax.open_jaxpr(jaxpr).outvars
+    return [of_output(i) if getattr(v.aval, "dtype", None) == TOKEN else None for i, v in enumerate(outvars)]
 
 
-def plan_of(jaxpr: Any, ours: Sequence[bool], scan: dict[str, Any] | None = None) -> Plan:
-    """Which outputs of a jaxpr may be known, to be made once and used in every call.
+Knowable = list[tuple[int, Passed | np.ndarray, bool]]
+
+
+def knowable_outputs(jaxpr: Any, ours: Sequence[bool], scan: dict[str, Any] | None = None) -> Knowable:
+    """Which outputs of a jaxpr may be known, to be found once and used in every call.
 
     Args:
         jaxpr: The jaxpr.
         ours: For each output whether it is one of our numbers, which may then be a constant, too.
         scan: The parameters of the scan, if the jaxpr is the body of one.
     """
-    plan: Plan = []
-    found = passed_on(jaxpr) if scan is None else _of_scan(scan)
-    for i, (passed, var, mine) in enumerate(zip(found, _jax.open_jaxpr(jaxpr).outvars, ours, strict=True)):
+    found: Knowable = []
+    for i, (passed, var, mine) in enumerate(
+        zip(passed_on(jaxpr, scan), _jax.open_jaxpr(jaxpr).outvars, ours, strict=True)
+    ):
         if passed is not None:
-            plan.append((i, passed, mine))
+            found.append((i, passed, mine))
         elif mine and scan is None and isinstance(var, _jax.Literal):
-            plan.append((i, new_token(var.val), mine))
-    return plan
-
-
-def known_outputs(outs: Sequence[Any], plan: Plan, inputs: Sequence[Any]) -> Sequence[Any]:
-    """The outputs of a jaxpr that was run with these inputs, with numbers in place of those that are known."""
-    if not plan:
-        return outs
-    outs = list(outs)
-    for i, passed, ours in plan:
-        number = passed.of(inputs, ours=ours) if isinstance(passed, Passed) else passed
-        outs[i] = outs[i] if number is None else number
-    return outs
-
-
-def _of_scan(params: dict[str, Any]) -> list[Passed | None]:
-    n_consts, n_carry = _jax.scan_sizes(params)
-    found: list[Passed | None] = []
-    for position, passed in enumerate(passed_on(params["jaxpr"])):
-        if passed is None or position < n_carry or n_consts <= passed.position < n_consts + n_carry:
-            found.append(None)
-        elif passed.position < n_consts:
-            found.append(passed._replace(repeats=(params["length"], *passed.repeats)))
-        else:  # a slice of an input in every iteration: together, the input, unless something came in front of it
-            found.append(None if passed.repeats else passed)
+            found.append((i, new_token(var.val), mine))
     return found
 
 
-def _passed_on(jaxpr: Any) -> tuple[Passed | None, ...]:
-    env = {v: Passed(i) for i, v in enumerate(jaxpr.invars) if v.aval.dtype == TOKEN}
-
-    def read(atom: Any) -> Passed | None:
-        return None if isinstance(atom, _jax.Literal) else env.get(atom)
-
-    for eqn in jaxpr.eqns if env else ():
-        inside: Sequence[Passed | None] = ()
-        if eqn.primitive is _jax.jit_p or eqn.primitive is _jax.remat_p:
-            inside = passed_on(eqn.params["jaxpr"])
-        elif eqn.primitive is _jax.scan_p:
-            inside = _of_scan(eqn.params)
-        elif (amount := _jax.added_amount(eqn)) is not None:
-            inside = [Passed(0, amount)]
-        for var, passed in zip(eqn.outvars, inside):
-            given = passed and read(eqn.invars[passed.position])
-            if passed and given:
-                env[var] = Passed(given.position, given.amount + passed.amount, (*passed.repeats, *given.repeats))
-    return tuple(map(read, jaxpr.outvars))
+def known_outputs(outs: Sequence[Any], knowable: Knowable, inputs: Sequence[Any]) -> Sequence[Any]:
+    """The outputs of a jaxpr that was run with these inputs, with numbers in place of those that are known."""
+    if not knowable:
+        return outs
+    outs = list(outs)
+    for i, passed, ours in knowable:
+        number = passed.of(inputs, ours=ours) if isinstance(passed, Passed) else passed
+        outs[i] = outs[i] if number is None else number
+    return outs

@@ -18,7 +18,7 @@ from sonde.core.handler import Handler, Met
 from sonde.core.inside import equations_with_sites, gives_tokens, gradient_sites
 from sonde.core.item import Bundle, Item, build_items, flat_arrays, flat_specs, in_new_loops
 from sonde.core.keeping import JaxprCache
-from sonde.core.known import known_outputs, plan_of
+from sonde.core.known import knowable_outputs, known_outputs
 from sonde.core.operands import TOKEN_TYPE, operands_of
 from sonde.core.primitive import site_effect, site_p
 from sonde.core.trace import run_under
@@ -83,7 +83,7 @@ class Rewritten:
         """The outputs of a call, with numbers in the place of those that are known; see `known`."""
         key = "known", scan and scan["length"]  # several loops may have one body
         if key not in self.cache:
-            self.cache[key] = plan_of(self.jaxpr, self._tokens, scan)
+            self.cache[key] = knowable_outputs(self.jaxpr, self._tokens, scan)
         return known_outputs(outs, self.cache[key], inputs)
 
     @property
