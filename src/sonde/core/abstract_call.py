@@ -9,7 +9,7 @@ import jax
 
 from sonde.core.arrays import split_arrays
 from sonde.core.asking import InsideRequest
-from sonde.core.stand_ins import stand_ins
+from sonde.core.module_roots import stand_ins
 
 
 def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, asked: InsideRequest | None) -> Any:

@@ -24,9 +24,8 @@ from sonde.core.keeping import ByIdentity
 from sonde.core.module_copies import Copy
 from sonde.core.module_index import WITHOUT_MODULES, holds_modules, module_kind, outermost_modules
 from sonde.core.module_paths import Trail, thread
-from sonde.core.module_places import Place
+from sonde.core.module_places import InnerStranger, Place
 from sonde.core.scopes import strange_scope
-from sonde.core.strangers import InnerStranger
 from sonde.errors import ScopeError
 
 Values = Callable[[], Sequence[Any] | None]

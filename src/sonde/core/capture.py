@@ -131,7 +131,7 @@ def _jitted_capture(f: Any, patterns: tuple[Pattern, ...], options: dict[str, An
 
     def make(models: ModelsOfCall | None) -> Any:
         def captured(*args: Any, **kwargs: Any) -> Any:
-            now = options if models is None else {**options, "inside": models.inside(asked, args, kwargs)}
+            now = options if models is None else {**options, "inside": models.inside(args, kwargs)}
             result, records = _capture_now(fn, patterns, now, args, kwargs)
             return result, AsStored(records)
 

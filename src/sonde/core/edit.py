@@ -118,7 +118,7 @@ def edit(f: Callable[P, R], edits: Mapping[str, Any] | Mapping[Pattern, Any], *,
         def make(depth: int) -> Editing:
             return Editing(chosen, depth=depth)
 
-        now = asked if models is None or asked is None else models.inside(asked, args, kwargs)
+        now = asked if models is None else models.inside(args, kwargs)
         return run_with(make, fn, args, kwargs, edits=True, inside=now)[0]
 
     jitted = _jax.jit_options(f)

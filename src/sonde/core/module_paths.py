@@ -32,9 +32,8 @@ from sonde import _jax
 from sonde.core.array_origins import Changed, Source
 from sonde.core.module_copies import Copy, find_again, find_copy
 from sonde.core.module_index import Origin, at_path, is_found_by_arrays, module_kind, path_between, says_origin
-from sonde.core.module_places import Move, Place, Stretch, depth_of, join
+from sonde.core.module_places import InnerStranger, Move, Place, Strangers, Stretch, depth_of, join
 from sonde.core.module_roots import find_roots
-from sonde.core.strangers import InnerStranger, Strangers
 from sonde.errors import ScopeError
 
 
@@ -288,7 +287,7 @@ class Trail:
 
     def enter(self, given: Iterable[tuple[Place, Any]], n_names: int = 0, description: Any = None) -> None:
         """Starts a stretch here."""
-        self.stretches.append(Stretch(given, n_names, _jax.open_names(), description))
+        self.stretches.append(Stretch(list(given), n_names, _jax.open_names(), description))
 
     def still(self, key: Any, ref: Any, values: Callable[[], Sequence[Any] | None]) -> Any:
         """What a stretch that starts here would find if it asked for the same as an earlier one did.

@@ -1,19 +1,27 @@
 """Where modules stand, and the calls of modules that are open.
 
 A `Place` is the path of a module. A `Stretch` is the part of a program between two boundaries, the start of a capture
-or of tracing a function: which modules are known in it, and which of their calls are open, each a `Frame`.
+or of tracing a function: which modules are known in it, and which of their calls are open, each a `Frame`. Modules that
+are nowhere in the model are `Strangers`, and named after their classes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+import jax
 
 from sonde import _jax
 from sonde.core.module_index import path_between
 from sonde.core.scopes import ScopeName, path_under
-from sonde.core.strangers import InnerStranger, Strangers
+
+_SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,6 +64,69 @@ class Move(NamedTuple):
     down: str
 
 
+class Strangers:
+    """Modules that are nowhere in the model, named after their classes: `Linear`, `Linear_1`.
+
+    One that takes the place of another which is gone, as in a loop that makes a module and calls it, has its name.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, Any, str]] = []
+
+    def name(self, module: Any) -> str:
+        """The name of a module."""
+        return self._name(module, type(module).__name__, weakref.ref(module), _where(4))
+
+    def name_of(self, inner: InnerStranger) -> str:
+        """The name of a module that a traced function makes: the same each time the function is called."""
+        return self._name(inner, inner.cls, lambda: inner, None)
+
+    def _name(self, module: Any, cls: str, ref: Callable[[], Any], caller: Any) -> str:
+        n = 0
+        for i, (known, where, name) in enumerate(self._known):
+            if known() is module:
+                return name
+            if name == cls or name.startswith(f"{cls}_"):
+                n += 1
+                if known() is None and where == caller:
+                    self._known[i] = ref, caller, name
+                    return name
+        name = f"{cls}_{n}" if n else cls
+        self._known.append((ref, caller, name))
+        return name
+
+    def forget(self, inner: InnerStranger) -> None:
+        """Takes a name back."""
+        self._known = [entry for entry in self._known if entry[0]() is not inner]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class InnerStranger:
+    """Stands for a module that is nowhere in the model, in all calls of a traced function that makes it.
+
+    Attributes:
+        cls: The name of its class.
+    """
+
+    cls: str
+
+
+def _where(n: int) -> tuple[tuple[Any, int], ...]:
+    """Where the program is: the code of the innermost functions outside of Sonde and JAX, each with its instruction.
+
+    Some of them belong to the library of the module.
+    """
+    found: list[tuple[Any, int]] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(found) < n:
+        if not frame.f_code.co_filename.startswith((_SONDE, _JAX)):
+            found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
+
+
 @dataclasses.dataclass(slots=True)
 class Frame:
     """A call of a module that is open.
@@ -79,55 +150,38 @@ class Frame:
     strangers: Strangers = dataclasses.field(default_factory=Strangers)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Stretch:
     """The calls that are open between two boundaries: the start of a capture, or of tracing a function.
 
     Attributes:
         given: Modules whose places are known, though their calls are not open.
-        frames: The open calls of modules, the outermost first.
         n_names: How many names were open at the start.
         names_around: The names that are open around it, in the stretch outside.
+        description: Of the call that it began with, at a boundary: that of the trace, if there is one.
+        frames: The open calls of modules, the outermost first.
         used: What was asked of the enclosing stretches: places of modules (by identity, or as a `Copy`), `"setting"`,
             `"start"` and `"scopes"`.
         notes: What the library of the modules keeps until the outermost call ends.
-        description: Of the call that it began with, at a boundary: that of the trace, if there is one.
         strangers: The modules that were called in it, outside of other calls, and that are nowhere.
         inner_strangers: The modules of the enclosing program that correspond to them, by name.
     """
 
-    __slots__ = (
-        "description",
-        "frames",
-        "given",
-        "inner_strangers",
-        "n_names",
-        "names_around",
-        "notes",
-        "strangers",
-        "used",
-    )
-
-    def __init__(
-        self, given: Iterable[tuple[Place, Any]], n_names: int, names_around: Any, description: Any = None
-    ) -> None:
-        self.description = description
-        self.given = list(given)
-        self.names_around = names_around
-        self.frames: list[Frame] = []
-        self.n_names = n_names
-        self.used: dict[Any, tuple[Any, Any]] = {}
-        self.notes: list[Any] = []
-        self.strangers = Strangers()
-        self.inner_strangers: dict[str, InnerStranger] = {}
+    given: list[tuple[Place, Any]]
+    n_names: int
+    names_around: Any
+    description: Any = None
+    frames: list[Frame] = dataclasses.field(default_factory=list)
+    used: dict[Any, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    notes: list[Any] = dataclasses.field(default_factory=list)
+    strangers: Strangers = dataclasses.field(default_factory=Strangers)
+    inner_strangers: dict[str, InnerStranger] = dataclasses.field(default_factory=dict)
 
     def find(self, module: Any) -> Place | None:
         """Where a module stands, by identity."""
-        for place, root in self.given:
+        for place, root in self.roots():
             if (path := path_between(root, module)) is not None:
                 return place.below("/".join(map(str, path)))
-        for frame in self.frames:
-            if (path := path_between(frame.module, module)) is not None:
-                return frame.place.below("/".join(map(str, path)))
         return None
 
     def roots(self) -> Iterator[tuple[Place, Any]]:

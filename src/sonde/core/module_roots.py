@@ -1,16 +1,21 @@
-"""The modules that a call is about, before it runs: where paths count from."""
+"""The modules that a call is about, before it runs: where paths count from.
+
+In a program that is compiled as a function of its arrays, the models among the arguments are copies with tracers in
+them, and most libraries keep no note of the original in a copy. But the copy is where the model is in the call.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sonde.core.asking import InsideRequest
-from sonde.core.module_index import at_path, has_modules, module_kind, outermost_in, path_between
-from sonde.core.stand_ins import model_of
+from sonde.core.module_index import Path, at_path, has_modules, module_kind, outermost_in, path_between
 from sonde.errors import ScopeError
 
 
@@ -54,31 +59,78 @@ def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> li
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelsOfCall:
-    """Where the models that are looked into are, in a call of a jitted function, which gets copies of its arguments.
+    """Where the models that are looked into are, in a call of a jitted function. Equal if one program fits both calls.
 
     Attributes:
         paths: For each model, the keys that lead to it from the arguments; None if it is none of them.
         asked: What is asked for, and of which models that are no arguments.
     """
 
-    paths: tuple[tuple[Any, ...] | None, ...]
-    asked: InsideRequest | None
+    paths: tuple[Path | None, ...]
+    asked: InsideRequest
 
-    def inside(self, asked: InsideRequest, args: Any, kwargs: Any) -> InsideRequest:
+    def inside(self, args: Any, kwargs: Any) -> InsideRequest:
         """What is asked for inside of the function, of what it was called with."""
-        models = asked.known_models()
-        if len(models) != len(self.paths):
-            return asked
-        values = (args, kwargs)
-        return asked.at([m if path is None else at_path(values, path) for m, path in zip(models, self.paths)])
+        others = iter(self.asked.known_models())
+        models = (next(others, None) if path is None else at_path((args, kwargs), path) for path in self.paths)
+        return self.asked.at([model for model in models if model is not None])
 
 
 def models_of_call(asked: InsideRequest, args: Any, kwargs: Any) -> ModelsOfCall:
-    """Where the models are in a call. Programs may be used again if this is the same."""
-    found = {id(module): path for path, module in outermost_in((args, kwargs), ())}
+    """Where the models are in a call."""
     models = asked.known_models()
-    paths = tuple(found.get(id(model)) for model in models)
+    found = dict(_paths_of(models, (args, kwargs)))
+    paths = tuple(found.get(i) for i in range(len(models)))
     return ModelsOfCall(paths, asked.at([m for m, path in zip(models, paths) if path is None]))
+
+
+# For a copy, by identity: references to it and to the model.
+_models: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StandIns:
+    """The same for tools that compile a call, whatever it is, as a function of its arrays. They note the copies.
+
+    Attributes:
+        paths: The number of a model, and the keys that lead to it from a tree.
+        models: The models.
+    """
+
+    paths: tuple[tuple[int, Path], ...] = ()
+    models: tuple[weakref.ref[Any], ...] = dataclasses.field(default=(), compare=False)
+
+    def note(self, tree: Any) -> None:
+        """Takes note of the copies in a copy of the tree."""
+        for number, path in self.paths:
+            model, copy = self.models[number](), at_path(tree, path)
+            if model is not None and copy is not model:
+                _models[id(copy)] = weakref.ref(copy, functools.partial(_forget, id(copy))), weakref.ref(model)
+
+
+NO_MODELS = StandIns()
+
+
+def _forget(key: int, copy: weakref.ref[Any]) -> None:
+    if key in _models and _models[key][0] is copy:
+        del _models[key]
+
+
+def stand_ins(asked: InsideRequest | None, tree: Any) -> StandIns:
+    """Where the models that a capture looks into are in a tree."""
+    models = [] if asked is None else asked.known_models()
+    return StandIns(tuple(_paths_of(models, tree)), tuple(map(weakref.ref, models))) if models else NO_MODELS
+
+
+def _paths_of(models: Sequence[Any], tree: Any) -> Iterator[tuple[int, Path]]:
+    numbers = {id(model): i for i, model in enumerate(models)}
+    return ((numbers[id(x)], path) for path, x in outermost_in(tree, ()) if id(x) in numbers)
+
+
+def model_of(copy: Any) -> Any:
+    """The model that something is noted to be a copy of, or None."""
+    found = _models.get(id(copy))
+    return found[1]() if found is not None and found[0]() is copy else None
 
 
 def _stands_for(module: Any, model: Any) -> bool:

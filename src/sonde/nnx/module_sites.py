@@ -17,10 +17,9 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.context import RUNNING_CAPTURES, looking
-from sonde.core.module_calls import code_of, mark_arrays, run_method
+from sonde.core.module_calls import at_module, code_of, mark_arrays, run_method
 from sonde.core.module_index import ModuleKind, Origin, register_modules, register_no_modules
 from sonde.core.module_paths import Trail, thread
-from sonde.core.module_scopes import at_module
 from sonde.core.sow import mark, mark_in_place
 from sonde.nnx.epoch import EPOCH
 from sonde.nnx.kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of

@@ -20,10 +20,10 @@ from sonde.core.arrays import arrays_in
 from sonde.core.capture import like
 from sonde.core.item import Item, expand
 from sonde.core.keeping import Bounded
+from sonde.core.module_roots import StandIns, stand_ins
 from sonde.core.path import Pattern
 from sonde.core.record_making import make_records
 from sonde.core.run import run_with
-from sonde.core.stand_ins import StandIns, stand_ins
 from sonde.tools.fetching import Fetching
 from sonde.tools.keeping_small import KeepingSmall
 from sonde.tools.statistics import moments, moments_of_parts
