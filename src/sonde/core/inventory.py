@@ -12,11 +12,11 @@ import jax
 import numpy as np
 
 from sonde._array_text import describe
-from sonde.core.abstract_call import shapes_of_call
 from sonde.core.asking import asked_for
 from sonde.core.axes import Axis
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
+from sonde.core.pure import shapes_of_call
 from sonde.core.read_only import Rows
 from sonde.core.record import Records
 from sonde.core.record_layout import CallSpec

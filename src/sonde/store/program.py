@@ -18,10 +18,10 @@ from sonde._array_text import describe
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture
 from sonde.core.path import Pattern
+from sonde.core.pure import JitByRest, Rest, rest_and_arrays
 from sonde.core.record import Record, Records
 from sonde.errors import StoreError
 from sonde.store import checksums
-from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 
 
 @dataclasses.dataclass(frozen=True)

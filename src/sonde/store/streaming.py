@@ -21,11 +21,11 @@ import numpy as np
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable
 from sonde.core.path import Pattern, check_pattern
+from sonde.core.pure import JitByRest, Rest, rest_and_arrays
 from sonde.core.read_only import ByPath
 from sonde.errors import StoreError
 from sonde.store.program import arguments, parts
 from sonde.tools.fetching import in_turn, to_host
-from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 
 _PER_OCTAVE = 8
 _OCTAVES = 24  # on both sides of 1, on both sides of zero

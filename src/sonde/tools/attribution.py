@@ -19,12 +19,12 @@ from sonde._array_text import describe
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
+from sonde.core.pure import JitByRest, Rest, rest_and_arrays
 from sonde.core.read_only import ByPath
 from sonde.core.record import Record
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.integrating import is_inexact, mean_gradients
 from sonde.tools.placing import Occurrence, Rule, placed, values_to_place
-from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import each_seen, with_values
 
 Method = Literal["gradient", "integrated"]

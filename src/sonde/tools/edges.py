@@ -19,12 +19,12 @@ import numpy as np
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern, check_pattern
+from sonde.core.pure import JitByRest, Rest, rest_and_arrays
 from sonde.core.record import Records
 from sonde.tools.attribution import number_of, touched
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.placing import Occurrence, placed
 from sonde.tools.pruning import Pruned, fewest
-from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import chooses
 
 

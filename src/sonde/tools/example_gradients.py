@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde.core.capture import check_callable
-from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
+from sonde.core.pure import JitByRest, Rest, rest_and_arrays
 
 
 def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Callable[[Any, Any], jax.Array]:

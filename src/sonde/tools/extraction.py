@@ -11,8 +11,8 @@ from typing import Any
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
+from sonde.core.pure import JitByRest, Rest, rest_and_arrays
 from sonde.core.record import Record, Records
-from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import chooses
 
 

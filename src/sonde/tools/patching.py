@@ -29,11 +29,11 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable
 from sonde.core.keeping import by_identity, kept_with
 from sonde.core.path import Pattern, check_pattern
+from sonde.core.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.drawn import POSITION
 from sonde.tools.effort import effort
 from sonde.tools.placing import Occurrence, placed, values_to_place
 from sonde.tools.points import Axes, Target, checked_axes
-from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import each_seen
 from sonde.tools.sweep import Sweep
 

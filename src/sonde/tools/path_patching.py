@@ -19,10 +19,10 @@ from sonde.core.arrays import arrays_in
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable
 from sonde.core.path import Pattern, check_pattern
+from sonde.core.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.drawn import Drawn, Heat, by_last_axis
 from sonde.tools.placing import Occurrence, placed, values_to_place
 from sonde.tools.points import Axes, Target, checked_axes
-from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import Seen, each_seen
 from sonde.tools.sweep import restored_title
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from sonde.core.capture import capture
 from sonde.core.path import Pattern
+from sonde.core.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.attribution import number_of
 from sonde.tools.placing import Occurrence, placed, values_to_place
 from sonde.tools.points import Target
-from sonde.tools.pure import JitByRest, Rest, rest_and_arrays
 from sonde.tools.reading import each_seen
 
 Pair = tuple[str, str]  # sender, receiver

@@ -1,9 +1,9 @@
-"""Calls that are only traced."""
+"""Calls as functions of their arrays."""
 
 import jax
 import jax.numpy as jnp
 
-from sonde.core.abstract_call import shapes_of_call
+from sonde.core.pure import shapes_of_call
 
 
 def test_shapes_without_computing():

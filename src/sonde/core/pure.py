@@ -1,4 +1,4 @@
-"""A call as a function of its arrays, so that it can be compiled whole.
+"""A call as a function of its arrays, so that it can be compiled whole, or traced for the shapes of what it gives.
 
 A model is a pytree and may change its state when it is called. What runs here is a copy: the arrays of the function
 and its arguments go through `jax.jit` as inputs, everything else is fixed, and no model is changed.
@@ -45,6 +45,12 @@ def rest_and_arrays(tree: Any, asked: InsideRequest | None = None) -> tuple[Rest
     """
     arrays, rest = split_arrays(tree)
     return Rest(rest.tree, rest.leaves, stand_ins(asked, tree)), arrays
+
+
+def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, asked: InsideRequest | None) -> Any:
+    """What `run(f, args, kwargs)` returns, with shapes in the place of arrays; `asked` is what it looks into."""
+    rest, arrays = rest_and_arrays((f, args, kwargs), asked)
+    return jax.eval_shape(lambda *arrays: run(*rest.whole(arrays)), *arrays)
 
 
 class JitByRest:
