@@ -107,8 +107,7 @@ def _merged(choice: object, items: list[Item]) -> list[Item]:
         return items[i].extras[name], in_row(on[i], extra_has(items[i].view.axes, name))
 
     def leaf(i: int, index: int) -> tuple[Any, list[bool]]:
-        mine = leaf_has(items[i].view.axes, index, reduced=first.tree is not None)
-        return items[i].leaves[index], in_row(on[i], mine)
+        return items[i].leaves[index], in_row(on[i], items[i].has[index])
 
     leaves, (taken, taken_has) = [leaf(0, index) for index in range(len(first.leaves))], extra(0, "taken")
     for i in range(1, len(items)):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sonde import _jax
-from sonde.core.axes import Axis
+from sonde.core.axes import Axis, extra_has, leaf_has
 from sonde.core.site import Site, View
 
 Extra = str  # what may go with the leaves of an item: `"token"`, `"taken"`, `"count"`
@@ -56,6 +56,13 @@ class Item:
     def names(self) -> list[Extra | None]:
         """For each of the arrays its name; None for a leaf."""
         return [*[None] * len(self.leaves), *self.extras]
+
+    @property
+    def has(self) -> list[list[bool]]:
+        """For each of the arrays, which axes it has; what a `reduce` function returned has all of them."""
+        axes, reduced = self.view.axes, self.tree is not None
+        of_leaves = [leaf_has(axes, i, reduced=reduced) for i in range(len(self.leaves))]
+        return [*of_leaves, *[extra_has(axes, name) for name in self.extras]]
 
     @property
     def size(self) -> int:

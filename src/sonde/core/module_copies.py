@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonde.core.array_origins import Source, Sources, joined
-from sonde.core.module_index import everything_in, module_kind
+from sonde.core.module_index import arrays_of, everything_in, rest_of
 
 if TYPE_CHECKING:
     from sonde.core.module_paths import Trail
@@ -82,10 +82,9 @@ def find_copy(trail: Trail, module: Any) -> tuple[tuple[Place, int] | None, list
         The place and the level of the stretch that it counts from, if there is such a module; and for every stretch
         what it has asked for.
     """
-    kind: Any = module_kind(module)
     sources = Sources(trail.changed)
-    found = [sources.of(x) for x in kind.arrays(module)]
-    rest = kind.rest(module)
+    found = [sources.of(x) for x in arrays_of(module)]
+    rest = rest_of(module)
     place = _place(trail, type(module), found, rest, sources, _shapes(module))
     copies = []
     for stretch in trail.stretches:
@@ -141,13 +140,13 @@ def _place(
         if any(c.is_given for c in left):
             trail.meet_model(left[0].module)
     elif not shapes:
-        left = _innermost([c for c in left if not _arrays(c.module) and _same(_rest(c.module), rest)])
+        left = _innermost([c for c in left if not arrays_of(c.module) and _same(rest_of(c.module), rest)])
     elif any(source.is_lost for source in found):
         left = _innermost([c for c in left if _could_be(shapes, c.module)])
     else:
         left = [c for c in left if c.is_given and not c.place.text and trail.stands_in(c.module, found, sources)]
     if len(left) > 1:
-        left = [c for c in left if _same(_rest(c.module), rest)] or left
+        left = [c for c in left if _same(rest_of(c.module), rest)] or left
     if len(left) > 1:
         left = _called_with(trail, left) or left
     if not left:
@@ -183,7 +182,7 @@ def _candidates(trail: Trail, cls: type, ends: Sequence[set[int]], sources: Sour
                 here = place.below("/".join(map(str, path)))
                 known = found.get(text := trail.absolute(here, level))
                 more = trail.arrays_at(path) if is_given and root is trail.root else []
-                score = max((_score(ends, arrays, sources) for arrays in (_arrays(value), *more)), default=0)
+                score = max((_score(ends, arrays, sources) for arrays in (arrays_of(value), *more)), default=0)
                 if known is None:
                     found[text] = _Candidate(here, level, value, score, inner + i, is_given)
                     continue
@@ -205,18 +204,8 @@ def _score(ends: Sequence[set[int]], arrays: Sequence[Any], sources: Sources) ->
     return 2 * score + in_order if score else 0
 
 
-def _arrays(module: Any) -> Sequence[Any]:
-    kind: Any = module_kind(module)
-    return kind.arrays(module)
-
-
-def _rest(module: Any) -> Any:
-    kind: Any = module_kind(module)
-    return kind.rest(module)
-
-
 def _shapes(module: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(np.shape(x) for x in _arrays(module))
+    return tuple(np.shape(x) for x in arrays_of(module))
 
 
 def _could_be(shapes: Sequence[tuple[int, ...]], other: Any) -> bool:

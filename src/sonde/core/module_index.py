@@ -115,6 +115,18 @@ def is_found_by_arrays(module: Any) -> bool:
     return kind is not None and kind.arrays is not None
 
 
+def arrays_of(module: Any) -> Sequence[Any]:
+    """The arrays of such a module."""
+    kind: Any = module_kind(module)
+    return kind.arrays(module)
+
+
+def rest_of(module: Any) -> Any:
+    """What such a module has beside arrays, in a form that can be compared."""
+    kind: Any = module_kind(module)
+    return kind.rest(module)
+
+
 def says_origin(module: Any) -> bool:
     """Whether the library of a module says what its copies are copies of."""
     kind = module_kind(module)

@@ -31,15 +31,18 @@ import jax
 from sonde import _jax
 from sonde.core.array_origins import Changed, Source
 from sonde.core.module_copies import Copy, find_again, find_copy
-from sonde.core.module_index import Origin, at_path, is_found_by_arrays, module_kind, path_between, says_origin
+from sonde.core.module_index import (
+    Origin,
+    arrays_of,
+    at_path,
+    is_found_by_arrays,
+    module_kind,
+    path_between,
+    says_origin,
+)
 from sonde.core.module_places import InnerStranger, Move, Place, Strangers, Stretch, depth_of, join
 from sonde.core.module_roots import find_roots
 from sonde.errors import ScopeError
-
-
-def _arrays_of(module: Any) -> Sequence[Any]:
-    kind: Any = module_kind(module)
-    return kind.arrays(module)
 
 
 class Trail:
@@ -67,7 +70,7 @@ class Trail:
         given = [(Place(path), root) for path, root in roots]
         self.stretches = [Stretch(given, len(_jax.name_stack()), None)]
         models = [root for _, root in roots if is_found_by_arrays(root)]
-        self.changed = Changed(x for model in models for x in _arrays_of(model))
+        self.changed = Changed(x for model in models for x in arrays_of(model))
         self._trees = trees
         self._model_met = False
         self._stand_in: tuple[set[int], Any] | None = None

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.axes import Axis, common_axes, either, extra_has, in_row, leaf_has, over_axes, select, with_leaves
+from sonde.core.axes import Axis, common_axes, either, extra_has, in_row, over_axes, select, with_leaves
 from sonde.core.choices import tokens_of
 from sonde.core.collect import leaf_indices
 from sonde.core.handler import Met
@@ -133,10 +133,8 @@ def _give(gradient: Item, candidates: Sequence[Call]) -> bool:
             if not _may_be_of(gradient, call.item):
                 continue
             here = functools.reduce(jnp.logical_or, [token == t for t in mine])
-        n = len(gradient.leaves)
-        leaf = [leaf_has(gradient.view.axes, i, reduced=gradient.tree is not None) for i in range(n)]
-        leaves, leaf = select(here, has, gradient.leaves, leaf)
-        axes = with_leaves(gradient.view.axes, leaf)
+        leaves, leaves_have = select(here, has, gradient.leaves, gradient.has[: len(gradient.leaves)])
+        axes = with_leaves(gradient.view.axes, leaves_have)
         _add(call, dataclasses.replace(gradient, leaves=leaves, view=gradient.view.replace(axes=axes)))
     return True
 
@@ -224,8 +222,8 @@ def _sum(value: Item, a: Item, b: Item) -> Item:
     parts: dict[int, tuple[Any, list[bool]]] = {}
     for item, on in ((a, on_a), (b, on_b)):
         indices = leaf_indices(item.view, len(item.leaves)) if item.tree is None else range(len(item.leaves))
-        for i, (index, leaf) in enumerate(zip(indices, item.leaves)):
-            has = in_row(on, leaf_has(item.view.axes, i, reduced=item.tree is not None))
+        for index, leaf, has in zip(indices, item.leaves, item.has):
+            has = in_row(on, has)
             if index in parts:
                 other, other_has = parts[index]
                 leaf, has = over_axes(jnp.add, [other_has, has])(other, leaf), either(other_has, has)
@@ -244,21 +242,16 @@ def _with_axes_of(value: Item, gradient: Item) -> Item:
     if common is None or all(common[1]):
         return gradient
     axes, on, _ = common
-    has = [in_row(on, leaf_has(gradient.view.axes, i)) for i in range(len(gradient.leaves))]
-    extras = gradient.view.replace(axes=with_leaves(axes, has))
-    return dataclasses.replace(gradient, view=extras, extras={})
+    has = [in_row(on, has) for has, _ in zip(gradient.has, gradient.leaves)]
+    return dataclasses.replace(gradient, view=gradient.view.replace(axes=with_leaves(axes, has)), extras={})
 
 
 def _without_further_loops(gradient: Item, n_loops: int) -> Item:
     """The sum over the loops that ran whole backward passes: those that a gradient has and its value has not."""
-    axes = gradient.view.axes
     further = max(0, len(_loops(gradient)) - n_loops)
-    reduced = gradient.tree is not None
-    leaves = [
-        jnp.sum(x, axis=tuple(range(sum(leaf_has(axes, i, reduced=reduced)[:further]))))
-        for i, x in enumerate(gradient.leaves)
-    ]
-    return dataclasses.replace(gradient, leaves=leaves, view=gradient.view.replace(axes=axes[further:]), extras={})
+    leaves = [jnp.sum(x, axis=tuple(range(sum(has[:further])))) for x, has in zip(gradient.leaves, gradient.has)]
+    view = gradient.view.replace(axes=gradient.view.axes[further:])
+    return dataclasses.replace(gradient, leaves=leaves, view=view, extras={})
 
 
 def _in_order_of(value: Item, gradient: Item) -> Item:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.axes import leaf_has, repeated_along
+from sonde.core.axes import repeated_along
 from sonde.core.calls import calls_from
 from sonde.core.collect import Reduce, reduce_at
 from sonde.core.handler import Met
@@ -142,11 +142,9 @@ def _with_whole_extras(item: Item) -> tuple[Item, dict[Extra, Any]]:
 
 def _size_of(item: Item, index: int) -> int:
     """The length of an axis of an item; that of a mesh axis is known only with an array."""
-    axes = item.view.axes
-    if (size := axes[index].size) is not None:
+    if (size := item.view.axes[index].size) is not None:
         return size
-    having = ((x, leaf_has(axes, i)) for i, x in enumerate(item.leaves))
-    return next(x.shape[sum(on[:index])] for x, on in having if on[index])
+    return next(x.shape[sum(has[:index])] for x, has in zip(item.leaves, item.has) if has[index])
 
 
 def _arrays_spec(item: Item) -> ArraysSpec:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from sonde import _jax
-from sonde.core.axes import Axis
+from sonde.core.axes import Axis, Has, extra_has, leaf_has
 from sonde.core.item import Item
 from sonde.core.pairing import Call
 from sonde.core.rows import Row, row_path
@@ -55,28 +55,21 @@ def _aligned(gradient: Item, value: Item) -> list[int | None]:
 
 def _cut(item: Item, positions: Sequence[int | None], kept: dict[int, tuple[int, ...]]) -> Item:
     """An item with some rows of some axes, which are at these positions."""
-    axes, leaves, extras = list(item.view.axes), list(item.leaves), dict(item.extras)
-    reduced = item.tree is not None
+    axes, arrays = list(item.view.axes), item.arrays
     for i, rows in kept.items():
         at = positions[i]
         if at is None:
             continue
-        axis = axes[at]
-        if axis.size != len(rows):
-            chosen = np.asarray(rows)
-            leaves = [_take(x, chosen, axes, at, lambda a, n=n: reduced or a.on_leaf(n)) for n, x in enumerate(leaves)]
-            extras = {
-                name: _take(x, chosen, axes, at, lambda a, name=name: a.on_extra(name)) for name, x in extras.items()
-            }
-        axes[at] = dataclasses.replace(axis, size=len(rows), rows=rows)
-    view = item.view.replace(axes=tuple(axes))
-    return dataclasses.replace(item, leaves=leaves, extras=extras, view=view)
+        if axes[at].size != len(rows):
+            arrays = [_take(x, np.asarray(rows), has, at) for x, has in zip(arrays, item.has)]
+        axes[at] = dataclasses.replace(axes[at], size=len(rows), rows=rows)
+    return dataclasses.replace(item.build(arrays), view=item.view.replace(axes=tuple(axes)))
 
 
-def _take(array: Any, rows: np.ndarray, axes: Sequence[Axis], at: int, has: Callable[[Axis], bool]) -> Any:
-    if not has(axes[at]) or array is None or isinstance(array, tuple):
+def _take(array: Any, rows: np.ndarray, has: Has, at: int) -> Any:
+    if not has[at] or array is None or isinstance(array, tuple):
         return array
-    return jnp.take(jnp.asarray(array), rows, axis=sum(map(has, axes[:at])))
+    return jnp.take(jnp.asarray(array), rows, axis=sum(has[:at]))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -172,11 +165,11 @@ def cut_call(call: Any, arrays: Sequence[Any], index: Row) -> list[Any]:
     def of(spec: Any, mine: Sequence[Any]) -> list[Any]:
         if spec is None:
             return []
-        reduced = spec.reduced is not None
-        return [_at(x, spec.view.axes, index, skip, lambda a, i=i: reduced or a.on_leaf(i)) for i, x in enumerate(mine)]
+        axes, reduced = spec.view.axes, spec.reduced is not None
+        return [_at(x, axes, leaf_has(axes, i, reduced=reduced), index, skip) for i, x in enumerate(mine)]
 
     axes = call.value.view.axes
-    beside = [_at(x, axes, index, skip, lambda a, name=name: a.on_extra(name)) for name, x in extras.items()]
+    beside = [_at(x, axes, extra_has(axes, name), index, skip) for name, x in extras.items()]
     return [*of(call.value, value), *beside, *[x for spec, mine in grads for x in of(spec, mine)]]
 
 
@@ -196,11 +189,11 @@ def spec_of_row(call: Any) -> Any:
     return dataclasses.replace(call, value=without(call.value), grads=grads)
 
 
-def _at(array: Any, axes: Sequence[Axis], index: Row, skip: int, has: Callable[[Axis], bool]) -> Any:
+def _at(array: Any, axes: Sequence[Axis], has: Has, index: Row, skip: int) -> Any:
     named = [i for i, axis in enumerate(axes) if axis.rows is not None]
     for at, row in reversed(list(zip(named, index))):
-        if has(axes[at]):
-            array = _row(array, row, skip + sum(map(has, axes[:at])))
+        if has[at]:
+            array = _row(array, row, skip + sum(has[:at]))
     return array
 
 

@@ -170,8 +170,10 @@ class scope:
     __slots__ = ("__weakref__", "_generator", "_manager", "_name", "_opened")
 
     def __init__(self, name: str) -> None:
-        checked = checked_name(name)
-        self._name = LoopName(checked) if checked == "*" or checked.endswith("/*") else ScopeName(checked)
+        checked_name(name)
+        if not isinstance(name, ScopeName):
+            name = LoopName(name) if name == "*" or name.endswith("/*") else ScopeName(name)
+        self._name = name
         self._manager = None
         self._generator: Any = None
 
@@ -208,33 +210,15 @@ class scope:
             )
 
 
-class scope_seen_by(scope):
-    """A scope that only some of the nested captures know.
-
-    Args:
-        name: The name.
-        depths: Which captures, by how many are nested around each, itself included.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, name: str, depths: frozenset[int]) -> None:
-        super().__init__(name)
-        self._name = SeenName(self._name)
-        self._name.depths = depths
+def scope_seen_by(name: str, depths: frozenset[int]) -> scope:
+    """A scope that only some of the nested captures know, by how many are nested around each, itself included."""
+    seen = SeenName(name)
+    seen.depths = depths
+    return scope(seen)
 
 
-class scope_of_rows(scope):
-    """A scope in which sites are part of the program in some rows of the named loops around only.
-
-    Args:
-        name: The name.
-        rows: The rows: a number for each of the innermost named loops around.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, name: str, rows: Iterable[tuple[int, ...]]) -> None:
-        super().__init__(name)
-        self._name = RowsName(self._name)
-        self._name.rows = frozenset(rows)
+def scope_of_rows(name: str, rows: Iterable[tuple[int, ...]]) -> scope:
+    """A scope in which sites are part of the program in some rows of the innermost named loops around only."""
+    of_rows = RowsName(name)
+    of_rows.rows = frozenset(rows)
+    return scope(of_rows)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sonde import _jax
-from sonde.core.axes import Axis, extra_has, leaf_has, repeated_along
+from sonde.core.axes import Axis, repeated_along
 from sonde.core.item import Item, build_items, flat_arrays
 
 
@@ -45,7 +45,8 @@ class Keep:
         self.loop = loop
         self.old_specs = specs
         self.specs = [self._with_active_axes(spec) for spec in specs]
-        self.axes = [self._axes_in_array(spec, i) for spec in self.specs for i in range(spec.size)]
+        # Where each array has the axes of the predicate.
+        self.axes = [[sum(has[:i]) for i in self._active_axes(spec)] for spec in self.specs for has in spec.has]
 
     # -- before and in the loop ----------------------------------------------------------------------------------------
 
@@ -142,26 +143,16 @@ class Keep:
         ]
         return dataclasses.replace(spec, view=spec.view.replace(axes=tuple(axes)))
 
-    def _axes_in_array(self, spec: Item, index: int) -> list[int]:
-        """Where an array of an item has the axes of the predicate."""
-        active, axes = self._active_axes(spec), spec.view.axes
-        name = spec.names[index]
-        has = leaf_has(axes, index, reduced=spec.tree is not None) if name is None else extra_has(axes, name)
-        return [sum(has[:i]) for i in active]
-
     def _grown(self, arrays: Sequence[Any]) -> list[Any]:
         """Arrays as an iteration computes them, made to vary over whatever the predicate varies over."""
-        items, varying = build_items(self.old_specs, arrays), _jax.varying_axes_of_type(self.active)
-        for item, spec in zip(items, self.old_specs):
-            active, axes = self._active_axes(spec), spec.view.axes
-            if active and spec.tree is None:
-                item.leaves = [_with_axes(x, leaf_has(axes, i), axes, active) for i, x in enumerate(item.leaves)]
-            for name, array in item.extras.items():
-                item.extras[name] = _with_axes(array, extra_has(axes, name), axes, active)
-        for item in items:
-            item.leaves = [_jax.varying_over(x, varying) for x in item.leaves]
-            item.extras = {k: x if k == "token" else _jax.varying_over(x, varying) for k, x in item.extras.items()}
-        return [_jax.strongly_typed(x) for x in flat_arrays(items)]
+        varying, grown = _jax.varying_axes_of_type(self.active), []
+        for item in build_items(self.old_specs, arrays):
+            active, axes = self._active_axes(item), item.view.axes
+            for array, has, name in zip(item.arrays, item.has, item.names):
+                array = _with_axes(array, has, axes, active)
+                array = array if name == "token" else _jax.varying_over(array, varying)
+                grown.append(_jax.strongly_typed(array))
+        return grown
 
 
 def _with_axes(array: Any, has: list[bool], axes: Sequence[Axis], wanted: Sequence[int]) -> Any:
