@@ -13,8 +13,8 @@ from sonde import capture, sow
 from sonde.core.axes import Axis
 from sonde.core.collect import Collect
 from sonde.core.context import Looking, look, looking
-from sonde.core.inside import has_sites
 from sonde.core.rewrite import rewrite
+from sonde.core.site_search import has_sites
 
 X = jnp.array([0.5, -1.0, 2.0])
 

@@ -23,7 +23,7 @@ import jax
 from sonde import _jax
 from sonde.core.arrays import split_arrays
 from sonde.core.context import Looking, look, looking
-from sonde.core.inside import first_site
+from sonde.core.site_search import first_site
 from sonde.errors import CaptureError
 
 

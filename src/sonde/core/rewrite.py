@@ -15,12 +15,12 @@ from sonde import _jax
 from sonde.core.axes import Axis
 from sonde.core.context import looking
 from sonde.core.handler import Handler, Met
-from sonde.core.inside import equations_with_sites, gives_tokens, gradient_sites
 from sonde.core.item import Bundle, Item, build_items, flat_arrays, flat_specs, in_new_loops
 from sonde.core.keeping import JaxprCache
 from sonde.core.known import knowable_outputs, known_outputs
 from sonde.core.operands import TOKEN_TYPE, operands_of
 from sonde.core.primitive import site_effect, site_p
+from sonde.core.site_search import equations_with_sites, gives_tokens, gradient_sites
 from sonde.core.trace import run_under
 
 

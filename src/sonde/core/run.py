@@ -12,10 +12,10 @@ from sonde.core.array_origins import Changed
 from sonde.core.asking import InsideRequest
 from sonde.core.context import Looking, look, looking, unchanged_after
 from sonde.core.handler import Handler
-from sonde.core.inside import has_sites
 from sonde.core.module_paths import NOTHING, ModuleRequest, Wanted, trail
 from sonde.core.opaque import inlined, opaque
 from sonde.core.primitive import kept
+from sonde.core.site_search import has_sites
 from sonde.core.trace import SiteTrace
 
 _shortcut = _jax.eager_shortcut(SiteTrace, has_sites, lambda trace: trace.changed)

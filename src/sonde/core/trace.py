@@ -13,10 +13,10 @@ from typing import Any
 from sonde import _jax
 from sonde.core.array_origins import Changed
 from sonde.core.handler import Handler
-from sonde.core.inside import first_site, has_sites
 from sonde.core.item import in_runs_of_maps
 from sonde.core.primitive import marker_p, site_p
 from sonde.core.site import Site, View
+from sonde.core.site_search import first_site, has_sites
 from sonde.errors import CaptureError
 
 Rule = Callable[["SiteTrace", Sequence[Any], dict[str, Any]], list[Any]]

@@ -19,13 +19,13 @@ from sonde import _jax
 from sonde._jax import batching
 from sonde.core.along import along, returns_selectable, selectable
 from sonde.core.handler import Rebinding
-from sonde.core.inside import has_sites
 from sonde.core.item import Item, build_items
 from sonde.core.operands import TOKEN_TYPE, operands_of
 from sonde.core.primitive import bind_site
 from sonde.core.rewrite import Rewritten, rewrite
 from sonde.core.rules.mapped_alike import mapped_alike
 from sonde.core.site import Gate, Site, View
+from sonde.core.site_search import has_sites
 from sonde.core.trace import RULES, SiteTrace, run_under
 
 

@@ -10,9 +10,9 @@ import jax
 
 from sonde import _jax
 from sonde.core.context import look
-from sonde.core.inside import has_sites
 from sonde.core.item import Bundle
 from sonde.core.rewrite import Rewritten, rewrite
+from sonde.core.site_search import has_sites
 from sonde.core.trace import RULES, SiteTrace
 
 

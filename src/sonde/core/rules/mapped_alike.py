@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Self
 from sonde import _jax
 from sonde.core.along import along
 from sonde.core.handler import Rebinding
-from sonde.core.inside import sites_inside
 from sonde.core.operands import operands_of
 from sonde.core.primitive import bind_site, site_p
 from sonde.core.scopes import path_under
 from sonde.core.site import Site, View
+from sonde.core.site_search import sites_inside
 from sonde.core.trace import run_under
 
 # For each array of a site, the operands that it follows; the first is a number that is mapped over the axis at hand.

@@ -17,13 +17,13 @@ from sonde import _jax
 from sonde.core.axes import Axis
 from sonde.core.context import looking
 from sonde.core.handler import Rebinding
-from sonde.core.inside import has_sites, sites_inside
 from sonde.core.keeping import JaxprCache
 from sonde.core.operands import TOKEN_TYPE as INDEX_TYPE
 from sonde.core.operands import operands_of
 from sonde.core.primitive import bind_site, site_p
 from sonde.core.rewrite import rewrite
 from sonde.core.site import Site, View
+from sonde.core.site_search import has_sites, sites_inside
 from sonde.core.trace import RULES, SiteTrace, run_under
 
 

@@ -22,7 +22,6 @@ from sonde._jax import batching, mlir
 from sonde.core.along import repeated
 from sonde.core.context import looking
 from sonde.core.handler import Handler, Rebinding
-from sonde.core.inside import gives_tokens, has_sites, sites_inside
 from sonde.core.item import build_items
 from sonde.core.keeping import JaxprCache, by_identity
 from sonde.core.operands import TOKEN, WRITTEN_DOWN, operands_of
@@ -31,6 +30,7 @@ from sonde.core.rewrite import Rewritten, rewrite
 from sonde.core.rules.gates import gate_from_outside
 from sonde.core.rules.loop_carry import Keep
 from sonde.core.site import Site, View
+from sonde.core.site_search import gives_tokens, has_sites, sites_inside
 from sonde.core.trace import RULES, SiteTrace, run_under
 
 INDEX_TYPE = _jax.typeof(np.zeros((), np.int32))

@@ -5,14 +5,15 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from sonde import scope, sow
+from sonde import _jax, scope, sow
 from sonde.core.context import Looking, look
-from sonde.core.inside import first_site, gives_tokens, gradient_sites, has_sites, sites_inside
 from sonde.core.scopes import path_under
+from sonde.core.site_search import first_site, gives_tokens, gradient_sites, has_sites, sites_inside
 
 
 def traced(f, *args, grads=False):
     """The program of a function, as a capture would see it."""
+    _jax.make_changes()  # as the first capture does
     with look(Looking(grads=grads)):
         return jax.make_jaxpr(f)(*args)
 
