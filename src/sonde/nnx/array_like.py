@@ -19,6 +19,18 @@ def plain(other: Any) -> Any:
     return other.get_value() if isinstance(other, ArrayLike) else other
 
 
+def _unary(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda self: fn(self.get_value())
+
+
+def _binary(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda self, other: fn(self.get_value(), plain(other))
+
+
+def _reflected(fn: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda self, other: fn(plain(other), self.get_value())
+
+
 def _refuse_in_place(name: str) -> Callable[[Any, Any], NoReturn]:
     def refuse(self: Any, other: Any) -> NoReturn:
         del other
@@ -65,144 +77,40 @@ class ArrayLike:
     def __contains__(self, item: Any) -> bool:
         return plain(item) in self.get_value()
 
-    def __eq__(self, other: object) -> Any:
-        return self.get_value() == plain(other)
-
-    def __ne__(self, other: object) -> Any:
-        return self.get_value() != plain(other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self.get_value() < plain(other)
-
-    def __le__(self, other: Any) -> Any:
-        return self.get_value() <= plain(other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self.get_value() > plain(other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self.get_value() >= plain(other)
-
-    def __add__(self, other: Any) -> Any:
-        return self.get_value() + plain(other)
-
-    def __radd__(self, other: Any) -> Any:
-        return plain(other) + self.get_value()
-
-    def __sub__(self, other: Any) -> Any:
-        return self.get_value() - plain(other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return plain(other) - self.get_value()
-
-    def __mul__(self, other: Any) -> Any:
-        return self.get_value() * plain(other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return plain(other) * self.get_value()
-
-    def __matmul__(self, other: Any) -> Any:
-        return self.get_value() @ plain(other)
-
-    def __rmatmul__(self, other: Any) -> Any:
-        return plain(other) @ self.get_value()
-
-    def __truediv__(self, other: Any) -> Any:
-        return self.get_value() / plain(other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return plain(other) / self.get_value()
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self.get_value() // plain(other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return plain(other) // self.get_value()
-
-    def __mod__(self, other: Any) -> Any:
-        return self.get_value() % plain(other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return plain(other) % self.get_value()
-
-    def __divmod__(self, other: Any) -> Any:
-        return divmod(self.get_value(), plain(other))
-
-    def __rdivmod__(self, other: Any) -> Any:
-        return divmod(plain(other), self.get_value())
-
-    def __pow__(self, other: Any) -> Any:
-        return self.get_value() ** plain(other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return plain(other) ** self.get_value()
-
-    def __lshift__(self, other: Any) -> Any:
-        return self.get_value() << plain(other)
-
-    def __rlshift__(self, other: Any) -> Any:
-        return plain(other) << self.get_value()
-
-    def __rshift__(self, other: Any) -> Any:
-        return self.get_value() >> plain(other)
-
-    def __rrshift__(self, other: Any) -> Any:
-        return plain(other) >> self.get_value()
-
-    def __and__(self, other: Any) -> Any:
-        return self.get_value() & plain(other)
-
-    def __rand__(self, other: Any) -> Any:
-        return plain(other) & self.get_value()
-
-    def __xor__(self, other: Any) -> Any:
-        return self.get_value() ^ plain(other)
-
-    def __rxor__(self, other: Any) -> Any:
-        return plain(other) ^ self.get_value()
-
-    def __or__(self, other: Any) -> Any:
-        return self.get_value() | plain(other)
-
-    def __ror__(self, other: Any) -> Any:
-        return plain(other) | self.get_value()
-
-    def __neg__(self) -> Any:
-        return -self.get_value()
-
-    def __pos__(self) -> Any:
-        return +self.get_value()
-
-    def __abs__(self) -> Any:
-        return abs(self.get_value())
-
-    def __invert__(self) -> Any:
-        return ~self.get_value()
-
-    def __complex__(self) -> complex:
-        return complex(self.get_value())
-
-    def __int__(self) -> int:
-        return int(self.get_value())
-
-    def __float__(self) -> float:
-        return float(self.get_value())
-
-    def __index__(self) -> int:
-        return operator.index(self.get_value())
-
     def __round__(self, ndigits: int = 0) -> Any:
         return round(self.get_value(), ndigits)
 
-    def __trunc__(self) -> Any:
-        return math.trunc(self.get_value())
-
-    def __floor__(self) -> Any:
-        return math.floor(self.get_value())
-
-    def __ceil__(self) -> Any:
-        return math.ceil(self.get_value())
-
+    __eq__ = _binary(operator.eq)
+    __ne__ = _binary(operator.ne)
+    __lt__ = _binary(operator.lt)
+    __le__ = _binary(operator.le)
+    __gt__ = _binary(operator.gt)
+    __ge__ = _binary(operator.ge)
+    __add__, __radd__ = _binary(operator.add), _reflected(operator.add)
+    __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
+    __mul__, __rmul__ = _binary(operator.mul), _reflected(operator.mul)
+    __matmul__, __rmatmul__ = _binary(operator.matmul), _reflected(operator.matmul)
+    __truediv__, __rtruediv__ = _binary(operator.truediv), _reflected(operator.truediv)
+    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
+    __mod__, __rmod__ = _binary(operator.mod), _reflected(operator.mod)
+    __divmod__, __rdivmod__ = _binary(divmod), _reflected(divmod)
+    __pow__, __rpow__ = _binary(operator.pow), _reflected(operator.pow)
+    __lshift__, __rlshift__ = _binary(operator.lshift), _reflected(operator.lshift)
+    __rshift__, __rrshift__ = _binary(operator.rshift), _reflected(operator.rshift)
+    __and__, __rand__ = _binary(operator.and_), _reflected(operator.and_)
+    __xor__, __rxor__ = _binary(operator.xor), _reflected(operator.xor)
+    __or__, __ror__ = _binary(operator.or_), _reflected(operator.or_)
+    __neg__ = _unary(operator.neg)
+    __pos__ = _unary(operator.pos)
+    __abs__ = _unary(operator.abs)
+    __invert__ = _unary(operator.invert)
+    __complex__ = _unary(complex)
+    __int__ = _unary(int)
+    __float__ = _unary(float)
+    __index__ = _unary(operator.index)
+    __trunc__ = _unary(math.trunc)
+    __floor__ = _unary(math.floor)
+    __ceil__ = _unary(math.ceil)
     __iadd__ = _refuse_in_place("+=")
     __isub__ = _refuse_in_place("-=")
     __imul__ = _refuse_in_place("*=")
