@@ -200,10 +200,10 @@ def run_apply(
     initializing: bool = False,
 ) -> Any:
     """Runs a module function on variables; see `apply`."""
-    place = f"{where} of {type(module).__name__}"
+    where = f"{where} of {type(module).__name__}"
     mutable = with_intermediates(check(mutable), capture)
     scope = root_scope(
-        check_variables(variables, where=place), rngs, mutable, where=place, initializing=initializing, capture=capture
+        check_variables(variables, where=where), rngs, mutable, where=where, initializing=initializing, capture=capture
     )
     bound = module.clone(parent=scope, _deep_clone=True)
     output = perform(scope.run, [scope], lambda: fn(bound, *args, **kwargs))

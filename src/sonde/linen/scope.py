@@ -325,9 +325,9 @@ class Scope:
         if not self._tail:
             self._roots[collection] = dict(tree)
         elif tree:
-            place = self._writable(collection)
-            place.clear()
-            place.update(tree)
+            variables = self._writable(collection)
+            variables.clear()
+            variables.update(tree)
 
     def variable(
         self, collection: str, name: str, init_fn: Callable[..., Any] | None, *args: Any, unbox: bool, **kwargs: Any

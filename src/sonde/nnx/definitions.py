@@ -9,7 +9,7 @@
     (CONTAINER, class, keys, how to unflatten it, definitions of the children, entries, leaves)
 
 where `leaves` is how many leaves there are below, and `entries` how many children have some: the entries that a state
-has at this place. `walking` makes definitions, `building` makes objects from them.
+has there. `walking` makes definitions, `building` makes objects from them.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def flatten_once(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
     with_paths, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
     keyed = [((key_of(path[0]),), (i, child)) for i, (path, child) in enumerate(with_paths)]
     ordered = traversals.sort_by_path(keyed)  # as in Flax: what is shared is found first under the lesser key
-    places = {i: place for place, (_, (i, _)) in enumerate(ordered)}
-    order = tuple([places[i] for i in range(len(places))])
+    positions = {i: position for position, (_, (i, _)) in enumerate(ordered)}
+    order = tuple([positions[i] for i in range(len(positions))])
     return tuple([key for (key,), _ in ordered]), [child for _, (_, child) in ordered], (structure, order)
 
 
@@ -100,7 +100,7 @@ def unflatten_once(cls: type, keys: tuple[Any, ...], rebuild: Any, children: lis
     if cls is NamedValues:
         return NamedValues(keys, tuple(children))
     structure, order = rebuild
-    return jax.tree_util.tree_unflatten(structure, [children[place] for place in order])
+    return jax.tree_util.tree_unflatten(structure, [children[position] for position in order])
 
 
 def show_path(path: Path) -> str:

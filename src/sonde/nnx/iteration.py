@@ -75,14 +75,14 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[PathParts]
         [[('a',), ('b',)]]
     """
     matches = to_predicate(only)
-    places: dict[int, list[PathParts]] = {}
+    paths_of: dict[int, list[PathParts]] = {}
     opened: set[int] = set()
 
     def look(value: Any, path: PathParts) -> None:
         kind = kind_of(value)
         if kind in (NODE, VARIABLE):
             if matches(path, value):
-                places.setdefault(id(value), []).append(path)
+                paths_of.setdefault(id(value), []).append(path)
             if kind == VARIABLE or id(value) in opened:
                 return
             opened.add(id(value))
@@ -96,4 +96,4 @@ def find_duplicates(node: Any, /, *, only: Filter = ...) -> list[list[PathParts]
             look(child, (*path, name))
 
     look(node, ())
-    return [paths for paths in places.values() if len(paths) > 1]
+    return [paths for paths in paths_of.values() if len(paths) > 1]

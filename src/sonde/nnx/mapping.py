@@ -80,9 +80,9 @@ def with_vars(
     if mutable is False:
         raise ValueError("with_vars(mutable=False): Sonde's Variables can always be changed at their trace level.")
     if not allow_duplicates and (shared := find_duplicates(node, only=only)):
-        places = ", ".join(show_path(path) for path in shared[0])
+        paths = ", ".join(show_path(path) for path in shared[0])
         raise ValueError(
-            f"with_vars: Found duplicate at paths: {places}. A copy has Variables of its own in both places; make them "
+            f"with_vars: Found duplicate at paths: {paths}. A copy has Variables of its own at each of them; make them "
             f"two first, or pass allow_duplicates=True to keep them one."
         )
     entries = {name: value for name, value in (("hijax", hijax), ("ref", ref)) if value is not None}

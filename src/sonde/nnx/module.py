@@ -212,9 +212,9 @@ def _taken(module: Module, name: str, held: Any, variable_type: type[Variable[An
 
 
 def _warn_of_storing(module: Module, name: str, verb: str) -> None:
-    place = type(module).__name__
+    cls = type(module).__name__
     warnings.warn(
-        f"{place}.{verb}({name!r}) is called without nnx.capture and stores its value in the {place}, which is "
+        f"{cls}.{verb}({name!r}) is called without nnx.capture and stores its value in the {cls}, which is "
         f"deprecated. {_GUIDE}",
         DeprecationWarning,
         stacklevel=3,

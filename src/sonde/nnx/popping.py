@@ -37,12 +37,12 @@ def pop(node: Any, *filters: Filter) -> Any:
     if kind_of(node) not in (NODE, CONTAINER):
         raise TypeError(f"pop takes a node or a pytree of nodes, got {type(node).__name__}.")
     predicates = [to_predicate(f) for f in filters]
-    places: list[tuple[Any, Any]] = []
-    taken = dict(_poppable(node, (), lambda p, v: any(f(p, v) for f in predicates), set(), places))
-    for parent, key in places:
+    owners: list[tuple[Any, Any]] = []
+    taken = dict(_poppable(node, (), lambda p, v: any(f(p, v) for f in predicates), set(), owners))
+    for parent, key in owners:
         if not can_set_child(parent):
             raise ValueError(f"Cannot pop '{key}' out of a {type(parent).__name__}, which cannot be changed in place.")
-    for parent, key in sorted(places, key=lambda place: traversals.path_order((place[1],)), reverse=True):
+    for parent, key in sorted(owners, key=lambda owner: traversals.path_order((owner[1],)), reverse=True):
         _delete_child(parent, key)
     groups = group_flat(taken.items(), predicates)[:-1]
     states = states_of(groups)
@@ -50,7 +50,7 @@ def pop(node: Any, *filters: Filter) -> Any:
 
 
 def _poppable(
-    node: Any, path: PathParts, matches: Callable[..., Any], met: set[int], places: list[tuple[Any, Any]]
+    node: Any, path: PathParts, matches: Callable[..., Any], met: set[int], owners: list[tuple[Any, Any]]
 ) -> Iterator[tuple[PathParts, Any]]:
     """The leaves that are to be taken, with their paths; a shared one at its first path that matches.
 
@@ -59,7 +59,7 @@ def _poppable(
         path: its path.
         matches: a predicate of path and leaf.
         met: identities of the nodes that were visited, and of the Variables that are taken.
-        places: a list that gets the owner and the key of each leaf that is taken.
+        owners: a list that gets the owner and the key of each leaf that is taken.
     """
     if kind_of(node) == NODE:
         if id(node) in met:
@@ -72,11 +72,11 @@ def _poppable(
     for key, child in zip(keys, children):
         kind, below = kind_of(child), (*path, key)
         if kind in (NODE, CONTAINER) and child is not None:
-            yield from _poppable(child, below, matches, met, places)
+            yield from _poppable(child, below, matches, met, owners)
         elif kind in (VARIABLE, ARRAY) and id(child) not in met and matches(below, child):
             if kind == VARIABLE:
                 met.add(id(child))
-            places.append((node, key))
+            owners.append((node, key))
             yield below, child
 
 

@@ -149,13 +149,13 @@ def _jit(
             del key
             return _calls.active[-1].run(variables, rngs, *args, **kwargs)
 
-        place = {"device": device, "backend": backend}
+        target = {"device": device, "backend": backend}
         compiled["function"] = jax.jit(
             run_call,
             static_argnums=(0, *(i + 2 for i in static_argnums if i > 0)),
             static_argnames=static_argnames or None,
             donate_argnums=tuple(i + 2 for i in donate_argnums if i > 0),
-            **{name: value for name, value in place.items() if value is not None},
+            **{name: value for name, value in target.items() if value is not None},
         )
     with _own_streams(bridge, "jit", variables, rngs) as lifting:
         call = _CompiledCall(lifting, bridge, body, variables)
