@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.keeping import JaxprCache
+from sonde.core.keeping import ByIdentity
 
 _STEPS = 200  # equations that are followed for one array
 # What these primitives compute of arrays is a change of each. A weight that is computed in another way, as by a product
@@ -69,22 +69,19 @@ def changed_inputs(primitive: Any, params: dict[str, Any], position: int, n_inpu
     return []
 
 
-_of_jaxprs = JaxprCache()
-
-
 def _changed_inputs_of(jaxpr: Any) -> list[frozenset[int]]:
     """For every output of a program, which of its inputs it is a change of."""
-    opened = _jax.open_jaxpr(jaxpr)
-    kept = _of_jaxprs.of(opened)
-    if "changed" in kept:
-        return kept["changed"]
-    of: dict[Any, frozenset[int]] = {var: frozenset({i}) for i, var in enumerate(opened.invars)}
+    return _of_jaxprs.of(_jax.open_jaxpr(jaxpr))
+
+
+def _find_changed_inputs(jaxpr: Any) -> list[frozenset[int]]:
+    of: dict[Any, frozenset[int]] = {var: frozenset({i}) for i, var in enumerate(jaxpr.invars)}
     nothing = frozenset[int]()
 
     def look_up(var: Any) -> frozenset[int]:
         return nothing if isinstance(var, _jax.Literal) else of.get(var, nothing)
 
-    for eqn in opened.eqns:
+    for eqn in jaxpr.eqns:
         if not any(map(look_up, eqn.invars)):
             continue
         for position, var in enumerate(eqn.outvars):
@@ -94,8 +91,10 @@ def _changed_inputs_of(jaxpr: Any) -> list[frozenset[int]]:
             found = [look_up(eqn.invars[k]) for k in inputs if getattr(eqn.invars[k].aval, "ndim", 0)]
             if made := nothing.union(*found):
                 of[var] = made
-    kept["changed"] = [look_up(var) for var in opened.outvars]
-    return kept["changed"]
+    return [look_up(var) for var in jaxpr.outvars]
+
+
+_of_jaxprs = ByIdentity(_find_changed_inputs)
 
 
 class Changed:

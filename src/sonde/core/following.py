@@ -1,7 +1,7 @@
 """Following a value back through the equations that made it, into the programs inside of them.
 
-What can be said of a value depends on the question: `known` asks which number a token is, `possible` which numbers it
-may be, `rules/gates` what a gate is made of. Each says what its answer is for the primitives that it knows. That
+What can be said of a value depends on the question: `tokens` asks which number a token is, and which numbers it may
+be, `rules/loop_carry` what a gate is made of. Each says what its answer is for the primitives that it knows. That
 jitted functions are entered, and loops repeated until nothing changes, is the same for all of them.
 """
 
@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from sonde import _jax
-from sonde.core.keeping import JaxprCache
+from sonde.core.keeping import ByIdentity
 
 T = TypeVar("T")
 Read = Callable[[int], T | None]  # what can be said of an input, by its position
 
 _STEPS = 100  # equations that are followed, one behind the other
-_equations = JaxprCache()
 
 
 class Question(Generic[T]):
@@ -88,7 +87,7 @@ class Question(Generic[T]):
             if atom in consts:
                 return self.of_number(consts[atom])
             if atom not in answers:
-                made = _made_by(opened)[atom]
+                made = _made_by.of(opened)[atom]
                 answers[atom] = self.follow(made, lambda i: of(made.inputs[i]))
             return answers[atom]
 
@@ -136,13 +135,12 @@ class Question(Generic[T]):
                 return carried[carry[position]] if is_carried else found
 
 
-def _made_by(jaxpr: Any) -> dict[Any, _jax.MadeBy]:
-    """For every variable of a jaxpr the equation that makes it."""
-    known = _equations.of(jaxpr)
-    if "made by" not in known:
-        known["made by"] = {
-            v: _jax.MadeBy(eqn.primitive, eqn.params, i, eqn.invars)
-            for eqn in jaxpr.eqns
-            for i, v in enumerate(eqn.outvars)
-        }
-    return known["made by"]
+def _equations(jaxpr: Any) -> dict[Any, _jax.MadeBy]:
+    return {
+        v: _jax.MadeBy(eqn.primitive, eqn.params, i, eqn.invars)
+        for eqn in jaxpr.eqns
+        for i, v in enumerate(eqn.outvars)
+    }
+
+
+_made_by = ByIdentity(_equations)  # for every variable of a jaxpr the equation that makes it

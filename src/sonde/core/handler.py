@@ -17,13 +17,13 @@ from sonde import _jax
 from sonde.core.call_counts import CallCounts
 from sonde.core.context import Looking
 from sonde.core.item import Bundle, Extra, Item
-from sonde.core.known import new_token
 from sonde.core.operands import operands_of
 from sonde.core.path import Pattern, matches, no_such_site
 from sonde.core.primitive import bind_site
 from sonde.core.rows import NamedLoop, Row, Within, rows_chosen, starred, unstarred
 from sonde.core.scopes import LoopName, RowsName, path_under
 from sonde.core.site import Site, View, naming
+from sonde.core.tokens import new_token
 
 
 class Handler:

@@ -27,8 +27,8 @@ from sonde.core.collect import leaf_indices
 from sonde.core.handler import Met
 from sonde.core.item import Item
 from sonde.core.operands import NO_VALUE, WRITTEN_DOWN
-from sonde.core.possible import possible_numbers
 from sonde.core.site import Site
+from sonde.core.tokens import possible_numbers
 from sonde.errors import CaptureError
 
 

@@ -11,6 +11,7 @@ gradients. Flags and counts are stored with all axes, but for that of the `while
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,35 +131,34 @@ class RecordLayout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
     """The static part of records: paths and the calls under each. Its hash is computed once."""
 
     def __hash__(self) -> int:
-        try:
-            return self._hash
-        except AttributeError:
-            self._hash = super().__hash__()
-            return self._hash
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    @functools.cached_property
+    def _lacking(self) -> list[tuple[ArraysSpec, int] | None]:
+        return [one for _, calls in self for call in calls for one in call.lacking()]
+
+    @functools.cached_property
+    def _of_whole(self) -> RecordLayout | None:
+        new = ((path, tuple(call.whole for call in calls)) for path, calls in self)
+        return RecordLayout(new) if any(self._lacking) else None
 
     @property
     def whole(self) -> RecordLayout:
-        """The layout of the same records if all arrays have all axes; itself, if they have. Made once."""
-        try:
-            return self._whole
-        except AttributeError:
-            self._lacking = [one for _, calls in self for call in calls for one in call.lacking()]
-            new = [(path, tuple(call.whole for call in calls)) for path, calls in self]
-            self._whole = RecordLayout(new) if any(self._lacking) else self
-            return self._whole
+        """The layout of the same records if all arrays have all axes; itself, if they have."""
+        return self._of_whole or self
 
     def filled(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Arrays for `whole`, from those for this layout."""
         return arrays if self.whole is self else _filled(arrays, self._lacking)
 
-    @property
+    @functools.cached_property
     def table(self) -> dict[str, list[CallRow]]:
-        """The calls of every path; the rows of named loops have paths of their own. Made once."""
-        try:
-            return self._table
-        except AttributeError:
-            self._table = row_table(self)
-            return self._table
+        """The calls of every path; the rows of named loops have paths of their own."""
+        return row_table(self)
 
 
 def _filled(arrays: Sequence[Any], lacking: Sequence[tuple[ArraysSpec, int] | None]) -> list[Any]:

@@ -17,10 +17,10 @@ from sonde.core.context import looking
 from sonde.core.handler import Handler, Met
 from sonde.core.item import Bundle, Item, build_items, flat_arrays, flat_specs, in_new_loops
 from sonde.core.keeping import JaxprCache
-from sonde.core.known import knowable_outputs, known_outputs
 from sonde.core.operands import TOKEN_TYPE, operands_of
 from sonde.core.primitive import site_effect, site_p
 from sonde.core.site_search import equations_with_sites, gives_tokens, gradient_sites
+from sonde.core.tokens import knowable_outputs, known_outputs
 from sonde.core.trace import run_under
 
 
@@ -80,7 +80,7 @@ class Rewritten:
         return [v.aval for v in _jax.open_jaxpr(self.jaxpr).outvars[self.n_outs :]]
 
     def known(self, outs: Any, inputs: Sequence[Any], scan: dict[str, Any] | None = None) -> Any:
-        """The outputs of a call, with numbers in the place of those that are known; see `known`."""
+        """The outputs of a call, with numbers in the place of those that are known; see `tokens`."""
         key = "known", scan and scan["length"]  # several loops may have one body
         if key not in self.cache:
             self.cache[key] = knowable_outputs(self.jaxpr, self._tokens, scan)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sonde import _jax
-from sonde.core.keeping import JaxprCache
+from sonde.core.keeping import ByIdentity
 from sonde.core.operands import operands_of
 from sonde.core.primitive import SiteEffect, site_p
 from sonde.core.site import Site, View
@@ -36,7 +36,6 @@ class FoundSite(NamedTuple):
     names: tuple[Any, ...]
 
 
-_answers = JaxprCache()
 _without_sites: dict[int, weakref.ref[Any]] = {}  # by identity; most jaxprs are small and have none
 
 
@@ -57,17 +56,15 @@ def has_sites(jaxpr: Any) -> bool:
 
 def equations_with_sites(jaxpr: Any) -> list[Any]:
     """The equations that are sites, or have sites inside, in program order."""
-    jaxpr = _jax.open_jaxpr(jaxpr)
-    known = _answers.of(jaxpr)
-    found = known.get("equations")
-    if found is None:
-        found = known["equations"] = [eqn for eqn in jaxpr.eqns if eqn.primitive is site_p or _has_sites_inside(eqn)]
-    return found
+    return _equations.of(_jax.open_jaxpr(jaxpr))
 
 
 def _has_sites_inside(eqn: Any) -> bool:
     found = _jax.sub_jaxprs(eqn.params)
     return bool(found) and any(map(has_sites, found))
+
+
+_equations = ByIdentity(lambda jaxpr: [e for e in jaxpr.eqns if e.primitive is site_p or _has_sites_inside(e)])
 
 
 def sites_inside(
@@ -95,16 +92,15 @@ def first_site(jaxpr: Any) -> Site | None:
 
 def gradient_sites(jaxpr: Any) -> tuple[Site, ...]:
     """The sites whose gradients are met inside."""
-    known = _answers.of(_jax.open_jaxpr(jaxpr))
-    if "gradients" not in known:
-        known["gradients"] = tuple(f.site for f in sites_inside(jaxpr) if not f.view.is_value)
-    return known["gradients"]
+    return _gradients.of(_jax.open_jaxpr(jaxpr))
+
+
+_gradients = ByIdentity(lambda jaxpr: tuple(f.site for f in sites_inside(jaxpr) if not f.view.is_value))
 
 
 def gives_tokens(jaxpr: Any) -> bool:
     """Whether a site inside gives out a token, so that the jaxpr must be told where to start."""
-    known = _answers.of(_jax.open_jaxpr(jaxpr))
-    answer = known.get("gives_tokens")
-    if answer is None:
-        answer = known["gives_tokens"] = any(f.view.gives_token(f.site) for f in sites_inside(jaxpr))
-    return answer
+    return _gives_tokens.of(_jax.open_jaxpr(jaxpr))
+
+
+_gives_tokens = ByIdentity(lambda jaxpr: any(f.view.gives_token(f.site) for f in sites_inside(jaxpr)))

@@ -27,8 +27,7 @@ from sonde.core.keeping import JaxprCache, by_identity
 from sonde.core.operands import TOKEN, WRITTEN_DOWN, operands_of
 from sonde.core.primitive import bind_site, site_p
 from sonde.core.rewrite import Rewritten, rewrite
-from sonde.core.rules.gates import gate_from_outside
-from sonde.core.rules.loop_carry import Keep
+from sonde.core.rules.loop_carry import Keep, gate_from_outside
 from sonde.core.site import Site, View
 from sonde.core.site_search import gives_tokens, has_sites, sites_inside
 from sonde.core.trace import RULES, SiteTrace, run_under
