@@ -4,8 +4,8 @@ import numpy as np
 from tests.core.making import item_of, site_of
 
 from sonde.core.axes import Axis
+from sonde.core.calls import Call
 from sonde.core.handler import Met
-from sonde.core.pairing import Call
 from sonde.core.record_making import make_records
 from sonde.core.row_records import CallRow, Cut, row_table, with_rows
 from sonde.core.site import View

@@ -1,22 +1,46 @@
-"""From what a handler recorded to calls: one for every time that a site ran.
+"""From what a handler recorded to calls: one for every time that a site ran, a value with its gradients.
 
-A handler keeps items, as they came out of loops, branches and jitted functions. Here branches become one, values get
-their gradients, calls their numbers, and loops their place in the order of the program. Whatever reads items reads them
-through this file: records, `nnx.capture`, and the tools that go by the order in which things happened.
+A handler keeps items, as they came out of loops, branches and jitted functions. Here branches become one, and every
+gradient is given to the value it is the gradient of. Records and `nnx.capture` are made of these calls.
+
+A site that was traced once and run once needs no thought. A function that is compiled once and called twice has one
+site for both calls; there the token tells, at once if it is a number by now, by a select in the program if it is still
+being traced. A site that was differentiated but got no gradient, while that differentiation ran backward, has gradient
+zero; one that no backward pass concerns has none.
+
+The rows of a gradient are put into the order of the value's rows: the gradient of a loop comes from a loop that runs
+the other way, a gradient that was taken inside a loop body does not.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from sonde import _jax
+from sonde.core.axes import Axis, common_axes, either, extra_has, in_row, over_axes, select, with_leaves
 from sonde.core.choices import merge_choices, tokens_of
+from sonde.core.collect import leaf_indices
 from sonde.core.handler import Handler, Met
 from sonde.core.item import Item, expand
-from sonde.core.pairing import Call, pair
+from sonde.core.operands import NO_VALUE, WRITTEN_DOWN
+from sonde.core.site import Site
+from sonde.core.tokens import possible_numbers
+from sonde.errors import CaptureError
+
+
+@dataclasses.dataclass(slots=True)
+class Call:
+    """A value and, by order of differentiation, its gradient, or None if that is zero."""
+
+    item: Item
+    grads: dict[int, Item | None]
 
 
 def calls_of(handler: Handler) -> list[Call]:
@@ -29,55 +53,240 @@ def calls_from(items: Sequence[Item], met: Met) -> list[Call]:
     return pair(merge_choices(items), met)
 
 
-class Numbered(NamedTuple):
-    """A call of a site, without its arrays.
+def pair(items: Iterable[Item], met: Met) -> list[Call]:
+    """Pairs values with gradients.
 
-    Attributes:
-        path: The path of the site.
-        number: Which of the calls under that path, from 0.
-        positions: Where its values are among the items: several, if branches that exclude each other share a slot.
+    Gradients whose value was not recorded (it was computed before the capture began) come as calls of their own.
     """
+    items = list(items)
+    calls = [Call(item, {}) for item in items if item.view.is_value]
+    of_site: dict[Site, list[Call]] = {}
+    for call in calls:
+        for site in call.item.sites:
+            of_site.setdefault(site, []).append(call)
+    orphans: list[Call] = []
+    candidates_of = {id(item): _candidates(item, of_site) for item in items if not item.view.is_value}
+    by_run = _by_run([(item, candidates_of[id(item)]) for item in items if not item.view.is_value])
+    for item in items:
+        if item.view.is_value:
+            continue
+        candidates = candidates_of[id(item)]
+        if id(item) in by_run:
+            _add(by_run[id(item)], item)
+        elif candidates:
+            if not _give(item, candidates):
+                orphans.append(Call(item, {}))
+        elif not any(site in met.sites for site in item.sites):
+            orphans.append(Call(item, {}))
+    passes = met.passes
+    for call in calls:
+        call.grads = {order: _with_axes_of(call.item, item) for order, item in call.grads.items() if item is not None}
+        for order in (call.item.view.order - 1 - number for number in passes):
+            if order >= 0 and all(site.has_gradient for site in call.item.sites):
+                call.grads.setdefault(order, None)
+    return calls + orphans
 
-    path: str
-    number: int
-    positions: tuple[int, ...]
+
+def _candidates(gradient: Item, of_site: dict[Site, list[Call]]) -> list[Call]:
+    """The calls of the sites of a gradient, those first that were differentiated often enough."""
+    found = list({id(c): c for s in gradient.sites for c in of_site.get(s, ())}.values())
+    return [c for c in found if c.item.view.order > gradient.view.order] or found
 
 
-def numbered_calls(items: Sequence[Item]) -> list[Numbered]:
-    """The calls whose values are among some items, in program order, as records number them."""
-    # Which branches go together is known to `merge_choices`. All it needs to be told of a value is that there is one;
-    # what it has joined, it says by the tokens, and here these are positions.
-    there = np.ones((), bool)
-    values = [
-        dataclasses.replace(
-            item,
-            leaves=[],
-            extras={"taken": there, "token": position},
-            view=item.view.extra_on("taken", [False] * len(item.view.axes)),
-        )
-        for position, item in enumerate(items)
-        if item.view.is_value
-    ]
-    found: list[Numbered] = []
-    numbers: dict[str, int] = {}
-    for merged in merge_choices(values):
-        number = numbers[merged.path] = numbers.get(merged.path, -1) + 1
-        found.append(Numbered(merged.path, number, tokens_of(merged)))
+def _by_run(gradients: Sequence[tuple[Item, list[Call]]]) -> dict[int, Call]:
+    """The calls of gradients whose token is a constant of a program that ran several times, by id of the gradient.
+
+    Each of the runs has computed values and gradients alike, so that they come in the same order.
+    """
+    groups: dict[tuple[int, int], list[tuple[Item, list[Call]]]] = {}
+    for gradient, candidates in gradients:
+        numbers = (possible_numbers(gradient.extras["token"]) if len(candidates) > 1 else None) or frozenset()
+        numbers -= {0}
+        if len(numbers) == 1 and min(numbers) <= WRITTEN_DOWN:
+            (number,) = numbers
+            same = [c for c in candidates if any(number in (possible_numbers(t) or ()) for t in tokens_of(c.item))]
+            groups.setdefault((number, gradient.view.order), []).append((gradient, same))
+    found: dict[int, Call] = {}
+    for group in groups.values():
+        n = len(group[0][1])
+        if n > 1 and len(group) % n == 0:
+            found.update({id(gradient): calls[i * n // len(group)] for i, (gradient, calls) in enumerate(group)})
     return found
 
 
-class ProgramOrder:
-    """The order in which a program met its sites: in a loop by iteration before by place in the body.
+def _give(gradient: Item, candidates: Sequence[Call]) -> bool:
+    """Adds a gradient to the calls that it belongs to, element by element. False if its value was not computed.
 
-    The handler must have told loops apart (`Handler.tells_loops_apart`).
+    The token says which call that is. Where there are branches it may be another one in every iteration, or for every
+    element of a map; it is 0 where no branch with the site was taken.
     """
+    token = gradient.extras["token"]
+    if isinstance(token, np.ndarray) and np.all(token == NO_VALUE):
+        return False
+    traced = isinstance(token, _jax.Tracer)
+    if traced or any(isinstance(t, _jax.Tracer) for call in candidates for t in tokens_of(call.item)):
+        candidates = _possible(candidates, token)
+    if len(candidates) == 1:
+        _add(candidates[0], gradient)
+        return True
+    _check_told_apart(gradient, candidates)
+    token = token if traced else _as_numbers(token)
+    has = [on and token.ndim > 0 for on in extra_has(gradient.view.axes, "token")]
+    for call in candidates:
+        mine = [_one(token) for token in tokens_of(call.item)]
+        if not traced and not any(isinstance(t, _jax.Tracer) for t in mine):
+            here = np.isin(token, mine) & (token != 0)  # where it is 0, the gradient is too
+            if np.all(here | (token == 0)):
+                if np.any(here):
+                    _add(call, gradient)
+                continue
+            if not np.any(here):
+                continue
+        else:
+            if not _may_be_of(gradient, call.item):
+                continue
+            here = functools.reduce(jnp.logical_or, [token == t for t in mine])
+        leaves, leaves_have = select(here, has, gradient.leaves, gradient.has[: len(gradient.leaves)])
+        axes = with_leaves(gradient.view.axes, leaves_have)
+        _add(call, dataclasses.replace(gradient, leaves=leaves, view=gradient.view.replace(axes=axes)))
+    return True
 
-    def __init__(self, items: Iterable[Item]) -> None:
-        self._began: dict[int, int] = {}
-        for position, item in enumerate(items):
-            for loop in item.loops:
-                self._began.setdefault(id(loop), position)
 
-    def key(self, position: int, loops: Iterable[object], numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-        """Sorts what was met at a position among the items, in an iteration of each of some loops around it."""
-        return (*((self._began[id(loop)], number) for loop, number in zip(loops, numbers)), (position, 0))
+def _possible(candidates: Sequence[Call], token: Any) -> list[Call]:
+    """The calls whose token may be this one, as far as the program says; the others get nothing."""
+    numbers = possible_numbers(token)
+    if numbers is None:
+        return list(candidates)
+    found = []
+    for call in candidates:
+        mine = [possible_numbers(token) for token in tokens_of(call.item)]
+        if any(own is None or (own & numbers) - {0, NO_VALUE} for own in mine):
+            found.append(call)
+    return found
+
+
+def _check_told_apart(gradient: Item, candidates: Sequence[Call]) -> None:
+    """Raises CaptureError if a gradient has a token that is a constant of a program, and the program ran twice."""
+    numbers = possible_numbers(gradient.extras["token"]) or frozenset()
+    for number in numbers:
+        same = [c for c in candidates if any(number in (possible_numbers(t) or ()) for t in tokens_of(c.item))]
+        if number <= WRITTEN_DOWN and len(same) > 1:
+            site = gradient.site
+            raise CaptureError(
+                f"the gradient at site {same[0].item.path!r} ({site.source}) belongs to one of {len(same)} calls that "
+                "cannot be told apart: it is computed in a while_loop in a rematerialised function that is called "
+                "several times; capture without `grads`, or take the gradient outside the loop"
+            )
+
+
+def _may_be_of(gradient: Item, value: Item) -> bool:
+    """Whether a gradient has the loops of a value, and its value's maps are those of this one.
+
+    Of the loops nothing but their shapes is known.
+    """
+    mine, others = _loops(value), _loops(gradient)
+    others = others[len(others) - len(mine) :]
+    maps = [axis.mapped_by for axis in value.view.axes if axis.kind == "vmap"]
+    of_its_value = [a.mapped_by for a in gradient.view.axes if a.mapped_by is not None and a.mapped_by.inherited]
+    mapped_alike = None in maps or all(any(m and m[:2] == own[:2] for m in maps) for own in of_its_value)
+    return mapped_alike and len(mine) == len(others) and all(map(Axis.looks_like, mine, others))
+
+
+def _loops(item: Item) -> list[Axis]:
+    return [axis for axis in item.view.axes if axis.is_loop]
+
+
+def _as_numbers(token: Any) -> Any:
+    is_here = getattr(token, "is_fully_addressable", True)
+    return np.asarray(token) if is_here else np.asarray(_one(token))
+
+
+def _one(token: Any) -> Any:
+    """The token of a value. It comes once per iteration and per shard, and is 0 where a branch was not taken."""
+    if not np.ndim(token):
+        return token
+    is_here = not isinstance(token, _jax.Tracer) and getattr(token, "is_fully_addressable", True)
+    return np.max(np.asarray(token)) if is_here else jnp.max(token)
+
+
+def _add(call: Call, gradient: Item) -> None:
+    """Several backward passes through one call add up, as cotangents do."""
+    gradient = _in_order_of(call.item, gradient)
+    axes = tuple(axis.of_value(call.item.view.axes) for axis in gradient.view.axes)
+    gradient = dataclasses.replace(gradient, view=gradient.view.replace(axes=axes))
+    order = gradient.view.order
+    before = call.grads.get(order)
+    call.grads[order] = gradient if before is None else _sum(call.item, before, gradient)
+
+
+def _sum(value: Item, a: Item, b: Item) -> Item:
+    """The sum of two gradients of one value, leaf by leaf. One that has no part for a leaf adds nothing to it."""
+    n_loops = len(_loops(value))
+    if len(_loops(a)) != len(_loops(b)):
+        a, b = _without_further_loops(a, n_loops), _without_further_loops(b, n_loops)
+    common = common_axes(a.view.axes, b.view.axes)
+    if common is None or a.tree != b.tree:
+        site = value.site
+        raise CaptureError(
+            f"site {value.path!r} ({site.source}) has gradients from two backward passes, with the axes {a.view.axes} "
+            f"and {b.view.axes}, which cannot be added: capture the two passes one by one"
+        )
+    axes, on_a, on_b = common
+    parts: dict[int, tuple[Any, list[bool]]] = {}
+    for item, on in ((a, on_a), (b, on_b)):
+        indices = leaf_indices(item.view, len(item.leaves)) if item.tree is None else range(len(item.leaves))
+        for index, leaf, has in zip(indices, item.leaves, item.has):
+            has = in_row(on, has)
+            if index in parts:
+                other, other_has = parts[index]
+                leaf, has = over_axes(jnp.add, [other_has, has])(other, leaf), either(other_has, has)
+            parts[index] = leaf, has
+    found = sorted(parts)
+    has = [parts[i][1] for i in found]
+    view = a.view.replace(axes=with_leaves(axes, has))
+    if a.tree is None:
+        view = view.replace(gradient_of=tuple(found))
+    return dataclasses.replace(a, leaves=[parts[i][0] for i in found], view=view, extras={})
+
+
+def _with_axes_of(value: Item, gradient: Item) -> Item:
+    """A gradient with the axes of its value, too: those that it does not vary over are stored as such."""
+    common = common_axes(gradient.view.axes, value.view.axes) if gradient.tree is None else None
+    if common is None or all(common[1]):
+        return gradient
+    axes, on, _ = common
+    has = [in_row(on, has) for has, _ in zip(gradient.has, gradient.leaves)]
+    return dataclasses.replace(gradient, view=gradient.view.replace(axes=with_leaves(axes, has)), extras={})
+
+
+def _without_further_loops(gradient: Item, n_loops: int) -> Item:
+    """The sum over the loops that ran whole backward passes: those that a gradient has and its value has not."""
+    further = max(0, len(_loops(gradient)) - n_loops)
+    leaves = [jnp.sum(x, axis=tuple(range(sum(has[:further])))) for x, has in zip(gradient.leaves, gradient.has)]
+    view = gradient.view.replace(axes=gradient.view.axes[further:])
+    return dataclasses.replace(gradient, leaves=leaves, view=view, extras={})
+
+
+def _in_order_of(value: Item, gradient: Item) -> Item:
+    """Turns the loop axes of a gradient round where its rows are in the other order than the value's."""
+    turn = turned_axes(value, gradient)
+    if not turn:
+        return gradient
+    return gradient.map_arrays(lambda x: jax.lax.rev(jnp.asarray(x), [i for i in turn if i < jnp.ndim(x)]))
+
+
+def turned_axes(value: Item, gradient: Item) -> list[int]:
+    """The loop axes of a gradient, by position, along which its rows are in the other order than the value's.
+
+    A loop puts the rows of a gradient where the rows of its inputs are, whichever way it runs, so that they are where
+    the value's are, except that the value's were put in the order in which they were computed.
+    """
+    value_loops = [a for a in value.view.axes if a.is_loop]
+    loops = [a for a in gradient.view.axes if a.is_loop]
+    shared = 0
+    while shared < min(len(value_loops), len(loops)) and value_loops[shared].loop is loops[shared].loop:
+        shared += 1
+    # What is left of the value's loops was transposed; loops in front of those run whole backward passes.
+    first_transposed = max(shared, len(loops) - (len(value_loops) - shared))
+    origins = [*loops[:first_transposed], *value_loops[len(value_loops) - (len(loops) - first_transposed) :]]
+    return [i for i, axis in enumerate(origins) if axis.reverse]

@@ -15,12 +15,11 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.axes import repeated_along
-from sonde.core.calls import calls_from
+from sonde.core.calls import Call, calls_from
 from sonde.core.collect import Reduce, reduce_at
 from sonde.core.handler import Met
 from sonde.core.item import Bundle, Extra, Item, build_items, expand, flat_arrays, flat_specs
 from sonde.core.keeping import by_identity
-from sonde.core.pairing import Call
 from sonde.core.record import Record, Records
 from sonde.core.record_layout import ArraysSpec, CallSpec, RecordLayout
 from sonde.core.row_records import with_rows

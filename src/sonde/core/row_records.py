@@ -18,8 +18,8 @@ from jax import lax
 
 from sonde import _jax
 from sonde.core.axes import Axis, Has, extra_has, leaf_has
+from sonde.core.calls import Call
 from sonde.core.item import Item
-from sonde.core.pairing import Call
 from sonde.core.rows import Row, row_path
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -11,12 +11,11 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.calls import calls_of
+from sonde.core.calls import Call, calls_of
 from sonde.core.capture import check_callable, run_with
 from sonde.core.collect import Collect
 from sonde.core.module_index import paths_below
 from sonde.core.module_paths import ModuleRequest, thread
-from sonde.core.pairing import Call
 from sonde.core.perturbing import Adding
 from sonde.core.record_making import record_of
 from sonde.core.rows import unstarred

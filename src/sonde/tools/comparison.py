@@ -18,7 +18,6 @@ import numpy as np
 
 from sonde.core.arrays import arrays_in
 from sonde.core.asking import asked_for
-from sonde.core.calls import ProgramOrder, numbered_calls
 from sonde.core.capture import check_callable, like, run_with
 from sonde.core.collect import Collect
 from sonde.core.item import expand
@@ -26,6 +25,7 @@ from sonde.core.path import Pattern
 from sonde.core.record_making import make_records
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.matching import matching_names
+from sonde.tools.program_order import ProgramOrder, numbered_calls
 from sonde.tools.reading import Seen, each_seen, on_host
 
 _Key = tuple[str, int, bool]  # path, call, gradient

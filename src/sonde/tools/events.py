@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core.axes import extra_has, room_for_axes
-from sonde.core.calls import ProgramOrder, numbered_calls
 from sonde.core.collect import Collect, Reduce
 from sonde.core.context import look
 from sonde.core.item import Extra, Item
@@ -26,6 +25,7 @@ from sonde.core.path import Pattern
 from sonde.core.rows import row_path
 from sonde.core.site import Site, View
 from sonde.tools.fetching import to_host
+from sonde.tools.program_order import ProgramOrder, numbered_calls
 
 # The leaves that `numbers_of` returns. The last is filled in by `Watching`: an array that ends in an axis with whether
 # the site ran, its line, its token, and the number of the iteration of every loop around it.
