@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import sonde
-from sonde.core.module_calls import run_method
-from sonde.core.module_index import ModuleKind, register_modules
+from sonde.core.modules.calls import run_method
+from sonde.core.modules.index import ModuleKind, register_modules
 
 X = jnp.arange(3.0) + 0.5
 

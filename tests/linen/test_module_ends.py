@@ -11,7 +11,7 @@ from sonde import linen as nn
 from sonde.core.capture import run_with
 from sonde.core.collect import Collect
 from sonde.core.edit import Edit, Editing
-from sonde.core.module_paths import ModuleRequest
+from sonde.core.modules.trail import ModuleRequest
 from sonde.core.record_making import make_records
 
 KEY = jax.random.key(0)

@@ -222,7 +222,7 @@ def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool], changes:
     Args:
         trace_type: The type of the trace.
         needs_trace: Whether a jaxpr does need it.
-        changes: Returns what is noted of arrays under a trace; see `core/array_origins.py`.
+        changes: Returns what is noted of arrays under a trace; see `core/modules/array_origins.py`.
     """
     plain: Any = getattr(_pjit, "_run_python_pjit", None)
     if plain is None:  # a JAX without this function: slower, not wrong

@@ -16,7 +16,7 @@ from sonde.core.closures import state_of
 from sonde.core.collect import Collect, Reduce
 from sonde.core.failing import remember
 from sonde.core.keeping import by_identity, kept_with
-from sonde.core.module_roots import ModelsOfCall, models_of_call
+from sonde.core.modules.roots import ModelsOfCall, models_of_call
 from sonde.core.path import Pattern, check_pattern
 from sonde.core.record import AsStored, Records
 from sonde.core.record_making import make_records

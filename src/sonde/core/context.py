@@ -29,7 +29,7 @@ class Looking:
         grads: Whether gradients are wanted too.
         edits: Whether values may be replaced: one that does not vary over a mapped axis may then come to do so.
         depth: How many captures, edits and so on are nested around.
-        modules: What each of them wants of modules (`module_paths.Wanted`).
+        modules: What each of them wants of modules (`modules.trail.Wanted`).
         inside: What is to be seen of code without sites; see `core/asking.py`.
         sows: Whether any of them wants what is marked without a tag: `nnx.capture` wants what Modules mark alone.
     """

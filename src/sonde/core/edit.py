@@ -16,7 +16,7 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable, like, run_with
 from sonde.core.handler import Handler
 from sonde.core.keeping import Bounded
-from sonde.core.module_roots import ModelsOfCall, models_of_call
+from sonde.core.modules.roots import ModelsOfCall, models_of_call
 from sonde.core.new_values import Loop, at_positions, given_arrays, new_arrays, recorded_arrays, rows_along
 from sonde.core.path import Pattern, check_pattern, glob_matches
 from sonde.core.record import Record, Records

@@ -16,7 +16,7 @@ import jax
 from sonde.core.arrays import WithoutArrays, split_arrays
 from sonde.core.asking import InsideRequest
 from sonde.core.keeping import Bounded
-from sonde.core.module_roots import NO_MODELS, StandIns, stand_ins
+from sonde.core.modules.roots import NO_MODELS, StandIns, stand_ins
 
 
 @dataclasses.dataclass(frozen=True)

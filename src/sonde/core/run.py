@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from sonde import _jax
-from sonde.core import boundaries, rules  # noqa: F401 (registers the rules)
-from sonde.core.array_origins import Changed
+from sonde.core import rules  # noqa: F401 (registers the rules)
 from sonde.core.asking import InsideRequest
 from sonde.core.context import Looking, look, looking, unchanged_after
 from sonde.core.handler import Handler
-from sonde.core.module_paths import NOTHING, ModuleRequest, Wanted, trail
+from sonde.core.modules import boundaries
+from sonde.core.modules.array_origins import Changed
+from sonde.core.modules.trail import NOTHING, ModuleRequest, Wanted, trail
 from sonde.core.opaque import inlined, opaque
 from sonde.core.primitive import kept
 from sonde.core.site_search import has_sites

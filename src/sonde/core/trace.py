@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sonde import _jax
-from sonde.core.array_origins import Changed
 from sonde.core.handler import Handler
 from sonde.core.item import in_runs_of_maps
+from sonde.core.modules.array_origins import Changed
 from sonde.core.primitive import marker_p, site_p
 from sonde.core.site import Site, View
 from sonde.core.site_search import first_site, has_sites

@@ -20,8 +20,8 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.context import looking
-from sonde.core.module_calls import calling, mark_arguments, mark_result, overrides_running
-from sonde.core.module_index import children_of, module_kind
+from sonde.core.modules.calls import calling, mark_arguments, mark_result, overrides_running
+from sonde.core.modules.index import children_of, module_kind
 
 _NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
 _CALL, _INNER = "\0sonde:through", "\0sonde:inner"

@@ -9,7 +9,7 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from sonde.core.module_index import ModuleKind, register_modules
+from sonde.core.modules.index import ModuleKind, register_modules
 from sonde.inside.libraries import Model, with_methods
 
 

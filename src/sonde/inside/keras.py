@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from sonde.core.module_index import ModuleKind, register_modules
+from sonde.core.modules.index import ModuleKind, register_modules
 from sonde.inside.libraries import Model, with_methods
 
 

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from sonde.core.module_index import module_kind
+from sonde.core.modules.index import module_kind
 from sonde.inside.calls import methods_in
 
 # For a module that a program has imported, the file here that deals with its models.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
-from sonde.core.module_calls import are_ends_wanted
+from sonde.core.modules.calls import are_ends_wanted
 from sonde.errors import CallCompactUnboundModuleError, LayerInputError
 from sonde.linen import sites
 from sonde.linen.attach import describe

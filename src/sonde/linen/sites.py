@@ -32,7 +32,7 @@ from sonde.core.capture import run_with
 from sonde.core.collect import Collect
 from sonde.core.context import Looking, look, looking
 from sonde.core.item import Item, expand
-from sonde.core.module_calls import mark_arguments, mark_result
+from sonde.core.modules.calls import mark_arguments, mark_result
 from sonde.core.scopes import ScopeName
 from sonde.core.site import Site, View
 from sonde.errors import JaxTransformError

@@ -14,8 +14,8 @@ from sonde import _jax
 from sonde.core.calls import Call, calls_of
 from sonde.core.capture import check_callable, run_with
 from sonde.core.collect import Collect
-from sonde.core.module_index import paths_below
-from sonde.core.module_paths import ModuleRequest, thread
+from sonde.core.modules.index import paths_below
+from sonde.core.modules.trail import ModuleRequest, thread
 from sonde.core.perturbing import Adding
 from sonde.core.record_making import record_of
 from sonde.core.rows import unstarred

@@ -1,7 +1,7 @@
 """Where Modules meet captures: `Module.sow`, `Module.perturb` and methods, while a capture runs.
 
 Everything goes to the engine as a site whose tag says what type of Variable and name it is; the path of the Module is
-found by `sonde.core.module_paths`. When no capture runs, the functions here do nothing.
+found by `sonde.core.modules.trail`. When no capture runs, the functions here do nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.context import RUNNING_CAPTURES, looking
-from sonde.core.module_calls import at_module, code_of, mark_arrays, run_method
-from sonde.core.module_index import ModuleKind, Origin, register_modules, register_no_modules
-from sonde.core.module_paths import Trail, thread
+from sonde.core.modules.calls import at_module, code_of, mark_arrays, run_method
+from sonde.core.modules.index import ModuleKind, Origin, register_modules, register_no_modules
+from sonde.core.modules.trail import Trail, thread
 from sonde.core.sow import mark, mark_in_place
 from sonde.nnx.epoch import EPOCH
 from sonde.nnx.kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of
@@ -60,7 +60,7 @@ register_no_modules(FlatState)
 
 
 class Types(NamedTuple):
-    """What `nnx.capture` asks of Modules; in `core.module_paths.Wanted.more`.
+    """What `nnx.capture` asks of Modules; in `core.modules.trail.Wanted.more`.
 
     Attributes:
         recorded: The types of Variable that are recorded.

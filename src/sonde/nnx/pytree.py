@@ -27,8 +27,8 @@ import jax
 
 from sonde._jax import trace_level
 from sonde.core.context import RUNNING_CAPTURES
-from sonde.core.module_index import Origin
-from sonde.core.module_paths import origin_for_copies
+from sonde.core.modules.index import Origin
+from sonde.core.modules.trail import origin_for_copies
 from sonde.errors import TraceContextError
 from sonde.nnx.attribute_status import data, declared_in, marked_value, static, static_holds_data
 from sonde.nnx.epoch import EPOCH, expose, next_number

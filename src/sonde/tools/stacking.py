@@ -20,7 +20,7 @@ from sonde.core.arrays import arrays_in
 from sonde.core.capture import like
 from sonde.core.item import Item, expand
 from sonde.core.keeping import Bounded
-from sonde.core.module_roots import StandIns, stand_ins
+from sonde.core.modules.roots import StandIns, stand_ins
 from sonde.core.path import Pattern
 from sonde.core.record_making import make_records
 from sonde.core.run import run_with

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sonde.core import boundaries
 from sonde.core.context import RUNNING_CAPTURES, looking
+from sonde.core.modules import boundaries
 from sonde.nnx.epoch import EPOCH
 from sonde.nnx.graph import graphdef, merge, split
 from sonde.nnx.kinds import ARRAY, KIND

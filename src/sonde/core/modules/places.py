@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from sonde import _jax
-from sonde.core.module_index import path_between
+from sonde.core.modules.index import path_between
 from sonde.core.scopes import ScopeName, path_under
 
 _SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep

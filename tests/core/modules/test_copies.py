@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import sonde
-from sonde.core.module_copies import Copy
+from sonde.core.modules.copies import Copy
 
 
 class Pair(eqx.Module):

@@ -20,10 +20,10 @@ from typing import Any
 from sonde import _jax
 from sonde.core.context import looking
 from sonde.core.keeping import ByIdentity
-from sonde.core.module_copies import Copy
-from sonde.core.module_index import WITHOUT_MODULES, holds_modules, module_kind, outermost_modules
-from sonde.core.module_paths import Trail, thread
-from sonde.core.module_places import InnerStranger, Place
+from sonde.core.modules.copies import Copy
+from sonde.core.modules.index import WITHOUT_MODULES, holds_modules, module_kind, outermost_modules
+from sonde.core.modules.places import InnerStranger, Place
+from sonde.core.modules.trail import Trail, thread
 from sonde.core.scopes import strange_scope
 from sonde.core.site_search import first_site
 from sonde.errors import ScopeError

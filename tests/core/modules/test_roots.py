@@ -12,8 +12,8 @@ import pytest
 import sonde
 from sonde import tools
 from sonde.core.asking import asked_for
-from sonde.core.module_index import ModuleKind, register_modules
-from sonde.core.module_roots import _models, find_roots, model_of, stand_ins
+from sonde.core.modules.index import ModuleKind, register_modules
+from sonde.core.modules.roots import _models, find_roots, model_of, stand_ins
 
 
 class Model:

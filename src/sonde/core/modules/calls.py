@@ -14,9 +14,9 @@ import jax
 
 from sonde import _jax
 from sonde.core.context import looking
-from sonde.core.module_index import module_kind
-from sonde.core.module_paths import thread
-from sonde.core.module_places import Frame, Move, Place
+from sonde.core.modules.index import module_kind
+from sonde.core.modules.places import Frame, Move, Place
+from sonde.core.modules.trail import thread
 from sonde.core.scopes import ScopeName
 from sonde.core.sow import mark
 

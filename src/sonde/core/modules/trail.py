@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import jax
 
 from sonde import _jax
-from sonde.core.array_origins import Changed, Source
-from sonde.core.module_copies import Copy, find_again, find_copy
-from sonde.core.module_index import (
+from sonde.core.modules.array_origins import Changed, Source
+from sonde.core.modules.copies import Copy, find_again, find_copy
+from sonde.core.modules.index import (
     Origin,
     arrays_of,
     at_path,
@@ -40,8 +40,8 @@ from sonde.core.module_index import (
     path_between,
     says_origin,
 )
-from sonde.core.module_places import InnerStranger, Move, Place, Strangers, Stretch, depth_of, join
-from sonde.core.module_roots import find_roots
+from sonde.core.modules.places import InnerStranger, Move, Place, Strangers, Stretch, depth_of, join
+from sonde.core.modules.roots import find_roots
 from sonde.errors import ScopeError
 
 

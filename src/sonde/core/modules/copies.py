@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonde.core.array_origins import Source, Sources, joined
-from sonde.core.module_index import arrays_of, everything_in, rest_of
+from sonde.core.modules.array_origins import Source, Sources, joined
+from sonde.core.modules.index import arrays_of, everything_in, rest_of
 
 if TYPE_CHECKING:
-    from sonde.core.module_paths import Trail
-    from sonde.core.module_places import Place
+    from sonde.core.modules.places import Place
+    from sonde.core.modules.trail import Trail
 
 
 @dataclasses.dataclass(frozen=True)

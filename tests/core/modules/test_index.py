@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.module_index import (
+from sonde.core.modules.index import (
     ModuleKind,
     Origin,
     module_kind,

@@ -3,7 +3,7 @@
 import pytest
 
 from sonde.core.context import Looking, look
-from sonde.core.module_places import Frame, InnerStranger, Place, Strangers, Stretch, depth_of, join
+from sonde.core.modules.places import Frame, InnerStranger, Place, Strangers, Stretch, depth_of, join
 from sonde.core.scopes import scope
 
 

@@ -12,7 +12,7 @@ import sonde
 from sonde import _jax, nnx
 from sonde.core.capture import run_with
 from sonde.core.collect import Collect
-from sonde.core.module_calls import (
+from sonde.core.modules.calls import (
     ModuleScope,
     at_module,
     code_of,
@@ -21,8 +21,8 @@ from sonde.core.module_calls import (
     mark_result,
     overrides_running,
 )
-from sonde.core.module_paths import ModuleRequest
-from sonde.core.module_places import Move
+from sonde.core.modules.places import Move
+from sonde.core.modules.trail import ModuleRequest
 from sonde.core.record_making import make_records
 
 jitted = jax.jit(call)

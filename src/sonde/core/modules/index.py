@@ -61,7 +61,7 @@ class ModuleKind:
         stamp: Equal to an earlier result if no module of the library can have changed since; by default never.
         origin: What a module is a copy of, if the library says so.
         is_root: Whether paths may count from an object; also where nothing has called it.
-        arrays: The arrays in a module, for a library that does not say what a module is a copy of; see `module_copies`.
+        arrays: The arrays in a module, for a library that does not say what a module is a copy of; see `copies`.
         rest: What a module has beside arrays, in a form that can be compared.
         aliases: For methods that are another one, called in another way, the name of that.
     """
@@ -110,7 +110,7 @@ def module_kind(value: Any) -> ModuleKind | None:
 
 
 def is_found_by_arrays(module: Any) -> bool:
-    """Whether the copies of a module are found by their arrays; see `module_copies`."""
+    """Whether the copies of a module are found by their arrays; see `copies`."""
     kind = module_kind(module)
     return kind is not None and kind.arrays is not None
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sonde.core.asking import InsideRequest
-from sonde.core.module_index import Path, at_path, has_modules, module_kind, outermost_in, path_between
+from sonde.core.modules.index import Path, at_path, has_modules, module_kind, outermost_in, path_between
 from sonde.errors import ScopeError
 
 
