@@ -38,6 +38,26 @@ def test_setup_is_intercepted_too():
     assert ("Model", "setup", 0) in calls_seen(nn)
 
 
+def test_every_output_can_be_captured():
+    def captured(nn):
+        class Model(nn.Module):
+            def setup(self):
+                self.layer = nn.Dense(3)
+
+            def encode(self, x):
+                return nn.cond(True, lambda layer, x: layer(x), lambda layer, x: layer(x) * 2, self.layer, x)
+
+            def __call__(self, x):
+                return self.encode(self.layer(x))
+
+        variables = Model().init(jax.random.key(0), X)
+        _, changed = Model().apply(variables, X, capture_intermediates=lambda module, name: module.name is None)
+        return jax.tree.map(jnp.shape, changed), {name: list(tree) for name, tree in variables["params"].items()}
+
+    assert captured(nn) == captured(flax_nn)
+    assert captured(nn)[1] == {"layer": ["kernel", "bias"]}
+
+
 WRAPS = {
     "jit": lambda nn: nn.jit,
     "remat": lambda nn: nn.remat,

@@ -29,6 +29,8 @@ def bind_custom_derivative(
     primitive: Primitive, args: Sequence[Any], functions: Sequence[tuple[Callable, Any]], **params
 ):
     """Binds a custom_jvp or custom_vjp call; `functions` pairs each new function with the wrapped one it stands for."""
+    for new, old in functions:
+        new.stands_for = old  # type: ignore[attr-defined]
     wrapped = tuple(_lu.wrap_init(new, debug_info=old.debug_info) for new, old in functions)
     return primitive.bind(*args, subfuns=wrapped, **params)
 
@@ -43,7 +45,7 @@ def call_again(wrapped: Any, *args: Any) -> Any:
 
 def call_beside(wrapped: Any, *args: Any) -> Any:
     """Calls a `WrappedFun` only for its side effects: its stored results stay as they were."""
-    stores = [store for store in wrapped.stores if store is not None]
+    stores = _stores(wrapped)
     before = [(store.val,) if store else () for store in stores]
     try:
         return call_again(wrapped, *args)
@@ -52,6 +54,13 @@ def call_beside(wrapped: Any, *args: Any) -> Any:
             store.reset()
             for value in values:
                 store.store(value)
+
+
+def _stores(wrapped: Any) -> list[Any]:
+    """The stores of a `WrappedFun`, and of those that it runs in turn, if captures are inside one another."""
+    own = [store for store in wrapped.stores if store is not None]
+    inner = getattr(wrapped.f, "stands_for", None)
+    return own if inner is None else [*own, *_stores(inner)]
 
 
 def instantiated_zero_tangent(value: Any, *, symbolic: bool) -> Any:

@@ -199,6 +199,8 @@ class Module:
                 setup = getattr(type(self).setup, "__wrapped_method__", None)  # None: the one of Module
                 if setup is not None:
                     methods.intercepted(self, setup, "setup")()
+                    if callable(self.scope.run.capture):
+                        sites.offer(self, "setup", None)
         finally:
             state.in_setup = False
 

@@ -322,8 +322,9 @@ class Scope:
 
     def replace(self, collection: str, tree: Mapping[str, Any]) -> None:
         """Sets all variables of a collection in this scope."""
+        tree = _ordered(tree, self.collection(collection))
         if not self._tail:
-            self._roots[collection] = dict(tree)
+            self._roots[collection] = tree
         elif tree:
             variables = self._writable(collection)
             variables.clear()
@@ -410,6 +411,14 @@ class Scope:
                 )
             name = "params"
         return self.streams[name].at(self.counts.next(name)).key()
+
+
+def _ordered(tree: Mapping[str, Any], like: Any) -> dict[str, Any]:
+    """A tree with its keys in the order that they have in another one; JAX sorts them."""
+    if not isinstance(like, Mapping):
+        return dict(tree)
+    keys = [*(name for name in like if name in tree), *(name for name in tree if name not in like)]
+    return {k: _ordered(v, like.get(k)) if isinstance(v := tree[k], Mapping) else v for k in keys}
 
 
 def _any_key() -> Any:

@@ -69,6 +69,25 @@ def test_values_inside_a_function_that_is_differentiated_outside_of_the_capture(
 X = jnp.array([0.5, -1.0, 2.0])
 
 
+@pytest.mark.parametrize("make", [custom_vjp, custom_jvp])
+@pytest.mark.parametrize("calls", [True, False])
+def test_captures_inside_one_another_and_differentiated_from_outside(make, calls):
+    f, x = make(calls), jnp.float32(0.5)
+
+    def twice(x):
+        return capture(lambda x: capture(lambda x: f(x, x) * 3)(x))(x)
+
+    def loss(x):
+        (out, inner), outer = twice(x)
+        return out, (inner, outer)
+
+    gradient, (inner, _) = jax.grad(loss, has_aux=True)(x)
+    np.testing.assert_allclose(gradient, 6 * (jnp.cos(x) * x + jnp.sin(x)), rtol=1e-6)
+    np.testing.assert_allclose(inner["h"].value, jnp.sin(x) * x, rtol=1e-6)
+    np.testing.assert_allclose(jax.hessian(lambda x: loss(x)[0])(x), 6 * (2 * jnp.cos(x) - jnp.sin(x) * x), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda x: jax.vmap(lambda x: loss(x)[0])(x).sum())(x[None])[0], gradient)
+
+
 def test_custom_jvp():
     @jax.custom_jvp
     def f(x):
