@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from sonde import linen as nn
-from sonde.core.capture import run_with
 from sonde.core.collect import Collect
 from sonde.core.edit import Edit, Editing
 from sonde.core.modules.trail import ModuleRequest
 from sonde.core.record_making import make_records
+from sonde.core.run import run_with
 
 KEY = jax.random.key(0)
 X = jnp.arange(6.0).reshape(2, 3) / 5

@@ -13,7 +13,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable, like, run_with
+from sonde.core.capture import check_callable, like
 from sonde.core.handler import Handler
 from sonde.core.keeping import Bounded
 from sonde.core.modules.roots import ModelsOfCall, models_of_call
@@ -21,6 +21,7 @@ from sonde.core.new_values import Loop, at_positions, given_arrays, new_arrays, 
 from sonde.core.path import Pattern, check_pattern, glob_matches
 from sonde.core.record import Record, Records
 from sonde.core.rows import Row
+from sonde.core.run import run_with
 from sonde.core.site import Site, View, naming
 from sonde.errors import EditError
 

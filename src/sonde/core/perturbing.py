@@ -11,12 +11,13 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.asking import asked_for
-from sonde.core.capture import capture, check_callable, like, run_with
+from sonde.core.capture import capture, check_callable, like
 from sonde.core.handler import Handler
 from sonde.core.path import Pattern, glob_matches, no_such_site
 from sonde.core.pure import shapes_of_call
 from sonde.core.record import Record
 from sonde.core.rows import NamedLoop, row_path, rows_chosen, starred
+from sonde.core.run import run_with
 from sonde.core.scopes import LoopName, path_under
 from sonde.core.site import Site, View
 from sonde.core.site_search import FoundSite, sites_inside

@@ -28,11 +28,11 @@ from jax import lax
 from sonde import _jax, core
 from sonde.core import mark_in_place
 from sonde.core.axes import Axis, spread
-from sonde.core.capture import run_with
 from sonde.core.collect import Collect
 from sonde.core.context import Looking, look, looking
 from sonde.core.item import Item, expand
 from sonde.core.modules.calls import mark_arguments, mark_result
+from sonde.core.run import run_with
 from sonde.core.scopes import ScopeName
 from sonde.core.site import Site, View
 from sonde.errors import JaxTransformError

@@ -12,13 +12,14 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.calls import Call, calls_of
-from sonde.core.capture import check_callable, run_with
+from sonde.core.capture import check_callable
 from sonde.core.collect import Collect
 from sonde.core.modules.index import paths_below
 from sonde.core.modules.trail import ModuleRequest, thread
 from sonde.core.perturbing import Adding
 from sonde.core.record_making import record_of
 from sonde.core.rows import unstarred
+from sonde.core.run import run_with
 from sonde.core.site import Site, View
 from sonde.nnx.module import Module
 from sonde.nnx.module_sites import Sown, Types, noted

@@ -24,12 +24,12 @@ import numpy as np
 from sonde import _jax
 from sonde.core.arrays import arrays_in
 from sonde.core.axes import Axis
-from sonde.core.capture import run_with
 from sonde.core.context import look
 from sonde.core.item import Extra, Item, expand
 from sonde.core.path import Pattern
 from sonde.core.record import Records
 from sonde.core.record_making import make_records
+from sonde.core.run import run_with
 from sonde.core.site import Site, View
 from sonde.errors import CaptureError, NoSuchSiteError
 from sonde.report.slices import LIMITS, LIMITS_IN_LOOPS, Limits, pictures, pictures_of_rows

@@ -18,11 +18,12 @@ import numpy as np
 
 from sonde.core.arrays import arrays_in
 from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable, like, run_with
+from sonde.core.capture import check_callable, like
 from sonde.core.collect import Collect
 from sonde.core.item import expand
 from sonde.core.path import Pattern
 from sonde.core.record_making import make_records
+from sonde.core.run import run_with
 from sonde.tools.drawn import Drawn, Heat
 from sonde.tools.matching import matching_names
 from sonde.tools.program_order import ProgramOrder, numbered_calls

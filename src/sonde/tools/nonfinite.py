@@ -12,8 +12,9 @@ from typing import Any
 
 from sonde import _jax
 from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable, like, run_with
+from sonde.core.capture import check_callable, like
 from sonde.core.item import expand
+from sonde.core.run import run_with
 from sonde.errors import CaptureError
 from sonde.tools.events import Event, Range, Watching, events_of
 

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.capture import capture, run_with
+from sonde.core.capture import capture
 from sonde.core.edit import Editing
 from sonde.core.path import Pattern
+from sonde.core.run import run_with
 from sonde.core.site import Site, View
 from sonde.tools.reading import Seen
 

@@ -10,7 +10,6 @@ from tests.core.frozen import Layer, X, call, make
 
 import sonde
 from sonde import _jax, nnx
-from sonde.core.capture import run_with
 from sonde.core.collect import Collect
 from sonde.core.modules.calls import (
     ModuleScope,
@@ -24,6 +23,7 @@ from sonde.core.modules.calls import (
 from sonde.core.modules.places import Move
 from sonde.core.modules.trail import ModuleRequest
 from sonde.core.record_making import make_records
+from sonde.core.run import run_with
 
 jitted = jax.jit(call)
 

@@ -190,6 +190,11 @@ class Stretch:
         yield from ((frame.place, frame.module) for frame in self.frames)
 
     @property
+    def strangers_here(self) -> Strangers:
+        """Those of the innermost call, or of the stretch, if there is none."""
+        return self.frames[-1].strangers if self.frames else self.strangers
+
+    @property
     def innermost(self) -> Place:
         """Where the innermost call stands; where the stretch starts, if there is none."""
         return self.frames[-1].place if self.frames else Place("")

@@ -40,7 +40,7 @@ from sonde.core.modules.index import (
     path_between,
     says_origin,
 )
-from sonde.core.modules.places import InnerStranger, Move, Place, Strangers, Stretch, depth_of, join
+from sonde.core.modules.places import InnerStranger, Move, Place, Stretch, depth_of, join
 from sonde.core.modules.roots import find_roots
 from sonde.errors import ScopeError
 
@@ -197,7 +197,7 @@ class Trail:
         place = None
         is_other = bool(self.stretches[0].given) and not says_origin(module)  # not the model that is looked into
         if stretch.frames:
-            place = stretch.innermost.below(stretch.frames[-1].strangers.name(module))
+            place = stretch.innermost.below(stretch.strangers_here.name(module))
         elif last:
             _, inside, known = self._use_setting(last)
             place = Place(self._name_outside(module), known=known) if inside or is_other else None
@@ -214,17 +214,12 @@ class Trail:
         return self._name_of(stretch.inner_strangers.setdefault(local, InnerStranger(type(module).__name__)))
 
     def _name_of(self, inner: InnerStranger) -> str:
-        level, name = next((i, found.name_of(inner)) for i, found in self._around())
+        around = range(len(self.stretches) - 2, 0, -1)  # of the innermost traced function
+        level = next((i for i in around if self.stretches[i].frames), 0)
+        name = self.stretches[level].strangers_here.name_of(inner)
         for stretch in self.stretches[level + 1 :]:
             stretch.used[inner] = (None, name)
         return name
-
-    def _around(self) -> Iterator[tuple[int, Strangers]]:
-        """The strangers of the calls around the innermost traced function, the innermost first."""
-        for level in range(len(self.stretches) - 2, -1, -1):
-            stretch = self.stretches[level]
-            if stretch.frames or level == 0:
-                yield level, stretch.frames[-1].strangers if stretch.frames else stretch.strangers
 
     def forget(self, inner: Iterable[InnerStranger]) -> None:
         """Takes the names back that a traced function would have used if it were called here."""

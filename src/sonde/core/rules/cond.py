@@ -182,7 +182,7 @@ RULES[_jax.cond_p] = cond_rule
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class _Gate(Rebinding):
+class _Gating(Rebinding):
     """Gives every site of a branch one more operand: whether the branch is taken."""
 
     stops_loops = True  # a loop that counts its iterations must not run for elements that took another branch
@@ -204,7 +204,7 @@ def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
 
     def run(*flat: Any) -> list[Any]:
         operand, operands = flat[gate.branch], flat[gate.branches :]
-        outs = run_under(_Gate(operand, gate), _jax.eval_jaxpr, branch, *operands)
+        outs = run_under(_Gating(operand, gate), _jax.eval_jaxpr, branch, *operands)
         # JAX selects among the outputs of the branches; on a mesh with explicit axes they must be mapped for that.
         return along(outs, [operand])
 

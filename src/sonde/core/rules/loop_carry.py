@@ -174,10 +174,10 @@ _JOINS = ("and", "broadcast_in_dim", "expand_dims", "reshape", "squeeze", "trans
 
 def gate_from_outside(jaxpr: Any, position: int, consts: Sequence[Any]) -> Any:
     """An output of a loop body that is nothing but constants of the loop, joined by `and`; None if it is not."""
-    return _Gate().inside(jaxpr, lambda i: consts[i] if i < len(consts) else None)(position)
+    return _FromOutside().inside(jaxpr, lambda i: consts[i] if i < len(consts) else None)(position)
 
 
-class _Gate(Question[Any]):
+class _FromOutside(Question[Any]):
     """The array that a value is, computed again from arrays that are there."""
 
     def of_equation(self, made: _jax.MadeBy, read: Read[Any]) -> Any:
