@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= auto
+SLOWEST ?= 20
 
 # A run of the tests starts some forty processes. Without bytecode on disk each would compile every file anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,10 +39,10 @@ examples-models: setup  ## The examples on SmolLM2, a pretrained model, with pic
 	  echo "== $$file"; $(BIN)/python examples/models/$$file.py || exit 1; done
 
 # Types take half a minute on one core, so the checks run beside the tests; what they say comes at the end.
-test: setup  ## Lint, types, layers, and every test that is not marked thorough or browser
+test: setup  ## Lint, types, layers, and every test that is not marked thorough or browser; SLOWEST=0 times all
 	@$(MAKE) --no-print-directory check > $(VENV)/check.txt 2>&1 & checks=$$!; \
 	export COMPILE=$(COMPILE); $(PYTEST) -n $(JOBS) --dist worksteal \
-	  -m 'not thorough and not browser and not transformers' -q --durations=20; tests=$$?; \
+	  -m 'not thorough and not browser and not transformers' -q --durations=$(SLOWEST); tests=$$?; \
 	wait $$checks; checked=$$?; cat $(VENV)/check.txt; exit $$((tests + checked))
 
 test-fast: setup  ## The inner loop: finds most mistakes in under a minute

@@ -69,6 +69,7 @@ def same(a: Any, b: Any) -> None:
             assert not b[path].grads
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("scan", SCANS)
 @pytest.mark.parametrize("wrapped", WRAPPED)
 def test_a_scan_has_the_records_of_a_loop(scan: str, wrapped: str) -> None:
@@ -85,6 +86,7 @@ def test_a_scan_has_the_records_of_a_loop(scan: str, wrapped: str) -> None:
     assert b["blocks/*/resid"].value.shape[0] == 2
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("scan", SCANS)
 @pytest.mark.parametrize("wrapped", ["plain", "jit", "grad"])
 def test_edits_of_rows(scan: str, wrapped: str) -> None:

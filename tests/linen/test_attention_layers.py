@@ -26,6 +26,7 @@ ATTENTION = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.filterwarnings("ignore:SelfAttention will be deprecated")  # by flax
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention(name):

@@ -23,6 +23,7 @@ def equal(a, b):
         np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("history", [[0.0, 0.0, 0.0], [0.3, 5.0, 1.0], [float("inf"), 1.0, 2.0]])
 def test_functions(dtype, history):
@@ -45,6 +46,7 @@ def test_functions(dtype, history):
     equal(each(ours), each(theirs))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["Fp8DotGeneral", "Fp8DotGeneralOp", "NANOOFp8DotGeneralOp"])
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -84,6 +86,7 @@ def test_layers_train_as_in_flax(name, dtype):
     assert jax.tree.structure(mine) == jax.tree.structure(flax)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("equation", ["mk,kn->mn", "mk,kn->nm", "bmk,bkn->bmn", "bmk,kbn->mbn"])
 def test_einsum(equation):
     sizes = {"b": 2, "m": 3, "k": 4, "n": 5}

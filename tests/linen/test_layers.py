@@ -86,11 +86,13 @@ NORM = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("build", LINEAR.values(), ids=LINEAR)
 def test_linear(build):
     check(build, X)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("build", CONV.values(), ids=CONV)
 def test_conv(build):
     size = build(nn).kernel_size
@@ -102,6 +104,7 @@ def test_conv_takes_any_number_of_batch_axes():
     check(lambda nn: nn.Conv(5, (3, 3)), IMAGE[None])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("build", NORM.values(), ids=NORM)
 def test_norm(build):
     check(build, X)
@@ -220,6 +223,7 @@ def test_pooling(pool):
     assert_same(pool(nn, IMAGE), pool(flax_nn, IMAGE))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -24,6 +24,7 @@ CELLS = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("build", CELLS.values(), ids=CELLS)
 def test_cells(build):
     carry = build(nn).initialize_carry(jax.random.key(3), X[:, 0].shape)
@@ -31,11 +32,13 @@ def test_cells(build):
     check(build, carry, X[:, 0])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("build", CELLS.values(), ids=CELLS)
 def test_rnn(build):
     check(lambda nn: nn.RNN(build(nn), return_carry=True), X)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "options",
     [

@@ -25,7 +25,7 @@ def counted(given: dict[str, np.ndarray], values: Any) -> Any:
 SCANNED = ("llama", "qwen2_windows", "gemma3", "gpt2", "bert_masked", "clip")
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", CASES)
 def test_outputs(name: str, tmp_path: Any) -> None:
     stored, given = oracle(name), inputs(CASES[name])

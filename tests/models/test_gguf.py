@@ -20,6 +20,7 @@ DTYPES = {"F16": np.float16, "F32": np.float32, "F64": np.float64, "BF16": jnp.b
 KINDS = sorted(kind.name for kind in gguf.quants._type_traits) + ["F16", "F32", "F64"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", ARCHITECTURES)
 def test_a_file_computes_what_its_folder_does(case: str, tmp_path: Path) -> None:
     stored, given = oracle(case), inputs(CASES[case])

@@ -34,7 +34,7 @@ def options(draw, batch, which):
     return found
 
 
-@pytest.mark.every(13)
+@pytest.mark.every(23)
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -94,6 +94,7 @@ def test_gradients_equal_nnx(draw, close):
     close(loss(ops.fused_attention), loss(fnnx.dot_product_attention), rtol=4e-6)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("key_heads", [4, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -20,7 +20,7 @@ COMBINATIONS = pytest.mark.parametrize(
 PADDINGS = ["SAME", "VALID", "SAME_LOWER", "CIRCULAR", "CAUSAL", "REFLECT", 2, [(1, 2)], [1]]
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(13)
 @pytest.mark.parametrize("padding", PADDINGS, ids=str)
 @pytest.mark.parametrize("kernel_size", [1, 2, 3, 4])
 def test_conv_equals_flax_in_one_dimension(draw, close, padding, kernel_size):
@@ -32,6 +32,7 @@ def test_conv_equals_flax_in_one_dimension(draw, close, padding, kernel_size):
         close(ops.conv(x, layer.kernel[...], layer.bias[...], **options), layer(x))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("padding", ["SAME", "VALID", "valid", "CIRCULAR", "REFLECT", 1, [(1, 2), (0, 1)]], ids=str)
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 def test_conv_equals_flax_in_two_dimensions(draw, close, padding, batch):
@@ -58,6 +59,7 @@ def test_a_masked_kernel_equals_flax(draw, close):
     assert jnp.any(grad != 0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("padding", ["SAME", "VALID", "CIRCULAR", 1, [(1, 2)]], ids=str)
 @pytest.mark.parametrize("transpose_kernel", [False, True])
 @COMBINATIONS

@@ -51,6 +51,7 @@ def test_layer_norm_equals_nnx(draw, close, dtype, x_dtype, param_dtype, fast, m
     close(ours, layer(x, mask=mask))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "reduction_axes, feature_axes", [(-1, -1), ((1, 2), -1), (1, 1), ((0, 2), 2), ((1, 2), (1, 2))]
 )
@@ -69,6 +70,7 @@ def test_layer_norm_over_any_axes_equals_linen(draw, close, reduction_axes, feat
     close(ours, layer.apply({"params": params}, x))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 @pytest.mark.parametrize("force", BOTH)
 @pytest.mark.parametrize("fast", BOTH)
@@ -160,7 +162,7 @@ def test_batch_norm_over_devices_equals_linen(draw, close):
         close(jax.vmap(ours, axis_name="devices")(x), jax.vmap(theirs, axis_name="devices")(x))
 
 
-@pytest.mark.every(13)
+@pytest.mark.every(23)
 @pytest.mark.parametrize("dtype, x_dtype, param_dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 6), (2, 5, 6), (2, 4, 5, 6)])
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
@@ -173,6 +175,7 @@ def test_group_norm_equals_nnx(draw, close, dtype, x_dtype, param_dtype, shape, 
     close(ops.group_norm(x, *values(layer), num_groups=groups, dtype=dtype, mask=mask), layer(x, mask=mask))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("reduction_axes", [(3,), (1, 2, 3), (0, -1), (1, -1)])
 def test_group_norm_over_some_axes_equals_linen(draw, close, reduction_axes):
     # Not nnx: it spreads the statistics of a group along another axis than that of the features.

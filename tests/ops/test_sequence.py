@@ -15,6 +15,7 @@ from sonde import ops
 from sonde.errors import LayerInputError
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("time_major", [False, True])
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
 def test_flipping_equals_flax(draw, close, time_major, batch):
@@ -27,6 +28,7 @@ def test_flipping_equals_flax(draw, close, time_major, batch):
         )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "time_major, reverse, keep_order, with_lengths", list(itertools.product([False, True], repeat=4))
 )

@@ -47,7 +47,7 @@ def on_mesh(f, *args):
         return f(*args), jax.jit(f)(*args)
 
 
-@pytest.mark.every(2)  # each program on one of the two axes
+@pytest.mark.every(4)  # half of the programs, on one of the two axes
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("spec", [("data",), (None, None, "data")])
 def test_the_numbers_are_those_without_a_mesh(name, spec):

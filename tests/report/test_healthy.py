@@ -9,6 +9,7 @@ import sonde
 from sonde.report import examine
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_fresh_network_has_no_findings(name):
     f, args = MODELS[name](0)

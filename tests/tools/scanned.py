@@ -6,12 +6,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sonde import nnx
 from sonde.models.config import Config
 from sonde.models.decoder import Decoder
 
-LAYERS = 4
+LAYERS = 3
 TOKENS = (jnp.arange(6)[None] * 3 + 1) % 20
 OTHERS = (jnp.arange(6)[None] * 7 + 2) % 20
 
@@ -35,7 +36,7 @@ def both() -> dict[str, Decoder]:
     listed, scanned = (Decoder(config, layers=kind, rngs=nnx.Rngs(0)) for kind in ("list", "scan"))
     stacked = nnx.state(scanned.blocks)
     for i in range(LAYERS):
-        nnx.update(listed.blocks[i], jax.tree.map(lambda x, i=i: x[i], stacked))
+        nnx.update(listed.blocks[i], jax.tree.map(lambda x, i=i: np.asarray(x)[i], stacked))
     for name in ("embed", "norm"):
         nnx.update(getattr(listed, name), nnx.state(getattr(scanned, name)))
     return {"list": listed, "scan": scanned}

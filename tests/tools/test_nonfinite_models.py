@@ -59,6 +59,7 @@ class Model(nnx.Module):
         return run(h, self.layers, jnp.arange(DEPTH))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("scanned", [False, True], ids=["list", "scan"])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("donate", [False, True], ids=["kept", "donated"])
@@ -116,6 +117,7 @@ class LinenModel(linen.Module):
         return h
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("scanned", [False, True], ids=["list", "scan"])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("donate", [False, True], ids=["kept", "donated"])

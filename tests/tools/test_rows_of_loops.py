@@ -42,6 +42,7 @@ def test_all_forms_have_the_same_values_in_the_same_order(form: Any) -> None:
     assert len(found.drifts) == len(SITES) * LAYERS and found.first is None
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("rows", [FIRST_ROWS, NO_GRID], ids=["first", "no grid"])
 def test_records_of_some_rows_are_edits_of_these_rows(form: Any, rows: Any) -> None:
     f, name = form
@@ -108,6 +109,7 @@ def _measured(kept: set[Any], senders: Any, name: Callable[[str], str]) -> Any:
     return (metric(by_hand(X, edits)[0]) - ends[1]) / (ends[0] - ends[1])
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("rows", [FIRST_ROWS, NO_GRID], ids=["first", "no grid"])
 def test_some_rows_are_perturbed(form: Any, rows: Any) -> None:
     f, name = form

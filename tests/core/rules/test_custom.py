@@ -50,6 +50,7 @@ AROUND = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("calls", [False, True])
 @pytest.mark.parametrize("make", [custom_vjp, custom_jvp])
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)

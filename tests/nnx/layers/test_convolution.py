@@ -9,7 +9,7 @@ from sonde import nnx
 from sonde.errors import LayerInputError
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("padding", ["SAME", "VALID", "CIRCULAR", "REFLECT", "CAUSAL", 1, [(1, 2)]], ids=str)
 @pytest.mark.parametrize("options", [{}, {"strides": 2, "kernel_dilation": 2}, {"feature_group_count": 3}], ids=str)
 def test_conv(same, draw, padding, options):
@@ -17,6 +17,7 @@ def test_conv(same, draw, padding, options):
     same(lambda n, rngs: n.Conv(3, 6, 3, padding=padding, rngs=rngs, **options), lambda n, m: m(x))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"use_bias": False}, {"dtype": jnp.bfloat16}], ids=str)
 def test_conv_in_two_dimensions(same, draw, batch, options):

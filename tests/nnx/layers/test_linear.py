@@ -54,6 +54,7 @@ def test_linear_options_reach_the_product(draw):
     assert seen == [{"precision": "highest", "preferred_element_type": jnp.float32}]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     "n_in, n_out, axis, batch",
     [
@@ -111,6 +112,7 @@ def test_einsum_with_an_equation_of_the_call(same, draw):
     same(lambda n, rngs: n.Einsum("nta,ab->ntb", (3, 4), (4,), rngs=rngs), lambda n, m: m(x, "na,ab->nb"))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("options, rows", list(itertools.product(DTYPES, [1, 7])))
 def test_embed(same, options, rows):
     indices = jnp.array([[1, 2], [0, 1]])

@@ -47,6 +47,7 @@ def test_batch_norm_twice_with_a_mask_and_a_setting_of_the_call(same, draw):
     same(lambda n, rngs: n.BatchNorm(3, momentum=0.7, rngs=rngs), call)
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize("options", [*DTYPES, {"use_bias": False}, {"use_scale": False}, {"epsilon": 0.1}], ids=str)
 @pytest.mark.parametrize("masked", [True, False])
 def test_layer_norm(same, draw, options, masked):

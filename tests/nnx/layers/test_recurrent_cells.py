@@ -17,6 +17,7 @@ def carry_of(draw, cell):
     return parts if len(parts) > 1 else parts[0]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 def test_a_step(same, draw, cell, dtype):

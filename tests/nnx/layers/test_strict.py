@@ -40,7 +40,7 @@ LAYERS = {
 MIXTURES = ("attention", "LSTM", "GRU", "LoRALinear")
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "name, dtype", [(name, None) for name in LAYERS] + [(name, jnp.bfloat16) for name in LAYERS if name not in MIXTURES]
 )
