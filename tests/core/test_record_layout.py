@@ -1,5 +1,7 @@
 """The arrays of records: which there are, and with which axes they are leaves of the pytree."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,3 +74,11 @@ def test_layouts_of_two_runs_are_equal_and_hash_alike():
     other = capture(lambda x: sow(x * 2, "h"))(jnp.ones((3, 1)))[1].tree_flatten()[1]
     assert first == second and hash(first) == hash(second) and first is not second
     assert first != other and first.whole is first
+
+
+def test_a_pickled_layout_computes_its_hash_where_it_is_read():
+    layout = jax.tree.structure(capture(lambda x: sow(x, "h"))(1.0)[1]).node_data()[1]
+    hash(layout)
+    read = pickle.loads(pickle.dumps(layout))
+    assert not vars(read)  # what was computed here is not in the file
+    assert read == layout and hash(read) == hash(layout)

@@ -137,6 +137,9 @@ class RecordLayout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
     def _hash(self) -> int:
         return super().__hash__()
 
+    def __reduce__(self) -> Any:
+        return RecordLayout, (tuple(self),)  # without the hash: that of a path is another in every process
+
     @functools.cached_property
     def _lacking(self) -> list[tuple[ArraysSpec, int] | None]:
         return [one for _, calls in self for call in calls for one in call.lacking()]
