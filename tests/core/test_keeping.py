@@ -154,11 +154,11 @@ def test_a_bounded_dict_forgets_its_oldest_entries() -> None:
 
 
 def test_the_engines_caches_do_not_grow():
-    from sonde.core import inside, rewrite
+    from sonde.core import rewrite, site_search
 
     def entries():
         gc.collect()
-        return len(inside._answers._entries) + len(rewrite._cache._entries)
+        return len(site_search._equations._entries) + len(rewrite._cache._entries)
 
     def look(n):
         for i in range(n):
