@@ -57,6 +57,7 @@ def test_features_and_output_are_the_formulas(activation, d_out):
     np.testing.assert_allclose(made(x), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("activation", "sparsity"), [("relu", 0.6), ("topk", 0.0), ("jumprelu", 0.3)])
 def test_training_finds_planted_directions(activation, sparsity):
     made = Dictionary(12, 32, activation=activation, rngs=nnx.Rngs(0), **OPTIONS[activation])

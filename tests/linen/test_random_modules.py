@@ -50,14 +50,14 @@ def check(seed, *, precise):
     return True
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [2])
 def test_random_modules(seed):
     assert check(seed, precise=True)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("precise", [True, False], ids=["doubles", "mixed"])
-@pytest.mark.parametrize("first", range(1, 201, 20))
+@pytest.mark.parametrize("first", range(0, 200, 20))
 def test_many_random_modules(first, precise):
     ran = sum(check(seed, precise=precise) for seed in range(first, first + 20))
     assert ran >= 15

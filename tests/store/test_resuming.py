@@ -94,7 +94,7 @@ def _kill_and_go_on(tmp_path: Path, kills: int, seed: int) -> None:
 
 
 def test_killed_and_resumed(tmp_path):
-    _kill_and_go_on(tmp_path, kills=2, seed=0)
+    _kill_and_go_on(tmp_path, kills=1, seed=0)
 
 
 @pytest.mark.thorough
