@@ -29,7 +29,7 @@ inside = click.option(
     "inside",
     metavar="NAME",
     multiple=True,
-    help="Code without sites to look into: package, package.module:function, 'package.*', file.py or file.py:function; "
+    help="Code whose values become sites: package, package.module:function, 'package.*', file.py or file.py:function; "
     "or a model, package.module:model or file.py:model. May be repeated.",
 )
 

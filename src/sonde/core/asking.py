@@ -1,7 +1,7 @@
 """What a run asks to see of code without sites: the door for `sonde.inside`.
 
-The engine knows nothing of how functions and modules become sites. It keeps what was asked with what is looked for, so
-that jitted functions are traced again for it, and says when it begins and ends to be in force.
+The engine does not know how functions and modules become sites. It stores each request in the capture state
+(`core/context.py`), so that jitted functions are traced again for it, and says when a request begins and ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class AskedInside(Protocol):
     """What the nested captures of a thread ask to see. Compared by identity; the same for the same requests."""
 
     def install(self) -> None:
-        """Makes it so, until `remove`. Runs of one thread are nested."""
+        """Makes the functions and modules sites, until `remove`. Runs of one thread are nested."""
         ...
 
     def remove(self) -> None:
@@ -31,7 +31,7 @@ class AskedInside(Protocol):
         ...
 
     def names_functions(self) -> bool:
-        """Whether functions were asked for by name, and did not all come with packages and models."""
+        """Whether the request names functions, not only packages and models."""
         ...
 
     def names_models(self) -> bool:
@@ -39,11 +39,11 @@ class AskedInside(Protocol):
         ...
 
     def must_see(self, source: str) -> bool:
-        """Whether what a line marks was asked for by name, and must not be left out."""
+        """Whether the request names what a line marks, so that it must not be left out."""
         ...
 
     def adopt(self, function: Any, made: Any) -> None:
-        """Takes note of a function object that was made meanwhile."""
+        """Adds a function object that was made while the request is in force."""
         ...
 
 
@@ -56,7 +56,7 @@ class InsideRequest(Protocol):
         ...
 
     def known_models(self) -> list[Any]:
-        """The models that are looked into, as far as they still exist."""
+        """The models that `inside=` names, as far as they still exist."""
         ...
 
     def at(self, models: Sequence[Any]) -> InsideRequest:

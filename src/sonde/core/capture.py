@@ -48,8 +48,8 @@ def capture(
         reduce: A function of the value, applied at the site, on the device and inside loops, whose result is recorded
             in place of the value. Under `vmap` it sees one example. It must return arrays.
         last: How many of the last iterations of a `while_loop` to keep. With more than one, values have a leading axis.
-        inside: Code without sites to look into: functions, classes, Python modules, their names, a model, or several;
-            see `sonde.Inside`. Their variables, arguments and results are sites too.
+        inside: Code that marks nothing: functions, classes, Python modules, their names, a model, or several; see
+            `sonde.Inside`. Their variables, arguments and results become sites too.
 
     Returns:
         A function with the arguments of `f` that returns `(result, records)`.

@@ -52,7 +52,7 @@ def _choices_inside(items: Sequence[Item]) -> dict[Any, set[Any]]:
 
 
 def _branches(items: Sequence[Item], choice: object) -> int:
-    """In how many branches of a choice something was met."""
+    """In how many branches of a choice something was recorded."""
     return len({gate.branch for item in items for gate in item.view.gates if gate.choice is choice})
 
 

@@ -1,4 +1,4 @@
-"""Capture state of this thread: what the captures around look for.
+"""Capture state of this thread: what the running captures ask for.
 
 Whether a capture is running is kept in a JAX user context, and so is part of every jit cache key: without a capture,
 `sow` adds nothing to the program; while one runs, jitted functions are traced again with their sites in. User contexts
@@ -20,17 +20,17 @@ from sonde.core.asking import AskedInside
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Looking:
-    """What is being looked for, as far as the traced program depends on it.
+    """What the running captures ask for, as far as the traced program depends on it.
 
-    JAX compares it whenever it looks for a trace. To make that cheap, its hash is computed once, and `look` takes the
-    object that was used before for the same, as long as there is one: then the two are one.
+    JAX compares it in each lookup of a trace. To make that cheap, its hash is computed once, and `look` reuses the
+    object of an equal request while that exists, so that most comparisons are by identity.
 
     Attributes:
         grads: Whether gradients are wanted too.
         edits: Whether values may be replaced: one that does not vary over a mapped axis may then come to do so.
-        depth: How many captures, edits and so on are nested around.
+        depth: How many captures, edits and so on are nested.
         modules: What each of them wants of modules (`modules.trail.Wanted`).
-        inside: What is to be seen of code without sites; see `core/asking.py`.
+        inside: What their `inside=` asks for; see `core/asking.py`.
         sows: Whether any of them wants what is marked without a tag: `nnx.capture` wants what Modules mark alone.
     """
 
@@ -67,7 +67,7 @@ _context = jax.make_user_context(None)
 
 
 def looking() -> Looking | None:
-    """What the current thread is looking for, or None."""
+    """What the captures of the current thread ask for, or None if none runs."""
     return _context.value
 
 

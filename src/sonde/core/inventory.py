@@ -116,7 +116,7 @@ def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = No
         f: Any callable.
         *patterns: Which sites, as in `capture`.
         grads: Whether to list gradients too.
-        inside: Code without sites to look into, as in `capture`.
+        inside: Functions, modules or packages whose values become sites, as in `capture`.
 
     Returns:
         A function with the arguments of `f` (arrays or `jax.ShapeDtypeStruct`) that returns `Sites`.

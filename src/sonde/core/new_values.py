@@ -58,7 +58,7 @@ def rows_along(rows: Sequence[Row], axis: int) -> tuple[int, ...]:
 def recorded_arrays(
     record: Record, call: int, arrays: list[Any], site: Site, view: View, loops: Sequence[Loop]
 ) -> list[Any]:
-    """The arrays of a call of a record, for a site that is met in these loops."""
+    """The arrays of a call of a record, for a site inside these loops."""
     if call >= len(record.values):
         raise EditError(
             f"edit of {site.path!r} ({site.source}): the record has {len(record.values)} calls, and this is call "

@@ -45,7 +45,7 @@ def _looked_at(function: Any) -> Any:
 
 
 def _refuse() -> None:
-    # What came with a package that is looked into is left out; what was asked for by name must not be.
+    # A function that `inside=` reaches through its package may be left out; one that it names may not.
     state = looking()
     if state is not None and (state.inside is None or state.inside.names_functions()):
         raise CaptureError(

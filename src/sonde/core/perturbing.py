@@ -35,7 +35,7 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
     Args:
         f: Any callable.
         *patterns: Which sites; those marked with `sonde.perturb`, if none are given.
-        inside: Code without sites to look into, as in `capture`.
+        inside: Functions, modules or packages whose values become sites, as in `capture`.
 
     Returns:
         A function with the arguments of `f` that returns a dict from paths to zeros, for `sonde.perturbed`: shaped like

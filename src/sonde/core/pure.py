@@ -24,7 +24,7 @@ class Rest(WithoutArrays):
     """What is left of a pytree without its arrays: hashable.
 
     Attributes:
-        models: Where the models are that are looked into.
+        models: Where the models of `inside=` are.
     """
 
     models: StandIns = NO_MODELS
@@ -41,14 +41,14 @@ def rest_and_arrays(tree: Any, asked: InsideRequest | None = None) -> tuple[Rest
 
     Args:
         tree: The pytree.
-        asked: What will be looked into where it is made again.
+        asked: What `inside=` asks for where the pytree is made again.
     """
     arrays, rest = split_arrays(tree)
     return Rest(rest.tree, rest.leaves, stand_ins(asked, tree)), arrays
 
 
 def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, asked: InsideRequest | None) -> Any:
-    """What `run(f, args, kwargs)` returns, with shapes in the place of arrays; `asked` is what it looks into."""
+    """What `run(f, args, kwargs)` returns, with shapes in the place of arrays; `asked`: what its `inside=` asks for."""
     rest, arrays = rest_and_arrays((f, args, kwargs), asked)
     return jax.eval_shape(lambda *arrays: run(*rest.whole(arrays)), *arrays)
 

@@ -42,7 +42,7 @@ class LoopName(ScopeName):
 
 
 class SeenName(ScopeName):
-    """A scope of a function that some of the nested captures look into; it is no part of the paths of the others."""
+    """The scope of a function that some of the nested captures see inside; for the others it is not part of paths."""
 
     depths: frozenset[int] = frozenset()
 

@@ -1,8 +1,8 @@
 """What is known about a site before the program runs: its path, its place in the user's code, the shape of its pytree.
 
 A `Site` is one call of `sow` as JAX traces it. A function that is compiled once and called twice has one `Site` and two
-values; `View` says how a value of the site looks at the place where it is met: a value or a gradient, and the axes that
-loops, `vmap` and meshes have put in front of it.
+values; `View` says what an equation of the site holds: a value or a gradient, and the axes that loops, `vmap` and
+meshes have put in front of it.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Gate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class View:
-    """How a value at a site is seen where it is met.
+    """Which part of a site an equation holds: its value or a gradient, and with which axes.
 
     Attributes:
         order: How many differentiations the value has been through (for a gradient: by which of them it was made,

@@ -26,7 +26,7 @@ _tokens: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDiction
 
 
 def new_token(number: Any) -> np.ndarray:
-    """A number that is known to be one of ours wherever it is met again."""
+    """A number that can be recognised later as one of ours."""
     token = np.array(number, TOKEN)
     _tokens[id(token)] = token
     return token

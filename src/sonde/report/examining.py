@@ -42,7 +42,7 @@ def examine(
         f: Any callable: a function, a jitted training step, a model.
         *patterns: Which sites, as in `sonde.capture`. All, if none are given.
         grads: Whether to examine gradients too, of what is differentiated inside `f`.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
         title: The title of the report; the name of `f` by default.
         tokens: Labels of the positions, for pictures of attention and of values by position: strings, or token ids; for
             a batch, those of the first example.

@@ -47,7 +47,7 @@ def ablate(
         position_axis: Where the positions are: the last axis but one, unless given.
         iterations: In which iterations of the loop around only, as in `sonde.Edit`. Statistics name their own.
         calls: At which calls of the site only, as in `sonde.Edit`. Statistics name their own.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments and results of `f`.

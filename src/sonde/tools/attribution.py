@@ -83,7 +83,7 @@ def attribute(
             another run, a tuple or the only one, such as a corrupted input. With `"gradient"` the latter is attribution
             patching: for all sites, what putting the other run's value there would change, in one backward pass.
         steps: How many points of the way to use.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns an `Attribution`. Parts that cannot be differentiated

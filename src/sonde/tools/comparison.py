@@ -207,7 +207,7 @@ def compare(
         names: Paths of `g` by the paths of `f` that are the same place. Where it is clear, this is found: sites that
             only one program has are matched in order if both have as many with the same last name and shape.
         grads: Whether to compare gradients too.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns a `Comparison`.

@@ -91,7 +91,7 @@ def logit_attribution(
         writes: For globs over paths, how units get into the stream: a matrix `(units, width)`, one for heads
             `(heads, depth, width)`, or a function of the path that returns one. Every unit, or head, is then a
             contribution of its own.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns a `LogitAttribution`.

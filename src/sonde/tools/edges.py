@@ -191,7 +191,7 @@ def attribute_edges(
             `inside=model` the input of a module is one: `blocks/*/norm1/in`.
         baseline: The arguments of the other run: a tuple, or the only one.
         metric: A function of the result of `f` that returns a number. None if the result is one.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns `Edges`: from every sender to every receiver of the same shape

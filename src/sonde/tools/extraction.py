@@ -24,7 +24,7 @@ def extract(
     Args:
         f: Any callable. A model is not changed when it runs.
         features: For each site the name of its value in the result: a path, or another pattern that matches one path.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns a dict from names to values; of a site that runs several

@@ -83,7 +83,7 @@ def attention_heads(
             as many heads.
         tokens: A function of the arguments of `f` that returns the tokens, `(batch, length)`. The first argument, if
             None.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns `HeadScores`. Only queries that have such a key count.

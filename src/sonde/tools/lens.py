@@ -138,7 +138,7 @@ def logit_lens(
         readout: A function of a value that returns logits, with tokens along the last axis: the model's last norm and
             output layer. Under `vmap` it sees one example.
         k: How many tokens to keep.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns a `Lens`. It may be called inside `jax.jit`, to use the

@@ -194,7 +194,7 @@ def monitor(
         every: How many steps apart. The first step is reported.
         to: Where the numbers go: a file for JSON lines, a writer from `sonde.tools.writers`, any function of a step and
             a flat dict, or several of these.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments and results of `train_step`. Numbers are named by path and statistic, as in

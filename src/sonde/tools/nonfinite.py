@@ -74,7 +74,7 @@ def first_nonfinite(f: Callable, *, context: int = 5, inside: Any = None) -> Cal
     Args:
         f: Any callable; jitted training steps are fine.
         context: How many of the sites before it to report the ranges of.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f`. The result of `f` is dropped, and what it was given is not donated. Only

@@ -80,7 +80,7 @@ def patch_sweep(
             one of them only, and the scores have one more axis, for the directions.
         chunk: How many points are run at a time, for less memory. If None, some on a CPU, elsewhere as many as there
             are.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A `Sweep`.

@@ -102,7 +102,7 @@ def patch_paths(
             receiver, but for the sender's. The senders, if None; with `()` nothing is held. Name the sites of the
             senders, not sites between them and the stream: a sender's change does not get past a site that is held.
         axis: Axes of a sender of which every index is a sender of its own, such as heads; whole values, if None.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         `Paths`, with the pairs in which the sender comes before the receiver.

@@ -23,7 +23,7 @@ from sonde.tools.reading import Seen
 
 
 class Occurrence(NamedTuple):
-    """Where a value is met.
+    """Where a value was recorded.
 
     Attributes:
         path: The path of the site.

@@ -62,5 +62,5 @@ class ProgramOrder:
                 self._began.setdefault(id(loop), position)
 
     def key(self, position: int, loops: Iterable[object], numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-        """Sorts what was met at a position among the items, in an iteration of each of some loops around it."""
+        """The sort key of the item at a position, in one iteration of each loop around it."""
         return (*((self._began[id(loop)], number) for loop, number in zip(loops, numbers)), (position, 0))

@@ -36,7 +36,7 @@ def steer(
         position_axis: Where the positions are: the last axis but one, unless given.
         iterations: In which iterations of the loop around only, as in `sonde.Edit`.
         calls: At which calls of the site only, as in `sonde.Edit`.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments and results of `f`.

@@ -135,7 +135,7 @@ def summarize(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any 
         f: Any callable; jitted training steps are fine.
         *patterns: Which sites, as in `sonde.capture`. All, if none are given.
         grads: Whether to summarise gradients too, of what is differentiated inside `f`.
-        inside: Code without sites to look into, as in `sonde.capture`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments of `f` that returns a `Summary`: a row per site, call, and iteration of a loop

@@ -110,7 +110,7 @@ def pass_boundary(
         return trace(fun)
     if not trails or looking() is None:
         return trace(fun)
-    modules = [m for m in (*_tracing.given, *find_modules()) if _stands_for_one(m)]
+    modules = [m for m in (*_tracing.given, *find_modules()) if _is_module(m)]
     labels = tuple([tuple([trail.label(m) for m in modules]) for trail in trails]), more
     known = _variants.of(fun)
     variant = _variant_for(fun, labels, known, trails, values) if known else None
@@ -136,7 +136,7 @@ def pass_boundary(
                 mine.update({key: value for key, value in new.items() if value[0] is None or value[0]() is not None})
 
 
-def _stands_for_one(value: Any) -> bool:
+def _is_module(value: Any) -> bool:
     """Whether a value is a module, or was made from one."""
     kind = module_kind(value)
     return kind is not None and (kind.is_root(value) or kind.origin(value) is not None)

@@ -35,7 +35,7 @@ def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> li
     found, in_containers = _found_in(f, args, kwargs)
     if not models:
         return [("" if i == 0 and not in_containers else name, x) for i, (name, x) in enumerate(found)]
-    first, *others = [next((x for _, x in found if _stands_for(x, model)), model) for model in models]
+    first, *others = [next((x for _, x in found if _is_copy(x, model)), model) for model in models]
     names = {id(x): name for name, x in found}
     roots = [("", first)]
     if id(first) not in names:
@@ -59,7 +59,7 @@ def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> li
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelsOfCall:
-    """Where the models that are looked into are, in a call of a jitted function. Equal if one program fits both calls.
+    """Where the models of `inside=` are in a call of a jitted function. Equal if one program fits both calls.
 
     Attributes:
         paths: For each model, the keys that lead to it from the arguments; None if it is none of them.
@@ -117,7 +117,7 @@ def _forget(key: int, copy: weakref.ref[Any]) -> None:
 
 
 def stand_ins(asked: InsideRequest | None, tree: Any) -> StandIns:
-    """Where the models that a capture looks into are in a tree."""
+    """Where the models of `inside=` are in a tree."""
     models = [] if asked is None else asked.known_models()
     return StandIns(tuple(_paths_of(models, tree)), tuple(map(weakref.ref, models))) if models else NO_MODELS
 
@@ -133,7 +133,7 @@ def model_of(copy: Any) -> Any:
     return found[1]() if found is not None and found[0]() is copy else None
 
 
-def _stands_for(module: Any, model: Any) -> bool:
+def _is_copy(module: Any, model: Any) -> bool:
     """Whether a module is a copy of a model."""
     kind: Any = module_kind(module)
     origin = kind.origin(module)

@@ -195,7 +195,7 @@ class Trail:
         last = len(self.stretches) - 1
         stretch = self.stretches[last]
         place = None
-        is_other = bool(self.stretches[0].given) and not says_origin(module)  # not the model that is looked into
+        is_other = bool(self.stretches[0].given) and not says_origin(module)  # not the model of `inside=`
         if stretch.frames:
             place = stretch.innermost.below(stretch.strangers_here.name(module))
         elif last:
@@ -356,7 +356,7 @@ class ModuleRequest:
 
 
 class Wanted(NamedTuple):
-    """See `ModuleRequest`; and the shapes of the arrays of the models that are looked into, whose changes are noted."""
+    """See `ModuleRequest`; and the shapes of the arrays whose changes are noted, those of the models of `inside=`."""
 
     methods: frozenset[str] = frozenset()
     more: Hashable = None
@@ -370,7 +370,7 @@ NOTHING = Wanted()
 def trail(
     f: Any, args: Any, kwargs: Any, request: ModuleRequest | None, handler: Any, models: Sequence[Any] = ()
 ) -> Iterator[Changed | None]:
-    """Around the run of a capture, which looks into some models if they are given: what to note of their arrays."""
+    """Around the run of a capture; `models` are those of `inside=`. Yields what to note of their arrays."""
     root = None if request is None else request.root
     roots = [("", root)] if root is not None else find_roots(f, args, kwargs, models)
     trees = [x for x in (*args, *kwargs.values()) if isinstance(x, Mapping)] if models else []
