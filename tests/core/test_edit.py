@@ -81,6 +81,17 @@ def test_iterations_by_function_of_all_loops():
     assert edit(f, {"c": Edit(lambda c: c + 100, iterations=[0, 2])})(0) == 6 + 400
 
 
+def test_a_while_loop_has_not_the_length_of_the_scan_before_it():
+    def f(x):
+        x, _ = lax.scan(lambda c, _: (sow(c + 1, "s"), None), x, length=3)
+        return lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, sow(s[1] * 2, "w")), (0, x))[1]
+
+    rows = jnp.array([10.0, 20.0, 30.0])
+    assert edit(f, {"s": rows})(1.0) == 30 * 2**5
+    with pytest.raises(EditError, match=r"edit of 'w' .*: expected float32\[\], got float32\[3\]"):
+        edit(f, {"w": rows})(1.0)
+
+
 def test_iterations_of_a_while_loop():
     def f(x):
         return lax.while_loop(lambda c: c < 10, lambda c: sow(c + 1, "c"), x)

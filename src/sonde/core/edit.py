@@ -159,21 +159,15 @@ class Editing(Handler):
         new = super().child(base, steps, prefix)
         new.indices = (*self.indices, *steps)
         new.lengths = (*self.lengths, *[self._length] * len(steps))
-        new._length = None
         return new
 
     def entering(self, length: int | None = None) -> Self:
         """The handler of which a child is about to run; if that takes the name of a loop, it is the next one."""
         new = super().entering(length)
+        new._length = length
         if len(new.named_loops) > len(self.named_loops):
             new._named_at = (*self._named_at, len(self.indices))
         return new
-
-    def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
-        """Nothing; but the length of the loop is known."""
-        del body, reverse
-        self._length = length
-        return []
 
     def finish(self) -> None:
         """Raises an error for a pattern, or the number of a call, that chose nothing."""
