@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import sonde
 from sonde.core.along import along
 from sonde.core.tokens import Passed, is_token, new_token, passed_on, possible_numbers
 
@@ -102,3 +103,10 @@ def test_arrays_that_are_there():
     assert possible_numbers(np.arange(64)) == frozenset(range(64))
     assert possible_numbers(np.arange(65)) is None  # too many to be told apart
     assert possible_numbers(np.zeros(2**17, np.int32)) is None  # too large to be looked at
+
+
+def test_complex_numbers_that_a_program_adds_are_no_tokens() -> None:
+    run = jax.jit(jax.grad(lambda x: jnp.abs(sonde.sow(x * 2 + (1 + 2j), "h")) ** 2))
+    gradient, records = sonde.capture(run, grads=True)(3.0)
+    np.testing.assert_allclose(gradient, 28.0, rtol=1e-6)
+    np.testing.assert_allclose(records["h"].value, 7 + 2j)

@@ -133,6 +133,8 @@ def add_equation(var: Any, amount: int) -> tuple[Any, Any]:
 
 
 def added_amount(made: Any) -> int | None:
-    """The literal number that an equation adds to its first operand; None if there is none."""
+    """The literal whole number that an equation adds to its first operand; None if there is none."""
     added = made.inputs[1] if made.primitive is lax.add_p else None
-    return int(added.val) if isinstance(added, Literal) and not np.ndim(added.val) else None
+    if not isinstance(added, Literal) or np.ndim(added.val) or not np.issubdtype(added.aval.dtype, np.integer):
+        return None
+    return int(added.val)
