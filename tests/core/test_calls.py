@@ -356,3 +356,21 @@ def test_a_branch_that_is_not_taken_gets_no_part_of_other_calls():
     assert [np.shape(gradient) for gradient in found.grads] == [(3,), (), (3,)]
     np.testing.assert_allclose(found.grads[0], [0, 0, 2 * np.sin(0.7)], rtol=1e-6)
     assert not np.any(found.grads[1]) and not np.any(found.grads[2])
+
+
+def test_every_step_of_a_long_run_has_its_own_gradient() -> None:
+    """A thousand calls of one compiled step: each gradient is found by its token, not by a search among all calls."""
+
+    @jax.jit
+    def step(w: Any) -> Any:
+        return w - 0.1 * jax.grad(lambda w: sonde.sow(w * 2, "h") ** 2)(w)
+
+    def train(w: Any) -> Any:
+        for _ in range(1000):
+            w = step(w)
+        return w
+
+    _, records = sonde.capture(train, grads=True)(jnp.float32(3.0))
+    values, grads = np.array(records["h"].values), np.array(records["h"].grads)
+    assert values.shape == (1000,)
+    np.testing.assert_array_equal(grads, 2 * values)

@@ -65,15 +65,12 @@ def pair(items: Iterable[Item], met: Met) -> list[Call]:
         for site in call.item.sites:
             of_site.setdefault(site, []).append(call)
     orphans: list[Call] = []
-    candidates_of = {id(item): _candidates(item, of_site) for item in items if not item.view.is_value}
-    by_run = _by_run([(item, candidates_of[id(item)]) for item in items if not item.view.is_value])
-    for item in items:
-        if item.view.is_value:
-            continue
-        candidates = candidates_of[id(item)]
+    gradients = _with_candidates(items, of_site)
+    by_run = _by_run(gradients)
+    for item, candidates in gradients:
         if id(item) in by_run:
             _add(by_run[id(item)], item)
-        elif candidates:
+        elif candidates.calls:
             if not _give(item, candidates):
                 orphans.append(Call(item, {}))
         elif not any(site in met.sites for site in item.sites):
@@ -87,25 +84,69 @@ def pair(items: Iterable[Item], met: Met) -> list[Call]:
     return calls + orphans
 
 
-def _candidates(gradient: Item, of_site: dict[Site, list[Call]]) -> list[Call]:
-    """The calls of the sites of a gradient, those first that were differentiated often enough."""
-    found = list({id(c): c for s in gradient.sites for c in of_site.get(s, ())}.values())
-    return [c for c in found if c.item.view.order > gradient.view.order] or found
+class _Candidates:
+    """The calls that a gradient may belong to: all of its sites. They are found by their tokens.
+
+    A training step that is called a thousand times has a thousand calls of each site, and as many gradients.
+
+    Attributes:
+        calls: All of them, in program order.
+        traced: Whether some token is known only when the program runs.
+    """
+
+    def __init__(self, calls: list[Call]) -> None:
+        self.calls = calls
+        self.traced = any(isinstance(t, _jax.Tracer) for call in calls for t in tokens_of(call.item))
+
+    @functools.cached_property
+    def _by_number(self) -> dict[int | None, list[int]]:
+        """The positions of the calls that may have a token; under None those that may have any."""
+        found: dict[int | None, list[int]] = {}
+        for position, call in enumerate(self.calls):
+            numbers = [possible_numbers(token) for token in tokens_of(call.item)]
+            for number in {n for some in numbers for n in (some if some is not None else (None,))}:
+                found.setdefault(number, []).append(position)
+        return found
+
+    def with_number(self, number: int) -> list[Call]:
+        """The calls that are known to have a token, or to have it at times."""
+        return [self.calls[i] for i in self._by_number.get(number, ())]
+
+    def possible(self, token: Any) -> list[Call]:
+        """The calls whose token may be this one, as far as the program says; the others get nothing."""
+        numbers = possible_numbers(token)
+        if numbers is None:
+            return self.calls
+        wanted = (*(numbers - {0, NO_VALUE}), None)
+        return [self.calls[i] for i in sorted({i for n in wanted for i in self._by_number.get(n, ())})]
 
 
-def _by_run(gradients: Sequence[tuple[Item, list[Call]]]) -> dict[int, Call]:
+def _with_candidates(items: Sequence[Item], of_site: dict[Site, list[Call]]) -> list[tuple[Item, _Candidates]]:
+    """The gradients, each with the calls of its sites: those that were differentiated often enough, if there are any."""
+    known: dict[Any, _Candidates] = {}
+    gradients = []
+    for item in items:
+        if not item.view.is_value:
+            key = (item.sites, item.view.order)
+            if key not in known:
+                found = list({id(c): c for s in item.sites for c in of_site.get(s, ())}.values())
+                known[key] = _Candidates([c for c in found if c.item.view.order > item.view.order] or found)
+            gradients.append((item, known[key]))
+    return gradients
+
+
+def _by_run(gradients: Sequence[tuple[Item, _Candidates]]) -> dict[int, Call]:
     """The calls of gradients whose token is a constant of a program that ran several times, by id of the gradient.
 
     Each of the runs has computed values and gradients alike, so that they come in the same order.
     """
     groups: dict[tuple[int, int], list[tuple[Item, list[Call]]]] = {}
     for gradient, candidates in gradients:
-        numbers = (possible_numbers(gradient.extras["token"]) if len(candidates) > 1 else None) or frozenset()
+        numbers = (possible_numbers(gradient.extras["token"]) if len(candidates.calls) > 1 else None) or frozenset()
         numbers -= {0}
         if len(numbers) == 1 and min(numbers) <= WRITTEN_DOWN:
             (number,) = numbers
-            same = [c for c in candidates if any(number in (possible_numbers(t) or ()) for t in tokens_of(c.item))]
-            groups.setdefault((number, gradient.view.order), []).append((gradient, same))
+            groups.setdefault((number, gradient.view.order), []).append((gradient, candidates.with_number(number)))
     found: dict[int, Call] = {}
     for group in groups.values():
         n = len(group[0][1])
@@ -114,7 +155,7 @@ def _by_run(gradients: Sequence[tuple[Item, list[Call]]]) -> dict[int, Call]:
     return found
 
 
-def _give(gradient: Item, candidates: Sequence[Call]) -> bool:
+def _give(gradient: Item, candidates: _Candidates) -> bool:
     """Adds a gradient to the calls that it belongs to, element by element. False if its value was not computed.
 
     The token says which call that is. Where there are branches it may be another one in every iteration, or for every
@@ -124,15 +165,14 @@ def _give(gradient: Item, candidates: Sequence[Call]) -> bool:
     if isinstance(token, np.ndarray) and np.all(token == NO_VALUE):
         return False
     traced = isinstance(token, _jax.Tracer)
-    if traced or any(isinstance(t, _jax.Tracer) for call in candidates for t in tokens_of(call.item)):
-        candidates = _possible(candidates, token)
-    if len(candidates) == 1:
-        _add(candidates[0], gradient)
+    possible = candidates.calls if len(candidates.calls) == 1 else candidates.possible(token)
+    if len(possible) == 1 and (traced or candidates.traced or possible is candidates.calls):
+        _add(possible[0], gradient)
         return True
     _check_told_apart(gradient, candidates)
     token = token if traced else _as_numbers(token)
     has = [on and token.ndim > 0 for on in extra_has(gradient.view.axes, "token")]
-    for call in candidates:
+    for call in possible:
         mine = [_one(token) for token in tokens_of(call.item)]
         if not traced and not any(isinstance(t, _jax.Tracer) for t in mine):
             here = np.isin(token, mine) & (token != 0)  # where it is 0, the gradient is too
@@ -152,25 +192,12 @@ def _give(gradient: Item, candidates: Sequence[Call]) -> bool:
     return True
 
 
-def _possible(candidates: Sequence[Call], token: Any) -> list[Call]:
-    """The calls whose token may be this one, as far as the program says; the others get nothing."""
-    numbers = possible_numbers(token)
-    if numbers is None:
-        return list(candidates)
-    found = []
-    for call in candidates:
-        mine = [possible_numbers(token) for token in tokens_of(call.item)]
-        if any(own is None or (own & numbers) - {0, NO_VALUE} for own in mine):
-            found.append(call)
-    return found
-
-
-def _check_told_apart(gradient: Item, candidates: Sequence[Call]) -> None:
+def _check_told_apart(gradient: Item, candidates: _Candidates) -> None:
     """Raises CaptureError if a gradient has a token that is a constant of a program, and the program ran twice."""
     numbers = possible_numbers(gradient.extras["token"]) or frozenset()
     for number in numbers:
-        same = [c for c in candidates if any(number in (possible_numbers(t) or ()) for t in tokens_of(c.item))]
-        if number <= WRITTEN_DOWN and len(same) > 1:
+        same = candidates.with_number(number) if number <= WRITTEN_DOWN else ()
+        if len(same) > 1:
             site = gradient.site
             raise CaptureError(
                 f"the gradient at site {same[0].item.path!r} ({site.source}) belongs to one of {len(same)} calls that "
