@@ -854,8 +854,10 @@ sine.defjvp(lambda primals, tangents: sine_and_tangent(primals[0], tangents[0]))
         jax.jit(jax.grad(jax.grad(sine))),
         lambda x: jax.linearize(jax.jit(sine), x)[1](2.0),
         jax.grad(lambda x: jax.lax.scan(lambda c, _: (sine(c), None), x, None, length=2)[0]),
+        jax.grad(jax.checkpoint(sine)),
+        jax.grad(lambda x: jax.lax.scan(jax.checkpoint(lambda c, _: (sine(c), None)), x, None, length=2)[0]),
     ],
-    ids=["grad", "twice", "linearize", "scan"],
+    ids=["grad", "twice", "linearize", "scan", "remat", "remat in scan"],
 )
 def test_values_next_to_tangents_in_a_jitted_rule(run):
     """JAX knows the values and not the tangents when it takes the rule apart."""

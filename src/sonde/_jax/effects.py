@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax._src import effects as _effects
 from jax._src import util as _util
 from jax._src.interpreters import partial_eval as _pe
 
 from sonde._jax.imported import Effect, Primitive, Var, no_effects
+from sonde._jax.jaxprs import open_jaxpr
 
-__all__ = ["allow_effect", "hold_weakly", "register_apart_when_partially_known", "register_kept_when_rematerialised"]
+__all__ = ["allow_effect", "hold_weakly", "register_partial_evaluation"]
 
 
 def allow_effect(effect_type: type[Effect]) -> None:
@@ -37,20 +39,31 @@ def hold_weakly(parameter_type: type) -> None:
     _util.weakref_cache_key_types.add(parameter_type)
 
 
-def register_kept_when_rematerialised(primitive: Primitive, plain: Primitive, n_values: Callable[[Any], int]) -> None:
+def register_partial_evaluation(
+    primitive: Primitive,
+    plain: Primitive,
+    n_values: Callable[[dict[str, Any], Sequence[Any]], int],
+    may_divide: Callable[[dict[str, Any]], bool],
+) -> None:
     """Under remat, `primitive` runs in the forward pass only; the recomputation gets `plain` in its place.
 
     An effectful equation would otherwise make its operands residuals, which defeats rematerialisation, and would run
-    twice. Of the operands and outputs of an equation, the first `n_values(eqn)` are what `plain` passes on; other
-    outputs are saved from the forward pass and become further operands of `plain`.
+    twice. Of the operands and outputs of an equation, the first `n_values(params, operands)` are what `plain` passes
+    on; other outputs are saved from the forward pass and become further operands of `plain`.
+
+    In the rule of a derivative, values are known and tangents are not. If `may_divide(params)`, a value that is known
+    stays known next to a tangent; JAX computes all results of an equation with the tangents.
     """
 
     def rule(saveable: Any, unknown_in: Sequence[bool], instantiated_in: Sequence[bool], eqn: Any) -> Any:
         del saveable
-        n, n_out = n_values(eqn), len(eqn.outvars)
+        n, n_out = n_values(eqn.params, eqn.invars), len(eqn.outvars)
         residuals = [x for x, i in zip(eqn.invars, instantiated_in) if type(x) is Var and not i]
         if any(unknown_in):
-            return None, eqn, [True] * n_out, [True] * n_out, residuals
+            n = n if may_divide(eqn.params) else 0
+            known = [(x, out) for x, out, u in zip(eqn.invars[:n], eqn.outvars, unknown_in) if not u]
+            unknown_out = [*unknown_in[:n], *[True] * (n_out - n)]
+            return _passing_on(known), eqn, unknown_out, [True] * n_out, residuals
         saved = [v for v in eqn.outvars[n:] if type(v) is Var]
         values, outs = [*eqn.invars[:n], *eqn.outvars[n:]], eqn.outvars[:n]
         staged = eqn.replace(primitive=plain, effects=no_effects, invars=values, outvars=outs)
@@ -58,23 +71,20 @@ def register_kept_when_rematerialised(primitive: Primitive, plain: Primitive, n_
 
     _pe.partial_eval_jaxpr_custom_rules[primitive] = rule
 
-
-def register_apart_when_partially_known(primitive: Primitive, n_values: Callable[..., int]) -> None:
-    """Under partial evaluation, a value that is known stays known though another value of the equation is not.
-
-    In the rule of a derivative, values are known and tangents are not. JAX would compute all of an equation's results
-    with the tangents if it has operands of both kinds.
-
-    Args:
-        primitive: Returns its first operands, `n_values(*operands, **params)` of them, as they are.
-        n_values: The number of these; 0 if JAX's own way is right.
-    """
-
-    def rule(trace: Any, *tracers: Any, **params: Any) -> Any:
+    def rule_of_trace(trace: Any, *tracers: Any, **params: Any) -> Any:
         outs = list(trace.default_process_primitive(primitive, tracers, params))
-        if not all(t.is_known() for t in tracers):
-            n = n_values(*tracers, **params)
+        if may_divide(params) and not all(t.is_known() for t in tracers):
+            n = n_values(params, tracers)
             outs[:n] = [t if t.is_known() else out for t, out in zip(tracers[:n], outs[:n])]
         return outs
 
-    _pe.custom_partial_eval_rules[primitive] = rule
+    _pe.custom_partial_eval_rules[primitive] = rule_of_trace
+
+
+def _passing_on(pairs: Sequence[tuple[Any, Any]]) -> Any:
+    """An equation whose results are its operands, given as pairs of operand and result; None if there are none."""
+    if not pairs:
+        return None
+    jaxpr = open_jaxpr(jax.make_jaxpr(jax.lax.optimization_barrier)([x.aval for x, _ in pairs]))
+    (template,) = jaxpr.eqns
+    return template.replace(invars=[x for x, _ in pairs], outvars=[out for _, out in pairs])

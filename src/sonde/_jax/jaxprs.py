@@ -135,6 +135,5 @@ def add_equation(var: Any, amount: int) -> tuple[Any, Any]:
 def added_amount(made: Any) -> int | None:
     """The literal whole number that an equation adds to its first operand; None if there is none."""
     added = made.inputs[1] if made.primitive is lax.add_p else None
-    if not isinstance(added, Literal) or np.ndim(added.val) or not np.issubdtype(added.aval.dtype, np.integer):
-        return None
-    return int(added.val)
+    number = np.asarray(added.val if isinstance(added, Literal) else 0.0)
+    return int(number) if number.dtype.kind in "iu" and not number.ndim else None

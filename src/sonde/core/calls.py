@@ -122,7 +122,7 @@ class _Candidates:
 
 
 def _with_candidates(items: Sequence[Item], of_site: dict[Site, list[Call]]) -> list[tuple[Item, _Candidates]]:
-    """The gradients, each with the calls of its sites: those that were differentiated often enough, if there are any."""
+    """The gradients, each with the calls of its sites: if possible, those differentiated often enough."""
     known: dict[Any, _Candidates] = {}
     gradients = []
     for item in items:

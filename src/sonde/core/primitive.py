@@ -116,12 +116,16 @@ plain_p.def_abstract_eval(_values_only)
 mlir.register_lowering(plain_p, lambda ctx, *args, site, view: _values_only(*args, site=site, view=view))
 
 
-def _n_values(eqn: Any) -> int:
-    site, view = eqn.params["site"], eqn.params["view"]
-    return 0 if view.role == "look" else len(operands_of(eqn.invars, site, view).arrays)
+def _n_values(params: dict[str, Any], args: Sequence[Any]) -> int:
+    site, view = params["site"], params["view"]
+    return 0 if view.role == "look" else len(operands_of(args, site, view).arrays)
 
 
-_jax.register_kept_when_rematerialised(site_p, plain_p, _n_values)
+def _may_divide(params: dict[str, Any]) -> bool:
+    return params["site"].depths is not None  # what was sown must not be lost with its tangents
+
+
+_jax.register_partial_evaluation(site_p, plain_p, _n_values, _may_divide)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Differentiation

@@ -29,10 +29,9 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.context import Looking, look
-from sonde.core.operands import operands_of
 from sonde.core.primitive import site_p
 from sonde.core.scopes import check_scopes
-from sonde.core.site import LEAF, PLAIN, Site, View
+from sonde.core.site import LEAF, PLAIN, Site
 from sonde.core.trace import SiteTrace
 from sonde.errors import CaptureError
 from sonde.inside.identity import note
@@ -182,14 +181,6 @@ def _may_be_replaced(value: Any, state: Looking) -> bool:
 
 def _is_inexact(value: Any) -> bool:
     return jnp.issubdtype(value.dtype, jnp.inexact)
-
-
-def _n_values(*args: Any, site: Site, view: View) -> int:
-    """The number of arrays that a site returns; 0 for one that was sown, which must not be lost with its tangents."""
-    return 0 if site.depths is None or view.role == "look" else len(operands_of(args, site, view).arrays)
-
-
-_jax.register_apart_when_partially_known(site_p, _n_values)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
