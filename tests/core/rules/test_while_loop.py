@@ -11,7 +11,7 @@ from jax import lax
 from tests.core.comparing import equal, kinds
 
 import sonde
-from sonde import capture, sow
+from sonde import capture, sow, tools
 
 N, X = jnp.array([1, 3]), jnp.array([1.0, 10.0])
 
@@ -195,4 +195,19 @@ def test_loops_over_nothing(last: int) -> None:
     result, records = capture(jax.vmap(adding), last=last)(nothing, nothing)
     assert result.shape == (0,)
     assert records["c"].values[0].shape == ((0,) if last == 1 else (last, 0))
-    assert sonde.tools.first_nonfinite(jax.vmap(adding))(nothing, nothing) is None
+    assert tools.first_nonfinite(jax.vmap(adding))(nothing, nothing) is None
+
+
+def test_calls_in_the_test_of_a_loop_are_counted_once_and_before_those_of_the_body():
+    def f(x: Any) -> Any:
+        y = lax.while_loop(lambda c: sow(c, "p") < 5, lambda c: sow(c + 1, "p"), x)
+        return sow(y * 10, "p")
+
+    # Half of one more stops the loop no sooner if it is added in the test, and goes into the result in the body.
+    expected = {0: 50.0, 1: 55.0, 2: 50.5}
+    assert [float(v) for v in capture(f)(1.0)[1]["p"].values] == [5.0, 5.0, 50.0]
+    for call, result in expected.items():
+        edited = sonde.edit(f, {"p": sonde.Edit(lambda v: v + 0.5, calls=call)})
+        assert edited(1.0) == capture(edited)(1.0)[0] == jax.jit(edited)(1.0) == result
+    with pytest.raises(sonde.errors.EditError, match="the site runs 3 times"):
+        capture(sonde.edit(f, {"p": sonde.Edit(jnp.negative, calls=3)}))(1.0)

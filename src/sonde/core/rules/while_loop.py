@@ -40,8 +40,8 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     handler = trace.handler
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     test_consts, body_consts, init = args[:n_test], args[n_test : n_test + n_body], args[n_test + n_body :]
+    test = _Part(params["cond_jaxpr"], handler, test_consts)  # it runs first: calls are counted in that order
     body = _Part(params["body_jaxpr"], handler, body_consts)
-    test = _Part(params["cond_jaxpr"], handler, test_consts)
     if not (body.new.specs or test.new.specs or handler.counts_iterations):
         # Nothing has to come out: the loop stays the loop it is.
         return _bind(*_also_asked(handler, test), body.new.jaxpr, body.front, init)
@@ -50,9 +50,9 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     keep_test = Keep(test.new.specs, active, handler.last, handler.fold, mapped)
     # The test runs once before the loop and once in every iteration. If another capture looks at it too, it stays where
     # it is, and what is recorded of it here is computed once more. Otherwise the loop carries its answer.
-    seen_by_others = handler.passes_on
-    recorded_test = _Part(params["cond_jaxpr"], handler.quietly(), test_consts) if seen_by_others else test
-    carries_answer = bool(test.new.specs) and not seen_by_others
+    computed_again = bool(test.new.specs) and handler.passes_on
+    recorded_test = _Part(params["cond_jaxpr"], handler.quietly(), test_consts) if computed_again else test
+    carries_answer = bool(test.new.specs) and not computed_again
 
     n_body, n_test = len(body.front), len(recorded_test.front)
 
