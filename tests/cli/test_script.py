@@ -54,15 +54,9 @@ def test_import_sonde_does_not_load_the_command_line() -> None:
 
 def test_a_process_finds_the_program_and_ends_with_the_code(write) -> None:
     write()
-    write(
-        "import jax.numpy as jnp, sonde\ndef f(x): return sonde.sow(x / 0, 'h')\nf.example_inputs = (jnp.ones(2),)\n",
-        "bad.py",
-    )
     done = process("-W", "error", "-m", "sonde.cli", "sites", "model:make")
     assert done.returncode == 0 and "layer0/out" in done.stdout and done.stderr == ""
     assert "\x1b[" not in done.stdout  # no colours without a terminal
-    done = process("-W", "error", "-m", "sonde.cli", "nonfinite", "bad.py:f")
-    assert done.returncode == 1 and "'h'" in done.stdout
     done = process("-W", "error", "-m", "sonde.cli", "report", "nothing:f")
     assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
 
@@ -70,12 +64,17 @@ def test_a_process_finds_the_program_and_ends_with_the_code(write) -> None:
 def test_main_returns_exit_codes(write, capsys: pytest.CaptureFixture[str]) -> None:
     write()
     write("import sonde\ndef f(x): raise KeyboardInterrupt\nf.example_inputs = (1.0,)\n", "stopped.py")
+    write(
+        "import jax.numpy as jnp, sonde\ndef f(x): return sonde.sow(x / 0, 'h')\nf.example_inputs = (jnp.ones(2),)\n",
+        "bad.py",
+    )
     assert main(["--version"]) == 0
+    assert main(["nonfinite", "bad.py:f"]) == 1
     assert main(["sites", "model:make"]) == 0
     assert main(["sites", "model:nothing"]) == 2
     assert main(["sites", "stopped:f"]) == 130
     captured = capsys.readouterr()
-    assert "layer0/out" in captured.out
+    assert "layer0/out" in captured.out and "'h'" in captured.out
     assert "Error: model has no 'nothing'" in captured.err and captured.err.endswith("Interrupted.\n")
 
 

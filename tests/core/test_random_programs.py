@@ -104,7 +104,7 @@ def test_many_random_programs(chosen: range) -> None:
     assert sum(checked) >= 0.9 * len(checked), "nearly all of them are programs that JAX can run"
 
 
-@hypothesis.settings(max_examples=10, database=None, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=5, database=None, deadline=None, derandomize=True)
 @hypothesis.given(st.randoms(use_true_random=False), st.integers(0, N_LOOKS - 1))
 def test_programs_that_hypothesis_draws(random: Random, look: int) -> None:
     check_program(Drawing(random).program(2), look, INPUTS[0])

@@ -62,6 +62,7 @@ def test_a_cache_changes_nothing(name: str, layers: Any, folders: dict[str, Any]
         assert apart(of_steps[:, 0, 0], full[0, length : length + NEW - 1]) < 1e-5
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "layers"), [("llama_dynamic", "scan"), ("phi3", "list")])
 def test_frequencies_that_change_as_a_text_grows(name: str, layers: Any, tmp_path: Any) -> None:
     """Every step is as if the whole text were read anew, and the other rows of the batch do not matter."""

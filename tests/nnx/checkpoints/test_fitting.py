@@ -109,34 +109,31 @@ def test_wrong_arguments(tmp_path):
         checkpoints.save(tmp_path / "x.safetensors", {"a.b": two(a=1).a.bias, "a": {"b": two(a=1).a.bias}})
 
 
-@pytest.mark.parametrize(
-    ("package", "path", "message"),
-    [
-        ("orbax", "x", "A checkpoint directory needs the package 'orbax', which is not installed. Install it with "
-         "`pip install 'sonde[checkpoints]'`."),
-        ("safetensors", "x.safetensors", "A .safetensors file needs the package 'safetensors', which is not installed. "
-         "Install it with `pip install 'sonde[safetensors]'`."),
-    ],
-)  # fmt: skip
-def test_missing_package(tmp_path, package, path, message):
+def test_missing_packages(tmp_path):
     """Importing needs neither package; using a format without its package names the extra."""
     code = f"""
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == {package!r}:
+        if name.partition(".")[0] in ("orbax", "safetensors"):
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Block())
 from sonde import nnx
 from sonde.nnx import checkpoints
 assert "orbax" not in sys.modules and "safetensors" not in sys.modules
 model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-path = {str(tmp_path / path)!r}
-for verb in ("save", "restore", "contents", "read"):
-    try:
-        getattr(checkpoints, verb)(*((path, model) if verb in ("save", "restore") else (path,)))
-    except ModuleNotFoundError as error:
-        print(error)
+for path in {str(tmp_path / "x")!r}, {str(tmp_path / "x.safetensors")!r}:
+    for verb in ("save", "restore", "contents", "read"):
+        try:
+            getattr(checkpoints, verb)(*((path, model) if verb in ("save", "restore") else (path,)))
+        except ModuleNotFoundError as error:
+            print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == f"{message}\n" * 4, done.stderr
+    directory, file = (
+        "A checkpoint directory needs the package 'orbax', which is not installed. Install it with "
+        "`pip install 'sonde[checkpoints]'`.\n",
+        "A .safetensors file needs the package 'safetensors', which is not installed. Install it with "
+        "`pip install 'sonde[safetensors]'`.\n",
+    )
+    assert done.stdout == directory * 4 + file * 4, done.stderr

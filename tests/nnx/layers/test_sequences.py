@@ -36,6 +36,7 @@ def test_rnn_from_a_given_memory(same, draw):
     same(lambda n, rngs: n.RNN(n.GRUCell(3, 4, rngs=rngs), unroll=2), lambda n, m: m(x, initial_carry=h))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("with_lengths", [True, False])
 def test_bidirectional(same, draw, with_lengths):
     x, lengths = draw(2, 6, 3), jnp.array([2, 5]) if with_lengths else None
