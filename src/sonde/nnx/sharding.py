@@ -77,23 +77,41 @@ def as_abstract(tree: A, graph: bool | None = None) -> A:
         del path
         if not isinstance(leaf, Variable):
             return leaf
-        out_sharding = leaf.get_metadata("out_sharding", None)
-        mesh = leaf.get_metadata("mesh", None) or _jax.ambient_mesh()
-        value = leaf.get_raw_value()
-        if out_sharding is None or not isinstance(value, jax.ShapeDtypeStruct) or value.sharding is not None:
+        if leaf.get_metadata("out_sharding", None) is None and getattr(leaf.get_raw_value(), "sharding", None) is None:
             return leaf
-        if isinstance(out_sharding, Sharding):
-            sharding: Any = out_sharding
-        elif mesh is None:
-            return leaf
-        else:
-            sharding = NamedSharding(mesh, spec_of(leaf))
-        return leaf.replace(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding))
+        value = sharded_shape(leaf, _jax.ambient_mesh())
+        return leaf if value is None else leaf.replace(value)
 
     return map_leaves(one, tree, graph=graph)
 
 
 abstract_with_sharding = as_abstract
+
+
+def sharded_shape(variable: Variable[Any], mesh: Any) -> jax.ShapeDtypeStruct | None:
+    """The shape that an abstract Variable holds, with its sharding; None if it has one, or no mesh is known.
+
+    Args:
+        variable: the Variable.
+        mesh: the mesh, if the metadata of the Variable has none; None if there is no mesh. A mesh with devices replaces
+            an abstract one in a sharding that is there.
+    """
+    value, given = variable.get_raw_value(), variable.get_metadata("out_sharding", None)
+    mesh = variable.get_metadata("mesh", None) or mesh
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        return None
+    before = value.sharding
+    if before is not None and not (_is_abstract(before) and isinstance(mesh, Mesh)):
+        return None
+    if mesh is None and not isinstance(given, Sharding):
+        return None
+    spec = spec_of(variable) if before is None else before.spec
+    sharding = given if isinstance(given, Sharding) else NamedSharding(mesh, spec)
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding, weak_type=value.weak_type)
+
+
+def _is_abstract(sharding: Sharding) -> bool:
+    return isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh)
 
 
 def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:

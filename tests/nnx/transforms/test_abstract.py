@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
 
 from sonde import nnx
 
@@ -74,3 +75,22 @@ def test_outputs_may_share_where_arguments_may_not(same, options):
     assert (same(output) == (True, True)) is ("graph" not in options)
     given = same(lambda nnx: nnx.eval_shape(lambda m: m.a.w[...], model(nnx), **options).shape)
     assert given == (("raised", "ValueError") if options else (2,))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("updates", [True, False])
+def test_shapes_have_their_shardings_on_a_mesh(same, kind, updates):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(kind,), devices=jax.devices()[:2])
+
+    def shapes(nnx):
+        def make(**options):
+            named = nnx.Param(jnp.ones((4, 2)), out_sharding=("x", None), **options)
+            return nnx.Dict(named=named, plain=nnx.Param(jnp.ones(2)), bare=nnx.data(jnp.ones(3)))
+
+        with jax.set_mesh(mesh):
+            there = nnx.eval_shape(make, graph_updates=updates)
+            product = nnx.eval_shape(lambda model: model.named[...].T, make(), graph_updates=updates)
+        given = nnx.eval_shape(lambda: make(mesh=mesh), graph_updates=updates)
+        return [str(x) for x in jax.tree.leaves((nnx.state(there), product, nnx.state(given)))]
+
+    same(shapes)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from sonde.nnx.sharding import sharded_shape
 from sonde.nnx.transforms.lifting import Fixed, Taken, take
 from sonde.nnx.transforms.options import (
     MISSING,
@@ -18,6 +19,8 @@ from sonde.nnx.transforms.options import (
     refuse_bound_method,
 )
 from sonde.nnx.transforms.outcome import Left
+from sonde.nnx.variable import Variable
+from sonde.nnx.walking import walk
 
 
 def _pure(f: Callable[..., Any], taken: Taken) -> Callable[[list[Any]], Left]:
@@ -56,7 +59,18 @@ def eval_shape(
     taken = take("eval_shape", how, args, kwargs)
     if how.graph and not how.updates:  # the arguments must be trees; the output need not
         take("eval_shape", Mode(False, False), args, kwargs)
-    return taken.output(jax.eval_shape(_pure(f, taken), taken.values))
+    output = taken.output(jax.eval_shape(_pure(f, taken), taken.values))
+    if how.updates:
+        _place(output)
+    return output
+
+
+def _place(output: Any) -> None:
+    """Gives the shapes in Variables their shardings, if a mesh is known."""
+    mesh = jax.sharding.get_abstract_mesh()
+    for leaf in walk(output, graph=True, verb="eval_shape").leaves:
+        if isinstance(leaf, Variable) and (value := sharded_shape(leaf, None if mesh.empty else mesh)) is not None:
+            leaf.set_raw_value(value)
 
 
 @also_decorator

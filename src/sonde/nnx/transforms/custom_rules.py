@@ -236,7 +236,7 @@ class _Bound:
             surplus = [path for path in got if path not in leaves]
             missing = [path for path in leaves if path not in got]
             if surplus or (missing and not self._updates):
-                raise ValueError(
+                raise TypeError(
                     f"nnx.custom_vjp: the backward rule returned a cotangent with {len(got)} leaves for "
                     f"{names[argument]}, which has {len(leaves)}"
                     + "".join(f"; {show_path(path)} is not in it" for path in surplus[:1])
