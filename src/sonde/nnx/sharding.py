@@ -77,10 +77,12 @@ def as_abstract(tree: A, graph: bool | None = None) -> A:
         del path
         if not isinstance(leaf, Variable):
             return leaf
-        if leaf.get_metadata("out_sharding", None) is None and getattr(leaf.get_raw_value(), "sharding", None) is None:
-            return leaf
-        value = sharded_shape(leaf, _jax.ambient_mesh())
-        return leaf if value is None else leaf.replace(value)
+        value, mesh = leaf.get_raw_value(), leaf.get_metadata("mesh", None) or _jax.ambient_mesh()
+        if _is_abstract(getattr(value, "sharding", None)) and isinstance(mesh, Mesh):
+            sharding = NamedSharding(mesh, value.sharding.spec)
+            return leaf.replace(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding))
+        new = sharded_shape(leaf, mesh) if leaf.get_metadata("out_sharding", None) is not None else None
+        return leaf if new is None else leaf.replace(new)
 
     return map_leaves(one, tree, graph=graph)
 
@@ -93,24 +95,20 @@ def sharded_shape(variable: Variable[Any], mesh: Any) -> jax.ShapeDtypeStruct | 
 
     Args:
         variable: the Variable.
-        mesh: the mesh, if the metadata of the Variable has none; None if there is no mesh. A mesh with devices replaces
-            an abstract one in a sharding that is there.
+        mesh: the mesh, if the metadata of the Variable has none; None if there is no mesh.
     """
-    value, given = variable.get_raw_value(), variable.get_metadata("out_sharding", None)
+    value, sharding = variable.get_raw_value(), variable.get_metadata("out_sharding", None)
     mesh = variable.get_metadata("mesh", None) or mesh
-    if not isinstance(value, jax.ShapeDtypeStruct):
+    if not isinstance(value, jax.ShapeDtypeStruct) or value.sharding is not None:
         return None
-    before = value.sharding
-    if before is not None and not (_is_abstract(before) and isinstance(mesh, Mesh)):
-        return None
-    if mesh is None and not isinstance(given, Sharding):
-        return None
-    spec = spec_of(variable) if before is None else before.spec
-    sharding = given if isinstance(given, Sharding) else NamedSharding(mesh, spec)
+    if not isinstance(sharding, Sharding):
+        if mesh is None:
+            return None
+        sharding = NamedSharding(mesh, spec_of(variable))
     return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding, weak_type=value.weak_type)
 
 
-def _is_abstract(sharding: Sharding) -> bool:
+def _is_abstract(sharding: Any) -> bool:
     return isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh)
 
 
