@@ -1,0 +1,84 @@
+"""Whether two traced programs compute the same: by a name for each value, made of the operation and of what went in.
+
+Programs of two libraries are compared before they are compiled, which takes most of the time. Values with one name are
+equal to the bit; values with two names may be equal too. Names do not depend on the order of operations, on dead code,
+or on the jitted functions that a program is divided into.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+# These only run the program inside them, and say how it is differentiated.
+_INLINED = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
+_CHANGE_NOTHING = {"copy", "copy_p"}
+# Names, places in the source, and rules for what has been differentiated already.
+_NO_MATTER = {
+    "name",
+    "debug_info",
+    "ctx_mesh",
+    "jvp_jaxpr_fun",
+    "fwd_jaxpr_thunk",
+    "bwd",
+    "num_consts",
+    "donated_invars",
+}
+
+
+def names_of_outputs(traced: Any) -> list[str]:
+    """A name for each output of what `jax.jit(f).trace(...)` returned."""
+    inputs = traced.jaxpr.in_avals
+    return _outputs(traced.jaxpr, [f"input {i}" for i in range(len(inputs))])
+
+
+def _name(*parts: Any) -> str:
+    return hashlib.sha1(repr(parts).encode()).hexdigest()
+
+
+def _constant(value: Any) -> str:
+    if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    return _name(array.shape, str(array.dtype), array.tobytes())
+
+
+def _is_program(value: Any) -> bool:
+    return hasattr(getattr(value, "jaxpr", value), "eqns")
+
+
+def _parameter(value: Any) -> Any:
+    if _is_program(value):
+        inputs = getattr(value, "jaxpr", value).invars
+        return _outputs(value, [f"argument {i}" for i in range(len(inputs))])
+    if isinstance(value, (tuple, list)):
+        return [_parameter(part) for part in value]
+    return getattr(value, "__name__", type(value).__name__) if callable(value) else repr(value)
+
+
+def _outputs(program: Any, inputs: Sequence[str]) -> list[str]:
+    jaxpr = getattr(program, "jaxpr", program)
+    known = dict(zip(jaxpr.invars, inputs))
+    known.update(zip(jaxpr.constvars, map(_constant, getattr(program, "consts", ()))))
+    read = lambda atom: _constant(atom.val) if hasattr(atom, "val") else known[atom]
+    for equation in jaxpr.eqns:
+        primitive, given = equation.primitive.name, [read(atom) for atom in equation.invars]
+        inside = [value for value in equation.params.values() if _is_program(value)]
+        if primitive in _INLINED and inside:
+            made = _outputs(inside[0], given)
+        elif primitive in _CHANGE_NOTHING or _is_no_broadcast(equation):
+            made = given[:1]
+        else:
+            options = sorted((k, repr(_parameter(v))) for k, v in equation.params.items() if k not in _NO_MATTER)
+            kinds = [str(var.aval) for var in equation.outvars]
+            made = [_name(primitive, options, given, kinds, i) for i in range(len(kinds))]
+        known.update(zip(equation.outvars, made))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _is_no_broadcast(equation: Any) -> bool:
+    return equation.primitive.name == "broadcast_in_dim" and equation.invars[0].aval.shape == equation.params["shape"]

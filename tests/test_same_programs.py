@@ -1,0 +1,32 @@
+"""Programs are the same whatever they are divided into, and different as soon as a number is."""
+
+import jax
+import jax.numpy as jnp
+from tests.same_programs import names_of_outputs
+
+
+def names(f):
+    return names_of_outputs(jax.jit(f).trace(jnp.ones((2, 3))))
+
+
+def loop(by):
+    return lambda x: jax.lax.scan(lambda c, _: (jax.nn.relu(c * by), c), x, None, length=2)
+
+
+def test_what_a_program_is_divided_into_does_not_matter():
+    def divided(x):
+        jnp.cos(x)  # dead code
+        return jax.jit(lambda x: (jnp.sin(x), jax.nn.relu(x)))(x)
+
+    assert names(divided) == names(lambda x: (jnp.sin(x), jnp.maximum(x, 0)))
+    assert names(loop(2.0)) == names(lambda x: jax.jit(loop(2.0))(x))
+
+
+def test_other_numbers_are_another_program():
+    assert names(lambda x: x + 1) != names(lambda x: x + 2)
+    assert names(lambda x: x @ x.T) != names(lambda x: x @ (x * 1.5).T)
+    assert names(loop(2.0)) != names(loop(3.0))
+    table = jnp.arange(3.0)
+    assert names(lambda x: x + table) != names(lambda x: x + table[::-1] * 1)
+    x, y = names(lambda x: (jnp.sin(x), jnp.sin(x)))
+    assert x == y
