@@ -196,3 +196,18 @@ def test_the_function_runs_once():
     assert len(calls) == 1
     capture(jax.grad(lambda x: f(x).sum()), grads=True)(X)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"last": 0}, ValueError, "capture(last=...) keeps at least 1 iteration, got 0"),
+        ({"last": "2"}, TypeError, "capture(last=...) is a number of iterations, got '2' of type str"),
+        ({"last": True}, TypeError, "capture(last=...) is a number of iterations, got True of type bool"),
+        ({"reduce": 3}, TypeError, "capture(reduce=...) is a function of a value, got 3 of type int"),
+    ],
+)
+def test_options_that_do_not_fit(options, error, words):
+    with pytest.raises(error) as caught:
+        capture(jnp.sin, **options)
+    assert words in str(caught.value)

@@ -247,3 +247,18 @@ def test_a_site_inside_an_edit_is_a_site(form):
         slope = 2 * (expected * 2) * 2
     np.testing.assert_allclose(record.value, expected, rtol=1e-6)
     np.testing.assert_allclose(record.grad, slope, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"positions": "last"}, "Edit(positions=...) takes numbers, one or several, got 'last'"),
+        ({"positions": [1.5]}, "Edit(positions=...) takes numbers, one or several, got [1.5]"),
+        ({"calls": -1}, "Edit(calls=...) takes numbers counted from 0, one or several, got -1"),
+        ({"iterations": "all"}, "Edit(iterations=...) takes numbers counted from 0, one or several, got 'all'"),
+    ],
+)
+def test_where_an_edit_cannot_be(options, words):
+    with pytest.raises(TypeError) as caught:
+        Edit(0.0, **options)
+    assert str(caught.value) == words

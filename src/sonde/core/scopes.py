@@ -143,7 +143,7 @@ def _current_task() -> int | None:
 
 
 class scope:
-    """Puts the sites met inside the block under a name.
+    """Puts the sites inside the block under a name.
 
     Scopes count from the capture inwards: one that was entered before the capture began is not part of the path.
     When no capture runs it costs next to nothing.

@@ -23,7 +23,7 @@ LEAF = jax.tree.structure(0)
 
 
 class Site:
-    """One place in a program that was marked. Compared by identity.
+    """One marked point of a program. Compared by identity.
 
     Attributes:
         path: The name it was given. A predicate, and everything that is returned, has the whole path here, with the

@@ -1,4 +1,4 @@
-"""`Inside`: the code to look into, with options."""
+"""`Inside`: the code whose values become sites, with options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sonde.inside.libraries import Model, as_model
 
 
 class Inside:
-    """Code to look into, with options; for `inside=`, if a function or its name is not enough.
+    """Code whose values become sites, with options; for `inside=`, if a function or its name is not enough.
 
     Args:
         *what: Functions (also jitted, decorated, bound, partial), classes (the methods in their bodies), Python modules

@@ -29,20 +29,20 @@ def ablate(
     calls: int | Sequence[int] | None = None,
     inside: Any = None,
 ) -> Callable:
-    """`f` without what is at some sites.
+    """`f` with the values at some sites replaced by zeros, means or other values.
 
     Args:
         f: Any callable.
         *patterns: Which sites, as in `sonde.capture`; at least one.
-        to: What replaces it: a number; an array that broadcasts against the value; `"mean"`, the mean of this
+        to: What replaces a value: a number; an array that broadcasts against the value; `"mean"`, the mean of this
             value over all axes but `axis` and the last one (under `vmap` a value is one example), so that a head's mean
             is a vector; or, by path, the records of another run, arrays, or statistics over a data set as
             `sonde.store.statistics` returns them: their means, those of each layer in a loop and of each call. For
             the means of single heads the statistics need the axis of the heads: `statistics(..., axes=2)`.
-        units: Which indices along `axis` to take away. All, if None.
+        units: Which indices along `axis` to replace. All, if None.
         axis: Where the units are: the last axis, unless given.
         resample: A seed: in place of means, put samples that `statistics(..., samples=n)` kept, each drawn at
-            random. All sites draw the same, so that what stood together at two sites stays together.
+            random. All sites draw the same samples, so that values of one example stay together.
         positions: At which positions only. All, if None.
         position_axis: Where the positions are: the last axis but one, unless given.
         iterations: In which iterations of the loop around only, as in `sonde.Edit`. Statistics name their own.

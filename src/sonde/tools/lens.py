@@ -25,7 +25,7 @@ from sonde.tools.words import shown_by, words
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading(Drawn):
-    """What one site says.
+    """What the output layer reads at one site.
 
     Attributes:
         tokens: The best tokens, best first, along the last axis; loops and mapped axes are in front.

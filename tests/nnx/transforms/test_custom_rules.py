@@ -20,6 +20,11 @@ def test_custom_vjp_errors():
         nnx.grad(f)(1.0)
     with pytest.raises(ValueError, match="`nondiff_argnums` cannot contain `DiffState` objects"):
         nnx.custom_vjp(f, nondiff_argnums=(nnx.DiffState(0, nnx.Param),), graph_updates=False)
+    with pytest.raises(ValueError, match="symbolic_zeros=True is not supported"):
+        f.defvjp(lambda x: (f(x), None), lambda r, g: (g,), symbolic_zeros=True)
+    f.defvjp(lambda x: x, lambda r, g: (g,))
+    with pytest.raises(TypeError, match="the forward rule must return a pair of output and residuals"):
+        nnx.grad(f)(1.0)
 
 
 def test_custom_vjp_with_a_function_among_the_arguments():

@@ -116,3 +116,10 @@ def test_second_derivatives():
     model = nnx.Dict(w=nnx.Param(jnp.array(2.0)))
     second = nnx.grad(lambda m: nnx.grad(lambda m: m.w**3)(m).w[...])(model)
     np.testing.assert_allclose(second.w, 12.0)
+
+
+@pytest.mark.parametrize("verb", ["grad", "value_and_grad", "vjp"])
+def test_an_option_that_jax_no_longer_has(verb):
+    arguments = (jnp.sin, 1.0) if verb == "vjp" else (jnp.sin,)
+    with pytest.raises(ValueError, match=rf"nnx.{verb}\(reduce_axes=\('d',\)\): JAX no longer has this option"):
+        getattr(nnx, verb)(*arguments, reduce_axes=("d",))

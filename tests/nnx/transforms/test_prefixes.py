@@ -117,3 +117,8 @@ def test_shardings_of_donated_and_nested_arguments():
 def test_too_many_shardings():
     with pytest.raises(ValueError, match="nnx.jit was given 2 in_shardings and 1 positional arguments"):
         nnx.jit(lambda m: m.w, in_shardings=(None, None))(model())
+
+
+def test_a_variable_is_no_prefix():
+    with pytest.raises(ValueError, match="nnx.vmap: Variables prefixes are not supported, but `in_axes` holds a Param"):
+        nnx.vmap(lambda x: x, in_axes=(nnx.Param(0),))(X)

@@ -107,3 +107,18 @@ def test_new_arrays_in_the_places_of_others_go_round_or_are_forgotten(same, arra
         return scanned(m, jnp.float32(0), jnp.arange(3.0)), m.a, m.more[0], m.w[...]
 
     assert same(program)[0] != "raised"
+
+
+@pytest.mark.parametrize(
+    ("in_axes", "out_axes", "words"),
+    [
+        ((nnx.Carry, 0), 0, "Carry must be in both in_axes and out_axes or in neither"),
+        ((nnx.Carry, nnx.Carry), nnx.Carry, r"multiple Carry definitions, at in_axes\[0\] and in_axes\[1\]"),
+        ((nnx.Carry, 0), (nnx.Carry, None), r"cannot broadcast output state. Got out_axes\[1\]=None"),
+        ((0, 0), None, "cannot broadcast output state. Got out_axes=None"),
+        (nnx.Carry, nnx.Carry, "in_axes=Carry takes one argument, got 2"),
+    ],
+)
+def test_axes_that_do_not_fit(in_axes, out_axes, words):
+    with pytest.raises(ValueError, match=words):
+        nnx.scan(lambda c, x: (c, x), in_axes=in_axes, out_axes=out_axes)(jnp.zeros(2), jnp.arange(2.0))
