@@ -30,6 +30,7 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", SHORT)
 def test_it_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """After two steps of training, all that follows; what the example claims is checked in the thorough run."""

@@ -18,7 +18,7 @@ from sonde.demo import pretrained
 WORDS = "? The Eiffel Tower is in the city of capital country Paris Rome France Italy a b c d e f g".split()
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "hidden_size": 16,
     "num_attention_heads": 2,
     "intermediate_size": 16,
@@ -42,7 +42,7 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found: dict[str, Any] = json.loads(done.stdout)
     # Weights that were never trained have no induction heads: the demo says so and does not end well.
     assert done.exit_code == (1 if found["problems"] else 0)
-    assert len(found["said"]) == 3 and len(found["induction"]) == 3 and len(found["restored"]) == 3
+    assert len(found["said"]) == len(found["induction"]) == len(found["restored"]) == 2
     model = models.load(folder)
     tokens = model.tokenizer.encode(pretrained.SENTENCE)
     assert 0 not in tokens

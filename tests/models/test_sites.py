@@ -73,13 +73,14 @@ def test_the_page_has_the_table() -> None:
 
 
 def test_results_add_up_to_the_output(gemma: Any) -> None:
-    logits = gemma(TOKENS)
+    logits = jax.jit(gemma)(TOKENS)
     gemma.set_attributes(per_head=True)
-    again, records = sonde.capture(gemma, "blocks/0/attn/results", "blocks/0/attn/out")(TOKENS)
+    capture = sonde.capture(gemma, "blocks/0/attn/results", "blocks/0/attn/out")
+    again, records = jax.jit(capture)(TOKENS)
     assert apart(again, logits) < 1e-5
     assert apart(records["blocks/0/attn/results"].value.sum(-2), records["blocks/0/attn/out"].value) < 1e-5
-    silenced = sonde.edit(gemma, {"blocks/0/attn/results": lambda x: x.at[..., 1, :].set(0)})(TOKENS)
-    by_heads = sonde.edit(gemma, {"blocks/0/attn/heads": lambda x: x.at[..., 1, :].set(0)})(TOKENS)
+    without = lambda site: sonde.edit(gemma, {site: lambda x: x.at[..., 1, :].set(0)})
+    silenced, by_heads = (jax.jit(without(f"blocks/0/attn/{site}"))(TOKENS) for site in ("results", "heads"))
     gemma.set_attributes(per_head=False)
     assert apart(silenced, by_heads) < 1e-5
 

@@ -19,9 +19,9 @@ def plain(value) -> np.ndarray:
     return np.asarray(value, np.float64) if jnp.issubdtype(value.dtype, jnp.inexact) else np.asarray(value)
 
 
-def leaves(where, model) -> dict:
+def leaves(where, state) -> dict:
     """The state of a model by path, with the type of Variable at every place."""
-    return {path: (type(x).__name__, str(x.dtype), plain(x)) for path, x in where.to_flat_state(where.state(model))}
+    return {path: (type(x).__name__, str(x.dtype), plain(x)) for path, x in where.to_flat_state(state)}
 
 
 def assert_same_state(ours: dict, theirs: dict, *, rtol: float = 0.0) -> None:
@@ -46,7 +46,7 @@ def same():
     """`same(make, call)`: make and call the layer in both libraries and compare everything that can be seen.
 
     Compared are initial values (to the last digit), how many random keys were used, outputs, the state after the call,
-    and gradients of the sum of squared outputs with respect to parameters.
+    and gradients of the sum of squared outputs with respect to parameters. The call is one compiled program.
     """
 
     def check(make, call, *, gradients: bool = True, rtol: float | None = None):
@@ -54,11 +54,10 @@ def same():
         for where in (nnx, fnnx):
             rngs = where.Rngs(0, dropout=1)
             model = make(where, rngs)
-            before = leaves(where, model)
+            before = leaves(where, where.state(model))
             used = {name: int(rngs[name].count.get_value()) for name in ("default", "dropout")}
-            grads = _gradients(where, model, call) if gradients else {}
-            output = call(where, model)
-            seen.append((before, used, output, leaves(where, model), grads))
+            output, after, grads = _called(where, model, call, gradients)
+            seen.append((before, used, output, leaves(where, after), grads))
         ours, theirs = seen
         assert_same_state(ours[0], theirs[0])
         assert ours[1] == theirs[1]
@@ -80,16 +79,21 @@ def same():
     return check
 
 
-def _gradients(where, model, call) -> dict:
+def _called(where, model, call, gradients: bool) -> tuple:
+    """The output of a call, the state after it, and the gradients if asked."""
     graph, params, rest = where.split(model, where.Param, ...)
 
-    def loss(params):
+    def loss(params, rest):
         # Variables made inside may be written to inside.
-        inner = jax.tree.map(lambda x: x, rest)
-        output = call(where, where.merge(graph, params, inner))
-        return sum((x.astype(jnp.float32) ** 2).sum() for x in jax.tree.leaves(output))
+        inner = where.merge(graph, params, jax.tree.map(lambda x: x, rest))
+        output = call(where, inner)
+        size = sum((x.astype(jnp.float32) ** 2).sum() for x in jax.tree.leaves(output)) if gradients else 0
+        return size, (output, where.state(inner))
 
-    return {path: plain(x) for path, x in where.to_flat_state(jax.jit(jax.grad(loss))(params))}
+    if not gradients:
+        return *jax.jit(loss)(params, rest)[1], {}
+    grads, (output, after) = jax.jit(jax.grad(loss, has_aux=True))(params, rest)
+    return output, after, {path: plain(x) for path, x in where.to_flat_state(grads)}
 
 
 @pytest.fixture
