@@ -44,3 +44,15 @@ def test_table():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # treescope's own, on some versions of JAX
 def test_notebook():
     assert "'block/h'" in treescope.render_to_text(records())
+
+
+def test_a_record_in_a_notebook():
+    def f(x):
+        for _ in range(2):
+            x = sonde.sow(x * 2, "h")
+        return x.sum()
+
+    _, records = sonde.capture(jax.grad(f), grads=True)(jnp.ones(3))
+    page = records["h"]._repr_html_()
+    assert "h" in page and page.count("float32[3]") == 4  # two values and two gradients
+    assert repr(records["h"]) == "Record('h', values=float32[3] x2, grads=float32[3] x2)"

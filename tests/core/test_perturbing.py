@@ -104,3 +104,19 @@ def test_what_does_not_fit():
 
 def test_without_anybody_looking_it_is_the_identity():
     assert str(jax.make_jaxpr(loss)(X)) == str(jax.make_jaxpr(lambda x: jnp.sum(jnp.sin(x) ** 2))(X))
+
+
+def test_a_perturbation_of_another_structure():
+    f = lambda x: sonde.perturb({"a": x, "b": x * 2}, "h")["a"].sum()
+    with pytest.raises(EditError, match=r"perturbation of 'h' \(.*test_perturbing.py:\d+\): expected the structure"):
+        sonde.perturbed(f)({"h": {"a": jnp.ones(2)}}, jnp.ones(2))
+
+
+def test_single_rows_of_a_loop_with_a_name():
+    def f(x):
+        with sonde.scope("blocks/*"):
+            return jax.lax.scan(lambda c, _: (sonde.perturb(c * 2, "h"), None), x, length=3)[0]
+
+    assert float(sonde.perturbed(f)({"blocks/1/h": jnp.float32(0.5)}, jnp.float32(1.0))) == (1 * 2 * 2 + 0.5) * 2
+    gradient = jax.grad(lambda d: sonde.perturbed(f)(d, jnp.float32(1.0)))({"blocks/0/h": jnp.float32(0.0)})
+    assert float(gradient["blocks/0/h"]) == 4.0

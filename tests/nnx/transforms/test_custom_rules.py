@@ -99,3 +99,28 @@ def test_cotangents_of_updates_same_as_flax():
         return out, m, seen
 
     check(case)
+
+
+class Scaled(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.array(3.0))
+
+    @nnx.custom_vjp
+    def scale(self, x):
+        return self.w * x
+
+
+def test_a_method_with_its_own_rule():
+    Scaled.scale.defvjp(lambda m, x: (m.w * x, x), lambda x, g: (None, g[1] * 10))
+    model = Scaled()
+    assert float(model.scale(2.0)) == 6.0
+    of_model, of_x = nnx.grad(lambda m, x: m.scale(x), argnums=(0, 1))(model, 2.0)
+    assert float(of_x) == 10.0
+    assert float(of_model.w[...]) == 0.0  # None in place of a cotangent
+
+
+def test_a_cotangent_of_another_form():
+    f = nnx.custom_vjp(lambda x: x["a"] * 2)
+    f.defvjp(lambda x: (x["a"] * 2, None), lambda _, g: ({"a": g[1], "b": g[1]},))
+    with pytest.raises(TypeError, match="a cotangent with 2 leaves for .*, which has 1; b is not in it"):
+        nnx.grad(f)({"a": 1.0})

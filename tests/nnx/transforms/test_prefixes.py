@@ -122,3 +122,8 @@ def test_too_many_shardings():
 def test_a_variable_is_no_prefix():
     with pytest.raises(ValueError, match="nnx.vmap: Variables prefixes are not supported, but `in_axes` holds a Param"):
         nnx.vmap(lambda x: x, in_axes=(nnx.Param(0),))(X)
+
+
+def test_a_module_is_no_prefix_with_graph_updates():
+    with pytest.raises(ValueError, match="Graph nodes are not allowed as prefixes .*`in_axes` holds a Dict"):
+        nnx.vmap(lambda m: m.w, in_axes=(model(),))(model())

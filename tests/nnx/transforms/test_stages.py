@@ -1,6 +1,7 @@
 """What `lower`, `trace` and `compile` of a jitted function return."""
 
 import jax.numpy as jnp
+import pytest
 from tests.nnx.transforms.traces import Model, traced
 
 from sonde import nnx
@@ -29,3 +30,11 @@ def test_stages_of_a_partial():
     g = nnx.jit_partial(f, model)
     assert g.eval_shape(2.0).shape == (2,) and g.trace(2.0).lower() is not None
     assert float(g.lower(2.0).compile()(3.0)[0]) == 3.0 and int(model.n) == 1
+
+
+def test_a_stage_shows_the_one_of_jax():
+    lowered = nnx.jit(lambda x: x * 2).lower(1.0)
+    assert repr(lowered).startswith(f"{type(lowered).__name__}(")
+    assert "multiply" in lowered.as_text()
+    with pytest.raises(AttributeError):
+        lowered._not_there
