@@ -123,7 +123,8 @@ def test_one_compiled_call():
 
 def flops(f, sites, speed):
     """The cost of a sweep, in runs of the function."""
-    from sonde.tools import patching, pure
+    from sonde.core import pure
+    from sonde.tools import patching
 
     # A row of its own for every position: a product that is not batched is then one that is shared.
     x = jnp.ones((4, 64))
