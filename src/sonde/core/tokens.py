@@ -55,7 +55,8 @@ class Passed(NamedTuple):
         given = inputs[self.position]
         if not (isinstance(given, (np.ndarray, np.generic)) if ours else is_token(given)):
             return None
-        return new_token(np.broadcast_to(given + self.amount, (*self.repeats, *np.shape(given))))
+        number = given + self.amount
+        return new_token(np.broadcast_to(number, (*self.repeats, *number.shape)) if self.repeats else number)
 
 
 _SLICE = -1  # among `Passed.repeats`, in the body of a loop: of what follows, it is a slice
