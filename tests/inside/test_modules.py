@@ -325,3 +325,25 @@ def test_a_loop_of_linen_that_flax_tries_first():
     np.testing.assert_allclose(hidden.grad[1], jnp.ones(3))
     initial, _ = sonde.capture(model.init, inside=Cell)(jax.random.key(0), x)
     jax.tree.map(np.testing.assert_array_equal, initial, variables)
+
+
+def test_a_mask_of_keras_stays_with_its_array():
+    """Keras keeps masks by the identity of arrays; for gradients and edits, an array passes through sites."""
+    import keras
+
+    model = keras.Sequential([keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.Dropout(0.0)])
+    tokens, wanted = np.array([[1, 2, 0, 0], [3, 4, 1, 0]]), np.ones((2, 4, 3), np.float32)
+    model(tokens)
+    weights, others = ([v.value for v in some] for some in (model.trainable_variables, model.non_trainable_variables))
+    error = keras.losses.MeanSquaredError()
+
+    def loss(weights):
+        return error(wanted, model.stateless_call(weights, others, tokens)[0])
+
+    run = jax.value_and_grad(loss)
+    plain = run(weights)
+    unmasked = ((weights[0][tokens] - wanted) ** 2).mean()
+    assert abs(plain[0] - unmasked) > 1e-3
+    for inside, path in ((model, "**/out"), ([keras.Layer, keras.losses.Loss], "**/outputs")):
+        close(sonde.capture(run, inside=inside, grads=True)(weights)[0], plain)
+        close(sonde.edit(run, {path: lambda x: x}, inside=inside)(weights), plain)

@@ -909,3 +909,30 @@ def test_what_vmap_does_not_map_stays_so_next_to_what_it_maps():
     found = {path.rpartition("/")[2]: record for path, record in records.items()}
     np.testing.assert_array_equal(found["x"].grad, result[0])
     assert not found["pair"].grads and not found["return"].grads  # read, and not passed through
+
+
+class Named:
+    def __enter__(self):
+        self.scope = jax.named_scope("block")
+        self.scope.__enter__()
+
+    def __exit__(self, *error):
+        self.scope.__exit__(*error)
+
+    def doubled(self, x):
+        return x * 2
+
+
+def in_a_block(x):
+    block = Named()
+    with block:
+        y = block.doubled(x)
+    return y
+
+
+def test_methods_that_begin_and_end_a_block_are_left_out():
+    inside = sonde.Inside(in_a_block, Named)
+    assert {x.name for x in inside.left_out} == {"Named.__enter__", "Named.__exit__"}
+    _, records = sonde.capture(in_a_block, inside=inside)(X)
+    names = [path.removeprefix("in_a_block/") for path in records]
+    assert names == ["x", "Named.doubled/x", "Named.doubled/return", "y", "return"]

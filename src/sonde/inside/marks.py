@@ -63,7 +63,7 @@ class FunctionMarks:
         self.parent = parent
         self.inner: list[FunctionMarks] = []
         self.plain: CodeType | None = None
-        self.reason: str | None = function.lazy and f"it is {function.lazy}, whose body runs after the call"
+        self.reason: str | None = function.reason
         self._compile = compile
         self._codes: dict[bool, CodeType | None] = {}
         plain_name = function.qualname.replace(".<locals>", "").replace("<", "").replace(">", "")

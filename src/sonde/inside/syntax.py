@@ -15,7 +15,8 @@ words in capitals are not names but constants of the new code, so that nothing i
 are strings that no program contains, which `sonde.inside.source` replaces by objects. A call of a constant is written
 as the call of a conditional expression, because Python warns about calls of constants.
 
-Generators and coroutines, whose bodies run after the call, and names that are not local are not marked.
+Not marked are generators and coroutines, whose bodies run after the call, the methods that begin and end a `with`
+block, and names that are not local.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Function:
         end: Its last line.
         start: Line and column at which the body of a lambda starts; tells lambdas on one line apart.
         parent: The number of the function that it is defined in, if any.
-        lazy: What kind of function it is, if its body runs after the call; else None.
+        reason: Why its body is not marked; None if it is.
     """
 
     index: int
@@ -80,7 +81,7 @@ class Function:
     end: int
     start: tuple[int, int] | None
     parent: int | None
-    lazy: str | None
+    reason: str | None
 
 
 def word(role: Role, index: int) -> str:
@@ -115,7 +116,7 @@ def _collect(node: ast.AST, prefix: str, parent: int | None, found: list[tuple[D
             start = (child.body.lineno, child.body.col_offset) if isinstance(child, ast.Lambda) else None
             inside = len(found)
             found.append(
-                (child, Function(inside, prefix + name, line, child.end_lineno or line, start, parent, _lazy(child)))
+                (child, Function(inside, prefix + name, line, child.end_lineno or line, start, parent, _reason(child)))
             )
             # Decorators and defaults belong to the enclosing scope, but that does not matter for finding functions.
             below = f"{prefix}{name}.<locals>."
@@ -126,12 +127,14 @@ def _collect(node: ast.AST, prefix: str, parent: int | None, found: list[tuple[D
         _collect(child, below, inside, found)
 
 
-def _lazy(node: Definition) -> str | None:
+def _reason(node: Definition) -> str | None:
     if isinstance(node, ast.AsyncFunctionDef):
-        return "a coroutine function"
+        return "it is a coroutine function, whose body runs after the call"
     body = [node.body] if isinstance(node, ast.Lambda) else node.body
     if any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in _own_nodes(body)):
-        return "a generator function"
+        return "it is a generator function, whose body runs after the call"
+    if isinstance(node, ast.FunctionDef) and node.name in ("__enter__", "__exit__"):
+        return "it begins or ends a `with` block, which may open scopes that outlive the call"
     return None
 
 
@@ -207,12 +210,12 @@ class _Outside(ast.NodeTransformer):
         return self._function(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
-        return self._lazy(node)
+        return self._unmarked(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
         return self._function(node)
 
-    def _lazy(self, node: Any) -> Any:
+    def _unmarked(self, node: Any) -> Any:
         """Visits a function whose own body is not marked; functions inside it may be."""
         inner = _Outside(self.file)
         node.body = _visited(inner, node.body) if isinstance(node.body, list) else inner.visit(node.body)
@@ -227,8 +230,8 @@ class _Outside(ast.NodeTransformer):
 
     def _function(self, node: Any) -> Any:
         function = self.file.known[id(node)]
-        if function.lazy:
-            return self._lazy(node)
+        if function.reason:
+            return self._unmarked(node)
         plain = self.file.bodies[function.index]
         inside = _Inside(self.file, node, function)
         new: Any = inside.lambda_body if isinstance(node, ast.Lambda) else inside.function_body
@@ -308,7 +311,7 @@ class _Inside(_Outside):
     def _function(self, node: Any) -> Any:
         node = super()._function(node)
         function = self.file.known[id(node)]
-        if function.lazy:
+        if function.reason:
             return node
         if isinstance(node, ast.Lambda):
             return _call("made", function.index, [node], node)

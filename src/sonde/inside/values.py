@@ -163,9 +163,8 @@ def marked(
     if not state.edits:
         # Numbers without gradients stay as they are: in a tuple with a mapped array they would be mapped too.
         outs = [after if _is_inexact(before) else before for before, after in zip(given, outs)]
-        for before, after in zip(given, outs):
-            if after is not before:
-                note(before, after)
+    for before, after in zip(given, outs):
+        note(before, after)
     if tree is LEAF:
         return outs[0]
     if all(a is b for a, b in zip(given, outs)):
