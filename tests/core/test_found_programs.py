@@ -316,7 +316,6 @@ FOUND = {
 }
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("what", FOUND)
 def test_once_wrong(what):
     program, look, x = FOUND[what]

@@ -85,13 +85,11 @@ def test_classes(wrap):
     check(lambda nn: wrap(nn)(layer_of(nn))(), X, None, capture=True)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["scan", "vmap", "jit", "map_variables"])
 def test_classes_with_a_submodule_given(name):
     check(lambda nn: WRAPS[name](nn)(layer_of(nn))(nn.Dense(5)), X, None)
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["scan with shared params", "vmap with shared params", "remat", "jit"])
 def test_inside_a_model(name):
     wrap = WRAPS[name]
@@ -110,7 +108,6 @@ def test_inside_a_model(name):
     check(build, X, capture=True)
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["remat", "jit", "fold_rngs", "vmap with shared params", "scan with shared params"])
 def test_functions_of_a_module(name):
     def build(nn):
@@ -323,7 +320,6 @@ class _OwnParam:
         return Scaled
 
 
-@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["scan", "scan backwards", "vmap", "vmap with shared params", "remat", "jit"])
 def test_what_a_lifted_class_makes_in_setup_is_lifted_too(name):
     def build(nn):

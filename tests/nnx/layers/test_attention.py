@@ -13,7 +13,7 @@ from sonde import nnx
 from sonde.errors import LayerInputError
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "options",
     [
