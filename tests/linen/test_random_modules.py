@@ -61,7 +61,8 @@ def compare(ours, theirs, *, precise):
             np.testing.assert_allclose(a, b, rtol=limit, atol=limit * size, err_msg=where)
 
 
-@pytest.mark.parametrize("seed", [2])
+@pytest.mark.every(2)
+@pytest.mark.parametrize("seed", [2, 0])
 def test_random_modules(seed):
     assert check(seed, precise=True)
 
