@@ -61,8 +61,7 @@ def compare(ours, theirs, *, precise):
             np.testing.assert_allclose(a, b, rtol=limit, atol=limit * size, err_msg=where)
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("seed", [2, 0])
+@pytest.mark.parametrize("seed", [2])
 def test_random_modules(seed):
     assert check(seed, precise=True)
 
