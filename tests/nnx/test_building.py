@@ -1,3 +1,4 @@
+import jax
 import pytest
 
 from sonde import nnx
@@ -43,3 +44,24 @@ def test_states_that_do_not_fit():
     assert collect(definition, {"a": 1, "b": {"c": 2}}) == [1, 2]
     with pytest.raises(ValueError, match=r"missing: b; not expected: z"):
         collect(definition, {"a": 1, "z": 2})
+
+
+def test_attributes_of_copies_are_in_the_order_of_flax(same):
+    def orders(nnx):
+        seen = []
+
+        def note(model):
+            seen.append([name for name in vars(model) if not name.startswith("_")])
+            return 0.0
+
+        def make():
+            return nnx.Dict({"z": nnx.Param(1.0), "a": abs, "m": nnx.Param(2.0), "b": "text"})
+
+        for run in (note, nnx.jit(note), nnx.remat(note), nnx.grad(note), jax.jit(note)):
+            run(make())
+        for copy in (nnx.clone(make()), nnx.merge(*nnx.split(make())), nnx.eval_shape(make), nnx.jit(make)()):
+            note(copy)
+        note(jax.tree.map(lambda x: x, make()))
+        return seen
+
+    same(orders)

@@ -154,7 +154,7 @@ class _Builder:
         _set_stamp(node, 0)
         values = self.prototypes.get(id(d))
         if values is None:
-            values = self.prototypes[id(d)] = dict.fromkeys(layout.data)
+            values = self.prototypes[id(d)] = dict.fromkeys(layout.names)
             values.update(zip(layout.static, static))
         return node, values.copy()
 

@@ -273,8 +273,10 @@ class Pytree(_Slotted, metaclass=PytreeMeta):
         return new
 
     def _fill(self, layout: Layout, data: Any, static: Any) -> None:
-        """Sets all attributes, in the layout's order."""
-        attributes(self).update(zip(layout.data_then_static, (*data, *static)))
+        """Sets all attributes, in the order of their names."""
+        values = attributes(self)
+        values.update(layout.status)  # for the order alone
+        values.update(zip(layout.data_then_static, (*data, *static)))
 
     def _become(self, layout: Layout, data: Any, static: Any) -> None:
         """Replaces all attributes."""
@@ -288,7 +290,10 @@ class Pytree(_Slotted, metaclass=PytreeMeta):
     def _assemble(cls, layout: Layout, data: Any, static: Any) -> Self:
         """Makes an object with these attributes, without `__init__`."""
         new = cls._blank(layout, trace_level())
-        new._fill(layout, data, static)
+        if cls._only_attributes:  # in the order in which JAX has them, as in Flax
+            attributes(new).update(zip(layout.data_then_static, (*data, *static)))
+        else:
+            new._fill(layout, data, static)
         return new
 
     def _get_child(self, key: Any) -> Any:

@@ -100,6 +100,13 @@ def test_dot_product_attention_is_flax_s(draw):
     assert nnx.dot_product_attention(q, k, draw(2, 7, 4, 3)).shape == (2, 5, 4, 3)
 
 
+def test_attention_in_bfloat16_has_the_bits_of_flax(draw):
+    q, k, v = (draw(2, 5, 2, 4).astype(jnp.bfloat16) for _ in range(3))
+    for options in ({}, {"dropout_rate": 0.3, "deterministic": True}, {"deterministic": True}):
+        ours, theirs = (n.dot_product_attention(q, k, v, **options) for n in (nnx, fnnx))
+        assert jnp.array_equal(ours, theirs), options
+
+
 def test_another_attention_function_is_used(draw):
     def first_value(query, key, value, **options):
         assert options["deterministic"] and options["mask"] is None

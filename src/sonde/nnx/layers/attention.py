@@ -47,7 +47,7 @@ def dot_product_attention(
 ) -> jax.Array:
     """Scaled dot-product attention.
 
-    Without dropout and without `module` this is `jax.nn.dot_product_attention`.
+    With `dropout_rate=0.0` and without `module` this is `jax.nn.dot_product_attention`.
 
     Args:
         query: `(batch..., queries, heads, depth)`.
@@ -75,7 +75,7 @@ def dot_product_attention(
         >>> nnx.dot_product_attention(q, q, q, is_causal=True).shape
         (2, 5, 4, 8)
     """
-    if module is None and (deterministic or dropout_rate == 0.0) and value.shape[-1] == key.shape[-1]:
+    if module is None and dropout_rate == 0.0 and value.shape[-1] == key.shape[-1]:
         return ops.fused_attention(
             query, key, value, bias=bias, mask=mask, is_causal=is_causal, dtype=dtype, promote_dtype=promote_dtype
         )

@@ -17,7 +17,7 @@ from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.module import Module
 from sonde.nnx.variable import Variable
 from sonde.nnx.variable_kinds import Param
-from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
+from sonde.ops.dtypes import Dtype, PromoteDtype, promote_all, promote_dtype
 from sonde.ops.initializers import default_lora_a_init, zeros
 
 
@@ -90,7 +90,9 @@ class LoRA(Module):
         Returns:
             `(..., out_features)`.
         """
-        y = ops.low_rank(x, self.lora_a[...], self.lora_b[...], dtype=self.dtype, promote_dtype=self.promote_dtype)
+        # The other layer gets its input in this dtype too.
+        x, a, b = promote_all(self.promote_dtype, (x, self.lora_a[...], self.lora_b[...]), self.dtype)
+        y = ops.low_rank(x, a, b, promote_dtype=None)
         if self.base_module is None:
             return y
         base: Any = self.base_module
