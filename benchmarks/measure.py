@@ -34,7 +34,7 @@ GROUPS = 5
 AGREED = 0.02
 AGREEING_TURNS = 3
 PATIENCE = 5
-DEPTHS = (0, 16, 32, 48, 64)  # of some 200 bytes each: together the 16 KB
+DEPTHS = range(0, 80, 8)  # of some 200 bytes each: together the 16 KB
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,24 @@ def test_a_child_starts_from_its_base_and_has_its_own_items():
     assert not child.met.alone().has_met(A)
 
 
+def test_what_was_met_inside_is_taken_over_when_it_is_asked_for():
+    inner, met = Met(), Met()
+    inner.paths["a"] = None
+    inner.sites[A] = frozenset({1})
+    kept = inner.alone()
+    met.update(kept)
+    met.update(kept)
+    assert met.passes == frozenset()
+    assert (list(met.paths), met.sites, kept.paths) == (["a"], {A: frozenset({1})}, {"a": None})
+    met.paths["b"] = None
+    assert list(kept.paths) == ["a"]
+    after = Met()
+    after.backward.add((A, 0))
+    met.update(after)
+    assert met.passes == {0}
+    assert not hasattr(met, "other")
+
+
 def test_paths_count_from_where_the_handler_was_made():
     with look(Looking(grads=False)), scope("around"):
         handler = Handler(None, ())

@@ -158,7 +158,7 @@ def test_the_engines_caches_do_not_grow():
 
     def entries():
         gc.collect()
-        return len(site_search._equations._entries) + len(rewrite._cache._entries)
+        return len(site_search._equations.entries) + len(rewrite._cache.entries)
 
     def look(n):
         for i in range(n):
@@ -188,7 +188,7 @@ def test_entries_go_by_identity_and_go_with_their_jaxpr():
     assert dict(cache.of(other)) == {}
     del one
     gc.collect()
-    assert len(cache._entries) == 1
+    assert len(cache.entries) == 1
 
 
 def test_the_ways_to_look_at_one_jaxpr_are_bounded():
@@ -208,4 +208,4 @@ def test_what_is_kept_by_identity_goes_with_its_object():
     assert made == [1, 1]
     del one
     gc.collect()
-    assert len(kept._entries) == 1
+    assert len(kept.entries) == 1

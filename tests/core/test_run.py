@@ -1,13 +1,16 @@
 """The state after a run, however it ends; and errors of the user's own functions, which name the site."""
 
+import functools
 import subprocess
 import sys
 import textwrap
 import threading
+import types
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -41,7 +44,7 @@ def test_interrupts_at_any_moment_leave_the_thread_as_it_was() -> None:
             except BaseException:  # inside of jaxlib an interrupt may become another exception
                 hits += 1
             assert looking() is None, i
-            assert RUNNING_CAPTURES.count == 0, i
+            assert not RUNNING_CAPTURES.threads, i
             assert f(x)[0] == 3.0
             assert list(captured(x)[1]) == ["a/h"], i
         print("interrupted", hits)
@@ -64,12 +67,12 @@ def test_captures_of_threads_are_counted_apart() -> None:
     thread = threading.Thread(target=lambda: sonde.capture(f)(1.0))
     thread.start()
     assert inside.wait(60)
-    assert (RUNNING_CAPTURES.count, looking()) == (1, None)
+    assert ([*RUNNING_CAPTURES.threads.values()], looking()) == ([1], None)
     sonde.capture(lambda x: x)(1.0)
-    assert RUNNING_CAPTURES.count == 1
+    assert len(RUNNING_CAPTURES.threads) == 1
     go_on.set()
     thread.join()
-    assert RUNNING_CAPTURES.count == 0
+    assert not RUNNING_CAPTURES.threads
 
 
 def fails(*_: Any) -> Any:
@@ -129,19 +132,59 @@ def test_a_glob_matches_names_with_any_character() -> None:
 
 
 def test_changes_that_an_interrupt_cut_short_are_made_by_the_next_capture() -> None:
-    class Interrupting(dict):
+    class Interrupting(type):
         left = 1
 
-        def __setitem__(self, name: str, value: str) -> None:
-            if value == "new" and self.left:
-                self.left -= 1
+        def __setattr__(cls, name: str, value: str) -> None:
+            if value == "new" and Interrupting.left:
+                Interrupting.left -= 1
                 raise KeyboardInterrupt
-            super().__setitem__(name, value)
+            super().__setattr__(name, value)
 
-    owner = Interrupting({"a": "plain"})
-    changes = _jax.InPlace(_jax.Change(owner, "a", "new"))
+    class Owner(metaclass=Interrupting):
+        a = "plain"
+
+    changes = _jax.InPlace(_jax.Change(Owner, "a", "new"))
     with pytest.raises(KeyboardInterrupt), changes:
         pass
-    assert owner == {"a": "plain"}
+    assert Owner.a == "plain"
     with changes:
-        assert owner == {"a": "new"}
+        assert Owner.a == "new"
+
+
+def test_changes_are_made_and_undone_together_and_may_be_added() -> None:
+    table, module = {"a": 1}, types.ModuleType("module")
+    module.f = module.g = "plain"  # pyright: ignore[reportAttributeAccessIssue]
+    change = _jax.Change
+    changes = _jax.InPlace(change(table, "a", 2), change(table, "b", 3), change(module, "f", "new"))
+    changes.add(change(module, "g", "new"))
+    before = dict(vars(module))
+    with changes, changes:
+        assert table == {"a": 2, "b": 3}
+        assert (vars(module)["f"], vars(module)["g"]) == ("new", "new")
+    assert (table, vars(module)) == ({"a": 1}, before)
+
+
+def test_a_jitted_function_is_called_as_ever() -> None:
+    @functools.partial(jax.jit, static_argnames="n", keep_unused=True)
+    def f(x: Any, *, n: int, unused: Any = None) -> Any:
+        return {"y": [sonde.sow(x * n, "h"), n * jnp.ones(2)]}
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def donating(x: Any) -> Any:
+        return sonde.sow(x + 1, "d")
+
+    for x in (2, 2.0, np.float64(2), np.arange(3), jnp.arange(3.0), True):
+        plain = f(x, n=3)
+        result, records = sonde.capture(lambda x: f(x, n=3))(x)
+        assert jax.tree.structure(result) == jax.tree.structure(plain)
+        for got, wanted in zip(jax.tree.leaves(result), jax.tree.leaves(plain), strict=True):
+            assert (got.dtype, got.weak_type) == (wanted.dtype, wanted.weak_type)
+            np.testing.assert_array_equal(got, wanted)
+        np.testing.assert_array_equal(records["h"].value, plain["y"][0])
+    given = jnp.ones(4)
+    _, records = sonde.capture(lambda x: donating(x) * 1)(given)
+    np.testing.assert_array_equal(records["d"].value, 2 * np.ones(4))
+    assert given.is_deleted()
+    with pytest.raises(TypeError, match="not a valid JAX type|abstract array"):
+        sonde.capture(lambda x: f(x, n=1))("text")

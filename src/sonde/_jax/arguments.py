@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core as _core
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.linear_util import DebugInfo as _DebugInfo
 from jax._src.tree_util import tracing_registry as _tracing_registry
@@ -135,9 +134,9 @@ def arrays_described(info: Any, types: Sequence[Any]) -> list[Any] | None:
     return [*found, *[None] * (len(types) - len(found))]
 
 
-def traces_around() -> list[Any]:
-    """The active traces of this thread."""
-    found, trace = [], _core.trace_ctx.trace
+def traces_around(trace: Any) -> list[Any]:
+    """A trace, and those that it stands on."""
+    found = []
     while trace is not None:
         found.append(trace)
         trace = getattr(trace, "parent_trace", None) or getattr(trace, "parent", None)

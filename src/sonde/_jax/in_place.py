@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 __all__ = ["Change", "InPlace"]
@@ -19,40 +20,62 @@ class Change(NamedTuple):
 
 
 _MISSING = object()
-Put = tuple[Callable[[Any, Any], Any], Any, Any]  # called with the name and the value after it
 
 
 class InPlace:
     """Changes that are in place while it is entered. One object serves all threads."""
 
     def __init__(self, *changes: Change) -> None:
-        self.changes = changes
+        self.changes: tuple[Change, ...] = ()
         self._lock = threading.Lock()
         self._users = 0
-        self._new = [_put(*change) for change in changes]
-        self._plain = [_put(owner, name, _get(owner, name)) for owner, name, _ in changes]
+        self._make: list[Callable[[], Any]] = []
+        self._undo: list[Callable[[], Any]] = []
+        self.add(*changes)
+
+    def add(self, *changes: Change) -> None:
+        """Adds changes; they are in place when it is entered again."""
+        with self._lock:
+            self.changes += changes
+            self._undo += _steps([Change(owner, name, _own(owner, name)) for owner, name, _ in changes])
+            self._make += _steps(changes)
 
     def __enter__(self) -> None:
         with self._lock:
             self._users += 1
-            for put, name, value in self._new:  # also if others are there: an interrupt may have cut them short
-                put(name, value)
+            for step in self._make:  # also if others are there: an interrupt may have cut them short
+                step()
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                for put, name, value in self._plain:
-                    put(name, value)
+                for step in self._undo:
+                    step()
 
 
-def _get(owner: Any, name: Any) -> Any:
+def _table(owner: Any) -> Any:
+    """The dict that holds the attributes or entries of an owner; None for a class, which must be told of changes."""
+    return owner if isinstance(owner, dict) else vars(owner) if isinstance(owner, ModuleType) else None
+
+
+def _own(owner: Any, name: Any) -> Any:
     """The owner's own attribute or entry; an inherited method does not count."""
-    return owner.get(name, _MISSING) if isinstance(owner, dict) else vars(owner).get(name, _MISSING)
+    table = _table(owner)
+    return (vars(owner) if table is None else table).get(name, _MISSING)
 
 
-def _put(owner: Any, name: Any, value: Any) -> Put:
-    """How an attribute or an entry gets a value, or goes. Every capture does that, so it is found out once."""
-    if value is not _MISSING:
-        return owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner), name, value
-    return owner.pop if isinstance(owner, dict) else lambda name, _: delattr(owner, name), name, None
+def _steps(changes: Iterable[Change]) -> Iterator[Callable[[], Any]]:
+    """Functions that make some changes: one for all that go into one dict, since every capture makes them."""
+    of_tables: dict[int, dict[Any, Any]] = {}
+    for owner, name, value in changes:
+        table = _table(owner)
+        if table is None:
+            yield functools.partial(*((delattr, owner, name) if value is _MISSING else (setattr, owner, name, value)))
+        elif value is _MISSING:
+            yield functools.partial(table.pop, name, None)
+        elif id(table) in of_tables:
+            of_tables[id(table)][name] = value
+        else:
+            of_tables[id(table)] = {name: value}
+            yield functools.partial(table.update, of_tables[id(table)])

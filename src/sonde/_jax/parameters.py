@@ -26,11 +26,14 @@ def jit_params(params: dict[str, Any], jaxpr: Any, *, n_in: int, n_out: int) -> 
 def jit_is_plain(params: dict[str, Any]) -> bool:
     """Whether a jit only compiles: it has no shardings, layouts or donation."""
     return (
-        all(x is UNSPECIFIED for x in (*params["in_shardings"], *params["out_shardings"]))
-        and all(x is None for x in (*params["in_layouts"], *params["out_layouts"]))
-        and not any(params["donated_invars"])
+        _NO_SHARDING.issuperset((*params["in_shardings"], *params["out_shardings"]))
+        and _NO_LAYOUT.issuperset((*params["in_layouts"], *params["out_layouts"]))
+        and True not in params["donated_invars"]
         and not params.get("compiler_options_kvs")
     )
+
+
+_NO_SHARDING, _NO_LAYOUT = frozenset({UNSPECIFIED}), frozenset({None})
 
 
 def jit_options(fn: Any) -> tuple[Callable, dict[str, Any]] | None:

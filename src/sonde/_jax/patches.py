@@ -33,7 +33,7 @@ from jax.interpreters import partial_eval as _public_pe
 from sonde._jax.arguments import arrays_described, described, traced_arguments
 from sonde._jax.imported import Effect, Literal, ad, eval_trace, no_effects, scan_p, set_current_trace, typeof, while_p
 from sonde._jax.in_place import Change, InPlace
-from sonde._jax.jaxprs import first_outputs
+from sonde._jax.jaxprs import first_outputs, open_jaxpr
 from sonde._jax.vmaps import RUNNING, CallOfMap, NumberedAxis, mapped_next
 
 __all__ = [
@@ -213,8 +213,13 @@ def _known_part(params: dict[str, Any], is_unknown: list[bool]) -> tuple[dict[st
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool], changes: Callable[[Any], Any]) -> InPlace:
-    """Jitted calls that do not need the current trace run on JAX's fast path instead.
+def eager_shortcut(
+    trace_type: Any,
+    needs_trace: Callable[[Any], bool],
+    call: Callable[[Any, Any, Any], Any],
+    changes: Callable[[Any], Any],
+) -> InPlace:
+    """Jitted calls that do not need the current trace run on JAX's fast path instead; the others need not be bound.
 
     `jnp` functions are jitted; under a custom trace each of them would be bound as an equation and leave JAX's C++
     dispatch. This changes speed only: everything works without it.
@@ -222,6 +227,8 @@ def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool], changes:
     Args:
         trace_type: The type of the trace.
         needs_trace: Whether a jaxpr does need it.
+        call: Called with a trace, the arguments and the parameters of a jitted call that needs it; returns the outputs,
+            or None if the call must be bound as an equation.
         changes: Returns what is noted of arrays under a trace; see `core/modules/array_origins.py`.
     """
     plain: Any = getattr(_pjit, "_run_python_pjit", None)
@@ -230,7 +237,10 @@ def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool], changes:
 
     def run(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
         trace: Any = _core.trace_ctx.trace
-        if type(trace) is trace_type and trace.parent is eval_trace and not needs_trace(p.params["jaxpr"]):
+        if type(trace) is not trace_type or trace.parent is not eval_trace:
+            return plain(p, args_flat, fun, args, kwargs)
+        jaxpr = p.params["jaxpr"]
+        if not needs_trace(jaxpr):
             with set_current_trace(eval_trace):
                 result = plain(p, args_flat, fun, args, kwargs)
             noting = changes(trace)
@@ -238,7 +248,10 @@ def eager_shortcut(trace_type: Any, needs_trace: Callable[[Any], bool], changes:
                 noting.note(_pjit.jit_p, p.params, args_flat, result[1])
                 return (*result[:5], None, *result[6:])  # no compiled program: the next call comes here too
             return result
-        return plain(p, args_flat, fun, args, kwargs)
+        outs = None if open_jaxpr(jaxpr).is_high else call(trace, args_flat, p.params)
+        if outs is None:
+            return plain(p, args_flat, fun, args, kwargs)
+        return p.out_tree.unflatten(outs), outs, p.out_tree, args_flat, jaxpr, None, None, []
 
     return InPlace(Change(_pjit, "_run_python_pjit", run))
 

@@ -8,10 +8,12 @@ from jax._src import source_info_util as _source_info
 
 __all__ = [
     "count_names",
+    "count_open_names",
     "is_innermost",
     "name_stack",
     "names_in",
     "names_of",
+    "names_since",
     "open_name",
     "open_names",
     "open_names_of",
@@ -27,6 +29,17 @@ def name_stack() -> tuple[Any, ...]:
 def open_names() -> Any:
     """The scopes that are open, for `names_in`."""
     return _source_info.current_name_stack()
+
+
+def names_since(n: int) -> tuple[Any, ...]:
+    """The names of the scopes that were opened after the first `n`."""
+    stack = _source_info.current_name_stack().stack
+    return tuple([element.name for element in stack[n:]]) if len(stack) > n else ()
+
+
+def count_open_names() -> int:
+    """How many scopes are open."""
+    return len(_source_info.current_name_stack().stack)
 
 
 def names_in(stack: Any) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ __all__ = [
     "evaluates_early",
     "is_outermost",
     "restore_thread_state",
+    "start_trace",
     "thread_state",
     "trace_level",
 ]
@@ -37,6 +38,11 @@ def trace_level() -> Any:
 def is_outermost(level: Any) -> bool:
     """Whether a token of `trace_level` is that of code that no transform of JAX traces."""
     return level is _core.eval_trace._weakref
+
+
+def start_trace(trace: Trace) -> None:
+    """Makes a trace the current one, until `restore_thread_state`."""
+    _core.trace_ctx.set_trace(trace)
 
 
 def thread_state() -> tuple[Any, Any]:

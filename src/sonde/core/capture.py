@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.asking import asked_for
+from sonde.core.asking import InsideRequest, asked_for
 from sonde.core.closures import state_of
 from sonde.core.collect import Collect, Reduce
 from sonde.core.failing import remember
@@ -77,27 +77,34 @@ def capture(
         raise ValueError(f"capture(last=...) keeps at least 1 iteration, got {last}")
     if reduce is not None and not callable(reduce):
         raise TypeError(f"capture(reduce=...) is a function of a value, got {reduce!r} of type {type(reduce).__name__}")
-    options: dict[str, Any] = {"grads": grads, "reduce": reduce, "last": int(last), "inside": asked_for(inside)}
-    fast = _jitted_capture(f, patterns, options)
+    options: dict[str, Any] = {"grads": grads, "reduce": reduce, "last": int(last)}
+    asked = asked_for(inside)
+    fast = _jitted_capture(f, patterns, options, asked)
     if fast is not None:
         return fast
 
     def captured(*args: P.args, **kwargs: P.kwargs) -> tuple[R, Records]:
-        return _capture_now(f, patterns, options, args, kwargs)
+        return _capture_now(f, patterns, options, asked, args, kwargs)
 
     return like(captured, f)
 
 
-def _capture_now(f: Callable, patterns: tuple[Pattern, ...], options: dict[str, Any], args: Any, kwargs: Any) -> Any:
+def _capture_now(
+    f: Callable,
+    patterns: tuple[Pattern, ...],
+    options: dict[str, Any],
+    inside: InsideRequest | None,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     made: list[Collect] = []
-    wanted = {name: option for name, option in options.items() if name != "inside"}
 
     def make(depth: int) -> Collect:
-        made.append(Collect(patterns, depth=depth, **wanted))
+        made.append(Collect(patterns, depth=depth, **options))
         return made[0]
 
     try:
-        result, handler = run_with(make, f, args, kwargs, grads=options["grads"], inside=options["inside"])
+        result, handler = run_with(make, f, args, kwargs, grads=options["grads"], inside=inside)
     except Exception as error:
         if made:
             remember(error, made[0], options["reduce"])
@@ -116,31 +123,32 @@ def capture_only(
     inside: Any = None,
 ) -> Records:
     """What passes the sites of a call whose result is discarded. What the call was given is not donated."""
-    options = {"grads": grads, "reduce": reduce, "donates": False, "inside": asked_for(inside)}
-    return _capture_now(f, patterns, options, args, kwargs)[1]
+    options = {"grads": grads, "reduce": reduce, "donates": False}
+    return _capture_now(f, patterns, options, asked_for(inside), args, kwargs)[1]
 
 
-def _jitted_capture(f: Any, patterns: tuple[Pattern, ...], options: dict[str, Any]) -> Callable | None:
+def _jitted_capture(
+    f: Any, patterns: tuple[Pattern, ...], options: dict[str, Any], asked: InsideRequest | None
+) -> Callable | None:
     """One `jax.jit` of the captured inner function for every way of looking at a jitted function."""
     inside = _jax.jit_options(f)
     if inside is None:
         return None
     fn, jit_options = inside
-    asked: Any = options["inside"]
     has_models = bool(asked and asked.known_models())
 
     def make(models: ModelsOfCall | None) -> Any:
         def captured(*args: Any, **kwargs: Any) -> Any:
-            now = options if models is None else {**options, "inside": models.inside(args, kwargs)}
-            result, records = _capture_now(fn, patterns, now, args, kwargs)
+            now = asked if models is None else models.inside(args, kwargs)
+            result, records = _capture_now(fn, patterns, options, now, args, kwargs)
             return result, AsStored(records)
 
         return jax.jit(like(captured, fn), **jit_options)  # JAX keeps one trace for one function
 
-    key = (patterns, *[(name, by_identity(value)) for name, value in options.items() if name != "inside"])
+    key = (patterns, *[(name, by_identity(value)) for name, value in options.items()])
 
     def compiled(args: Any, kwargs: Any) -> Any:
-        models = models_of_call(asked, args, kwargs) if has_models else None
+        models = models_of_call(asked, args, kwargs) if asked is not None and has_models else None
         now = (*key, models or asked, state_of(*patterns, options["reduce"]))
         return kept_with(f, now, lambda: make(models))
 

@@ -47,7 +47,7 @@ class _Same:
 
 def state_of(*functions: Any) -> Hashable:
     """What some functions depend on besides their arguments; None if that is nothing."""
-    found = tuple(_Snapshot().of(f) for f in functions if callable(f))
+    found = tuple([_Snapshot().of(f) for f in functions if callable(f)])
     return found if any(found) else None
 
 

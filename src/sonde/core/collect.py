@@ -44,8 +44,9 @@ class Collect(Handler):
         donates: bool = True,
         depth: int = 1,
     ) -> None:
-        state = state_of(*patterns, reduce)
-        key: Hashable = ("collect", patterns, grads, by_identity(reduce), last, by_identity(fold), depth, state)
+        key: Hashable = ("collect", patterns, grads, last, depth)
+        if patterns or reduce is not None or fold is not None:
+            key = (*key, by_identity(reduce), by_identity(fold), state_of(*patterns, reduce))
         super().__init__(key, patterns, depth=depth)
         self.grads = grads
         self.reduce = reduce

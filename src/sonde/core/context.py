@@ -7,62 +7,58 @@ are thread-local: a capture does not see threads that the captured function star
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import threading
 import weakref
-from typing import Any
+from typing import Any, Self
 
 import jax
 
 from sonde import _jax
 from sonde.core.asking import AskedInside
 
+_known: weakref.WeakValueDictionary[tuple[Any, ...], Looking] = weakref.WeakValueDictionary()
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+
 class Looking:
     """What the running captures ask for, as far as the traced program depends on it.
 
-    JAX compares it in each lookup of a trace. To make that cheap, its hash is computed once, and `look` reuses the
-    object of an equal request while that exists, so that most comparisons are by identity.
+    JAX compares it in each lookup of a trace. To make that cheap it is compared by identity: an equal request gives the
+    same object, while that exists.
 
-    Attributes:
+    Args:
         grads: Whether gradients are wanted too.
         edits: Whether values may be replaced: one that does not vary over a mapped axis may then come to do so.
         depth: How many captures, edits and so on are nested.
         modules: What each of them wants of modules (`modules.trail.Wanted`).
         inside: What their `inside=` asks for; see `core/asking.py`.
         sows: Whether any of them wants what is marked without a tag: `nnx.capture` wants what Modules mark alone.
+
+    Attributes:
+        methods: The methods of modules whose arguments and results any of them wants.
     """
 
-    grads: bool
-    edits: bool = False
-    depth: int = 1
-    modules: tuple[Any, ...] = ()
-    inside: AskedInside | None = None
-    sows: bool = True
-    _hash: int = dataclasses.field(init=False, repr=False)
+    __slots__ = ("__weakref__", "depth", "edits", "grads", "inside", "methods", "modules", "sows")
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash(self._key))
-
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        return self.grads, self.edits, self.depth, self.modules, self.inside, self.sows
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, Looking) and self._hash == other._hash and self._key == other._key
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def known(self) -> Looking:
-        """The object that represents this; one with an `inside=` request keeps what it has found."""
-        return self if self.inside is not None else _known.setdefault(self._key, self)
+    def __new__(  # noqa: D102 (the class says what it takes)
+        cls,
+        grads: bool,
+        edits: bool = False,
+        depth: int = 1,
+        modules: tuple[Any, ...] = (),
+        inside: AskedInside | None = None,
+        sows: bool = True,
+    ) -> Looking:
+        key = grads, edits, depth, modules, inside, sows
+        found = _known.get(key)
+        if found is not None:
+            return found
+        new = super().__new__(cls)
+        new.grads, new.edits, new.depth, new.modules, new.inside, new.sows = key
+        new.methods = frozenset[str]().union(*[wanted.methods for wanted in modules])
+        return _known.setdefault(key, new)
 
 
-_known: weakref.WeakValueDictionary[tuple[Any, ...], Looking] = weakref.WeakValueDictionary()
 _context = jax.make_user_context(None)
 
 
@@ -78,48 +74,78 @@ def sows_are_seen() -> bool:
 
 
 class _RunningCaptures:
-    """How many captures run in all threads together, to be read where asking JAX for the context costs too much."""
+    """Whether captures run in any thread, to be read where asking JAX for the context costs too much.
 
-    __slots__ = ("_lock", "_of_thread", "count")
+    Attributes:
+        threads: How many run in each thread, for those in which some do.
+    """
+
+    __slots__ = ("threads",)
 
     def __init__(self) -> None:
-        self.count = 0
-        self._lock = threading.Lock()
-        self._of_thread: dict[int, int] = {}
+        self.threads: dict[int, int] = {}
 
     def __reduce__(self) -> str:
         return "RUNNING_CAPTURES"  # methods of modules refer to it, and are pickled with classes of `__main__`
 
     def mine(self) -> int:
         """How many of them run in this thread."""
-        return self._of_thread.get(threading.get_ident(), 0)
+        return self.threads.get(threading.get_ident(), 0)
 
     def set(self, n: int) -> None:
         """Says how many run in this thread."""
-        with self._lock:
-            if n:
-                self._of_thread[threading.get_ident()] = n
-            else:
-                self._of_thread.pop(threading.get_ident(), None)
-            self.count = sum(self._of_thread.values())
+        if n:
+            self.threads[threading.get_ident()] = n
+        else:
+            self.threads.pop(threading.get_ident(), None)
 
 
 RUNNING_CAPTURES = _RunningCaptures()
+
+
+class _Thread(threading.local):
+    """The trails of the captures that run in this thread (`modules/trail.py`), the outermost first."""
+
+    def __init__(self) -> None:
+        self.trails: list[Any] = []
+
+
+thread = _Thread()
 
 
 class unchanged_after:
     """Leaves the thread as it was before the block, however the block ends.
 
     An exception such as KeyboardInterrupt may be raised anywhere, also while something is entered or left. If it hits
-    the very moment of restoring, that is done again.
+    the very moment of restoring, that is done again: call `end` before the block ends, and an interrupt must hit twice
+    to do harm.
     """
 
-    __slots__ = ("_jax_state", "_n", "_value")
+    __slots__ = ("_has_ended", "_inside", "_jax_state", "_n", "_trails", "_value")
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._value, self._n, self._jax_state = _context.value, RUNNING_CAPTURES.mine(), _jax.thread_state()
+        self._trails = thread.trails
+        self._inside: AskedInside | None = None
+        self._has_ended = False
+        return self
+
+    def begin(self, value: Looking, trace: Any, *trails: Any) -> None:
+        """Sets what is looked for, the trace that code runs under, and further trails, until the block ends."""
+        if value.inside is not None:
+            value.inside.install()
+            self._inside = value.inside
+        thread.trails = [*self._trails, *trails]
+        RUNNING_CAPTURES.set(self._n + 1)
+        _context(value).__enter__()
+        _jax.start_trace(trace)
 
     def __exit__(self, *error: object) -> None:
+        if not self._has_ended:
+            self.end()
+
+    def end(self) -> None:
+        """Restores what was before."""
         interrupt = None
         while True:
             try:
@@ -127,35 +153,34 @@ class unchanged_after:
                     _context(self._value).__enter__()
                 RUNNING_CAPTURES.set(self._n)
                 _jax.restore_thread_state(self._jax_state)
+                thread.trails = self._trails
                 break
             except KeyboardInterrupt as found:
                 interrupt = found
+        self._has_ended = True
+        if self._inside is not None:
+            self._inside.remove()
+        if not self._trails:
+            _jax.forget_arguments()
         if interrupt is not None:
             raise interrupt
 
 
-class look:
-    """Sets what is looked for, or that nothing is, until the block ends. Scopes left open inside are closed."""
+def look(value: Looking | None) -> contextlib.AbstractContextManager[Any]:
+    """A block in which something else is looked for, or nothing is. Scopes left open inside are closed.
 
-    __slots__ = ("_context", "_names", "_value")
+    Where nothing is looked for, no scope is opened.
+    """
+    return _context(value) if value is None else _looking_for(value)
 
-    def __init__(self, value: Looking | None) -> None:
-        self._value = value = value and value.known()
-        self._context = _context(value)
-        self._names = _jax.same_names_after()
 
-    def __enter__(self) -> None:
-        if self._value is not None:
-            if self._value.inside is not None:
-                self._value.inside.install()
-            RUNNING_CAPTURES.set(RUNNING_CAPTURES.mine() + 1)
-        self._context.__enter__()
-        self._names.__enter__()
+class _looking_for(unchanged_after):
+    __slots__ = ("_wanted",)
 
-    def __exit__(self, *error: Any) -> None:
-        self._names.__exit__(*error)
-        self._context.__exit__(*error)
-        if self._value is not None:
-            RUNNING_CAPTURES.set(RUNNING_CAPTURES.mine() - 1)
-            if self._value.inside is not None:
-                self._value.inside.remove()
+    def __init__(self, wanted: Looking) -> None:
+        self._wanted = wanted
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.begin(self._wanted, _jax.current_trace())
+        return self

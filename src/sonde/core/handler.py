@@ -9,7 +9,6 @@ inputs. What must be another array in every iteration is asked for with `loop_in
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
@@ -72,11 +71,17 @@ class Handler:
         self.loop_name: str | None = None
         self.within: tuple[Within, ...] = ()
         self._within_here: tuple[Within, ...] = ()  # of the site that is being dealt with
-        self._names_before = len(_jax.name_stack())
+        self._names_before = _jax.count_open_names()
         self._base: Any = 1
         self._next_offset = 1
         self._sites_here: set[Site] = set()
         self.passes_on = depth > 1  # whether an enclosing handler wants to see the sites too
+
+    def __copy__(self) -> Self:
+        # Every jitted call makes one: `copy` alone would take four times as long.
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        return new
 
     # -- for the rules -------------------------------------------------------------------------------------------------
 
@@ -92,19 +97,22 @@ class Handler:
         new = copy.copy(self)
         new.items, new._sites_here, new.met = [], set(), self.met.child()
         new.prefix = self.here() if prefix is None else prefix
-        new._names_before = len(_jax.name_stack())
+        new._names_before = _jax.count_open_names()
         new._base, new._next_offset = base, 1
         return new
 
     def entering(self, length: int | None = None) -> Self:
         """The handler of which a child is about to run inside something; a loop if `length` is given.
 
-        A loop takes the name that a scope around has for it.
+        A loop takes the name that a scope around has for it. The handler itself, if it is not a loop and no scope is
+        open.
         """
-        names = _jax.name_stack()[self._names_before :]
-        at = max((i for i, name in enumerate(names) if isinstance(name, LoopName)), default=None)
-        name = self.loop_name if at is None else self.here(names[: at + 1]).rstrip("/")
-        new = copy.copy(self)
+        names = _jax.names_since(self._names_before)
+        if not names and length is None:
+            return self
+        at = [i for i, name in enumerate(names) if isinstance(name, LoopName)]
+        name = self.here(names[: at[-1] + 1]).rstrip("/") if at else self.loop_name
+        new = self.__copy__()
         if length is None or name is None:
             new.loop_name = name
         else:
@@ -114,6 +122,8 @@ class Handler:
 
     def _within(self, names: tuple[Any, ...]) -> tuple[Within, ...]:
         """For which rows code is run in scopes with these names, opened where the handler runs."""
+        if not names:
+            return self.within
         found = list(self.within)
         for i, name in enumerate(names):
             if isinstance(name, RowsName):
@@ -152,7 +162,7 @@ class Handler:
 
     def here(self, names: tuple[Any, ...] | None = None) -> str:
         """The path of the scopes that are open, or of scopes with these names, opened where the handler runs."""
-        names = _jax.name_stack()[self._names_before :] if names is None else names
+        names = _jax.names_since(self._names_before) if names is None else names
         return path_under(names, self.prefix, self.depth)
 
     def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
@@ -179,7 +189,7 @@ class Handler:
         """Deals with a site; runs under the trace of the program around. Returns the outputs of the site primitive."""
         seen = operands_of(args, site, view)
         n, sees = len(seen.arrays), self.sees(site)
-        path = self.meet(site, view, _jax.name_stack()[self._names_before :]) if sees else ""
+        path = self.meet(site, view, _jax.names_since(self._names_before)) if sees else ""
         if sees:
             seen.arrays = self.replace(seen.arrays, site, path, view)
         if self.passes_on:
@@ -297,9 +307,11 @@ class Rebinding(Handler):
         return new
 
 
-@dataclasses.dataclass(slots=True)
 class Met:
     """What a handler has met.
+
+    Its parts are made when they are first asked for. A capture of jitted functions does not ask, and what is met inside
+    them is kept with their programs.
 
     Attributes:
         paths: The paths of all sites, chosen or not, in program order (a dict for its order).
@@ -310,20 +322,38 @@ class Met:
         around: What was met before, while something inside is run.
     """
 
-    paths: dict[str, None] = dataclasses.field(default_factory=dict)
-    sites: dict[Site, frozenset[int]] = dataclasses.field(default_factory=dict)
-    wanted: set[Site] = dataclasses.field(default_factory=set)
-    used: set[Pattern] = dataclasses.field(default_factory=set)
-    backward: set[tuple[Site, int]] = dataclasses.field(default_factory=set)
-    around: Met | None = None
+    __slots__ = ("_inside", "around", "backward", "paths", "sites", "used", "wanted")
+
+    paths: dict[str, None]
+    sites: dict[Site, frozenset[int]]
+    wanted: set[Site]
+    used: set[Pattern]
+    backward: set[tuple[Site, int]]
+
+    def __init__(self, around: Met | None = None) -> None:
+        self.around = around
+        self._inside: list[Met] | None = []  # what is to be taken over; None when the parts are there
+
+    def __getattr__(self, name: str) -> Any:
+        inside, self._inside = self._inside, None
+        if inside is None:
+            raise AttributeError(name)
+        self.paths, self.sites, self.wanted, self.used, self.backward = {}, {}, set(), set(), set()
+        for other in inside:
+            self.update(other)
+        return getattr(self, name)
 
     def child(self) -> Met:
         """For the inside of something: it starts empty and knows what was met before."""
-        return Met(around=self)
+        return Met(self)
 
     def alone(self) -> Met:
         """The same without what was met before."""
-        return dataclasses.replace(self, around=None)
+        new = Met()
+        new._inside = None
+        new.paths, new.sites, new.wanted = self.paths, self.sites, self.wanted
+        new.used, new.backward = self.used, self.backward
+        return new
 
     def has_met(self, site: Site) -> bool:
         """Whether the value of a site was met, here or before."""
@@ -340,12 +370,17 @@ class Met:
         From there the count is the same for a value inside a further differentiation, such as a `jax.jvp`, and for one
         outside of it.
         """
+        if self._inside is not None and not any(other.backward for other in self._inside):
+            return frozenset()
         return frozenset(
             n - 1 - order for site, order in self.backward for n in self.sites.get(site, {order + 1}) if n > order
         )
 
     def update(self, other: Met) -> None:
         """Takes over what was met inside."""
+        if self._inside is not None and other.around is None:
+            self._inside.append(other)
+            return
         self.paths.update(other.paths)
         if self.sites:
             for site, orders in other.sites.items():

@@ -91,25 +91,24 @@ def kept_with(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
 
 
 class ByIdentity(Generic[T]):
-    """A dict from objects, by identity, to something that is made for them; an entry is gone when its object is."""
+    """A dict from objects, by identity, to something that is made for them; an entry is gone when its object is.
+
+    Attributes:
+        entries: By `id`, a weak reference to the object and what belongs to it.
+    """
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self._make = make
-        self._entries: dict[int, tuple[weakref.ref[Any], T]] = {}
+        self.entries: dict[int, tuple[weakref.ref[Any], T]] = {}
 
     def of(self, key: Any) -> T:
         """What belongs to an object."""
-        number, entries = id(key), self._entries
+        number, entries = id(key), self.entries
         entry = entries.get(number)
         if entry is None or entry[0]() is not key:
             entry = (weakref.ref(key, lambda _: entries.pop(number, None)), self._make(key))
             entries[number] = entry
         return entry[1]
-
-    def get(self, key: Any) -> T | None:
-        """What belongs to an object; None if nothing was made for it."""
-        entry = self._entries.get(id(key))
-        return None if entry is None or entry[0]() is not key else entry[1]
 
 
 class JaxprCache(ByIdentity[dict[Any, Any]]):

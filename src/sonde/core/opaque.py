@@ -11,11 +11,8 @@ Functions that came with a package are left out, in both.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -57,16 +54,8 @@ def _refuse() -> None:
 opaque = _jax.opaque_calls(_looked_at, _refuse)
 
 
-@contextlib.contextmanager
-def inlined() -> Iterator[None]:
-    """Functions that Equinox keeps out of line are called where they stand."""
-    noinline = sys.modules.get("equinox.internal._noinline")
-    with contextlib.nullcontext() if noinline is None else _inlining(noinline):
-        yield
-
-
-@functools.cache
-def _inlining(noinline: Any) -> Any:
+def inlining(noinline: Any) -> _jax.Change:
+    """Functions that Equinox keeps out of line, in this module of it, are called where they stand."""
     wrapper = noinline._NoInlineWrapper
     plain = wrapper.__call__
 
@@ -80,7 +69,7 @@ def _inlining(noinline: Any) -> Any:
         function = noinline._index_to_fn[int(self.dynamic_index)]
         return noinline.hashable_combine(self.dynamic_fn, function)(*args, **kwargs)
 
-    return _jax.InPlace(_jax.Change(wrapper, "__call__", call))
+    return _jax.Change(wrapper, "__call__", call)
 
 
 def _check_no_sites(wrapper: Any, args: Any, kwargs: Any) -> None:

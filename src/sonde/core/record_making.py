@@ -54,17 +54,17 @@ def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | N
         met: What the handler has met.
         reduce: The reduce function, applied to the zeros of a missing gradient.
     """
-    bundles = [item for item in items if isinstance(item, Bundle)]
-    if bundles and len(bundles) == len(items):
+    if {*map(type, items)} == {Bundle}:
+        bundles: Any = items
         known = bundles[0].cache
         specs = [bundle.specs for bundle in bundles]
-        key = ("records", tuple(map(id, specs)), met.passes, by_identity(reduce))
+        key = ("records", *map(id, specs), met.passes, by_identity(reduce))
         if key not in known:
             known[key] = (specs, _layout_of(items, met, reduce))  # holding the specs: their ids stay theirs
         found = known[key][1]
         if found is not None:
             layout, positions = found
-            arrays = flat_arrays(items) if len(items) > 1 else items[0].arrays
+            arrays = flat_arrays(items) if len(items) > 1 else bundles[0].arrays
             return Records(layout, arrays if positions is None else [arrays[i] for i in positions])
     return Records(*_arrange(expand(items), met, reduce))
 

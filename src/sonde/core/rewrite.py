@@ -82,9 +82,10 @@ class Rewritten:
     def known(self, outs: Any, inputs: Sequence[Any], scan: dict[str, Any] | None = None) -> Any:
         """The outputs of a call, with numbers in the place of those that are known; see `tokens`."""
         key = "known", scan and scan["length"]  # several loops may have one body
-        if key not in self.cache:
-            self.cache[key] = knowable_outputs(self.jaxpr, self._tokens, scan)
-        return known_outputs(outs, self.cache[key], inputs)
+        plan = self.cache.get(key)
+        if plan is None:
+            plan = self.cache[key] = knowable_outputs(self.jaxpr, self._tokens, scan)
+        return known_outputs(outs, plan, inputs) if plan else outs
 
     @property
     def _tokens(self) -> list[bool]:
@@ -146,12 +147,12 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: 
         steps: Types of the slices that a loop gives every iteration; more inputs at the end.
         length: How many iterations there are, if the jaxpr is the body of a scan.
     """
-    handler = handler.entering(length)
+    around, handler = handler, handler.entering(length)
     known = _cache.of(jaxpr) if handler.key is not None else {}
-    prefix = handler.here()
+    prefix = around.prefix if handler is around else around.here()
     wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
-    names = prefix, handler.named_loops, handler.loop_name, handler.within
-    key = (handler.key, names, wanted, looking(), tuple(map(str, steps)))
+    names = handler.named_loops, handler.loop_name, handler.within
+    key = (handler.key, prefix, *names, wanted, looking(), *map(str, steps))
     new = known.get(key)
     if new is None:
         new = _by_moving(jaxpr, handler, prefix) if handler.records_only and not handler.passes_on else None

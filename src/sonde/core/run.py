@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from sonde import _jax
-from sonde.core import rules  # noqa: F401 (registers the rules)
 from sonde.core.asking import InsideRequest
 from sonde.core.context import Looking, look, looking, unchanged_after
 from sonde.core.handler import Handler
 from sonde.core.modules import boundaries
 from sonde.core.modules.array_origins import Changed
-from sonde.core.modules.trail import NOTHING, ModuleRequest, Wanted, trail
-from sonde.core.opaque import inlined, opaque
+from sonde.core.modules.trail import NOTHING, ModuleRequest, Wanted, trail_of
+from sonde.core.opaque import inlining, opaque
 from sonde.core.primitive import kept
+from sonde.core.rules.jit import call_directly  # with all rules, which registers them
 from sonde.core.site_search import has_sites
 from sonde.core.trace import SiteTrace
 
-_shortcut = _jax.eager_shortcut(SiteTrace, has_sites, lambda trace: trace.changed)
-_always = (
+_parts = (
     boundaries.hook,
     _jax.meshes_can_be_set(SiteTrace),
     _jax.maps_told_apart(has_sites),
     _jax.trials_unseen(lambda: look(None)),
     kept,
     opaque,
+    _jax.eager_shortcut(SiteTrace, has_sites, call_directly, lambda trace: trace.changed),
 )
-_changes = _jax.InPlace(*[change for some in _always for change in some.changes])
+_changes = _jax.InPlace(*[change for some in _parts for change in some.changes])
+_jax.when_loaded("equinox.internal._noinline", lambda module: _changes.add(inlining(module)))
 
 
 def run_with(
@@ -74,16 +74,15 @@ def run_with(
     trace = SiteTrace(_jax.current_trace(), handler)
     models = () if inside is None else inside.known_models()
     try:
-        with (
-            unchanged_after(),
-            trail(f, args, kwargs, request, handler, models) as trace.changed,
-            _changes,
-            _shortcut if trace.parent is _jax.eval_trace else contextlib.nullcontext(),
-            inlined(),
-            _jax.set_current_trace(trace),
-            look(Looking(grads, edits, depth, _with_shapes(modules, trace.changed), asked, sows)),
-        ):
-            result = f(*args, **kwargs)
+        with unchanged_after() as thread, _changes:
+            try:
+                trail = trail_of(f, args, kwargs, request, handler, models)
+                trace.changed = trail.changed if trail.changed.shapes else None
+                modules = _with_shapes(modules, trace.changed)
+                thread.begin(Looking(grads, edits, depth, modules, asked, sows), trace, trail)
+                result = f(*args, **kwargs)
+            finally:
+                thread.end()
     finally:
         trace.invalidate()
     handler.finish()

@@ -36,22 +36,18 @@ class FoundSite(NamedTuple):
     names: tuple[Any, ...]
 
 
-_without_sites: dict[int, weakref.ref[Any]] = {}  # by identity; most jaxprs are small and have none
+_known: dict[int, tuple[weakref.ref[Any], bool]] = {}  # by identity, whether there are sites
 
 
 def has_sites(jaxpr: Any) -> bool:
     """Whether a site is anywhere inside."""
     key = id(jaxpr)
-    if key in _without_sites:
-        return False
-    opened = _jax.open_jaxpr(jaxpr)
-    for effect in opened.effects:
-        if type(effect) is SiteEffect:
-            return True
-    if equations_with_sites(opened):
-        return True
-    _without_sites[key] = weakref.ref(jaxpr, lambda _: _without_sites.pop(key, None))
-    return False
+    found = _known.get(key)
+    if found is None:
+        opened = _jax.open_jaxpr(jaxpr)
+        has = any(type(effect) is SiteEffect for effect in opened.effects) or bool(equations_with_sites(opened))
+        found = _known[key] = weakref.ref(jaxpr, lambda _: _known.pop(key, None)), has
+    return found[1]
 
 
 def equations_with_sites(jaxpr: Any) -> list[Any]:
@@ -103,4 +99,10 @@ def gives_tokens(jaxpr: Any) -> bool:
     return _gives_tokens.of(_jax.open_jaxpr(jaxpr))
 
 
-_gives_tokens = ByIdentity(lambda jaxpr: any(f.view.gives_token(f.site) for f in sites_inside(jaxpr)))
+def _gives_token(eqn: Any) -> bool:
+    if eqn.primitive is site_p:
+        return eqn.params["view"].gives_token(eqn.params["site"])
+    return any(map(gives_tokens, filter(has_sites, _jax.sub_jaxprs(eqn.params))))
+
+
+_gives_tokens = ByIdentity(lambda jaxpr: any(map(_gives_token, equations_with_sites(jaxpr))))

@@ -126,6 +126,9 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
     state = looking()
     if state is None:
         return
+    if not state.grads and not state.edits:  # the value itself is as good as what comes out of the site
+        _marked(value, name, tag, depth + 1, in_place=True)
+        return
     leaves, tree = jax.tree.flatten(value)
     tracers = [x for x in leaves if isinstance(x, _jax.Tracer)]
     # The site holds on to what it was given, which therefore must not change.

@@ -58,8 +58,8 @@ class SiteTrace(_jax.Trace):
         self._note_maps(before)
         return outs
 
-    def _rule(self, rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
-        """Runs a rule, under the trace around."""
+    def follow(self, rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
+        """Follows a rule, under the trace around."""
         before = len(self.handler.items)
         with _jax.set_current_trace(self.parent):
             outs = rule(self, *args, **params)
@@ -87,7 +87,7 @@ class SiteTrace(_jax.Trace):
             rule = RULES.get(primitive)
             if rule is None:
                 raise unsupported(primitive, params)
-            outs = self._rule(rule, tracers, params)
+            outs = self.follow(rule, tracers, params)
             if self.changed is not None:
                 self.changed.note(primitive, params, tracers, outs)
             return outs
@@ -110,17 +110,17 @@ class SiteTrace(_jax.Trace):
 
     def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, tracers: Any, /, **params: Any) -> Any:
         """A function with its own forward derivative."""
-        return self._rule(CUSTOM_RULES["jvp"], primitive, fun, jvp, tracers, **params)
+        return self.follow(CUSTOM_RULES["jvp"], primitive, fun, jvp, tracers, **params)
 
     def process_custom_vjp_call(
         self, primitive: Any, fun: Any, fwd: Any, bwd: Any, tracers: Any, /, **params: Any
     ) -> Any:
         """A function with its own backward pass."""
-        return self._rule(CUSTOM_RULES["vjp"], primitive, fun, fwd, bwd, tracers, **params)
+        return self.follow(CUSTOM_RULES["vjp"], primitive, fun, fwd, bwd, tracers, **params)
 
     def process_shard_map(self, primitive: Any, fun: Any, args: Any, /, **params: Any) -> Any:
         """A function that runs per shard."""
-        return self._rule(CUSTOM_RULES["shard_map"], primitive, fun, args, **params)
+        return self.follow(CUSTOM_RULES["shard_map"], primitive, fun, args, **params)
 
 
 def run_under(handler: Handler, fn: Callable[..., Any], *args: Any) -> Any:

@@ -137,7 +137,7 @@ class Module(Pytree, metaclass=ModuleMeta):
         """
         from sonde.nnx.capture import captures_of
 
-        found = captures_of(self) if RUNNING_CAPTURES.count else None
+        found = captures_of(self) if RUNNING_CAPTURES.threads else None
         if found is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute '__captures__': no nnx.capture runs")
         return found

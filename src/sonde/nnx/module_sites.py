@@ -21,7 +21,7 @@ from sonde.core.modules.calls import at_module, code_of, mark_arrays, run_method
 from sonde.core.modules.index import ModuleKind, Origin, register_modules, register_no_modules
 from sonde.core.modules.trail import Trail, thread
 from sonde.core.sow import mark, mark_in_place
-from sonde.nnx.epoch import EPOCH
+from sonde.nnx.epoch import EPOCH, EXPOSED
 from sonde.nnx.kinds import ARRAY, KIND, NODE, OTHER, VARIABLE, kind_of
 from sonde.nnx.pytree import Pytree, set_origin
 from sonde.nnx.states import FlatState, State
@@ -50,7 +50,7 @@ register_modules(
     ModuleKind(
         children=_children,
         child=lambda node, name: node._get_child(name),
-        stamp=lambda: EPOCH.value,
+        stamp=lambda: object() if EXPOSED else EPOCH.value,
         origin=lambda node: getattr(node, "_origin", None),
         is_root=_is_root,
     ),
@@ -113,7 +113,7 @@ def sow(
     init_fn: Callable[[], Any],
 ) -> bool | None:
     """Records a value if a capture runs and wants it; None if none runs."""
-    if not RUNNING_CAPTURES.count or looking() is None:
+    if not RUNNING_CAPTURES.threads or looking() is None:
         return None
     if not _is_wanted(variable_type):
         return False
@@ -143,7 +143,7 @@ def noted(trail: Trail, module: Any) -> Iterator[tuple[Sown, Any]]:
 
 def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | None:
     """The value to continue with if a capture runs; None if none does."""
-    if not RUNNING_CAPTURES.count or looking() is None:
+    if not RUNNING_CAPTURES.threads or looking() is None:
         return None
     if not _is_wanted(variable_type):
         return value
@@ -161,7 +161,7 @@ def observed(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not RUNNING_CAPTURES.count or looking() is None:
+        if not RUNNING_CAPTURES.threads or looking() is None:
             return fn(self, *args, **kwargs)
         return run_method(self, name, fn, args, kwargs, keep=_is_object, after=lambda y: _outputs(self, name, fn, y))
 

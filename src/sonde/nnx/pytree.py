@@ -391,12 +391,12 @@ StaticPart = tuple[Layout, tuple[Any, ...], Origin | None]
 
 def _flatten(node: Pytree) -> tuple[tuple[Any, ...], StaticPart]:
     layout, data, static = node._structure()
-    return data, (layout, static, _origin_for_copies(node) if RUNNING_CAPTURES.count else None)
+    return data, (layout, static, _origin_for_copies(node) if RUNNING_CAPTURES.threads else None)
 
 
 def _flatten_with_keys(node: Pytree) -> tuple[list[tuple[Any, Any]], StaticPart]:
     layout, data, static = node._structure()
-    origin = _origin_for_copies(node) if RUNNING_CAPTURES.count else None
+    origin = _origin_for_copies(node) if RUNNING_CAPTURES.threads else None
     return list(zip(layout.data_keys, data)), (layout, static, origin)
 
 

@@ -15,6 +15,7 @@ from sonde.core.modules.index import (
     outermost_modules,
     path_between,
     register_modules,
+    text_between,
 )
 
 
@@ -34,6 +35,29 @@ def test_path_between_follows_changes():
     assert path_between(root, a) is None
     root.self = root
     assert path_between(root, root) == ()
+
+
+def test_a_path_is_looked_for_again_only_after_a_change():
+    class Stamped:
+        pass
+
+    stamp, asked = [0], []
+
+    def child(module: Any, name: str) -> Any:
+        asked.append(name)
+        return vars(module)[name]
+
+    register_modules(Stamped, ModuleKind(lambda m: list(vars(m).items()), child, stamp=lambda: stamp[0]))
+    root, a, b = Stamped(), Stamped(), Stamped()
+    root.a, a.b = a, b
+    assert (text_between(root, b), text_between(root, a), text_between(root, root)) == ("a/b", "a", "")
+    assert not asked
+    stamp[0] += 1
+    assert text_between(root, b) == "a/b"
+    assert asked == ["a", "b"]
+    root.c = vars(root).pop("a")
+    stamp[0] += 1
+    assert (text_between(root, b), text_between(root, Stamped())) == ("c/b", None)
 
 
 class Plain:

@@ -104,20 +104,25 @@ class Changed:
         shapes: The shapes of the arrays. JAX calls compiled functions without a word if it has called them with the
             same shapes before, so it must be known which to look at every time: those that get an array of such a shape
             and return one, or put its elements elsewhere.
-        around: The traces that were under way when it was made.
     """
 
-    __slots__ = ("_all_shapes", "_ends", "_is_change", "around", "shapes")
+    __slots__ = ("_all_shapes", "_ends", "_innermost", "_is_change", "shapes")
 
     def __init__(self, arrays: Iterable[Any] = ()) -> None:
-        self.around = _jax.traces_around()
+        self._innermost = _jax.current_trace()
         self._ends: dict[int, tuple[weakref.ref[Any], frozenset[int]]] = {}
-        arrays = [x for x in arrays if isinstance(x, jax.Array) and not isinstance(x, _jax.Tracer) and np.ndim(x)]
-        self.shapes = frozenset(np.shape(array) for array in arrays)
-        self._all_shapes = set(self.shapes)  # those of arrays whose elements were put elsewhere, too
+        self._all_shapes: set[tuple[int, ...]] = set()  # those of arrays whose elements were put elsewhere, too
         self._is_change: dict[Any, bool] = {}
         for array in arrays:
-            self._note(array, frozenset({id(array)}))
+            if isinstance(array, jax.Array) and not isinstance(array, _jax.Tracer) and np.ndim(array):
+                self._all_shapes.add(np.shape(array))
+                self._note(array, frozenset({id(array)}))
+        self.shapes = frozenset(self._all_shapes)
+
+    @property
+    def around(self) -> list[Any]:
+        """The traces that were under way when it was made."""
+        return _jax.traces_around(self._innermost)
 
     def _note(self, array: Any, ends: frozenset[int]) -> None:
         if not _jax.is_followed(array):

@@ -194,7 +194,8 @@ def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
     """
     if not thread.trails:
         return True
-    if _tracing.given or told_apart_by or fun is _tracing.fun or _variants.get(fun) or strange_scope() is not None:
+    tracing, known = _tracing, _variants.entries.get(id(fun))
+    if tracing.given or told_apart_by or fun is tracing.fun or (known is not None and known[1]) or strange_scope():
         return False
     for x in (*args, *kwargs.values()) if kwargs else args:
         if type(x) not in WITHOUT_MODULES and holds_modules(x):

@@ -82,14 +82,14 @@ class calling:
         self._module, self._method = module, (name, fn)
 
     def __enter__(self) -> None:
-        module, method = self._module, self._method
-        open_calls = [trail.stretches[-1].frames for trail in thread.trails]
+        module, method, trails = self._module, self._method, thread.trails
+        open_calls = [trail.stretches[-1].frames for trail in trails]
         self._opened = None
         if _is_innermost(module, open_calls):  # a method calls another of the same module
             for frames in open_calls:
                 frames.append(dataclasses.replace(frames[-1], method=method))
             return
-        places = [trail.place_of(module) for trail in thread.trails]
+        places = [trail.place_of(module) for trail in trails]
         scope = _scope_to(places)
         self._opened = _jax.open_name(scope)
         names, level = self._opened.__enter__(), _jax.trace_level()
@@ -156,11 +156,7 @@ def run_method(
 def are_ends_wanted(name: str) -> bool:
     """Whether a capture wants the arguments and results of methods of that name."""
     state = looking()
-    if state is not None:
-        for wanted in state.modules:
-            if name in wanted.methods:
-                return True
-    return False
+    return state is not None and name in state.methods
 
 
 def _depths_of_ends(name: str) -> frozenset[int]:

@@ -226,4 +226,4 @@ def _named_after_all(trail: Trail, left: Sequence[_Candidate]) -> tuple[Place, i
     paths = [text.split("/") for text in texts]
     n = next(i for i in range(len(paths[0]) + 1) if i == len(paths[0]) or len({tuple(p[: i + 1]) for p in paths}) > 1)
     name = "|".join(".".join(path[n:]) for path in paths)
-    return dataclasses.replace(left[0].place, text="/".join([*paths[0][:n], name])), level
+    return left[0].place._replace(text="/".join([*paths[0][:n], name])), level

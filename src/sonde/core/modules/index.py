@@ -168,7 +168,7 @@ def outermost_modules(values: Iterable[Any]) -> Iterator[Any]:
 
 def holds_modules(value: Any) -> bool:
     """Whether a value is a module, or a container with one."""
-    if type(value) is tuple and all(type(x) in WITHOUT_MODULES for x in value):
+    if type(value) in (tuple, list) and all(type(x) in WITHOUT_MODULES for x in value):
         return False
     return any(True for _ in outermost_in(value, ()))
 
@@ -217,7 +217,9 @@ class Index:
     def __init__(self, root: Any) -> None:
         self._kind = module_kind(root)
         self._paths: dict[int, Path] = {}
-        self._stamp: Hashable = None
+        self._texts: dict[int, str] = {}  # of modules that are in their places
+        self._stamp: Hashable = None  # when all modules were looked for
+        self._seen: Hashable = None  # when those that it has were all in their places
         self._loose = False  # whether lists and dicts are inside, which change without a new stamp
         origin = None if self._kind is None else self._kind.origin(root)
         original = None if origin is None else origin.ref()
@@ -231,13 +233,17 @@ class Index:
 
         The stamp stays None, which no stamp is: the index is built when a module is not where it is assumed.
         """
-        for path in original._paths.values():
+        self._seen, self._loose = None if self._kind is None else self._kind.stamp(), original._loose
+        at: dict[Path, Any] = {(): root}
+        for path in original._paths.values():  # what is around a module comes before it
             with contextlib.suppress(Exception):
-                self._paths[id(at_path(root, path))] = path
+                above = at.get(path[:-1])
+                at[path] = at_path(root, path) if above is None else _child(above, path[-1]) if path else root
+                self._paths[id(at[path])] = path
 
     def _build(self, root: Any) -> None:
-        self._stamp = None if self._kind is None else self._kind.stamp()
-        self._paths = {}
+        self._stamp = self._seen = None if self._kind is None else self._kind.stamp()
+        self._paths, self._texts = {}, {}
         for path, value in everything_in(root):
             if module_kind(value) is not None:
                 self._paths[id(value)] = path
@@ -252,6 +258,16 @@ class Index:
             found = self._checked(root, module)
         return found
 
+    def text(self, root: Any, module: Any) -> str | None:
+        """The same, as a path is written."""
+        text = self._texts.get(id(module))
+        if text is None or not self._is_as_seen():
+            path = self.path(root, module)
+            if path is None:
+                return None
+            text = self._texts[id(module)] = "/".join(map(str, path))
+        return text
+
     def paths(self, root: Any) -> Iterable[Path]:
         """The paths of all modules, as they are now."""
         if self._may_be_old():
@@ -261,11 +277,15 @@ class Index:
     def _may_be_old(self) -> bool:
         return self._kind is not None and (self._loose or self._stamp != self._kind.stamp())
 
+    def _is_as_seen(self) -> bool:
+        """Whether the modules that it has are known to be in their places."""
+        return self._kind is not None and not self._loose and self._seen == self._kind.stamp()
+
     def _checked(self, root: Any, module: Any) -> Path | None:
         """The path at which the module was; None if it is not there any more."""
         path = self._paths.get(id(module))
-        if path is None:
-            return None
+        if path is None or self._is_as_seen():
+            return path
         try:
             return path if at_path(root, path) is module else None
         except Exception:
@@ -278,6 +298,11 @@ _indices = ByIdentity(Index)
 def path_between(root: Any, module: Any) -> Path | None:
     """The attributes that lead from one module to another; `()` if they are the same, None if there is no way."""
     return () if root is module else _indices.of(root).path(root, module)
+
+
+def text_between(root: Any, module: Any) -> str | None:
+    """The same as a path is written."""
+    return "" if root is module else _indices.of(root).text(root, module)
 
 
 def paths_below(root: Any) -> Iterable[Path]:

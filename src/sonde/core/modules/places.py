@@ -17,15 +17,14 @@ from typing import Any, NamedTuple
 import jax
 
 from sonde import _jax
-from sonde.core.modules.index import path_between
+from sonde.core.modules.index import text_between
 from sonde.core.scopes import ScopeName, path_under
 
 _SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a module stands.
 
     Attributes:
@@ -180,8 +179,8 @@ class Stretch:
     def find(self, module: Any) -> Place | None:
         """Where a module stands, by identity."""
         for place, root in self.roots():
-            if (path := path_between(root, module)) is not None:
-                return place.below("/".join(map(str, path)))
+            if (text := text_between(root, module)) is not None:
+                return place.below(text)
         return None
 
     def roots(self) -> Iterator[tuple[Place, Any]]:

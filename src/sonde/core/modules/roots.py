@@ -32,6 +32,8 @@ def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> li
     Raises:
         ScopeError: There are several such arguments, and nothing says which is the model.
     """
+    if not models and not has_modules():
+        return []
     found, in_containers = _found_in(f, args, kwargs)
     if not models:
         return [("" if i == 0 and not in_containers else name, x) for i, (name, x) in enumerate(found)]
@@ -154,7 +156,7 @@ def _found_in(f: Any, args: Any, kwargs: Any) -> tuple[list[tuple[str, Any]], bo
     """The modules of a call with names, and whether they are in containers among its arguments."""
     named = [*((str(i), x) for i, x in enumerate(args)), *kwargs.items()]
     found = [(name, x) for name, x in (*_around(f), *named) if _is_root(x)]
-    if not found and has_modules():
+    if not found:
         if in_containers := _in_containers(named):
             return in_containers, True
         found = [(name, x) for name, x in _referred_to(f) if _is_root(x)]

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from sonde import _jax
+from sonde.core.context import thread
 from sonde.core.modules.array_origins import Changed, Source
 from sonde.core.modules.copies import Copy, find_again, find_copy
 from sonde.core.modules.index import (
@@ -68,9 +68,8 @@ class Trail:
         self.handler = handler
         self.only_roots = only_roots
         given = [(Place(path), root) for path, root in roots]
-        self.stretches = [Stretch(given, len(_jax.name_stack()), None)]
-        models = [root for _, root in roots if is_found_by_arrays(root)]
-        self.changed = Changed(x for model in models for x in arrays_of(model))
+        self.stretches = [Stretch(given, _jax.count_open_names(), None)]
+        self.changed = Changed([x for _, root in roots if is_found_by_arrays(root) for x in arrays_of(root)])
         self._trees = trees
         self._model_met = False
         self._stand_in: tuple[set[int], Any] | None = None
@@ -280,7 +279,7 @@ class Trail:
         """Where a module stands, as it will be seen from a stretch that starts here."""
         place, last = self.place_of(module), len(self.stretches) - 1
         if place.here and last:  # wherever the program is: from further inside, that counts from the capture
-            place = dataclasses.replace(place, text=join(self._scopes(last), place.text))
+            place = place._replace(text=join(self._scopes(last), place.text))
         return self._inward(place, last)
 
     def enter(self, given: Iterable[tuple[Place, Any]], n_names: int = 0, description: Any = None) -> None:
@@ -295,7 +294,7 @@ class Trail:
             ref: A reference to the module that it was asked for, if it was for one.
             values: Returns the arrays that the program of the stretch gets.
         """
-        self.enter((), len(_jax.name_stack()))
+        self.enter((), _jax.count_open_names())
         try:
             level = len(self.stretches) - 1
             if key == "setting":
@@ -313,14 +312,6 @@ class Trail:
             return None if module is None else self._find(module)
         finally:
             self.stretches.pop()
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.trails: list[Trail] = []
-
-
-thread = _Thread()
 
 
 def origin_for_copies(module: Any, origin: Origin | None) -> Origin | None:
@@ -366,19 +357,11 @@ class Wanted(NamedTuple):
 NOTHING = Wanted()
 
 
-@contextlib.contextmanager
-def trail(
+def trail_of(
     f: Any, args: Any, kwargs: Any, request: ModuleRequest | None, handler: Any, models: Sequence[Any] = ()
-) -> Iterator[Changed | None]:
-    """Around the run of a capture; `models` are those of `inside=`. Yields what to note of their arrays."""
+) -> Trail:
+    """The trail of a call that begins; `models` are those of `inside=`."""
     root = None if request is None else request.root
     roots = [("", root)] if root is not None else find_roots(f, args, kwargs, models)
     trees = [x for x in (*args, *kwargs.values()) if isinstance(x, Mapping)] if models else []
-    trails = thread.trails
-    trails.append(Trail(roots, len(trails) + 1, only_roots=root is not None, handler=handler, trees=trees))
-    try:
-        yield trails[-1].changed if trails[-1].changed.shapes else None
-    finally:
-        trails.pop()
-        if not trails:
-            _jax.forget_arguments()
+    return Trail(roots, len(thread.trails) + 1, only_roots=root is not None, handler=handler, trees=trees)

@@ -10,6 +10,7 @@ import jax
 
 from sonde import _jax
 from sonde.core.context import look
+from sonde.core.handler import Handler
 from sonde.core.item import Bundle
 from sonde.core.rewrite import Rewritten, rewrite
 from sonde.core.site_search import has_sites
@@ -18,33 +19,47 @@ from sonde.core.trace import RULES, SiteTrace
 
 def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """A jitted call."""
+    outs = _run_compiled(trace, args, params) if trace.parent is _jax.eval_trace else None
+    if outs is not None:
+        return outs
     handler = trace.handler
     if not handler.donates:
         params = {**params, "donated_invars": (False,) * len(params["donated_invars"])}
     new = rewrite(params["jaxpr"], handler)
     inputs = new.inputs(handler)
-    fast = _compiled(new, params) if trace.parent is _jax.eval_trace else None
-    if fast is not None:
-        with look(None):  # one cache entry, whoever looks
-            outs = fast(*inputs, *args)
-    else:
-        wider = _jax.jit_params(params, new.distinct.jaxpr, n_in=len(inputs), n_out=new.distinct.n_extra)
-        outs = _jax.jit_p.bind(*inputs, *args, **wider)
-    outs = new.known(new.distinct.spread(outs), [*inputs, *args])
+    wider = _jax.jit_params(params, new.distinct.jaxpr, n_in=len(inputs), n_out=new.distinct.n_extra)
+    return _recorded(handler, new, inputs, args, _jax.jit_p.bind(*inputs, *args, **wider))
+
+
+def call_directly(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
+    """The outputs of a jitted call that need not be bound as an equation first; None if it has to be."""
+    return trace.follow(_run_compiled, args, params) if trace.changed is None else None
+
+
+def _run_compiled(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
+    """The outputs of a jitted call that JAX dispatches in C++; None if the jit has options that would be lost."""
+    if not _jax.jit_is_plain(params):
+        return None
+    handler = trace.handler
+    new = rewrite(params["jaxpr"], handler)
+    key = "compiled", params["keep_unused"]
+    if key not in new.cache:
+        fn = functools.partial(_jax.eval_jaxpr, new.distinct.jaxpr)
+        new.cache[key] = None if has_sites(new.jaxpr) else jax.jit(fn, keep_unused=params["keep_unused"])
+    run = new.cache[key]
+    if run is None:
+        return None
+    inputs = new.inputs(handler)
+    with look(None):  # one cache entry, whoever looks
+        outs = run(*inputs, *args)
+    return _recorded(handler, new, inputs, args, outs)
+
+
+def _recorded(handler: Handler, new: Rewritten, inputs: Sequence[Any], args: Sequence[Any], outs: Any) -> list[Any]:
+    """Gives the handler what came out of the call; returns the outputs of the program."""
+    outs = new.known(new.distinct.spread(outs), (*inputs, *args))
     handler.items.append(Bundle(new.specs, outs[new.n_outs :], new.cache))
     return outs[: new.n_outs]
-
-
-def _compiled(new: Rewritten, params: dict[str, Any]) -> Any:
-    """The rewritten function, for JAX to dispatch in C++; None if the jit has options that would be lost."""
-    key = ("compiled", params["keep_unused"], params["donated_invars"], params["in_shardings"], params["out_shardings"])
-    known = new.cache
-    if key not in known:
-        known[key] = None
-        if _jax.jit_is_plain(params) and not has_sites(new.jaxpr):
-            fn = functools.partial(_jax.eval_jaxpr, new.distinct.jaxpr)
-            known[key] = jax.jit(fn, keep_unused=params["keep_unused"])
-    return known[key]
 
 
 RULES[_jax.jit_p] = jit_rule

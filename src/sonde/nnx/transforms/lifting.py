@@ -453,5 +453,9 @@ def enter(structure: Structure, values: Sequence[Any], *, verb: str, mode: Mode,
     known: dict[int, Any] = {}
     call = build(structure.definition, leaves, known=known)
     if originals and looking() is not None:
-        module_sites.carry_nodes(originals, call)
+        if mode.graph:
+            for index, node in structure.objects((), [node for _, node in originals]).items():
+                module_sites.carry(node, known[index])
+        else:
+            module_sites.carry_nodes(originals, call)
     return Entered(structure, call, leaves, values, verb, mode, known)

@@ -103,7 +103,7 @@ def _caller(fun: Callable[..., Any], compiler: _Compiler) -> Callable[..., Any]:
         last = memory.last
         if (
             last is None
-            or (lookers.count and looking() is not None)
+            or (lookers.threads and looking() is not None)
             or len(args) != last.n_args
             or ([*kwargs] != last.keywords if kwargs else last.keywords)
         ):
