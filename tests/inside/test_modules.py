@@ -328,10 +328,24 @@ def test_a_loop_of_linen_that_flax_tries_first():
 
 
 def test_a_mask_of_keras_stays_with_its_array():
-    """Keras keeps masks by the identity of arrays; for gradients and edits, an array passes through sites."""
+    """Keras keeps masks by the identity of arrays, and an array that passes through a site comes out as another."""
     import keras
 
-    model = keras.Sequential([keras.layers.Embedding(5, 3, mask_zero=True), keras.layers.Dropout(0.0)])
+    class Doubled(keras.layers.Layer):
+        supports_masking = True
+
+        def call(self, x, mask=None):
+            return x if mask is None else 2 * x
+
+    class Marked(Doubled):
+        def __init__(self):
+            super().__init__()
+            self.inner = Doubled()
+
+        def call(self, x, mask=None):
+            return self.inner(sonde.sow(x, "sown"))
+
+    model = keras.Sequential([keras.layers.Embedding(5, 3, mask_zero=True), Marked()])
     tokens, wanted = np.array([[1, 2, 0, 0], [3, 4, 1, 0]]), np.ones((2, 4, 3), np.float32)
     model(tokens)
     weights, others = ([v.value for v in some] for some in (model.trainable_variables, model.non_trainable_variables))
@@ -342,8 +356,13 @@ def test_a_mask_of_keras_stays_with_its_array():
 
     run = jax.value_and_grad(loss)
     plain = run(weights)
-    unmasked = ((weights[0][tokens] - wanted) ** 2).mean()
+    unmasked = ((2 * weights[0][tokens] - wanted) ** 2).mean()
     assert abs(plain[0] - unmasked) > 1e-3
     for inside, path in ((model, "**/out"), ([keras.Layer, keras.losses.Loss], "**/outputs")):
         close(sonde.capture(run, inside=inside, grads=True)(weights)[0], plain)
         close(sonde.edit(run, {path: lambda x: x}, inside=inside)(weights), plain)
+    for grads in (False, True):
+        result, records = sonde.capture(jax.jit(run), grads=grads)(weights)
+        close(result, plain)
+        assert list(records) == ["sown"]
+    close(sonde.edit(run, {"sown": lambda x: x})(weights), plain)

@@ -9,6 +9,7 @@ from sonde import _jax
 from sonde.core.asking import InsideRequest
 from sonde.core.context import Looking, look, looking, unchanged_after
 from sonde.core.handler import Handler
+from sonde.core.identity import shared_masks
 from sonde.core.modules import boundaries
 from sonde.core.modules.array_origins import Changed
 from sonde.core.modules.trail import NOTHING, ModuleRequest, Wanted, trail_of
@@ -29,6 +30,7 @@ _parts = (
 )
 _changes = _jax.InPlace(*[change for some in _parts for change in some.changes])
 _jax.when_loaded("equinox.internal._noinline", lambda module: _changes.add(inlining(module)))
+_jax.when_loaded("keras.src.backend.common.masking", lambda module: _changes.add(*shared_masks(module)))
 
 
 def run_with(

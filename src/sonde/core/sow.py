@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from sonde import _jax
 from sonde.core.context import looking, sows_are_seen
+from sonde.core.identity import note_all
 from sonde.core.path import checked_name
 from sonde.core.primitive import site_p
 from sonde.core.scopes import check_scopes
@@ -190,4 +191,5 @@ def _marked(
         outs = trace.at_site(leaves, site, PLAIN)
     else:
         outs = site_p.bind(*leaves, site=site, view=PLAIN)
+    note_all(leaves, outs)
     return site.rebuild(outs[: len(leaves)]), site

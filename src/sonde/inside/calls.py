@@ -22,7 +22,6 @@ from sonde import _jax
 from sonde.core.context import looking
 from sonde.core.modules.calls import calling, mark_arguments, mark_result, overrides_running
 from sonde.core.modules.index import children_of, module_kind
-from sonde.inside.identity import note
 
 _NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
 _CALL, _INNER = "\0sonde:through", "\0sonde:inner"
@@ -121,19 +120,13 @@ def between_sites(
     if _has_arrays((args, kwargs)):
         with _jax.evaluated_late() if early else contextlib.nullcontext():
             new = mark_arguments(name, original, args, kwargs, is_kept, depths)
-        args, kwargs = _noted((args, kwargs), new) if passes else (args, kwargs)
+        args, kwargs = new if passes else (args, kwargs)
     result = fn(*args, **kwargs)
     if not _has_arrays(result):
         return result
     with _jax.evaluated_late() if early else contextlib.nullcontext():
         new = mark_result(name, original, result, is_kept, depths)
-    return _noted(result, new) if passes else result
-
-
-def _noted(before: Any, after: Any) -> Any:
-    """What came out of sites; which arrays are the same as before is noted."""
-    jax.tree.map(note, before, after, is_leaf=is_kept)
-    return after
+    return new if passes else result
 
 
 def _has_arrays(value: Any) -> bool:

@@ -6,12 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-from keras.src.backend.common import masking
 
-from sonde import _jax
-from sonde.core.context import look
 from sonde.core.modules.index import ModuleKind, register_modules
-from sonde.inside.identity import same_as
 from sonde.inside.libraries import Model, with_methods
 
 
@@ -40,28 +36,3 @@ register_modules(keras.Layer, ModuleKind(_children, _child, aliases={"call": "__
 def model(thing: Any, methods: frozenset[str]) -> Model | None:
     """The description of a model of this library; None for anything else."""
     return with_methods(thing, methods) if isinstance(thing, keras.Layer) else None
-
-
-# Keras keeps the mask of an array by the identity of the array. All that stand for one array have its mask.
-_get_mask, _set_mask = masking.get_tensor_attr, masking.set_tensor_attr
-
-
-def _mask_of(array: Any, name: str) -> Any:
-    with look(None):
-        return next((mask for x in same_as(array) if (mask := _get_mask(x, name)) is not None), None)
-
-
-def _give_mask(array: Any, name: str, mask: Any) -> None:
-    with look(None):  # marked, Keras's function would be given other objects
-        for x in same_as(array):
-            _set_mask(x, name, mask)
-
-
-masks = _jax.InPlace(
-    _jax.Change(masking, "get_tensor_attr", _mask_of), _jax.Change(masking, "set_tensor_attr", _give_mask)
-)
-
-
-def hook() -> _jax.InPlace:
-    """What is in place while a capture looks into anything."""
-    return masks

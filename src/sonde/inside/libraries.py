@@ -21,8 +21,8 @@ _ADAPTERS = {
     "penzai": "penzai",
     "keras": "keras",
 }
-# Libraries with their own array types, which may be variables of functions, or that keep something about arrays.
-_WITH_ARRAYS = {"penzai", "keras"}
+# Libraries with their own array types, which may be variables of functions.
+_WITH_ARRAYS = {"penzai"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +41,6 @@ class Model:
 def with_methods(model: Any, methods: frozenset[str]) -> Model:
     """A model whose methods are functions of its classes."""
     return Model(calls=methods_in(model, methods))
-
-
-def hooks() -> frozenset[Callable[[], Any]]:
-    """What libraries that the program has imported need while a capture looks into anything."""
-    files = [file for name, file in _ADAPTERS.items() if name in _WITH_ARRAYS and name in sys.modules]
-    found = [getattr(importlib.import_module(f"sonde.inside.{file}"), "hook", None) for file in files]
-    return frozenset(hook for hook in found if hook is not None)
 
 
 def as_model(thing: Any, methods: frozenset[str]) -> Model | None:

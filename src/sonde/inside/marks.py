@@ -9,8 +9,8 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from sonde.core.context import looking
+from sonde.core.identity import is_same
 from sonde.core.scopes import scope, scope_seen_by
-from sonde.inside.identity import is_same
 from sonde.inside.syntax import Function
 from sonde.inside.values import NEVER, marked
 

@@ -8,7 +8,6 @@ from typing import Any
 from sonde.inside import asked
 from sonde.inside.finding import Found, LeftOut, find, object_named
 from sonde.inside.libraries import Model, as_model
-from sonde.inside.libraries import hooks as needed_hooks
 
 
 class Inside:
@@ -53,7 +52,7 @@ class Inside:
                 models.append((thing, model))
         functions = frozenset().union(*(found.functions for found in self._found))
         calls = frozenset().union(*(model.calls for _, model in models))
-        hooks = needed_hooks().union(*(model.hooks for _, model in models))
+        hooks = frozenset().union(*(model.hooks for _, model in models))
         named = frozenset().union(*(found.functions for found in self._found if found.by_name))
         self.request = asked.request(functions, expressions, names if models else frozenset(), calls, hooks, named)
         self.look = asked.Look(self.request, [thing for thing, _ in models])

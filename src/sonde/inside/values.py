@@ -29,12 +29,12 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.context import Looking, look
+from sonde.core.identity import note
 from sonde.core.primitive import site_p
 from sonde.core.scopes import check_scopes
 from sonde.core.site import LEAF, PLAIN, Site
 from sonde.core.trace import SiteTrace
 from sonde.errors import CaptureError
-from sonde.inside.identity import note
 
 # Types of most values that are not arrays, for a quick test.
 NEVER: frozenset[type] = frozenset({type(None), bool, int, float, complex, str, bytes, type, slice, type(Ellipsis)})

@@ -1,19 +1,20 @@
 """Whether two values are one object to a program whose marked values are others.
 
-For gradients a value passes through its site and comes out as another object. Code that asks `a is b` of arrays, as
-`equinox.tree_at` does to find a leaf in a tree, must get the answer that it gets without marks. So what comes out of a
-site is the same as what went in, and all of those are the same as one another. Not so while an edit runs: the value
-that comes out may be a new one. What a library keeps about an array, such as the masks of Keras, belongs to all of them
-(`same_as`), also while an edit runs.
+A value that passes through its site comes out as another object. Code that was not written for Sonde and asks `a is b`
+of arrays, as `equinox.tree_at` does to find a leaf in a tree, must get the answer that it gets without marks. So what
+comes out of a site is the same as what went in, and all of those are the same as one another. Not so while an edit
+runs: the value that comes out may be a new one. What a library keeps about an array by its identity belongs to all of
+them, also while an edit runs: Keras keeps masks in this way.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from sonde import _jax
-from sonde.core.context import looking
+from sonde.core.context import look, looking
 
 # For a value that went into sites or came out of them, by identity: itself, the list of those that are the same, and
 # what went in if it came out, which lives as long, because libraries drop what they keep about an array with the array.
@@ -42,10 +43,38 @@ def is_same(a: Any, b: Any) -> bool:
     return likes is not None and likes is _likes_of(b)
 
 
+def note_all(befores: Sequence[Any], afters: Sequence[Any]) -> None:
+    """Takes note of what came out of a site, if code that was not written for Sonde may ask."""
+    state = looking()
+    if _keepers or (state is not None and state.inside is not None):
+        for before, after in zip(befores, afters):
+            note(before, after)
+
+
 def same_as(value: Any) -> list[Any]:
     """The objects that stand for one value of the program without marks: all that still exist."""
     likes = _likes_of(value)
     return [value] if likes is None else [x for ref in likes if (x := ref()) is not None]
+
+
+_keepers: set[str] = set()  # modules that keep something about arrays by identity
+
+
+def shared_masks(masking: Any) -> tuple[_jax.Change, ...]:
+    """In this module of Keras, all objects that stand for one array have its mask."""
+    get, give = masking.get_tensor_attr, masking.set_tensor_attr
+    _keepers.add(masking.__name__)
+
+    def mask_of(array: Any, name: str) -> Any:
+        with look(None):
+            return next((mask for x in same_as(array) if (mask := get(x, name)) is not None), None)
+
+    def give_mask(array: Any, name: str, mask: Any) -> None:
+        with look(None):  # marked, Keras's function would be given other objects
+            for x in same_as(array):
+                give(x, name, mask)
+
+    return _jax.Change(masking, "get_tensor_attr", mask_of), _jax.Change(masking, "set_tensor_attr", give_mask)
 
 
 def _likes_of(value: Any) -> list[weakref.ref[Any]] | None:
