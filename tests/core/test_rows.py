@@ -70,6 +70,7 @@ def same(a: Any, b: Any) -> None:
 
 
 @pytest.mark.every(2)
+@pytest.mark.every(2)
 @pytest.mark.parametrize("scan", SCANS)
 @pytest.mark.parametrize("wrapped", WRAPPED)
 def test_a_scan_has_the_records_of_a_loop(scan: str, wrapped: str) -> None:

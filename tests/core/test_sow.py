@@ -74,6 +74,7 @@ def programs(layer: Callable) -> Iterator[tuple[str, Callable]]:
     yield "grad(grad)", jax.grad(jax.grad(total))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("marked", "expected"),
     [pytest.param(a, b, id=name) for (name, a), (_, b) in zip(programs(in_place), programs(passed_on), strict=True)],

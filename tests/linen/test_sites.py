@@ -72,6 +72,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("transform, x, expected", PLAIN.values(), ids=PLAIN)
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jitted"])
 def test_a_value_sown_in_a_plain_jax_transform_arrives(transform, x, expected, jitted):

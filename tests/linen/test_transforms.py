@@ -80,6 +80,7 @@ def layer_of(nn):
     return Layer
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
 def test_classes(wrap):
     check(lambda nn: wrap(nn)(layer_of(nn))(), X, None, capture=True)
@@ -108,6 +109,7 @@ def test_inside_a_model(name):
     check(build, X, capture=True)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["remat", "jit", "fold_rngs", "vmap with shared params", "scan with shared params"])
 def test_functions_of_a_module(name):
     def build(nn):
@@ -320,6 +322,7 @@ class _OwnParam:
         return Scaled
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["scan", "scan backwards", "vmap", "vmap with shared params", "remat", "jit"])
 def test_what_a_lifted_class_makes_in_setup_is_lifted_too(name):
     def build(nn):

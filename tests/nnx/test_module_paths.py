@@ -102,6 +102,7 @@ def check(records, x=X, prefix="", weights=(1.0, 2.0, 3.0)):
         np.testing.assert_allclose(np.reshape(record.value, X.shape), value, rtol=1e-6)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_blocks_that_run_in_another_way(name):
     model = Model(RUNS[name])

@@ -31,6 +31,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_a_value_that_is_only_looked_at_is_not_lost(loop: Any, used: bool) -> None:

@@ -61,7 +61,7 @@ def cost(where, make, x, *, backward):
     return compiled.cost_analysis().get("flops", 0.0), compiled.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_costs_no_more_than_flax_s(name):
     make, x = LAYERS[name]

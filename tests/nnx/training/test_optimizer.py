@@ -58,6 +58,7 @@ def assert_same(ours, theirs):
         np.testing.assert_allclose(ours[path][1], value, rtol=2e-6, atol=1e-7, err_msg=str(path))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_three_steps_equal_flax(name):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
