@@ -150,6 +150,7 @@ def test_changes_that_an_interrupt_cut_short_are_made_by_the_next_capture() -> N
     assert Owner.a == "plain"
     with changes:
         assert Owner.a == "new"
+    assert Owner.a == "plain"  # the run that was cut short is not counted
 
 
 def test_changes_are_made_and_undone_together_and_may_be_added() -> None:

@@ -43,15 +43,22 @@ class InPlace:
     def __enter__(self) -> None:
         with self._lock:
             self._users += 1
-            for step in self._make:  # also if others are there: an interrupt may have cut them short
-                step()
+            try:
+                for step in self._make:  # also if others are there: an interrupt may have cut them short
+                    step()
+            except BaseException:
+                self._leave()
+                raise
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                for step in self._undo:
-                    step()
+            self._leave()
+
+    def _leave(self) -> None:
+        self._users -= 1
+        if self._users == 0:
+            for step in self._undo:
+                step()
 
 
 def _table(owner: Any) -> Any:
