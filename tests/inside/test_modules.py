@@ -366,3 +366,5 @@ def test_a_mask_of_keras_stays_with_its_array():
         close(result, plain)
         assert list(records) == ["sown"]
     close(sonde.edit(run, {"sown": lambda x: x})(weights), plain)
+    for inside, path in ((None, "sown"), (model, "**/out")):  # without a transform around
+        close(sonde.edit(loss, {path: lambda x: x * 1}, inside=inside)(weights), plain[0])

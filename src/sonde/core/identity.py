@@ -13,17 +13,21 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from sonde import _jax
 from sonde.core.context import look, looking
 
+_ARRAYS = (jax.Array, np.ndarray)  # tracers among them
 # For a value that went into sites or came out of them, by identity: itself, the list of those that are the same, and
 # what went in if it came out, which lives as long, because libraries drop what they keep about an array with the array.
 _likes: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]], Any]] = {}
 
 
 def note(before: Any, after: Any) -> None:
-    """Takes note of what came out of a site for a value."""
-    if after is before or not isinstance(after, _jax.Tracer):
+    """Takes note of what came out of a site for an array, if it is another object."""
+    if after is before or not (isinstance(before, _ARRAYS) and isinstance(after, _ARRAYS)):
         return
     likes = _likes_of(before)
     if likes is None:
