@@ -2,8 +2,8 @@
 
 Every figure is a ratio to something measured in the same process at the same time. Contenders take turns,
 in an order that rotates, so that other load on the machine affects all of them alike; the best of many calls counts,
-since noise only adds. The base also runs a second time under the name `control`: how far that ratio is from 1 is the
-resolution of the measurement.
+since noise only adds. The base also runs a second time under the name `control` (if it is several functions, with the
+next of them): how far that ratio is from 1 is the resolution of the measurement.
 
 Sharp edges: the garbage collector is off while calls are timed, as in `timeit`, and runs between rounds. A
 contender is called several times before it is timed, so what is measured is the steady state; to measure a first call,
@@ -132,12 +132,13 @@ def interleaved(
         return near and abs(of_turns(best_of_turn[CONTROL]) / of_turns(best_of_turn[base]) - 1) < AGREED
 
     gc.collect()
+    gc.freeze()  # what is there stays: collecting between rounds then takes no time
     gc.disable()
     try:
         while not settled():
             shift = done % len(names)
             for name in names[shift:] + names[:shift]:
-                fn = alike[name][done % len(alike[name])]
+                fn = alike[name][(done + (name == CONTROL)) % len(alike[name])]
                 if calls[name] > 1:  # the turn before had the caches
                     jax.block_until_ready(fn())
                 depth = DEPTHS[done % len(DEPTHS)]
@@ -146,6 +147,7 @@ def interleaved(
             done += 1
     finally:
         gc.enable()
+        gc.unfreeze()
     best = {name: of_turns(times) for name, times in best_of_turn.items()}
     parts = [slice(i, None, GROUPS) for i in range(GROUPS)]
     away = [abs(of_turns(best_of_turn[CONTROL][p]) / of_turns(best_of_turn[base][p]) - 1) for p in parts]

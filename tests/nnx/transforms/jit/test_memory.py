@@ -70,3 +70,22 @@ def test_containers_among_the_data_are_looked_at_every_time(watched):
     assert float(f(m)) == 1.0 and memory.last is None
     held[0] = nnx.Param(jnp.full((), 4.0))
     assert float(f(m)) == 4.0
+
+
+def test_a_plan_holds_while_the_attributes_are_the_same_objects(watched):
+    f, memory = watched(lambda m: m.a * m.n - m.b)
+    m = nnx.Dict(a=nnx.Param(jnp.full(2, 3.0)), b=nnx.Param(jnp.zeros(2)), n=1)
+    assert float(f(m)[0]) == 3.0
+    plan = memory.last.plan
+    m.n, m.n = 2, 1  # and back
+    assert float(f(m)[0]) == 3.0 and memory.last.plan is plan
+    a = m.a
+    del m.a
+    m.a = a  # the last attribute now
+    assert float(f(m)[0]) == 3.0 and memory.last.plan is plan
+    m.a, m.b = m.b, m.a  # the same objects under each other's names
+    assert float(f(m)[0]) == -3.0 and memory.last.plan is not plan
+    m.part = nnx.Dict(c=2)
+    assert float(f(m)[0]) == -3.0
+    plan, m.part = memory.last.plan, nnx.Dict(c=3)  # a new object, whatever its address
+    assert float(f(m)[0]) == -3.0 and memory.last.plan is not plan

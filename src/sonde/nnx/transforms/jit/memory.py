@@ -16,6 +16,7 @@ from sonde._jax import trace_level
 from sonde.nnx.cell import Cell
 from sonde.nnx.epoch import EPOCH, EXPOSED
 from sonde.nnx.kinds import CONTAINER, KIND, NODE, VARIABLE, kind_of
+from sonde.nnx.pytree import attributes
 from sonde.nnx.transforms.edits import contents, same_contents
 from sonde.nnx.transforms.jit.program import Program
 from sonde.nnx.transforms.outcome import Left, Outcome, settle
@@ -96,6 +97,8 @@ class Plan:
             if exposed:
                 self.loose = True
             if exposed or node._stamp > epoch:
+                if node._layout is earlier.layout and tuple(map(id, attributes(node).values())) == earlier.own:
+                    continue
                 before = len(swapped)
                 if not self._same(earlier, node, swapped):
                     return False
@@ -208,11 +211,13 @@ class _Earlier:
         data: the identities of its children. The plan keeps Variables and arrays alive, and there is one of these for
             every node, so an identity always means the same object. Containers are compared by content.
         static: its static attributes.
+        own: the identities of all its attributes, in the order they were set: the quickest thing to compare. None if
+            that is not all there is to compare.
         containers: whether some of its children are plain containers.
         n_variables: how many of its children are Variables.
     """
 
-    __slots__ = ("containers", "data", "layout", "n_variables", "node", "static")
+    __slots__ = ("containers", "data", "layout", "n_variables", "node", "own", "static")
 
     def __init__(self, node: Any):
         self.node = weakref.ref(node)
@@ -221,6 +226,8 @@ class _Earlier:
         self.n_variables = kinds.count(VARIABLE)
         self.containers = CONTAINER in kinds and any(k == CONTAINER and x is not None for k, x in zip(kinds, data))
         self.data = tuple([None if k == CONTAINER and x is not None else id(x) for k, x in zip(kinds, data)])
+        whole = node._only_attributes and not self.containers
+        self.own = tuple(map(id, attributes(node).values())) if whole else None
 
 
 def _weak(held: Any) -> Any:
