@@ -96,7 +96,7 @@ class SiteNameError(SondeError, TypeError, ValueError):
 
 
 class StoreError(SondeError):
-    """A store of activations cannot be written or read, or was begun by another call. Says what differs."""
+    """A store of activations cannot be written or read, or was started by a different call. Says what differs."""
 
 
 class LinenError(SondeError):

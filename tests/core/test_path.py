@@ -20,7 +20,7 @@ def f(x):
 
 
 def test_names_that_are_none():
-    for name, what in (("", "must not be empty"), ("a//b", "an empty part"), (3, "named by a str, got 3 of type int")):
+    for name, what in (("", "must not be empty"), ("a//b", "an empty part"), (3, "must be a str, got 3 of type int")):
         with pytest.raises(SiteNameError, match=what):
             sonde.capture(lambda x, name=name: sow(x, name))(X)
     with pytest.raises(SiteNameError):

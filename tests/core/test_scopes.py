@@ -50,7 +50,7 @@ def test_generators_that_are_interleaved():
         a, b = scoped_generator(x), scoped_generator(x)
         next(a), next(b)
 
-    with pytest.raises(ScopeError, match="site 'first' runs under scope 'held', which a generator entered"):
+    with pytest.raises(ScopeError, match="site 'first' runs under scope 'held', which a suspended generator entered"):
         capture(f)(X)
     check_nothing_is_left()
 
@@ -83,7 +83,7 @@ def test_a_site_while_a_generator_holds_a_scope_open(around, meanwhile):
         next(held)
         return meanwhile(x)
 
-    with pytest.raises(ScopeError, match=r"site 'mine'.* runs under scope 'held', which a generator entered"):
+    with pytest.raises(ScopeError, match=r"site 'mine'.* runs under scope 'held', which a suspended generator entered"):
         capture(around(f))(X)
     check_nothing_is_left()
 

@@ -66,7 +66,7 @@ def test_missing_surplus_and_misshapen_tensors_are_named(folder: Path, layers: A
 
 def test_unknown_architecture(folder: Path) -> None:
     change_config(folder, architectures=["OtherForCausalLM"])
-    with pytest.raises(ModelFileError, match="OtherForCausalLM is not supported. Supported are BertForMaskedLM"):
+    with pytest.raises(ModelFileError, match="OtherForCausalLM is not supported. Supported: BertForMaskedLM"):
         models.load(folder)
 
 

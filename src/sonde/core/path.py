@@ -31,7 +31,7 @@ def checked_name(name: object) -> str:
         'attn/scores'
     """
     if not isinstance(name, str):
-        raise SiteNameError(f"a site or scope is named by a str, got {name!r} of type {type(name).__name__}")
+        raise SiteNameError(f"the name of a site or scope must be a str, got {name!r} of type {type(name).__name__}")
     if not name or "" in name.split("/"):
         raise SiteNameError(f"the name of a site or scope must not be empty or have an empty part, got {name!r}")
     return name

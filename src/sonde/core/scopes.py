@@ -108,8 +108,8 @@ def strange_scope() -> str | None:
         entered = opened.entered and opened.entered()
         if entered is not None and entered.is_suspended:
             return (
-                f"scope {str(opened)!r}, which a generator entered and has not left, and the generator does not run "
-                "now: do not yield inside `with sonde.scope(...)` while a capture runs; open the scope around each step"
+                f"scope {str(opened)!r}, which a suspended generator entered and has not left: do not yield inside "
+                "`with sonde.scope(...)` while a capture runs; open the scope around each step"
             )
     return None
 

@@ -111,7 +111,7 @@ def harvest(
     with together():
         manifest, done = read_manifest(place), read_progress(place)
         if manifest is not None and done.batches and done.processes != jax.process_count():
-            _refuse(place, [f"it was begun by {done.processes} processes, now there are {jax.process_count()}"])
+            _refuse(place, [f"it was started by {done.processes} processes, now there are {jax.process_count()}"])
     check_alike(f"what is in {place.name!r}", repr((manifest is None, done.batches, done.last)).encode())
     drawn = iter(batches)
     first = list(itertools.islice(drawn, 1))
@@ -236,8 +236,8 @@ def _check_same(folder: Folder, before: Any, now: dict[str, Any]) -> None:
 
 def _refuse(folder: Folder, differing: Sequence[str]) -> None:
     raise StoreError(
-        f"the store {folder.name!r} was begun by another call: {'; '.join(differing)}. Make the same call to continue "
-        "with it, or choose another folder"
+        f"the store {folder.name!r} was started by a different call: {'; '.join(differing)}. Repeat that call to "
+        "continue it, or choose another folder"
     )
 
 

@@ -56,7 +56,7 @@ def find(raw: Raw) -> tuple[Architecture, str]:
     if architecture is not None:
         return architecture, (architecture.classes or ("",))[0]
     said = ", ".join(classes) or repr(raw.get("model_type"))
-    raise ModelFileError(f"the architecture {said} is not supported. Supported are {', '.join(sorted(_BY_CLASS))}.")
+    raise ModelFileError(f"the architecture {said} is not supported. Supported: {', '.join(sorted(_BY_CLASS))}.")
 
 
 def read_config(raw: Raw) -> tuple[Architecture, Any]:

@@ -95,7 +95,7 @@ def config_of(fields: Fields, tensors: Tensors, where: str) -> dict[str, Any]:
     architecture = fields.get("general.architecture")
     if architecture not in FORMS:
         known = ", ".join(sorted(FORMS))
-        raise ModelFileError(f"{where} has the unsupported architecture {architecture!r}. Supported are {known}.")
+        raise ModelFileError(f"{where} has the unsupported architecture {architecture!r}. Supported: {known}.")
     form = FORMS[architecture]
     raw: dict[str, Any] = {"architectures": [form.name], "model_type": form.model_type}
     for ours, theirs in form.keys.items():
