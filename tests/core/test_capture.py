@@ -201,10 +201,10 @@ def test_the_function_runs_once():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"last": 0}, ValueError, "capture(last=...) keeps at least 1 iteration, got 0"),
-        ({"last": "2"}, TypeError, "capture(last=...) is a number of iterations, got '2' of type str"),
-        ({"last": True}, TypeError, "capture(last=...) is a number of iterations, got True of type bool"),
-        ({"reduce": 3}, TypeError, "capture(reduce=...) is a function of a value, got 3 of type int"),
+        ({"last": 0}, ValueError, "capture(last=...) must be at least 1, got 0"),
+        ({"last": "2"}, TypeError, "capture(last=...) must be a number of iterations, got '2' of type str"),
+        ({"last": True}, TypeError, "capture(last=...) must be a number of iterations, got True of type bool"),
+        ({"reduce": 3}, TypeError, "capture(reduce=...) must be a function of a value, got 3 of type int"),
     ],
 )
 def test_options_that_do_not_fit(options, error, words):

@@ -119,7 +119,7 @@ def test_a_record_is_put_where_its_branch_was_taken():
 @pytest.mark.parametrize(
     ("extras", "call", "says"),
     [
-        ({}, 1, "the record has 1 calls, and this is call 1"),
+        ({}, 1, "the record has 1 calls, but this is call 1"),
         ({"count": np.int32(3)}, 0, "the record is of a while_loop"),
         ({"taken": np.array([True, False])}, 0, "examples took different branches"),
     ],

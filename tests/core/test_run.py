@@ -111,9 +111,9 @@ def test_edits_that_hit_nothing_are_errors() -> None:
 
 
 def test_arguments_of_capture_are_checked() -> None:
-    with pytest.raises(TypeError, match=r"capture\(last=...\) is a number of iterations, got 'x'"):
+    with pytest.raises(TypeError, match=r"capture\(last=...\) must be a number of iterations, got 'x'"):
         sonde.capture(jnp.sin, last="x")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match=r"capture\(reduce=...\) is a function of a value, got 3"):
+    with pytest.raises(TypeError, match=r"capture\(reduce=...\) must be a function of a value, got 3"):
         sonde.capture(jnp.sin, reduce=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="compiled ahead of time"):
         sonde.capture(jax.jit(jnp.sin).lower(1.0).compile())

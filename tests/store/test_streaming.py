@@ -140,9 +140,9 @@ def test_samples_are_samples_of_the_data_set_and_can_stand_for_values():
     drawn = {row.tobytes() for row in found["a"].samples}
     assert all(row.tobytes() in drawn for row in np.asarray(a).reshape(-1, 4))
     np.testing.assert_allclose(np.asarray(a) * 1.5, b, rtol=1e-5)  # what stood together stays together
-    with pytest.raises(ValueError, match="ask for them with samples=n"):
+    with pytest.raises(ValueError, match="make them with samples=n"):
         ablate(f, "a", to=store.statistics(f, XS), resample=0)
-    with pytest.raises(ValueError, match="goes with statistics"):
+    with pytest.raises(ValueError, match="needs statistics"):
         ablate(f, "a", resample=0)
 
 

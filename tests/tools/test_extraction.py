@@ -64,9 +64,9 @@ def test_errors():
     x = jnp.ones((2, 2))
     with pytest.raises(NoSuchSiteError, match="pattern 'no' matches none"):
         extract(deep, {"no": "h"})(x)
-    with pytest.raises(ValueError, match=r"'\*\*' names one feature and matches 4 sites: 'layers/0/h', "):
+    with pytest.raises(ValueError, match=r"'\*\*' must match one site, but matches 4 sites: 'layers/0/h', "):
         extract(deep, {"**": "h"})(x)
-    with pytest.raises(ValueError, match="every feature needs a name of its own"):
+    with pytest.raises(ValueError, match="every feature needs a different name"):
         extract(deep, {"a": "h", "b": "h"})
     with pytest.raises(TypeError, match="extract takes a mapping from paths to names, got 'h'"):
         extract(deep, "h")

@@ -158,7 +158,7 @@ def test_errors():
         monitor(f, {"h": ["mean"]}, every=0)
     with pytest.raises(TypeError, match="'h' needs a list of statistics, got the string 'mean'"):
         monitor(f, {"h": "mean"})
-    with pytest.raises(CaptureError, match="asked for grad_norm of 'h', but no gradient reached its sites"):
+    with pytest.raises(CaptureError, match="needs gradients for grad_norm of 'h', but none reached its sites"):
         monitor(f, {"h": ["mean", "grad_norm"]})(1.0)
     with pytest.raises(NoSuchSiteError, match="pattern 'g' matches none"):
         monitor(f, {"g": ["mean"]})(1.0)

@@ -198,7 +198,7 @@ def test_sweeps_over_axes_and_directions() -> None:
 
     expected = metric(sonde.edit(model, {"blocks/1/out": moved})(OTHERS))
     np.testing.assert_allclose(along.scores["blocks/1/out"][4, 0], expected, rtol=1e-5)
-    with pytest.raises(TypeError, match="axis= is a number"):
+    with pytest.raises(TypeError, match="axis= must be a number"):
         patch_sweep(model, (TOKENS,), (OTHERS,), "embedded", metric, axis="head")
     with pytest.raises(ValueError, match="twice"):
         patch_sweep(model, (TOKENS,), (OTHERS,), "embedded", metric, axis=(-2, 1))

@@ -47,7 +47,7 @@ def test_labels_of_any_kind_and_pictures():
 def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match="'blocks/0/out' has 300 rows, and there are 299 labels"):
         probe(X, np.arange(299) % 2)
-    with pytest.raises(ValueError, match="at least two kinds"):
+    with pytest.raises(ValueError, match="at least two different labels"):
         probe(X, np.zeros(300))
     with pytest.raises(NoSuchSiteError):
         probe(X, np.arange(300) % 2, "layers/*")

@@ -1,10 +1,10 @@
 """Finds the program that a target names: a function and its arguments.
 
 A target is `module:name` or `path/to/file.py:name`; names may be dotted. Modules are also imported from the current
-directory and, for a file, from its own folder. The name may be that of
+directory and, for a file, from its own folder. The name may refer to
 
 - a tuple `(f, args)` or `(f, args, kwargs)`,
-- a callable that needs no arguments and returns such a tuple, or a callable, or
+- a callable that needs no arguments and returns such a tuple or a callable, or
 - a callable with arguments: a function, a model.
 
 If there are no arguments yet, they come from `example_inputs`: an attribute of the callable, or a name in the module.
@@ -59,7 +59,7 @@ def program_at(target: str, arrays: Arrays | None = None, *, instead: Target | N
     Args:
         target: The text that was typed.
         arrays: The arrays of an input file; they replace arguments.
-        instead: A program whose arguments are used if the target has none of its own.
+        instead: A program whose arguments are used if the target has none.
     """
     module, name = _module_of(target)
     thing = _attribute(module, name, target)

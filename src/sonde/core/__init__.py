@@ -6,9 +6,8 @@ layers above use `mark` (a site with something attached), `mark_in_place` (for a
 
 How it works, in the order in which to read it: `primitive` is the equation that a site is; `trace` is what a captured
 function runs under; `rules` get sites out of loops, branches and jitted calls, with `rewrite` doing the common part;
-`handler` is what happens at a site, `collect`, `edit` and `perturbing` its kinds; `choices` joins branches
-that ran side by side; `calls` gives gradients to values; `record` is what comes out. `modules` finds the paths of
-modules.
+`handler` is what happens at a site, with its kinds `collect`, `edit` and `perturbing`; `choices` merges branches that
+all ran; `calls` pairs gradients with values; `record` is the result. `modules` finds the paths of modules.
 """
 
 from sonde.core.axes import Axis

@@ -1,7 +1,7 @@
-"""Arrays that are mapped wherever others are, though they may not vary there.
+"""Makes arrays mapped wherever others are, even if they do not vary there.
 
-A gradient at such an array has a part for each example, where it would otherwise be their sum. The primitive is the
-identity of its first operands. Each map that one of the others is under gives them its axis.
+A gradient at such an array has a part for each example; otherwise it would be the sum over the examples. The primitive
+is the identity on its first operands. Each `vmap` over one of the other operands gives them its axis.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ along_p.multiple_results = True
 
 
 def along(arrays: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """The arrays, which will have every mapped axis that one of the others has."""
+    """The arrays, with every mapped axis that one of the others has."""
     return along_p.bind(*arrays, *others, n=len(arrays)) if arrays and others else list(arrays)
 
 
 def selectable(arrays: Sequence[Any]) -> list[Any]:
-    """The arrays that a branch returns to a capture, with a mark in the program on those in pieces on a mesh.
+    """The arrays that a branch returns to a capture; those that are sharded over a mesh are marked in the program.
 
-    JAX cannot select among branches that return such arrays. Without a capture these would not have been returned.
+    JAX cannot select among branches that return sharded arrays. Without a capture they would not be returned.
     """
     return [along_p.bind(x, n=1)[0] if _jax.is_in_pieces(_jax.typeof(x)) else x for x in arrays]
 

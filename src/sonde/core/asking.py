@@ -1,4 +1,4 @@
-"""What a run asks to see of code without sites: the door for `sonde.inside`.
+"""The interface to `sonde.inside`: what a run wants to see of code without sites.
 
 The engine does not know how functions and modules become sites. It stores each request in the capture state
 (`core/context.py`), so that jitted functions are traced again for it, and says when a request begins and ends.
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class AskedInside(Protocol):
-    """What the nested captures of a thread ask to see. Compared by identity; the same for the same requests."""
+    """The requests of the nested captures of a thread. Compared by identity; equal requests are one object."""
 
     def install(self) -> None:
         """Makes the functions and modules sites, until `remove`. Runs of one thread are nested."""
@@ -35,7 +35,7 @@ class AskedInside(Protocol):
         ...
 
     def names_models(self) -> bool:
-        """Whether models were asked for."""
+        """Whether the request names models."""
         ...
 
     def must_see(self, source: str) -> bool:
@@ -48,7 +48,7 @@ class AskedInside(Protocol):
 
 
 class InsideRequest(Protocol):
-    """What one `inside=` asks for. Equal to another that asks for the same of the same models."""
+    """The request of one `inside=`. Equal to another with the same request for the same models."""
 
     @property
     def methods(self) -> frozenset[str]:
@@ -56,7 +56,7 @@ class InsideRequest(Protocol):
         ...
 
     def known_models(self) -> list[Any]:
-        """The models that `inside=` names, as far as they still exist."""
+        """The models that `inside=` names and that still exist."""
         ...
 
     def at(self, models: Sequence[Any]) -> InsideRequest:
@@ -64,16 +64,16 @@ class InsideRequest(Protocol):
         ...
 
     def nested_in(self, outer: AskedInside | None, depth: int) -> AskedInside:
-        """What is asked for when this is the request of the capture at `depth`, in captures that ask for `outer`."""
+        """All requests in force if this one belongs to the capture at `depth`; `outer` are those around it."""
         ...
 
 
 def asked_for(inside: Any) -> InsideRequest | None:
-    """What an argument `inside=` asks for; None if it is None.
+    """The request of an argument `inside=`; None if it is None.
 
     Raises:
-        InsideError: Something was asked for by name that cannot be looked into.
-        TypeError: It is nothing that can be looked into.
+        InsideError: Something that is named cannot be looked into.
+        TypeError: It is not something that can be looked into.
     """
     if inside is None:
         return None

@@ -1,9 +1,9 @@
-"""The axes in front of a value, and what can be done with arrays that have some of them.
+"""The axes in front of a value, and functions for arrays that have some of them.
 
-Loops, `vmap` and meshes put axes in front of what is seen at a site. An array of the site, or an extra that goes with
-it (its token, whether its branch was taken, how many times a loop ran), has only the axes that it varies over; `Axis`
-says which. Where arrays with different axes meet, `over_axes` maps a function over each axis that at least one of them
-has, so that no shape is ever compared with another, and shardings are left to JAX.
+Loops, `vmap` and meshes put axes in front of the value at a site. An array of the site, or an extra (its token, whether
+its branch was taken, how many times a loop ran), has only the axes that it varies over; `Axis` says which. Where arrays
+with different axes meet, `over_axes` maps a function over each axis that at least one of them has, so that no shape is
+ever compared with another, and shardings are left to JAX.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ class Axis:
 
     Attributes:
         kind: What made it: `"scan"` (also `map` and `fori_loop` with known bounds), `"while"`, `"vmap"` or `"mesh"`.
-        size: Its length, or None where that is known only with the array (a mesh axis).
+        size: Its length, or None if only the array tells (a mesh axis).
         name: The name of a mesh axis, or of the axis of a `vmap` that was given one.
-        rows: The numbers of the iterations that are along it, if the loop has a name (see `sonde.scope`).
+        rows: The numbers of the iterations along it, if the loop has a name (see `sonde.scope`).
     """
 
     kind: AxisKind
     size: int | None = None
     name: str | None = None
-    # Which leaves of the site have the axis: a leaf that does not vary over it is stored without (None: all have it).
+    # Which leaves of the site have the axis: a leaf that does not vary over it is stored without it. None: all have it.
     leaves: tuple[bool, ...] | None = None
     rows: Sequence[int] | None = None
-    # Which loop, for telling a gradient computed inside a loop from the gradient of that loop. Not part of equality:
-    # the records of two runs have the same structure.
+    # Which loop: distinguishes a gradient computed inside a loop from the gradient of that loop. Not part of equality,
+    # so that the records of two runs have the same structure.
     loop: object = dataclasses.field(default=None, compare=False)
     reverse: bool = dataclasses.field(default=False, compare=False)
     # The extras (see `Item.extras`) that lack this axis.
     lacking: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
     # Which `vmap` made it; None if that is not known.
     mapped_by: _jax.MappedBy | None = dataclasses.field(default=None, compare=False)
-    # The `while_loop`s around the site, each an object of its own, that stop at another iteration for every element.
+    # The `while_loop`s around the site, each a separate object, that may stop at a different iteration for each
+    # element.
     stopping: frozenset[object] = dataclasses.field(default=frozenset(), compare=False)
 
     @property
@@ -60,7 +61,7 @@ class Axis:
         return self.leaves is None or self.leaves[index]
 
     def on_extra(self, name: str) -> bool:
-        """Whether something that goes with the value has this axis."""
+        """Whether an extra has this axis."""
         return name not in self.lacking
 
     def looks_like(self, other: Axis) -> bool:
@@ -74,12 +75,12 @@ class Axis:
         return self.mapped_by is not None and other.mapped_by is not None and self.mapped_by.is_around(other.mapped_by)
 
     def inherited(self) -> Axis:
-        """The axis as that of a gradient whose value has it. A flag that is given to the gradient is another one."""
+        """The axis for a gradient whose value has it. The flags of value and gradient are different ones."""
         mapped_by = self.mapped_by and self.mapped_by._replace(runs=None, inherited=True)
         return dataclasses.replace(self, mapped_by=mapped_by, lacking=self.lacking | {"taken"})
 
     def of_value(self, axes: Sequence[Axis]) -> Axis:
-        """The axis of a gradient, said to be the one of its value, whose axes are given, if it is."""
+        """The axis of a gradient, replaced by the corresponding axis of its value, if there is one."""
         if self.mapped_by is None or not self.mapped_by.inherited:
             return self
         here, path = [a.mapped_by for a in axes if a.mapped_by is not None], self.mapped_by[:2]
@@ -90,7 +91,7 @@ class Axis:
         return f"{self.kind}:{self.name or self.size}"
 
 
-Has = Sequence[bool]  # for each of a row of axes, whether an array has it
+Has = Sequence[bool]  # for each of some axes, whether an array has it
 
 
 def leaf_has(axes: Sequence[Axis], index: int, *, reduced: bool = False) -> list[bool]:
@@ -99,12 +100,12 @@ def leaf_has(axes: Sequence[Axis], index: int, *, reduced: bool = False) -> list
 
 
 def extra_has(axes: Sequence[Axis], name: str) -> list[bool]:
-    """Which axes something that goes with the value has."""
+    """Which axes an extra has."""
     return [axis.on_extra(name) for axis in axes]
 
 
 def in_row(on: Has, has: Has) -> list[bool]:
-    """What an array has of a longer row of axes, of which its own are those where `on` is true."""
+    """Which axes of a longer list an array has, if its own list is the entries where `on` is true."""
     mine = iter(has)
     return [here and next(mine) for here in on]
 
@@ -115,7 +116,7 @@ def either(*has: Has) -> list[bool]:
 
 
 def with_leaves(axes: Sequence[Axis], has: Sequence[Has]) -> tuple[Axis, ...]:
-    """The axes, with what each leaf has of them."""
+    """The axes, with the leaves that have each."""
     columns = list(zip(*has)) if has else [()] * len(axes)
     return tuple(dataclasses.replace(a, leaves=None if all(c) else tuple(c)) for a, c in zip(axes, columns))
 
@@ -125,7 +126,7 @@ def over_axes(fn: Callable[..., Any], has: Sequence[Has]) -> Callable[..., Any]:
 
     Args:
         fn: What to do with one element.
-        has: For every argument, which of a row of axes it has, outermost first.
+        has: For every argument, which of the axes it has, outermost first.
 
     Returns:
         A function whose results have the axes that `either` argument has.
@@ -138,7 +139,7 @@ def over_axes(fn: Callable[..., Any], has: Sequence[Has]) -> Callable[..., Any]:
 
 def _over_axis(fn: Callable[..., Any], has: Has, *args: Any) -> Any:
     mapped = [x for x, on in zip(args, has) if on]
-    if any(map(_jax.is_on_explicit_mesh, mapped)):  # where a select does not repeat a case that is not mapped
+    if any(map(_jax.is_on_explicit_mesh, mapped)):  # where a select does not broadcast a case that is not mapped
         like = next((x for x in mapped if _jax.typeof(x).sharding.spec[0] is not None), mapped[0])
         fit = [_jax.first_axis_like, _jax.repeated_like]
         return jax.vmap(fn)(*[fit[not on](x, like) for x, on in zip(args, has)])
@@ -146,7 +147,7 @@ def _over_axis(fn: Callable[..., Any], has: Has, *args: Any) -> Any:
 
 
 def spread(array: Any, axes: Sequence[Axis], index: int, *, skip: int = 0) -> Any:
-    """Gives a leaf the axes that it does not vary over and was stored without; the first `skip` are others."""
+    """Gives a leaf the axes that it was stored without; the first `skip` axes are left alone."""
     for position, axis in enumerate(axes, skip):
         if not axis.on_leaf(index):
             array = repeated_along(array, axis.size, position)
@@ -198,9 +199,9 @@ def _repeated(fn: Callable[..., Any], size: Any, *arrays: Any) -> Any:
 
 
 def common_axes(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[bool], list[bool]] | None:
-    """One row of axes in which both rows are found, in order, and which of them each has.
+    """One list of axes that contains both lists in order, and which of them each list has.
 
-    None if there are several ways to see that, or none.
+    None if there are several such lists, or none.
     """
     if len(a) < len(b):
         found = common_axes(b, a)
@@ -214,7 +215,7 @@ def common_axes(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[
 
 
 def _joined(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[bool], list[bool]] | None:
-    """The same for two rows each of which has axes that the other has not; None if it is not known which is first."""
+    """The same for two lists that both have axes the other lacks; None if their order is unknown."""
     row: list[tuple[Axis, bool, bool]] = []
     while a or b:
         first, second = a[0] if a else None, b[0] if b else None
@@ -233,7 +234,7 @@ def _joined(a: Sequence[Axis], b: Sequence[Axis]) -> tuple[list[Axis], list[bool
 
 
 def _comes_first(row: Sequence[Axis], other: Sequence[Axis]) -> bool:
-    """Whether the first axis of a row, which the other row lacks, comes before what is first in that one."""
+    """Whether the first axis of one list, which the other lacks, comes before the first axis of the other."""
     axis, *rest = row
     if any(map(axis.looks_like, other)):
         return False
@@ -241,7 +242,7 @@ def _comes_first(row: Sequence[Axis], other: Sequence[Axis]) -> bool:
 
 
 def _ways_to_find(row: Sequence[Axis], inside: Sequence[Axis], start: int = 0) -> Any:
-    """The ways to find one row of axes in another, as positions."""
+    """The ways to find one list of axes in another, as positions."""
     if not inside:
         yield ()
         return

@@ -1,4 +1,4 @@
-"""How many times each site ran: an edit may be for the third call alone."""
+"""How many times each site ran, because an edit may apply to the third call only."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class CallCounts:
         return self._calls.items()
 
     def mark(self) -> dict[str, int]:
-        """Where the counting stands, to go back to: before the next branch of a `cond`, or another run of a rule."""
+        """The current counts, to return to before the next branch of a `cond` or another run of a rule."""
         return dict(self._calls)
 
     def return_to(self, mark: dict[str, int]) -> None:
-        """Goes on from a mark."""
+        """Continues from a mark."""
         self._calls.clear()
         self._calls.update(mark)
 
     def join(self, marks: Iterable[dict[str, int]]) -> None:
-        """After branches that ended at these marks: a site counts as often as in the branch that ran it most."""
+        """After branches that ended at these marks: a site counts as often as in the branch that ran it most often."""
         for mark in marks:
             for path, count in mark.items():
                 self._calls[path] = max(count, self._calls.get(path, 0))

@@ -1,15 +1,15 @@
-"""From what a handler recorded to calls: one for every time that a site ran, a value with its gradients.
+"""Turns what a handler recorded into calls: one for each time that a site ran, a value with its gradients.
 
-A handler keeps items, as they came out of loops, branches and jitted functions. Here branches become one, and every
-gradient is given to the value it is the gradient of. Records and `nnx.capture` are made of these calls.
+A handler keeps items, as they came out of loops, branches and jitted functions. Here branches are merged, and every
+gradient is paired with its value. Records and `nnx.capture` are made of these calls.
 
-A site that was traced once and run once needs no thought. A function that is compiled once and called twice has one
-site for both calls; there the token tells, at once if it is a number by now, by a select in the program if it is still
-being traced. A site that was differentiated but got no gradient, while that differentiation ran backward, has gradient
-zero; one that no backward pass concerns has none.
+A site that was traced once and run once is simple. A function that is compiled once and called twice has one site for
+both calls; there the token decides: at once if it is already a number, by a select in the program if it is still
+traced. If a site was differentiated and the backward pass ran, but no gradient reached the site, its gradient is zero;
+without a backward pass it has none.
 
 The rows of a gradient are put into the order of the value's rows: the gradient of a loop comes from a loop that runs
-the other way, a gradient that was taken inside a loop body does not.
+backward; a gradient taken inside a loop body does not.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class Call:
 
 
 def calls_of(handler: Handler) -> list[Call]:
-    """Everything that a handler has recorded: each value with its gradients, in program order."""
+    """Everything that a handler recorded: each value with its gradients, in program order."""
     return calls_from(expand(handler.items), handler.met)
 
 
 def calls_from(items: Sequence[Item], met: Met) -> list[Call]:
-    """The same for some items, and what the handler that recorded them has met."""
+    """The same for some items, and the `Met` of the handler that recorded them."""
     return pair(merge_choices(items), met)
 
 
 def pair(items: Iterable[Item], met: Met) -> list[Call]:
     """Pairs values with gradients.
 
-    Gradients whose value was not recorded (it was computed before the capture began) come as calls of their own.
+    Gradients whose value was not recorded (it was computed before the capture began) become separate calls.
     """
     items = list(items)
     calls = [Call(item, {}) for item in items if item.view.is_value]
@@ -109,11 +109,11 @@ class _Candidates:
         return found
 
     def with_number(self, number: int) -> list[Call]:
-        """The calls that are known to have a token, or to have it at times."""
+        """The calls that are known to have a token, or may have it."""
         return [self.calls[i] for i in self._by_number.get(number, ())]
 
     def possible(self, token: Any) -> list[Call]:
-        """The calls whose token may be this one, as far as the program says; the others get nothing."""
+        """The calls whose token may be this one, according to the program; the others get nothing."""
         numbers = possible_numbers(token)
         if numbers is None:
             return self.calls
@@ -138,7 +138,7 @@ def _with_candidates(items: Sequence[Item], of_site: dict[Site, list[Call]]) -> 
 def _by_run(gradients: Sequence[tuple[Item, _Candidates]]) -> dict[int, Call]:
     """The calls of gradients whose token is a constant of a program that ran several times, by id of the gradient.
 
-    Each of the runs has computed values and gradients alike, so that they come in the same order.
+    Every run computes its values and gradients in the same order.
     """
     groups: dict[tuple[int, int], list[tuple[Item, list[Call]]]] = {}
     for gradient, candidates in gradients:
@@ -158,8 +158,8 @@ def _by_run(gradients: Sequence[tuple[Item, _Candidates]]) -> dict[int, Call]:
 def _give(gradient: Item, candidates: _Candidates) -> bool:
     """Adds a gradient to the calls that it belongs to, element by element. False if its value was not computed.
 
-    The token says which call that is. Where there are branches it may be another one in every iteration, or for every
-    element of a map; it is 0 where no branch with the site was taken.
+    The token says which call. With branches it may differ between iterations, or between the elements of a map; it is 0
+    where no branch with the site was taken.
     """
     token = gradient.extras["token"]
     if isinstance(token, np.ndarray) and np.all(token == NO_VALUE):
@@ -175,7 +175,7 @@ def _give(gradient: Item, candidates: _Candidates) -> bool:
     for call in possible:
         mine = [_one(token) for token in tokens_of(call.item)]
         if not traced and not any(isinstance(t, _jax.Tracer) for t in mine):
-            here = np.isin(token, mine) & (token != 0)  # where it is 0, the gradient is too
+            here = np.isin(token, mine) & (token != 0)  # where the token is 0, so is the gradient
             if np.all(here | (token == 0)):
                 if np.any(here):
                     _add(call, gradient)
@@ -247,7 +247,7 @@ def _add(call: Call, gradient: Item) -> None:
 
 
 def _sum(value: Item, a: Item, b: Item) -> Item:
-    """The sum of two gradients of one value, leaf by leaf. One that has no part for a leaf adds nothing to it."""
+    """The sum of two gradients of one value, leaf by leaf. A gradient without a part for a leaf adds nothing."""
     n_loops = len(_loops(value))
     if len(_loops(a)) != len(_loops(b)):
         a, b = _without_further_loops(a, n_loops), _without_further_loops(b, n_loops)
@@ -277,7 +277,7 @@ def _sum(value: Item, a: Item, b: Item) -> Item:
 
 
 def _with_axes_of(value: Item, gradient: Item) -> Item:
-    """A gradient with the axes of its value, too: those that it does not vary over are stored as such."""
+    """A gradient that also has the axes of its value; axes that it does not vary over are noted as such."""
     common = common_axes(gradient.view.axes, value.view.axes) if gradient.tree is None else None
     if common is None or all(common[1]):
         return gradient
@@ -295,7 +295,7 @@ def _without_further_loops(gradient: Item, n_loops: int) -> Item:
 
 
 def _in_order_of(value: Item, gradient: Item) -> Item:
-    """Turns the loop axes of a gradient round where its rows are in the other order than the value's."""
+    """Reverses the loop axes of a gradient whose rows are in the opposite order of the value's."""
     turn = turned_axes(value, gradient)
     if not turn:
         return gradient
@@ -303,7 +303,7 @@ def _in_order_of(value: Item, gradient: Item) -> Item:
 
 
 def turned_axes(value: Item, gradient: Item) -> list[int]:
-    """The loop axes of a gradient, by position, along which its rows are in the other order than the value's.
+    """The loop axes of a gradient, by position, along which its rows are in the opposite order of the value's.
 
     A loop puts the rows of a gradient where the rows of its inputs are, whichever way it runs, so that they are where
     the value's are, except that the value's were put in the order in which they were computed.

@@ -1,4 +1,4 @@
-"""Looking at a program while it runs: `capture`."""
+"""`capture`: records values while a program runs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def capture(
     last: int = 1,
     inside: Any = None,
 ) -> Callable[P, tuple[R, Records]]:
-    """A function that runs `f` and returns its result together with what passed its sites.
+    """A function that runs `f` and returns its result together with the values at its sites.
 
-    The result of `f` is what it is without the capture, and `f` runs once. Captures nest, and work inside and outside
+    The result of `f` is the same as without the capture, and `f` runs once. Captures nest, and work inside and outside
     of every JAX transform.
 
     Args:
@@ -72,11 +72,13 @@ def capture(
     check_callable(f, "capture")
     patterns = tuple(map(check_pattern, patterns))
     if isinstance(last, bool) or not isinstance(last, int | np.integer):
-        raise TypeError(f"capture(last=...) is a number of iterations, got {last!r} of type {type(last).__name__}")
+        raise TypeError(f"capture(last=...) must be a number of iterations, got {last!r} of type {type(last).__name__}")
     if last < 1:
-        raise ValueError(f"capture(last=...) keeps at least 1 iteration, got {last}")
+        raise ValueError(f"capture(last=...) must be at least 1, got {last}")
     if reduce is not None and not callable(reduce):
-        raise TypeError(f"capture(reduce=...) is a function of a value, got {reduce!r} of type {type(reduce).__name__}")
+        raise TypeError(
+            f"capture(reduce=...) must be a function of a value, got {reduce!r} of type {type(reduce).__name__}"
+        )
     options: dict[str, Any] = {"grads": grads, "reduce": reduce, "last": int(last)}
     asked = asked_for(inside)
     fast = _jitted_capture(f, patterns, options, asked)
@@ -122,7 +124,7 @@ def capture_only(
     reduce: Reduce | None = None,
     inside: Any = None,
 ) -> Records:
-    """What passes the sites of a call whose result is discarded. What the call was given is not donated."""
+    """The records of a call whose result is discarded. The arguments of the call are not donated."""
     options = {"grads": grads, "reduce": reduce, "donates": False}
     return _capture_now(f, patterns, options, asked_for(inside), args, kwargs)[1]
 
@@ -130,7 +132,7 @@ def capture_only(
 def _jitted_capture(
     f: Any, patterns: tuple[Pattern, ...], options: dict[str, Any], asked: InsideRequest | None
 ) -> Callable | None:
-    """One `jax.jit` of the captured inner function for every way of looking at a jitted function."""
+    """One `jax.jit` of the captured inner function for each set of capture options."""
     inside = _jax.jit_options(f)
     if inside is None:
         return None
@@ -154,7 +156,7 @@ def _jitted_capture(
 
     if not has_models and state_of(*patterns, options["reduce"]) is None:
         return compiled((), {})
-    # What a predicate or a reduce function reads may be another at the next call, and so may be where a model is.
+    # What a predicate or a reduce function reads may differ at the next call, and so may the place of a model.
     choosing = like(lambda *args, **kwargs: compiled(args, kwargs)(*args, **kwargs), fn)
     for name in ("lower", "trace", "eval_shape", "clear_cache"):
         setattr(choosing, name, functools.partial(lambda name, *a, **k: getattr(compiled(a, k), name)(*a, **k), name))
@@ -167,8 +169,8 @@ def check_callable(f: object, verb: str) -> None:
         raise TypeError(f"{verb} takes a callable, got {f!r} of type {type(f).__name__}")
     if isinstance(f, jax.stages.Compiled):
         raise TypeError(
-            f"{verb} cannot look into a function that was compiled ahead of time, whose program is fixed: give it the "
-            "jitted function, and compile what it returns"
+            f"{verb} cannot look into a function that was compiled ahead of time, whose program is fixed: pass the "
+            f"jitted function to {verb}, and compile the result"
         )
     inner = inspect.unwrap(f)
     for is_lazy, what in (
@@ -179,7 +181,7 @@ def check_callable(f: object, verb: str) -> None:
         if is_lazy(inner):
             raise TypeError(
                 f"{verb} cannot look into {what}: the body of {getattr(f, '__qualname__', f)!r} runs after the call "
-                f"has returned; {verb} the functions it calls, or a function that runs it to its end"
+                f"has returned; {verb} the functions it calls, or a function that runs it to completion"
             )
 
 

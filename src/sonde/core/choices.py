@@ -1,7 +1,7 @@
-"""Joining what the branches of a `cond` under `vmap` saw in the same slot.
+"""Merges what the branches of a `cond` under `vmap` recorded in the same slot.
 
-With a mapped predicate all branches run, and each records zeros in the elements that took another one. Sites of two
-branches with the same path and the same types have one slot in the records, as they have when one branch runs.
+With a mapped predicate all branches run, and each records zeros for the elements that took another branch. Sites of two
+branches with the same path and the same types share one slot in the records, as they do when only one branch runs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from sonde.core.axes import common_axes, either, extra_has, in_row, leaf_has, ov
 from sonde.core.item import Item
 from sonde.core.site import Gate
 
-# In place of the gate of a choice that is dealt with, if one of its branches does not have the site.
+# Replaces the gate of a choice that was merged, if one of its branches does not have the site.
 _PARTLY = frozenset({Gate("partly", 0, 2)})
 
 
 def merge_choices(items: Sequence[Item]) -> list[Item]:
-    """The items, with those of different branches in one slot made one."""
+    """The items, with those of different branches in one slot merged."""
     result, before = list(items), len(items) + 1
     inside = _choices_inside(items)
-    while inside and len(result) < before:  # what one choice leaves may take part in another around it
+    while inside and len(result) < before:  # the merged items may belong to another choice around it
         before = len(result)
         for choice in sorted(inside, key=lambda choice: len(inside[choice])):
             result = _merged_at(choice, result, inside[choice])
@@ -33,7 +33,7 @@ def merge_choices(items: Sequence[Item]) -> list[Item]:
 
 
 def _choices_inside(items: Sequence[Item]) -> dict[Any, set[Any]]:
-    """For each choice those that are made in one of its branches: they are met together with that branch alone."""
+    """For each choice, the choices inside its branches: they occur only together with that branch."""
     together: dict[Any, dict[Any, set[int]]] = {}
     for item in items:
         for gate in item.view.gates:
@@ -57,7 +57,7 @@ def _branches(items: Sequence[Item], choice: object) -> int:
 
 
 def _merged_at(choice: object, items: list[Item], inside: set[Any]) -> list[Item]:
-    """Makes one of items that differ only in the branch that one choice has taken, and the choices made in it."""
+    """Merges items that differ only in the branch that one choice took, and the choices inside that branch."""
     slots: dict[Any, list[Item]] = {}
     counts: dict[Any, int] = {}
     for item in items:
@@ -87,7 +87,7 @@ def _shape_of(item: Item) -> Any:
 
 
 def _merged(choice: object, items: list[Item]) -> list[Item]:
-    """One item in place of several, unless it is not known which of their axes are the same."""
+    """One item in place of several, unless it is unknown which of their axes correspond."""
     first = items[0]
     gate = _gate_at(choice, first)
     axes: Any = first.view.axes
@@ -129,7 +129,7 @@ def _merged(choice: object, items: list[Item]) -> list[Item]:
             mine, mine_has = extra(i, "count")
             count, count_has = over_axes(jnp.maximum, [count_has, mine_has])(count, mine), either(count_has, mine_has)
         extras["count"], view = count, view.extra_on("count", count_has)
-    if "token" in extras:  # one slot, and in every branch another call
+    if "token" in extras:  # one slot, with a different call in each branch
         extras["token"] = tuple(token for item in items for token in tokens_of(item))
     return [
         dataclasses.replace(
@@ -144,6 +144,6 @@ def _merged(choice: object, items: list[Item]) -> list[Item]:
 
 
 def tokens_of(item: Item) -> tuple[Any, ...]:
-    """The tokens of the calls in an item: one, unless branches were joined."""
+    """The tokens of the calls in an item: one, unless branches were merged."""
     token = item.extras["token"]
     return token if isinstance(token, tuple) else (token,)

@@ -1,8 +1,8 @@
 """What a function depends on besides its arguments: what it closes over, its defaults, and the globals that it names.
 
-Programs that were rewritten for a predicate or a `reduce` function are kept for later calls. If the function has come
-to mean something else since, because a variable that it reads was changed, they are not the right ones any more.
-`state_of` gives the part of a key that changes then.
+Programs that were rewritten for a predicate or a `reduce` function are kept for later calls. They are no longer valid
+if the function's meaning has changed because a variable that it reads was changed. `state_of` is the part of a key that
+changes with it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Same:
 
 
 def state_of(*functions: Any) -> Hashable:
-    """What some functions depend on besides their arguments; None if that is nothing."""
+    """What some functions depend on besides their arguments; None if there is nothing."""
     found = tuple([_Snapshot().of(f) for f in functions if callable(f)])
     return found if any(found) else None
 
@@ -82,7 +82,7 @@ class _Snapshot:
     def _value(self, value: Any, depth: int) -> Hashable:
         self.left -= 1
         if isinstance(value, (float, complex, np.inexact)):
-            return type(value), repr(value)  # which tells 0.0 from -0.0, and takes one NaN for another
+            return type(value), repr(value)  # distinguishes 0.0 from -0.0, and treats all NaNs as equal
         if isinstance(value, _ITSELF):
             return type(value), value
         if isinstance(value, types.ModuleType):

@@ -1,4 +1,4 @@
-"""The handler that remembers what passes: `capture` and everything built on it."""
+"""The handler that records values, for `capture` and everything built on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Reduce = Callable[[Any], Any]
 
 
 class Collect(Handler):
-    """Records values, and gradients if asked, at the sites that the patterns choose (at all, if there are none).
+    """Records values, and gradients on request, at the sites that the patterns match (at all sites without patterns).
 
     Attributes:
         grads: Whether gradients are recorded.
@@ -56,7 +56,7 @@ class Collect(Handler):
         self.records_only = reduce is None
 
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
-        """Remembers the arrays if they are wanted."""
+        """Records the arrays if they are wanted."""
         if not self.wants(site, path, view):
             return
         if not self.grads:
@@ -73,7 +73,7 @@ class Collect(Handler):
         self.items.append(Item((site,), path, view.recorded, arrays, extras, tree, types))
 
     def wants(self, site: Site, path: str, view: View) -> bool:
-        """Whether a value, or the gradient of a value that was recorded, is to be recorded."""
+        """Whether to record a value, or the gradient of a recorded value."""
         if not view.is_value and (not self.grads or self.met.has_met(site)):
             return self.grads and self.met.wants_gradient(site)
         if self.patterns and not self.chosen(site, path):
@@ -88,7 +88,7 @@ def leaf_indices(view: View, n: int) -> tuple[int, ...]:
 
 
 def zero_where_not(gate: Any, arrays: list[Any], view: View) -> tuple[list[Any], View]:
-    """The arrays with zeros in the elements whose branch was not taken; all of them then vary over the gate's axes."""
+    """The arrays with zeros for the elements whose branch was not taken; all then vary over the gate's axes."""
     axes = view.axes
     has = [leaf_has(axes, i) for i in range(len(arrays))]
     arrays, has = select(gate, extra_has(axes, "taken"), arrays, has)
@@ -104,7 +104,7 @@ def reduce_at(reduce: Reduce, arrays: Sequence[Any], site: Site, view: View) -> 
         result = reduce(site.rebuild(xs))
         for leaf in jax.tree.leaves(result):
             if not isinstance(leaf, bool | int | float | complex) and not is_array(leaf):
-                raise TypeError(f"a reduce function returns arrays and numbers, not {type(leaf).__name__}")
+                raise TypeError(f"a reduce function must return arrays and numbers, not {type(leaf).__name__}")
         return result
 
     with look(None), naming(site, "the reduce function"):
@@ -112,7 +112,7 @@ def reduce_at(reduce: Reduce, arrays: Sequence[Any], site: Site, view: View) -> 
 
 
 def whole_gradient(arrays: Sequence[Any], site: Site, view: View) -> tuple[list[Any], View]:
-    """A gradient with a part for every array of the site: a reduce function sees the structure that was sown.
+    """A gradient with a part for every array of the site, so that a reduce function sees the structure that was sown.
 
     Parts that have no gradient (integers, arrays nothing was differentiated through) are scalar zeros, which cost
     nothing.

@@ -1,4 +1,4 @@
-"""Capture state of this thread: what the running captures ask for.
+"""Capture state of this thread: what the running captures want.
 
 Whether a capture is running is kept in a JAX user context, and so is part of every jit cache key: without a capture,
 `sow` adds nothing to the program; while one runs, jitted functions are traced again with their sites in. User contexts
@@ -21,17 +21,17 @@ _known: weakref.WeakValueDictionary[tuple[Any, ...], Looking] = weakref.WeakValu
 
 
 class Looking:
-    """What the running captures ask for, as far as the traced program depends on it.
+    """What the running captures want, as far as the traced program depends on it.
 
     JAX compares it in each lookup of a trace. To make that cheap it is compared by identity: an equal request gives the
     same object, while that exists.
 
     Args:
         grads: Whether gradients are wanted too.
-        edits: Whether values may be replaced: one that does not vary over a mapped axis may then come to do so.
+        edits: Whether values may be replaced: a value that does not vary over a mapped axis may then start to.
         depth: How many captures, edits and so on are nested.
-        modules: What each of them wants of modules (`modules.trail.Wanted`).
-        inside: What their `inside=` asks for; see `core/asking.py`.
+        modules: What each capture wants of modules (`modules.trail.Wanted`).
+        inside: The requests of their `inside=`; see `core/asking.py`.
         sows: Whether any of them wants what is marked without a tag: `nnx.capture` wants what Modules mark alone.
 
     Attributes:
@@ -63,21 +63,21 @@ _context = jax.make_user_context(None)
 
 
 def looking() -> Looking | None:
-    """What the captures of the current thread ask for, or None if none runs."""
+    """What the captures of the current thread want, or None if none runs."""
     return _context.value
 
 
 def sows_are_seen() -> bool:
-    """Whether a capture wants what `sow` marks: if not, what is computed only to be marked need not be."""
+    """Whether a capture wants what `sow` marks. If not, values that are computed only to be marked are not needed."""
     state = _context.value
     return state is not None and state.sows
 
 
 class _RunningCaptures:
-    """Whether captures run in any thread, to be read where asking JAX for the context costs too much.
+    """Whether captures run in any thread, for code in which asking JAX for the context would cost too much.
 
     Attributes:
-        threads: How many run in each thread, for those in which some do.
+        threads: How many run in each thread; without threads in which none runs.
     """
 
     __slots__ = ("threads",)
@@ -114,11 +114,11 @@ thread = _Thread()
 
 
 class unchanged_after:
-    """Leaves the thread as it was before the block, however the block ends.
+    """Restores the state of the thread after the block, however the block ends.
 
     An exception such as KeyboardInterrupt may be raised anywhere, also while something is entered or left. If it hits
-    the very moment of restoring, that is done again: call `end` before the block ends, and an interrupt must hit twice
-    to do harm.
+    during the restoring, that is done again: `end` is called before the block ends, so only two interrupts could do
+    harm.
     """
 
     __slots__ = ("_has_ended", "_inside", "_jax_state", "_n", "_trails", "_value")
@@ -131,7 +131,7 @@ class unchanged_after:
         return self
 
     def begin(self, value: Looking, trace: Any, *trails: Any) -> None:
-        """Sets what is looked for, the trace that code runs under, and further trails, until the block ends."""
+        """Sets what captures want, the trace that code runs under, and further trails, until the block ends."""
         if value.inside is not None:
             value.inside.install()
             self._inside = value.inside
@@ -167,9 +167,9 @@ class unchanged_after:
 
 
 def look(value: Looking | None) -> contextlib.AbstractContextManager[Any]:
-    """A block in which something else is looked for, or nothing is. Scopes left open inside are closed.
+    """A block in which captures want something else, or nothing. Scopes left open inside are closed.
 
-    Where nothing is looked for, no scope is opened.
+    If they want nothing, no scope is opened.
     """
     return _context(value) if value is None else _looking_for(value)
 

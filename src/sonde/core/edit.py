@@ -1,4 +1,4 @@
-"""Changing a program while it runs: `edit`."""
+"""`edit`: replaces values while a program runs."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Edit:
 
     Attributes:
         new: A function of the value that returns the new one, the new value itself, or a record of another run. In a
-            loop, a value with the axis of the loop in front, as that of a record, gives each iteration its part.
+            loop, a value with the axis of the loop in front, such as that of a record, gives each iteration its part.
         calls: Which calls of the site, counted per path from 0 in program order as in `Record.values`: a number or
             several. All, if None.
         iterations: Which iterations of the innermost loop around the site, counted from 0 in the order in which they
             run: a number or several; or a function of the numbers of all loops around it, outermost first, that returns
-            a boolean array. All, if None. Loops that have a name (see `sonde.scope`) do not count, unless there are no
-            others: their rows are chosen by the pattern.
+            a boolean array. All, if None. Named loops (see `sonde.scope`) do not count, unless there are no others: the
+            pattern chooses their rows.
         positions: Which indices along `axis` of the value: a number or several; negative ones count from the end. All,
             if None. Under `vmap` a value is one example.
-        axis: Where the positions are, as the arrays of the value were marked: the last axis but one, unless given.
+        axis: The axis of the positions, in the arrays as they were marked; by default the last but one.
 
     Example:
         >>> import jax, jax.numpy as jnp, sonde
@@ -79,13 +79,13 @@ class Edit:
 def edit(f: Callable[P, R], edits: Mapping[str, Any] | Mapping[Pattern, Any], *, inside: Any = None) -> Callable[P, R]:
     """A function that runs `f` with the values at some sites replaced.
 
-    Works in every transform and composes with `capture`, which sees the new values wherever it stands.
+    Works in every transform and composes with `capture`, which sees the new values both inside and outside the edit.
 
     Args:
         f: Any callable.
         edits: For each pattern, a function of the value that returns a new one, a new value, a record, or an `Edit`
-            that also says at which calls and iterations. Where several match, they are applied in order. Under `vmap` a
-            function sees one example. The records of a capture are edits, too: `edit(f, records)`.
+            that also says at which calls and iterations. If several match, they are applied in order. Under `vmap` a
+            function sees one example. The records of a capture can be used as edits: `edit(f, records)`.
         inside: Code without sites whose values to replace, as in `capture`.
 
     Returns:
@@ -94,7 +94,7 @@ def edit(f: Callable[P, R], edits: Mapping[str, Any] | Mapping[Pattern, Any], *,
     Raises:
         TypeError: `f` is not callable, or `edits` is not a mapping from patterns.
         NoSuchSiteError: When called: a pattern matches no site.
-        EditError: When called: a new value has another structure, shape or dtype than the value at the site.
+        EditError: When called: a new value differs from the value at the site in structure, shape or dtype.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -151,7 +151,7 @@ class Editing(Handler):
         self._named_at: tuple[int, ...] = ()  # which of the loops around are the named ones
         self.indices: tuple[Any, ...] = ()
         self.lengths: tuple[int | None, ...] = ()
-        self._length: int | None = None  # of the loop that is about to be entered
+        self._length: int | None = None  # of the loop that is entered next
         self._hit: dict[Pattern, set[int]] = {}  # which calls were replaced; shared with all children
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
@@ -162,7 +162,7 @@ class Editing(Handler):
         return new
 
     def entering(self, length: int | None = None) -> Self:
-        """The handler of which a child is about to run; if that takes the name of a loop, it is the next one."""
+        """The handler whose child is about to run; if the child takes the name of a loop, it is the next one."""
         new = super().entering(length)
         new._length = length
         if len(new.named_loops) > len(self.named_loops):
@@ -170,7 +170,7 @@ class Editing(Handler):
         return new
 
     def finish(self) -> None:
-        """Raises an error for a pattern, or the number of a call, that chose nothing."""
+        """Raises an error for a pattern, or a call number, that matched nothing."""
         super().finish()
         for pattern, wanted in self.edits.items():
             missed = set(() if wanted.calls is None else _several(wanted.calls)) - self._hit.get(pattern, set())
@@ -185,7 +185,7 @@ class Editing(Handler):
         return [n for path, n in self.counts.items() if not isinstance(pattern, str) or glob_matches(pattern, path)]
 
     def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:
-        """The new arrays, if an edit is for this site."""
+        """The new arrays, if an edit applies to this site."""
         if not view.is_value:
             return arrays
         name, site = site.path, site.at(path)  # the whole path, for the messages
@@ -218,16 +218,16 @@ class Editing(Handler):
         return arrays
 
     def _rows(self, wanted: Edit, pattern: Pattern, site: Site, path: str) -> list[Row]:
-        """The rows of the named loops around a site that an edit is for."""
+        """The rows of the named loops around a site that an edit applies to."""
         lengths = self.lengths_at(path)
         rows = self.rows_at(site, path, [pattern]) if lengths else []
-        if isinstance(wanted.new, Record):  # it may have been made of some rows only
+        if isinstance(wanted.new, Record):  # it may have been recorded for some rows only
             recorded = next(call.value.view for call, _ in wanted.new.calls() if call.value.view.is_value)
             rows = [row for row in rows if recorded.has_row(row)]
         return rows
 
     def _loops(self, rows: Sequence[Row], path: str) -> list[Loop]:
-        """The loops around a site, of which an edit is for some rows."""
+        """The loops around a site, with the rows that an edit applies to."""
         loops = [Loop(index, length) for index, length in zip(self.indices, self.lengths)]
         for k, number in enumerate(self.loops_at(path)):
             at = self._named_at[number]
@@ -235,7 +235,7 @@ class Editing(Handler):
         return loops
 
     def _conditions(self, wanted: Edit, rows: Sequence[Row], site: Site, path: str) -> Iterator[Any]:
-        """What must be true in an iteration in which an edit is to be made."""
+        """The conditions under which an edit applies in an iteration."""
         lengths = self.lengths_at(path)
         if len(rows) < math.prod(lengths) and lengths:
             chosen = np.zeros(lengths, bool)

@@ -1,7 +1,7 @@
-"""What was seen before a captured function failed.
+"""The records of a captured function up to its failure.
 
-The exception is the user's own; what had been captured when it was raised goes with it, and is put together only when
-it is asked for.
+The exception is the user's own. It carries what was captured before it was raised; records are made from that only on
+request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME = "__sonde_seen__"
 
 
 def remember(error: BaseException, handler: Any, reduce: Reduce | None) -> None:
-    """Lets an exception carry what a handler had recorded. Of nested captures, the outermost one's is kept."""
+    """Attaches what a handler recorded to an exception. For nested captures, that of the outermost is kept."""
     with contextlib.suppress(AttributeError):  # an exception with __slots__
         setattr(error, _NAME, (handler.items, handler.met, reduce))
 
@@ -29,14 +29,14 @@ def remember(error: BaseException, handler: Any, reduce: Reduce | None) -> None:
 def records_before(error: BaseException) -> Records:
     """The records of a capture up to the failure that ended it.
 
-    Of a function that fails while it is traced (a jitted one) there are no values yet: run it under
-    `jax.disable_jit()` to have them.
+    A function that fails while it is traced (a jitted one) has no values yet: run it under `jax.disable_jit()` to get
+    them.
 
     Args:
         error: An exception that came out of a captured function.
 
     Returns:
-        The records; none, if the exception did not come out of a capture, or nothing was seen before.
+        The records; empty if the exception did not come out of a capture, or no site ran before it.
 
     Example:
         >>> import jax.numpy as jnp, sonde

@@ -1,8 +1,8 @@
-"""Following a value back through the equations that made it, into the programs inside of them.
+"""Follows a value back through the equations that made it, and into the programs inside them.
 
-What can be said of a value depends on the question: `tokens` asks which number a token is, and which numbers it may
-be, `rules/loop_carry` what a gate is made of. Each says what its answer is for the primitives that it knows. That
-jitted functions are entered, and loops repeated until nothing changes, is the same for all of them.
+The answer depends on the question: `tokens` asks which number a token is, and which numbers it may be;
+`rules/loop_carry` asks what a gate is made of. Each question answers for the primitives that it knows. Entering jitted
+functions, and repeating loops until nothing changes, is the same for all questions.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from sonde import _jax
 from sonde.core.keeping import ByIdentity
 
 T = TypeVar("T")
-Read = Callable[[int], T | None]  # what can be said of an input, by its position
+Read = Callable[[int], T | None]  # the answer for an input, by its position
 
-_STEPS = 100  # equations that are followed, one behind the other
+_STEPS = 100  # how many equations are followed, one after the other
 
 
 class Question(Generic[T]):
-    """A question about values. What nothing can be said of is None."""
+    """A question about values. The answer None means unknown."""
 
-    # Whether something can be said of a value that is one of several: the result of a branch, or what a loop carries.
+    # Whether there are answers for a value that is one of several: the result of a branch, or what a loop carries.
     joins = False
     _steps = 0
 
     def of_number(self, value: Any) -> T | None:
-        """The answer for a number that is written in a program."""
+        """The answer for a literal number in a program."""
         del value
 
     def of_equation(self, made: _jax.MadeBy, read: Read[T]) -> T | None:
@@ -105,7 +105,7 @@ class Question(Generic[T]):
         return answer if position < n_carry or answer is None else self.stacked(answer, params["length"])
 
     def _of_loop(self, body: Any, carry: range, position: int, read: Read[T]) -> T | None:
-        """The answer for an output of a body: what is carried is what it was before, or what an iteration made it.
+        """The answer for an output of a body: what is carried is its initial value, or the result of an iteration.
 
         Args:
             body: The body.
@@ -113,7 +113,7 @@ class Question(Generic[T]):
             position: Which output.
             read: The answers for the inputs, before the first iteration.
         """
-        carried: dict[int, T | None] = {}  # as far as is known by now; less in the next round
+        carried: dict[int, T | None] = {}  # as far as is known so far; less in the next round
 
         def of_input(i: int) -> T | None:
             if i not in carry:

@@ -1,9 +1,9 @@
 """What happens at a site. One set of rules carries sites through JAX's transforms; handlers decide what is done there.
 
-A handler may look at the value (`record`), put another in its place (`replace`), or both. It never sees loops, branches
-or jitted calls: the rules run a child of it inside them, and what the child recorded comes out as extra outputs. Arrays
-that a handler needs inside, such as the ones an edit puts in place, are closed over; the rules turn them into extra
-inputs. What must be another array in every iteration is asked for with `loop_inputs`.
+A handler may look at the value (`record`), replace it (`replace`), or both. It never sees loops, branches or jitted
+calls: the rules run a child of it inside them, and what the child recorded comes out as extra outputs. Arrays that a
+handler needs inside, such as the new values of an edit, are closed over; the rules turn them into extra inputs. Arrays
+that differ between iterations come from `loop_inputs`.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ class Handler:
     """The part that all handlers share: names seen, tokens, passing sites on to an enclosing handler.
 
     Attributes:
-        key: What rewritten jaxprs are cached by; None if they must not be.
+        key: The cache key of rewritten jaxprs; None if they must not be cached.
         patterns: Globs or predicates that must match something.
         depth: How many handlers are nested around, itself included.
-        prefix: The path at which the handler, a child of the one that the run began with, runs.
+        prefix: The path at which the handler runs, if it is a child.
         items: What was recorded, in program order.
-        met: What is known about the sites met so far; what a child has met is added when it is done.
-        counts: How many times each site ran, for handlers that go by it.
-        named_loops: The loops around the handler that have a name, outermost first.
+        met: What is known about the sites met so far; what a child met is added when it has finished.
+        counts: How many times each site ran, for handlers that need it.
+        named_loops: The named loops around the handler, outermost first.
         loop_name: The path of a scope around the handler that names the next loop inside.
-        within: The rows of these loops for which the code is run; see `scopes.RowsName`.
+        within: The rows of these loops for which the code runs; see `scopes.RowsName`.
     """
 
     # Whether a jaxpr may be rewritten by moving variables only, without running the handler on values.
     records_only = False
     # Whether children inside loops are given the number of the iteration, as the first of their steps.
     counts_iterations = False
-    # Whether every run of a loop is to be an object of its own in `Item.loops`, also if it was compiled once.
+    # Whether every run of a loop is a separate object in `Item.loops`, even if it was compiled once.
     tells_loops_apart = False
     # Whether gradients are wanted.
     grads = False
-    # What the captures around look for; None if there are none.
+    # What the captures around want; None if there are none.
     outside: Looking | None = None
     # Whether jitted functions with sites may donate their arguments. Do not donate if the results are discarded.
     donates = True
     # How many of the last iterations of a while loop are kept.
     last = 1
-    # How what was kept of earlier iterations of a while loop and what a new one recorded become one: a function of the
-    # old leaves, the new leaves and the number of the iteration. None: the new ones.
+    # Combines what was kept of earlier iterations of a while loop with what a new iteration recorded: a function of the
+    # old leaves, the new leaves and the number of the iteration. None: takes the new ones.
     fold: Any = None
 
     def __init__(self, key: Hashable, patterns: tuple[Pattern, ...], *, depth: int = 1) -> None:
@@ -70,7 +70,7 @@ class Handler:
         self.named_loops: tuple[NamedLoop, ...] = ()
         self.loop_name: str | None = None
         self.within: tuple[Within, ...] = ()
-        self._within_here: tuple[Within, ...] = ()  # of the site that is being dealt with
+        self._within_here: tuple[Within, ...] = ()  # of the current site
         self._names_before = _jax.count_open_names()
         self._base: Any = 1
         self._next_offset = 1
@@ -90,7 +90,7 @@ class Handler:
 
         Args:
             base: The token that the sites inside start from.
-            prefix: The path at which it runs; where it is made, if None.
+            prefix: The path at which it runs; the current path, if None.
             steps: This iteration's slices of what `loop_inputs` returned, if inside a loop.
         """
         del steps
@@ -102,10 +102,10 @@ class Handler:
         return new
 
     def entering(self, length: int | None = None) -> Self:
-        """The handler of which a child is about to run inside something; a loop if `length` is given.
+        """The handler whose child is about to run inside something; inside a loop if `length` is given.
 
-        A loop takes the name that a scope around has for it. The handler itself, if it is not a loop and no scope is
-        open.
+        A loop takes the name that a scope around gives it. Returns the handler itself if it is not a loop and no scope
+        is open.
         """
         names = _jax.names_since(self._names_before)
         if not names and length is None:
@@ -121,7 +121,7 @@ class Handler:
         return new
 
     def _within(self, names: tuple[Any, ...]) -> tuple[Within, ...]:
-        """For which rows code is run in scopes with these names, opened where the handler runs."""
+        """The rows for which code runs in scopes with these names, opened where the handler runs."""
         if not names:
             return self.within
         found = list(self.within)
@@ -132,29 +132,29 @@ class Handler:
         return tuple(found)
 
     def loop_path(self) -> str | None:
-        """What the starred paths of sites in a loop that is entered now begin with, before its own `*`."""
+        """The start of the starred paths of sites in a loop that is entered now, before the loop's own `*`."""
         loops = self.entering(0).named_loops
         if len(loops) == len(self.named_loops):
             return None
         return starred(loops[-1].path and loops[-1].path + "/", loops[:-1])[0]
 
     def in_branch(self) -> Self:
-        """The handler of which a child is about to run in one of several branches."""
+        """The handler whose child is about to run in one of several branches."""
         return self
 
     def quietly(self) -> Self:
-        """A handler that does the same and does not pass sites on."""
+        """A handler that does the same, but does not pass sites on."""
         new = self.child()
         new.passes_on = False
         new.key = None if self.key is None else (self.key, "quietly")
         return new
 
     def carried(self) -> list[Any]:
-        """What is being traced and goes with the handler: functions that are traced later must be given it anew."""
+        """The traced values that the handler holds: functions that are traced later must get them again."""
         return [] if isinstance(self._base, int) else [self._base]
 
     def carrying(self, values: Sequence[Any]) -> Self:
-        """A handler with these values in the place of those that `carried` returned."""
+        """A handler with these values in place of those that `carried` returned."""
         new = copy.copy(self)
         if values:
             (new._base,) = values
@@ -166,12 +166,12 @@ class Handler:
         return path_under(names, self.prefix, self.depth)
 
     def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
-        """Arrays to be scanned along with a loop, one slice of which every iteration's child is given."""
+        """Arrays to scan along with a loop; the child of each iteration gets a slice."""
         del body, length, reverse
         return []
 
     def skip(self, span: int) -> int:
-        """Sets `span` tokens aside; returns how far from the base they start."""
+        """Reserves `span` tokens; returns how far from the base they start."""
         offset = self._next_offset
         self._next_offset += span
         return offset
@@ -186,7 +186,7 @@ class Handler:
         return self._next_offset
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
-        """Deals with a site; runs under the trace of the program around. Returns the outputs of the site primitive."""
+        """Handles a site, under the trace of the program around. Returns the outputs of the site primitive."""
         seen = operands_of(args, site, view)
         n, sees = len(seen.arrays), self.sees(site)
         path = self.meet(site, view, _jax.names_since(self._names_before)) if sees else ""
@@ -207,7 +207,7 @@ class Handler:
         return seen.arrays if token is None else [*seen.arrays, token]
 
     def sees(self, site: Site) -> bool:
-        """Whether a site is one for this handler, and not only for others that are nested with it."""
+        """Whether this handler sees a site, and not only other nested ones."""
         return site.depths is None or self.depth in site.depths
 
     def token(self, site: Site) -> Any:
@@ -241,7 +241,7 @@ class Handler:
         return found
 
     def rows_at(self, site: Site, path: str, patterns: Sequence[Pattern]) -> list[Row]:
-        """The rows of the named loops around the site that was just met which patterns choose, of those it has."""
+        """The rows, of the named loops around the current site, that the patterns choose."""
         rows = rows_chosen(patterns, site, path, self.lengths_at(path))
         return [row for row in rows if all(within.has(row) for within in self._within_here)]
 
@@ -271,7 +271,7 @@ class Handler:
 
 
 class Rebinding(Handler):
-    """Binds every site again in another form, for the handlers around, with an operand that is the same for all.
+    """Binds every site again in another form, for the handlers around, with one operand for all.
 
     It records nothing.
     """
@@ -279,7 +279,7 @@ class Rebinding(Handler):
     # Whether a while loop goes on only where the operand is true.
     stops_loops = False
     # If the sites of a function with its own derivatives must not be inside its call: the handler for the call. The
-    # function is then run once more, beside the call, for its sites.
+    # function is then run once more, outside the call, for its sites.
     in_custom_calls: Rebinding | None = None
 
     def __init__(self, operand: Any = None) -> None:
@@ -310,16 +310,16 @@ class Rebinding(Handler):
 class Met:
     """What a handler has met.
 
-    Its parts are made when they are first asked for. A capture of jitted functions does not ask, and what is met inside
-    them is kept with their programs.
+    Its parts are made on first use. A capture of jitted functions does not use them; what is met inside is kept with
+    the programs.
 
     Attributes:
         paths: The paths of all sites, chosen or not, in program order (a dict for its order).
-        sites: The sites whose values were met, and how many differentiations those had been through.
-        wanted: The sites whose values were recorded, and whose gradients therefore are.
+        sites: The sites whose values were met, and how many times each had been differentiated.
+        wanted: The sites whose values were recorded, so that their gradients are too.
         used: The patterns that chose something.
         backward: The sites whose gradients were met, each with its order.
-        around: What was met before, while something inside is run.
+        around: What was met before, while something inside runs.
     """
 
     __slots__ = ("_inside", "around", "backward", "paths", "sites", "used", "wanted")
@@ -332,7 +332,7 @@ class Met:
 
     def __init__(self, around: Met | None = None) -> None:
         self.around = around
-        self._inside: list[Met] | None = []  # what is to be taken over; None when the parts are there
+        self._inside: list[Met] | None = []  # what to take over; None once the parts are made
 
     def __getattr__(self, name: str) -> Any:
         inside, self._inside = self._inside, None
@@ -344,7 +344,7 @@ class Met:
         return getattr(self, name)
 
     def child(self) -> Met:
-        """For the inside of something: it starts empty and knows what was met before."""
+        """The `Met` for the inside of something: starts empty, and knows what was met before."""
         return Met(self)
 
     def alone(self) -> Met:

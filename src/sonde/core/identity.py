@@ -1,10 +1,10 @@
-"""Whether two values are one object to a program whose marked values are others.
+"""`a is b` for programs with marks: which values are one object in the program without marks.
 
 A value that passes through its site comes out as another object. Code that was not written for Sonde and asks `a is b`
 of arrays, as `equinox.tree_at` does to find a leaf in a tree, must get the answer that it gets without marks. So what
-comes out of a site is the same as what went in, and all of those are the same as one another. Not so while an edit
-runs: the value that comes out may be a new one. What a library keeps about an array by its identity belongs to all of
-them, also while an edit runs: Keras keeps masks in this way.
+comes out of a site counts as the same object as what went in. Not while an edit runs: the value that comes out may then
+be a new one. What a library stores about an array by its identity belongs to all of these objects, also while an edit
+runs: Keras stores masks in this way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _likes: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]], Any]] = {}
 
 
 def note(before: Any, after: Any) -> None:
-    """Takes note of what came out of a site for an array, if it is another object."""
+    """Notes what came out of a site for an array, if it is a different object."""
     if after is before or not (isinstance(before, _ARRAYS) and isinstance(after, _ARRAYS)):
         return
     likes = _likes_of(before)
@@ -37,7 +37,7 @@ def note(before: Any, after: Any) -> None:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """What `a is b` says in the program without marks."""
+    """The value of `a is b` in the program without marks."""
     if a is b:
         return True
     state = looking()
@@ -48,7 +48,7 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def note_all(befores: Sequence[Any], afters: Sequence[Any]) -> None:
-    """Takes note of what came out of a site, if code that was not written for Sonde may ask."""
+    """Notes what came out of a site, if code that was not written for Sonde may compare it."""
     state = looking()
     if _keepers or (state is not None and state.inside is not None):
         for before, after in zip(befores, afters):
@@ -65,7 +65,7 @@ _keepers: set[str] = set()  # modules that keep something about arrays by identi
 
 
 def shared_masks(masking: Any) -> tuple[_jax.Change, ...]:
-    """In this module of Keras, all objects that stand for one array have its mask."""
+    """In this module of Keras, all objects that stand for one array share its mask."""
     get, give = masking.get_tensor_attr, masking.set_tensor_attr
     _keepers.add(masking.__name__)
 

@@ -1,4 +1,4 @@
-"""What a capture would see, and what it would cost, before paying: `sites`."""
+"""`sites`: what a capture would record, and how many bytes, without running the program."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a handler saw at one site: arrays on their way out of loops, branches and jitted calls.
+"""What a handler recorded at one site: arrays on their way out of loops, branches and jitted calls.
 
-Inside a rewritten jaxpr the arrays of an item are extra outputs. What is left of it there is its spec, the same item
-without arrays, from which it is put together again outside.
+Inside a rewritten jaxpr the arrays of an item are extra outputs. What remains is its spec, the same item without
+arrays, from which the item is rebuilt outside.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from sonde import _jax
 from sonde.core.axes import Axis, extra_has, leaf_has
 from sonde.core.site import Site, View
 
-Extra = str  # what may go with the leaves of an item: `"token"`, `"taken"`, `"count"`
+Extra = str  # the extras of an item: `"token"`, `"taken"`, `"count"`
 
 
 @dataclasses.dataclass(slots=True)
 class Item:
-    """What was seen at a site once: a value or a gradient.
+    """One recording at a site: a value or a gradient.
 
     Attributes:
         sites: The site; several where branches of a `cond` have the same path and share a slot.
-        path: Where the site was met. Of a gradient it says nothing; it belongs where its value does.
+        path: The path at which the site was met. Not used for gradients, which have the path of their value.
         view: Value or gradient, and the axes in front, loops included.
         leaves: Its arrays; in a spec, None for each.
-        extras: Arrays that go with them, by name; in a spec, None for each.
+        extras: Additional arrays, by name; in a spec, None for each.
         tree: The structure of the leaves if a `reduce` function made them; None if they are the site's arrays.
         types: The types of the site's arrays, before a `reduce` function.
-        loops: The loops around, outermost first, each an object of its own. A `while_loop` is one, though it leaves no
+        loops: The loops around, outermost first, each a separate object. A `while_loop` is one, though it leaves no
             axis.
     """
 
@@ -76,7 +76,7 @@ class Item:
 
     @property
     def specs(self) -> list[Item]:
-        """The spec, as a list of one: what a bundle has of each of its items."""
+        """The spec, as a list of one, as for a bundle."""
         return [self.spec]
 
     def build(self, arrays: Sequence[Any]) -> Item:
@@ -102,12 +102,12 @@ class Item:
 
 @dataclasses.dataclass(slots=True)
 class Bundle:
-    """The items that came out of one jitted call, kept unsplit until one of them is asked for.
+    """The items that came out of one jitted call, kept unsplit until one of them is needed.
 
     Attributes:
         specs: The items without arrays; the same list for every call of the same compiled function.
         arrays: All arrays in one flat list.
-        cache: Belongs to the compiled function, for what depends on the specs alone.
+        cache: Belongs to the compiled function; for results that depend on the specs alone.
     """
 
     specs: list[Item]
@@ -143,7 +143,7 @@ def flat_specs(items: Iterable[Item | Bundle]) -> list[Item]:
 
 
 def in_runs_of_maps(items: Iterable[Item | Bundle], runs: tuple[object, ...]) -> list[Item]:
-    """The items of what has run inside these calls of `vmap`: their axes say so."""
+    """The items of code that ran inside these calls of `vmap`, noted in their axes."""
     result = []
     for item in expand(items):
         axes = [dataclasses.replace(a, mapped_by=_jax.in_these_runs(a.mapped_by, runs)) for a in item.view.axes]
@@ -152,7 +152,7 @@ def in_runs_of_maps(items: Iterable[Item | Bundle], runs: tuple[object, ...]) ->
 
 
 def in_new_loops(specs: Iterable[Item]) -> list[Item]:
-    """The specs of another run of the same program: what ran in one loop there does here too, in a new one."""
+    """The specs of another run of the same program: its loops are replaced by new ones."""
     new: dict[int, Any] = {}
 
     def renewed(loop: object) -> object:

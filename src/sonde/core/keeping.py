@@ -1,9 +1,9 @@
-"""What is kept for later calls, and for how long.
+"""Caches: what is kept for later calls, and for how long.
 
-Compiled programs are large. Those that belong to a function are kept with the function, so that they go when it goes,
-and only a few for each, so that a fresh `reduce` function in every call does not keep them all.
+Compiled programs are large. Those that belong to a function are stored on the function, so that they are freed with it,
+and only a few for each, so that a new `reduce` function in every call does not fill the memory.
 
-What belongs to an object that has no room for it, such as a jaxpr, is in a table (`ByIdentity`), and goes with the
+What belongs to an object that cannot store it, such as a jaxpr, is in a table (`ByIdentity`), and is freed with the
 object.
 """
 
@@ -31,7 +31,7 @@ class Bounded(dict[Any, Any]):
             self.pop(next(iter(self)), None)
 
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What is under the key, made if there is nothing; it is then the last to be forgotten."""
+        """The entry of a key, made if it is missing; it becomes the last to be forgotten."""
         value = self.pop(key, self)  # itself: nothing
         if value is self:
             value = make()
@@ -61,7 +61,7 @@ class _Identity:
 
 
 def by_identity(value: Any) -> Hashable:
-    """A part of a key for a value that is compared as what it is, if it can be, and by identity otherwise."""
+    """A part of a key for a value, compared by equality if it is hashable, otherwise by identity."""
     try:
         hash(value)
     except TypeError:
@@ -78,7 +78,7 @@ class _Kept(Bounded):
 
 
 def kept_with(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
-    """Something that is made once and kept as long as `owner`, a function or a jitted function, is.
+    """Something that is made once and kept as long as `owner`, a function or a jitted function, exists.
 
     It is stored on the function itself: what is kept refers to the function, and in a table of ours, weak or not, that
     would keep it alive. `functools.wraps` and `jax.jit` copy the attributes of a function to another, which must not
@@ -91,7 +91,7 @@ def kept_with(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
 
 
 class ByIdentity(Generic[T]):
-    """A dict from objects, by identity, to something that is made for them; an entry is gone when its object is.
+    """A dict from objects, by identity, to something made for them; an entry is removed with its object.
 
     Attributes:
         entries: By `id`, a weak reference to the object and what belongs to it.
@@ -112,7 +112,7 @@ class ByIdentity(Generic[T]):
 
 
 class JaxprCache(ByIdentity[dict[Any, Any]]):
-    """What was found out about jaxprs, as long as each lives; for each, the last ways to look at it."""
+    """Results about jaxprs, as long as each lives; for each jaxpr, those of the last few keys."""
 
     def __init__(self) -> None:
         super().__init__(lambda jaxpr: Bounded(64))

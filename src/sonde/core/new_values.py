@@ -29,7 +29,7 @@ class Loop:
     Attributes:
         index: The number of the iteration that runs.
         length: How many there are; None for a `while_loop`.
-        rows: If it has a name, the iterations that the edit is for.
+        rows: If it has a name, the iterations that the edit applies to.
     """
 
     index: Any
@@ -37,7 +37,7 @@ class Loop:
     rows: tuple[int, ...] | None = None
 
     def slice_of(self, array: Any) -> Any:
-        """This iteration's part of an array whose first axis is the loop, or the rows that the edit is for."""
+        """This iteration's part of an array whose first axis is the loop, or the rows that the edit applies to."""
         at = self.index
         if self.rows is not None and jnp.shape(array)[0] != self.length:
             positions = np.zeros(self.length or 0, np.int32)
@@ -51,7 +51,7 @@ class Loop:
 
 
 def rows_along(rows: Sequence[Row], axis: int) -> tuple[int, ...]:
-    """The numbers that some rows have for one of the named loops."""
+    """The iteration numbers of some rows along one of the named loops."""
     return tuple(sorted({row[axis] for row in rows}))
 
 
@@ -61,7 +61,7 @@ def recorded_arrays(
     """The arrays of a call of a record, for a site inside these loops."""
     if call >= len(record.values):
         raise EditError(
-            f"edit of {site.path!r} ({site.source}): the record has {len(record.values)} calls, and this is call "
+            f"edit of {site.path!r} ({site.source}): the record has {len(record.values)} calls, but this is call "
             f"{call}, counted from 0"
         )
     if record.counts[call] is not None:
@@ -86,8 +86,8 @@ def recorded_arrays(
 def given_arrays(new: Any, arrays: list[Any], site: Site, view: View, loops: Sequence[Loop] = ()) -> list[Any]:
     """The arrays of a new value for a site.
 
-    The value may have the axes of the loops around the site in front, as a record has; of those that have a name it may
-    lack the axis. Each iteration is then given its part.
+    The value may have the axes of the loops around the site in front, like a record; axes of named loops may be
+    missing. Each iteration then gets its part.
     """
     return [_fitted(x, a, site, view, i, loops) for i, (x, a) in enumerate(zip(_leaves(new, site), arrays))]
 
@@ -129,18 +129,18 @@ def new_arrays(
 ) -> list[Any]:
     """The arrays of a new value for a site, from a function of the old one.
 
-    What the function marks is seen by the captures around the edit, below the name of the site.
+    Captures around the edit see what the function marks, below the name of the site.
 
     Args:
         new: The function.
         arrays: The old arrays.
         site: The site.
         view: How the value is seen there.
-        outside: What the captures around look for; None if there are none.
+        outside: What the captures around want; None if there are none.
         name: The name of the site.
-        rows: The rows of the named loops around that the edit is for; empty if there are no such loops.
-        now: Whether the edit is for this iteration; None if it is for all. Elsewhere, what the function marks is not
-            part of the program.
+        rows: The rows of the surrounding named loops that the edit applies to; empty if there are no such loops.
+        now: Whether the edit applies to this iteration; None if it applies to all. In other iterations, what the
+            function marks is not part of the program.
     """
 
     def of_example(*xs: Any) -> list[Any]:
@@ -156,7 +156,7 @@ def new_arrays(
 
 
 def _leaves(new: Any, site: Site) -> list[Any]:
-    """The leaves of a new value that stand where the site has arrays."""
+    """The leaves of a new value at the positions where the site has arrays."""
     leaves, tree = jax.tree.flatten(new)
     if tree != site.tree:
         raise EditError(f"edit of {site.path!r} ({site.source}): expected the structure {site.tree}, got {tree}")
@@ -164,7 +164,7 @@ def _leaves(new: Any, site: Site) -> list[Any]:
 
 
 def _checked(new: Any, expected: Any, site: Site) -> Any:
-    """A new leaf as an array of exactly the expected type; Python numbers take on its dtype."""
+    """A new leaf as an array of exactly the expected type; Python numbers take its dtype."""
     array = jnp.asarray(new, expected.dtype) if isinstance(new, (bool, int, float, complex)) else jnp.asarray(new)
     if array.shape != expected.shape or array.dtype != expected.dtype:
         raise EditError(f"edit of {site.path!r} ({site.source}): expected {describe(expected)}, got {describe(array)}")
@@ -172,7 +172,7 @@ def _checked(new: Any, expected: Any, site: Site) -> Any:
 
 
 def _fitted(new: Any, old: Any, site: Site, view: View, index: int, loops: Sequence[Loop]) -> Any:
-    """A given leaf for an array that may have mapped axes in front, which the leaf may have or not."""
+    """A given leaf, fitted to an array that may have mapped axes in front; the leaf may lack them."""
     expected = _jax.typeof(old)
     mapped = sum(axis.on_leaf(index) for axis in view.axes)
     shapes = (expected.shape, expected.shape[mapped:])

@@ -1,12 +1,12 @@
 """Calls that a capture cannot see into: functions of the host, and functions that were compiled ahead of time.
 
-A site in them would be lost silently. In a function that a traced program calls on the host (`jax.pure_callback`
-and the like) the capture is told of it: the function runs as one that is looked at, where every site is an error. A
-function that was compiled ahead of time says nothing of the sites that its source has; calling it is an error.
+A site in them would be lost silently. A function that a traced program calls on the host (`jax.pure_callback` and the
+like) therefore runs with the capture noted, and every site in it is an error. A function that was compiled ahead of
+time does not show the sites of its source; calling it is an error.
 
-What `equinox.internal.noinline` returns calls its function on the host, too. While a capture runs the function is
-called where it stands, which computes the same; if it is chosen only when the program runs, a site in it is an error.
-Functions that came with a package are left out, in both.
+A function under `equinox.internal.noinline` is called on the host too. While a capture runs it is called directly,
+which computes the same; if it is chosen only when the program runs, a site in it is an error. In both cases functions
+that `inside=` reaches through a package are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sonde.errors import CaptureError
 
 @dataclasses.dataclass(frozen=True)
 class _LookedAt:
-    """A function of the host, in a program that was traced while a capture ran."""
+    """A function on the host, called by a program that was traced while a capture ran."""
 
     function: Callable[..., Any]
     state: Looking
@@ -55,7 +55,7 @@ opaque = _jax.opaque_calls(_looked_at, _refuse)
 
 
 def inlining(noinline: Any) -> _jax.Change:
-    """Functions that Equinox keeps out of line, in this module of it, are called where they stand."""
+    """Makes this module of Equinox call functions directly that it would keep out of line."""
     wrapper = noinline._NoInlineWrapper
     plain = wrapper.__call__
 
@@ -83,6 +83,7 @@ def _check_no_sites(wrapper: Any, args: Any, kwargs: Any) -> None:
     jaxpr, _ = _jax.trace_to_jaxpr(run, [*map(_jax.typeof, arrays)])
     if (site := first_site(jaxpr)) is not None:
         raise CaptureError(
-            f"site {site.path!r} ({site.source}) cannot be captured: it is in a function of equinox.internal.noinline "
-            "that is an argument of a compiled program, which calls it on the host. Call the function itself"
+            f"site {site.path!r} ({site.source}) cannot be captured: it is in a function under "
+            "equinox.internal.noinline that is an argument of a compiled program, which calls it on the host. Call "
+            "the function directly"
         )

@@ -1,4 +1,4 @@
-"""The operands of the site primitive, taken apart and put together in one place.
+"""The operands of the site primitive: the only code that takes them apart and puts them together.
 
     value     *arrays [anchor] [gate] *active             -> *arrays [token]
     look      *arrays anchor [token] [gate] *active       ->
@@ -8,10 +8,10 @@ The token is an int32 that tells calls apart: a function that is compiled once a
 values and, perhaps, one gradient. The number travels from the value to its gradient as a residual, so a gradient is
 never given to the wrong call. The gate is a boolean that says whether the branch with the site was taken; it appears
 when `vmap` turns a `cond` into a select, where both branches run. There is a number for every `while_loop` around the
-site whose predicate is being mapped; that it is mapped is all it says, and once the site is mapped it is gone. The
-anchor is the number of the iteration; it appears when a loop is differentiated, which would otherwise move a site whose
-value does not change out of the loop. A site that is only looked at is divided in two there, so that the value itself
-stays free to move (see `View.role`).
+site whose predicate is being mapped; it says only that, and is dropped once the site is mapped. The anchor is the
+number of the iteration; it appears when a loop is differentiated, which would otherwise move a site whose value does
+not change out of the loop. A site that is only recorded is split in two there, so that the value itself can still be
+moved (see `View.role`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sonde.core.site import PLAIN, Site, View
 TOKEN = np.dtype("int32")
 TOKEN_TYPE = _jax.typeof(np.zeros((), TOKEN))
 NO_VALUE = -1  # the token of a gradient whose value was not computed
-WRITTEN_DOWN = -2  # from here downwards: tokens that are constants of a program, the same whenever it runs
+WRITTEN_DOWN = -2  # from here on down: tokens that are constants of a program, the same in every run
 
 
 @dataclasses.dataclass(slots=True)
 class Operands:
-    """The operands of a site, or their mapped dimensions, or anything else that there is one of for each."""
+    """The operands of a site, or their mapped dimensions, or anything else with one entry per operand."""
 
     arrays: list[Any]
     anchor: Any = None
@@ -47,7 +47,7 @@ class Operands:
 
     @property
     def extras(self) -> dict[str, Any]:
-        """What goes with the arrays, by the name that it has in `Axis.lacking` and `Item.extras`."""
+        """The extras, by their names in `Axis.lacking` and `Item.extras`."""
         named = {"token": self.token, "taken": self.gate}
         return {name: x for name, x in named.items() if x is not None}
 
@@ -62,7 +62,7 @@ def _further(site: Site, view: View) -> Iterator[str]:
 
 
 def operands_of(args: Sequence[Any], site: Site, view: View) -> Operands:
-    """The operands of an equation, by what they are."""
+    """The operands of an equation, by kind."""
     if view is PLAIN:  # as most are
         return Operands(list(args))
     names = list(_further(site, view))

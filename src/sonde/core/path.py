@@ -1,8 +1,8 @@
 """Paths of sites and the patterns that choose among them.
 
 A path is names joined by slashes: `blocks/3/attn/scores`. A pattern is a glob (`*` and `?` stay inside one part, `**`
-crosses parts, `{10..14}` is one of some numbers and `{a,b}` one of some words) or a predicate that is called with the
-`Site`.
+crosses parts, `{10..14}` matches one of these numbers and `{a,b}` one of these words) or a predicate that is called
+with the `Site`.
 """
 
 from __future__ import annotations
@@ -78,17 +78,18 @@ def matches(pattern: Pattern, site: Site) -> bool:
 def check_pattern(pattern: object) -> Pattern:
     """Returns `pattern` if it is a glob or a predicate, raises TypeError otherwise.
 
-    A predicate that has no hash is returned as one that is compared by identity.
+    A predicate that has no hash is wrapped in one that is compared by identity.
     """
     if isinstance(pattern, str) or callable(pattern):
         return cast(Pattern, by_identity(pattern))
     raise TypeError(
-        f"a pattern is a glob over paths or a predicate of a site, got {pattern!r} of type {type(pattern).__name__}"
+        f"a pattern must be a glob over paths or a predicate of a site, got {pattern!r} of type "
+        f"{type(pattern).__name__}"
     )
 
 
 def no_such_site(pattern: Pattern, paths: Iterable[str]) -> NoSuchSiteError:
-    """The error for a pattern that chose nothing, with the names that come nearest."""
+    """The error for a pattern that matched nothing, with the nearest names."""
     known = list(dict.fromkeys(paths))
     shown = pattern if isinstance(pattern, str) else getattr(pattern, "__name__", repr(pattern))
     if not known:

@@ -1,4 +1,4 @@
-"""Adding to values at sites, and differentiating with respect to what is added: `perturbations` and `perturbed`."""
+"""`perturbations` and `perturbed`: add to values at sites, and differentiate with respect to what is added."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
 
     Returns:
         A function with the arguments of `f` that returns a dict from paths to zeros, for `sonde.perturbed`: shaped like
-        the value of the site's record, so one slice per iteration of a loop; where patterns choose some rows of a loop
-        that has a name, one entry for each row, such as `blocks/3/out`. Parts that cannot be differentiated are
-        None. Sites that can only be read are left out.
+        the value of the site's record, so one slice per iteration of a loop; if patterns choose some rows of a named
+        loop, one entry for each row, such as `blocks/3/out`. Parts that cannot be differentiated are None. Sites that
+        can only be read are left out.
 
     Raises:
         NoSuchSiteError: When called: a pattern matches no site.
@@ -54,7 +54,7 @@ def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callab
 
     def shapes(f: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         captured = capture(f, *patterns, inside=asked)
-        # As in `perturbed`, values pass through the sites where they can.
+        # As in `perturbed`, values pass through the sites where possible.
         (_, records), _ = run_with(lambda depth: Adding({}, depth=depth), captured, args, kwargs, edits=True)
         _check_any_passes(patterns, records)
         found = {}
@@ -91,7 +91,7 @@ def _some_rows(path: str, record: Record, patterns: Sequence[Pattern]) -> list[s
 
 
 def _only_looked_at(record: Record) -> Site | None:
-    """The first site of a record after which the program continues with the value itself, if one can be perturbed."""
+    """The first site of a record at which the program continues with the value itself, if it has floats."""
     stuck = (c.site for c, _ in record.calls() if c.site.in_place and any(map(_is_inexact, c.types)))
     return next(stuck, None)
 
@@ -120,7 +120,7 @@ def _differentiable(tree: Any) -> Any:
 
 
 def perturbed(f: Callable, *, inside: Any = None) -> Callable:
-    """A function that takes what to add at sites, then the arguments of `f`.
+    """A function that takes the arrays to add at sites, then the arguments of `f`.
 
     The gradient with respect to what is added is the gradient of the value at the site.
 
@@ -136,7 +136,7 @@ def perturbed(f: Callable, *, inside: Any = None) -> Callable:
 
     Raises:
         NoSuchSiteError: When called: a path is not that of a site.
-        EditError: When called: what to add does not fit the value.
+        EditError: When called: an array to add does not fit the value.
 
     Example:
         >>> import jax, jax.numpy as jnp, sonde
@@ -174,12 +174,12 @@ class Adding(Handler):
                 raise no_such_site(path, self.met.paths)
 
     def key_of(self, site: Site, path: str) -> Any:
-        """What the deltas of a site are found by."""
+        """The key of the deltas of a site."""
         del site
         return path
 
     def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
-        """The deltas that have this loop's axis in front, which then give each iteration its slice."""
+        """The deltas that have this loop's axis in front and so give each iteration its slice."""
         self._sliced = []
         slices = []
         inside = self.entering(length)
@@ -205,7 +205,7 @@ class Adding(Handler):
     def _named_loops(self, found: FoundSite, inside: Handler) -> list[NamedLoop | None]:
         """The loops around a site in the body of a loop, outermost first, None for one without a name.
 
-        Those that have no name come last of all that are around the body.
+        Loops without a name come after all loops around the body.
         """
         loops: list[NamedLoop | None] = list(inside.named_loops)
         if len(loops) == len(self.named_loops):
@@ -220,11 +220,11 @@ class Adding(Handler):
         return loops
 
     def _put_rows_together(self, path: str, lengths: Sequence[int], named_at: Sequence[int]) -> None:
-        """Makes one array of the deltas of single rows of loops that have a name, with zeros for the other rows.
+        """Combines the deltas of single rows of named loops into one array, with zeros for the other rows.
 
         Args:
             path: The starred path of the site.
-            lengths: Those of the loops around it that are being entered, outermost first.
+            lengths: The lengths of the loops around it that are being entered, outermost first.
             named_at: Which of them have a name.
         """
         rows = {row: row_path(path, row) for row in np.ndindex(*(lengths[i] for i in named_at))} if named_at else {}

@@ -62,12 +62,12 @@ def bind_site(operands: Operands, site: Site, view: View) -> list[Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the primitives are when they run, and what they become
+# Evaluation and lowering of the primitives
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def _outside_of_a_capture(args: Any, site: Site, view: View) -> list[Any]:
-    """What a site is in a program that has outlived its capture, such as a pullback: the identity.
+    """A site in a program that has outlived its capture, such as a pullback: the identity.
 
     Raises:
         CaptureError: A capture runs, and cannot see this.
@@ -76,7 +76,7 @@ def _outside_of_a_capture(args: Any, site: Site, view: View) -> list[Any]:
     if state is not None and (site.depths is None or (state.inside is not None and state.inside.must_see(site.source))):
         raise CaptureError(
             f"site {site.path!r} ({site.source}) runs where the capture cannot see it: it was compiled or evaluated "
-            "apart from the captured program: in a callback, under `jax.ensure_compile_time_eval`, by "
+            "outside the captured program: in a callback, under `jax.ensure_compile_time_eval`, by "
             "`jit(...).lower(...)` in the captured function, or by a pullback or other function that another capture "
             "has made. Return the value from there and sow it in the captured program"
         )
@@ -122,7 +122,7 @@ def _n_values(params: dict[str, Any], args: Sequence[Any]) -> int:
 
 
 def _may_divide(params: dict[str, Any]) -> bool:
-    return params["site"].depths is not None  # what was sown must not be lost with its tangents
+    return params["site"].depths is not None  # a sown tangent must not be dropped
 
 
 _jax.register_partial_evaluation(site_p, plain_p, _n_values, _may_divide)
@@ -178,8 +178,8 @@ def _gradient_view(view: View, parts: tuple[int, ...]) -> View:
 
 
 def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
-    """Of a function that is only ever transposed (`jax.linear_transpose`), where no value is computed."""
-    if view.role == "look":  # has no results; a tangent that a loop only looks at
+    """For a function that is only transposed (`jax.linear_transpose`), so that no value is computed."""
+    if view.role == "look":  # a tangent that a loop only records has no results
         return [None] * len(args)
     n = len(operands_of(args, site, view).arrays)
     given = list(cotangents[:n])
@@ -220,7 +220,7 @@ ad.primitive_transposes[marker_p] = _marker_transpose
 
 
 def _taylor_terms(jet: Any) -> None:
-    """Rules for `jax.experimental.jet`: a value is seen, and the terms of its series go on with it."""
+    """Rules for `jax.experimental.jet`: the value is recorded, and the terms of its series pass through."""
 
     def rule(primitive: Any, primals: Any, series: Any, *, site: Site, view: View) -> Any:
         outs = primitive.bind(*primals, site=site, view=view)
@@ -247,7 +247,7 @@ def _front(array: Any, dim: Any) -> Any:
 
 
 def _needs_all_axes(site: Site, dims: Sequence[Any]) -> bool:
-    """Whether all arrays of a site must have a mapped axis, at these positions in each, that some do not have.
+    """Whether all arrays of a site must get a mapped axis that only some have, at these positions.
 
     A new value may vary where the old one does not. A gradient has a part for each example; that of an array that the
     examples share would be their sum.
@@ -258,7 +258,7 @@ def _needs_all_axes(site: Site, dims: Sequence[Any]) -> bool:
 def _with_mapped_axis(
     view: View, axis_data: Any, leaf_dims: Sequence[Any], extra_dims: Mapping[str, Any], stopping: Sequence[Any] = ()
 ) -> View:
-    """The view of a site that is mapped over one more axis, at these positions in its arrays and in what goes along."""
+    """The view of a site that is mapped over one more axis, at these positions in its arrays and extras."""
     varies = tuple(d is not None for d in leaf_dims)
     lacking = frozenset({"token", "taken"}) - {name for name, d in extra_dims.items() if d is not None}
     axis = Axis(
@@ -277,7 +277,7 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
     given, at = operands_of(args, site, view), operands_of(dims, site, view)
     new = Operands(
         [_front(x, d) for x, d in zip(given.arrays, at.arrays)],
-        # A number that belongs to the whole loop: any element's will do.
+        # A number that belongs to the whole loop: that of any element will do.
         anchor=_front(given.anchor, at.anchor)[0] if at.anchor is not None else given.anchor,
         token=_front(given.token, at.token),
         gate=_front(given.gate, at.gate),
@@ -297,7 +297,7 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
 
 
 def _batched(primitive: Any) -> Any:
-    """For markers and plain ones, whose operands are arrays and perhaps a token."""
+    """The batching of markers and plain sites, whose operands are arrays and perhaps a token."""
 
     def rule(axis_data: Any, args: Any, dims: Any, *, site: Site, view: View) -> Any:
         n = len(args) - (primitive is marker_p or view.gives_token(site))

@@ -1,4 +1,4 @@
-"""A call as a function of its arrays, so that it can be compiled whole, or traced for the shapes of what it gives.
+"""A call as a function of its arrays, so that it can be compiled whole, or traced for the shapes of its results.
 
 A model is a pytree and may change its state when it is called. What runs here is a copy: the arrays of the function
 and its arguments go through `jax.jit` as inputs, everything else is fixed, and no model is changed.
@@ -21,7 +21,7 @@ from sonde.core.modules.roots import NO_MODELS, StandIns, stand_ins
 
 @dataclasses.dataclass(frozen=True)
 class Rest(WithoutArrays):
-    """What is left of a pytree without its arrays: hashable.
+    """A pytree without its arrays: hashable.
 
     Attributes:
         models: Where the models of `inside=` are.
@@ -37,27 +37,27 @@ class Rest(WithoutArrays):
 
 
 def rest_and_arrays(tree: Any, asked: InsideRequest | None = None) -> tuple[Rest, list[Any]]:
-    """What is left of a pytree without its arrays, and the arrays, from which `Rest.whole` makes it again.
+    """A pytree without its arrays, and the arrays, from which `Rest.whole` rebuilds it.
 
     Args:
         tree: The pytree.
-        asked: What `inside=` asks for where the pytree is made again.
+        asked: The `inside=` request where the pytree is rebuilt.
     """
     arrays, rest = split_arrays(tree)
     return Rest(rest.tree, rest.leaves, stand_ins(asked, tree)), arrays
 
 
 def shapes_of_call(run: Callable[..., Any], f: Any, args: Any, kwargs: Any, asked: InsideRequest | None) -> Any:
-    """What `run(f, args, kwargs)` returns, with shapes in the place of arrays; `asked`: what its `inside=` asks for."""
+    """What `run(f, args, kwargs)` returns, with shapes in place of arrays; `asked` is its `inside=` request."""
     rest, arrays = rest_and_arrays((f, args, kwargs), asked)
     return jax.eval_shape(lambda *arrays: run(*rest.whole(arrays)), *arrays)
 
 
 class JitByRest:
-    """Like `jax.jit` of a function whose first argument is static and holds what is left of a call, such as a `Rest`.
+    """Like `jax.jit` of a function whose first argument is static: a call without its arrays, such as a `Rest`.
 
-    JAX would keep a static argument, and with it the user's function and everything that this refers to, in caches of
-    its own after the jitted function is gone. Here it belongs to the jitted function; of many, the last few are kept.
+    JAX would keep a static argument in its own caches after the jitted function is gone, and with it the user's
+    function and everything that it refers to. Here it belongs to the jitted function, and only the last few are kept.
     """
 
     def __init__(self, run: Callable[..., Any]) -> None:

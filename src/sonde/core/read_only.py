@@ -1,4 +1,4 @@
-"""Collections that results are: a mapping by path, and a list of rows. They cannot be changed."""
+"""Immutable collections of results: a mapping by path, and a list of rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class ByPath(Mapping[str, T]):
-    """Results by path, in program order; a path that is not there is an error that names the nearest."""
+    """Results by path, in program order. The error for a missing path names the nearest."""
 
     def __init__(self, found: Mapping[str, T]) -> None:
         self._found = dict(found)

@@ -1,8 +1,8 @@
 """What a capture returns: records, by path.
 
-`Records` is an immutable mapping and one pytree node: it crosses `jit`, `vmap`, `grad` and `scan` like an array does.
+`Records` is an immutable mapping and one pytree node: it passes through `jit`, `vmap`, `grad` and `scan` like an array.
 Its arrays are one flat tuple and everything else is static (`core/record_layout.py`), so it costs a jitted function no
-more than its arrays; `Record` objects are made when they are asked for.
+more than its arrays; `Record` objects are made on demand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sonde.core.site import Site
 
 @jax.tree_util.register_pytree_node_class
 class Record:
-    """What was seen at the sites of one path.
+    """What a capture recorded at the sites of one path.
 
     Attributes:
         path: The path.
@@ -55,8 +55,8 @@ class Record:
     def grads(self) -> tuple[Any, ...]:
         """The gradients, one for each of `values`; empty if no backward pass went through the site.
 
-        Each has the structure of the value; parts that cannot have a gradient are zeros. Where several backward passes
-        went through one call, it is their sum; where none did, None.
+        Each has the structure of the value; parts that cannot have a gradient are zeros. If several backward passes
+        went through a call, it is their sum; if none did, None.
         """
         return self.gradients(1)
 
@@ -89,7 +89,7 @@ class Record:
 
     @property
     def taken(self) -> tuple[Any, ...]:
-        """Per call, whether the branch with the site was taken; None where there was no other way."""
+        """Per call, whether the branch with the site was taken; None if the site is in no branch."""
         return self._extras("taken")
 
     @property
@@ -100,9 +100,9 @@ class Record:
     def gradient_axes(self, order: int = 1) -> tuple[tuple[Axis, ...] | None, ...]:
         """Per call, the axes in front of what `gradients(order)` has for it; None where there is no gradient.
 
-        A gradient has the axes of its value. It may have more: that of a value which all examples of a `vmap` share is
-        another for each of them. Axes of one size are told apart by their order, the outermost first, and by the names
-        that were given to `vmap`.
+        A gradient has the axes of its value. It may have more: if all examples of a `vmap` share a value, each has its
+        own gradient. Axes of the same size are distinguished by their order, outermost first, and by the names given to
+        `vmap`.
         """
         found: list[tuple[Axis, ...] | None] = []
         for call in self._calls:
@@ -197,8 +197,8 @@ class Record:
 class Records(Mapping[str, Record]):
     """Records by path, in program order. Immutable, and a pytree.
 
-    The rows of a loop that has a name (see `sonde.scope`) are records of their own, `blocks/12/resid`, as those of a
-    Python loop are. `records["blocks/*/resid"]` is all of them, in one array with an axis for the loop.
+    The rows of a named loop (see `sonde.scope`) are separate records, `blocks/12/resid`, like those of a Python loop.
+    `records["blocks/*/resid"]` is all of them, in one array with an axis for the loop.
     """
 
     __slots__ = ("_arrays", "_layout", "_made", "_rows")
@@ -211,7 +211,7 @@ class Records(Mapping[str, Record]):
 
     @property
     def stacked(self) -> dict[str, Record]:
-        """The records as loops left them: those of a loop that has a name have a `*` in place of its number."""
+        """The records with whole loops: those of a named loop have a `*` in place of its number."""
         if self._made is None:
             made, start = {}, 0
             for path, calls in self._layout:
@@ -284,7 +284,7 @@ class Records(Mapping[str, Record]):
 
 @jax.tree_util.register_pytree_node_class
 class AsStored:
-    """Records as an output of a jitted function of ours: they come out with their arrays as they are stored."""
+    """Records as the output of one of Sonde's jitted functions: their arrays come out as they are stored."""
 
     def __init__(self, records: Records) -> None:
         self.records = records

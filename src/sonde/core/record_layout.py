@@ -1,11 +1,11 @@
 """The static part of records: which arrays there are, and how values and gradients are put together from them.
 
-It is made once per compiled program, and is what JAX compares when records cross a transform: two runs of one program
-have equal layouts.
+It is made once per compiled program. JAX compares it when records cross a transform: two runs of one program have equal
+layouts.
 
-An array that does not vary over an axis which other arrays of its site have is stored without that axis. As a leaf of
-the pytree it has the axis: what `jax.tree.map` does along an axis, it does along the same one of all values and
-gradients. Flags and counts are stored with all axes, but for that of the `while_loop` whose iterations are counted.
+An array that does not vary over an axis of its site is stored without that axis. As a leaf of the pytree it has the
+axis, so that `jax.tree.map` can treat all values and gradients alike. Flags and counts are stored with all axes, except
+that of the `while_loop` whose iterations are counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ArraysSpec:
     """How a value or gradient is put together from its arrays."""
 
     view: View
-    ranks: tuple[int, ...]  # of the arrays; a transform that the records cross may put axes in front of them
+    ranks: tuple[int, ...]  # of the arrays; transforms that the records cross may put axes in front of them
     reduced: Any  # the structure that a reduce function returned, or None
 
     def __eq__(self, other: object) -> bool:
@@ -48,7 +48,7 @@ class ArraysSpec:
         return len(self.ranks)
 
     def spread(self, array: Any, index: int) -> Any:
-        """An array, or what says of which type one is, with all the axes of the view."""
+        """An array, or its type, with all the axes of the view."""
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.eval_shape(lambda x: self.spread(x, index), array)
         return spread(array, self.view.axes, index, skip=jnp.ndim(array) - self.ranks[index])
@@ -69,7 +69,7 @@ class ArraysSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallSpec:
-    """The static part of one value: the pytree it was, and the arrays that go with it."""
+    """The static part of one call: the structure of the value, and its extras and gradients."""
 
     site: Site
     value: ArraysSpec
@@ -85,7 +85,7 @@ class CallSpec:
     def parts(
         self, arrays: Sequence[Any]
     ) -> tuple[Sequence[Any], dict[Extra, Any], list[tuple[ArraysSpec | None, Sequence[Any]]]]:
-        """All its arrays by what they are: those of the value, the extras by name, those of each gradient."""
+        """All its arrays by kind: those of the value, the extras by name, those of each gradient."""
         start = self.value.n
         extras = dict(zip(self.extras, arrays[start:]))
         start += len(self.extras)
@@ -103,7 +103,7 @@ class CallSpec:
         return dataclasses.replace(self, value=self.value.whole, grads=grads)
 
     def lacking(self) -> list[tuple[ArraysSpec, int] | None]:
-        """For each array how it gets the axes that it is stored without; None if it is not."""
+        """For each array, how to add the axes that it is stored without; None if there are none."""
         found = [(self.value, i) for i in range(self.value.n)]
         grads = [(spec, i) for _, spec in self.grads if spec is not None for i in range(spec.n)]
         of_all = [*found, *[None] * len(self.extras), *grads]
@@ -138,7 +138,7 @@ class RecordLayout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
         return super().__hash__()
 
     def __reduce__(self) -> Any:
-        return RecordLayout, (tuple(self),)  # without the hash: that of a path is another in every process
+        return RecordLayout, (tuple(self),)  # without the hash, which differs between processes
 
     @functools.cached_property
     def _lacking(self) -> list[tuple[ArraysSpec, int] | None]:
@@ -151,7 +151,7 @@ class RecordLayout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
 
     @property
     def whole(self) -> RecordLayout:
-        """The layout of the same records if all arrays have all axes; itself, if they have."""
+        """The layout of the same records with all axes on all arrays; itself if they have them."""
         return self._of_whole or self
 
     def filled(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -160,13 +160,13 @@ class RecordLayout(tuple[tuple[str, tuple[CallSpec, ...]], ...]):
 
     @functools.cached_property
     def table(self) -> dict[str, list[CallRow]]:
-        """The calls of every path; the rows of named loops have paths of their own."""
+        """The calls of every path; each row of a named loop has its own path."""
         return row_table(self)
 
 
 def _filled(arrays: Sequence[Any], lacking: Sequence[tuple[ArraysSpec, int] | None]) -> list[Any]:
     def one(array: Any, how: tuple[ArraysSpec, int] | None) -> Any:
-        if how is None or not hasattr(array, "shape"):  # JAX puts other objects in place of arrays now and then
+        if how is None or not hasattr(array, "shape"):  # JAX sometimes puts other objects in place of arrays
             return array
         return how[0].spread(array, how[1])
 

@@ -1,4 +1,4 @@
-"""From what a handler recorded to records: `make_records`.
+"""`make_records`: turns what a handler recorded into records.
 
 Items become calls (`core/calls.py`), and all their arrays go into one flat tuple.
 """
@@ -31,7 +31,7 @@ class _NeedsArrays(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class _Placeholder:
-    """A placeholder for the array at some position, to find out where arrays go without having them."""
+    """A placeholder for the array at some position, to find out where arrays go before they exist."""
 
     position: int
     ndim: int
@@ -46,8 +46,8 @@ class _Placeholder:
 def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | None = None) -> Records:
     """The records of what a handler saw.
 
-    If all of it came out of jitted calls, where the arrays go depends on the compiled functions alone and is remembered
-    with them, unless gradients have to be added up or turned round.
+    If everything came out of jitted calls, the compiled functions alone decide where the arrays go, and that is cached
+    with them, unless gradients have to be added or reversed.
 
     Args:
         items: What was recorded, in program order.
@@ -60,7 +60,7 @@ def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | N
         specs = [bundle.specs for bundle in bundles]
         key = ("records", *map(id, specs), met.passes, by_identity(reduce))
         if key not in known:
-            known[key] = (specs, _layout_of(items, met, reduce))  # holding the specs: their ids stay theirs
+            known[key] = (specs, _layout_of(items, met, reduce))  # keeps the specs alive, so that their ids stay valid
         found = known[key][1]
         if found is not None:
             layout, positions = found
@@ -72,7 +72,7 @@ def make_records(items: Sequence[Item | Bundle], met: Met, *, reduce: Reduce | N
 def _layout_of(items: Any, met: Met, reduce: Reduce | None) -> tuple[RecordLayout, list[int] | None] | None:
     """The layout of records, and which arrays of bundles go into it (None: all, as they are).
 
-    None if placing them is not all there is to do.
+    None if arrays also have to be computed.
     """
     stand_ins = [_Placeholder(i, np.ndim(x)) for i, x in enumerate(flat_arrays(items))]
     specs = flat_specs(items)
@@ -152,7 +152,7 @@ def _arrays_spec(item: Item) -> ArraysSpec:
 
 
 def _reduced_zeros(reduce: Reduce, item: Item) -> Item:
-    """What a reduce function makes of a gradient that is zero."""
+    """The result of a reduce function for a gradient that is zero."""
     mapped = tuple(a for a in item.view.axes if not a.is_loop)
     view = item.view.replace(axes=mapped)
     zeros = [_jax.zeros_of_type(t) for t in item.types]

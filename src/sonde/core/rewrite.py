@@ -1,8 +1,8 @@
 """Rewriting a jaxpr with sites inside into one without, whose extra outputs are what the handler recorded.
 
 There are two ways. If the handler only records, site equations are dropped and their operands become outputs: no
-equation is traced again, which is what keeps tracing cheap. Otherwise the jaxpr is evaluated once under a child of the
-handler. Both are cached by jaxpr and handler.
+equation is traced again, which keeps tracing cheap. Otherwise the jaxpr is evaluated once under a child of the handler.
+Both are cached by jaxpr and handler.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sonde.core.trace import run_under
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Distinct:
-    """A program with sites that returns no array twice.
+    """A rewritten program that returns no array twice.
 
     Attributes:
         jaxpr: The program.
         n_extra: How many arrays it returns beside the outputs.
         n_outs: How many outputs there are.
-        numbers: For every array that was recorded, its number among those.
+        numbers: For every array that was recorded, its position among the extra outputs.
     """
 
     jaxpr: Any
@@ -58,7 +58,7 @@ class Rewritten:
         n_outs: How many of the outputs are those of the program; the arrays of `specs` follow.
         takes_base: Whether the input after `consts` is the token to start from.
         span: How many tokens it uses.
-        cache: For what depends on it alone.
+        cache: For results that depend on it alone.
     """
 
     jaxpr: Any
@@ -80,7 +80,7 @@ class Rewritten:
         return [v.aval for v in _jax.open_jaxpr(self.jaxpr).outvars[self.n_outs :]]
 
     def known(self, outs: Any, inputs: Sequence[Any], scan: dict[str, Any] | None = None) -> Any:
-        """The outputs of a call, with numbers in the place of those that are known; see `tokens`."""
+        """The outputs of a call, with numbers in place of those that are known; see `tokens`."""
         key = "known", scan and scan["length"]  # several loops may have one body
         plan = self.cache.get(key)
         if plan is None:
@@ -99,13 +99,13 @@ class Rewritten:
 
     @property
     def distinct(self) -> Distinct:
-        """The same with every extra output once: the names of a value that is passed on are many, and it is one."""
+        """The same with every extra output once: one value that is passed on may have many sites."""
         if "distinct" not in self.cache:
             opened = _jax.open_jaxpr(self.jaxpr)
             first_met: dict[Any, int] = {}
             numbers = []
             for var in opened.outvars[self.n_outs :]:
-                # A number that is written in the program can be no key.
+                # A literal number in the program cannot be a key.
                 numbers.append(first_met.setdefault(id(var) if isinstance(var, _jax.Literal) else var, len(first_met)))
             jaxpr, n = self.jaxpr, len(first_met)
             if n < len(numbers):
@@ -126,7 +126,7 @@ class Rewritten:
         return build_items(specs, outs[self.n_outs :])
 
     def items_of_named(self, outs: Sequence[Any], axis: Axis, path: str) -> list[Item]:
-        """The recorded items of a loop that has a name: those of values below its path have its rows."""
+        """The recorded items of a named loop: those of values below its path have its rows."""
         rows = dataclasses.replace(axis, rows=tuple(range(axis.size or 0)))
         specs = [
             spec.inside(rows if spec.view.is_value and spec.path.startswith(f"{path}*/") else axis)

@@ -1,7 +1,7 @@
-"""Records of named loops: stacked as the loop left them, and row by row as a person addresses them.
+"""Records of named loops: stacked, and row by row, as users address them.
 
 The arrays of records stay stacked, with the axis of the loop. Which rows there are is static (`row_table`); a row
-is cut out of them when one asks for it (`Cut`).
+is cut out of them on demand (`Cut`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sonde.core.item import Item
 from sonde.core.rows import Row, row_path
 
 # ---------------------------------------------------------------------------------------------------------------------
-# When records are made: only the rows that were asked for are kept, and gradients have the rows of their values
+# When records are made: only the requested rows are kept, and gradients have the rows of their values
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def with_rows(call: Call) -> Call:
-    """A call of a site in named loops, with the rows that were asked for; any other as it is."""
+    """A call of a site in named loops, with the requested rows; any other call unchanged."""
     axes = call.item.view.axes
     if all(axis.rows is None for axis in axes):
         return call
@@ -94,9 +94,10 @@ class CallRow(NamedTuple):
 
 
 def row_table(layout: Sequence[tuple[str, tuple[Any, ...]]]) -> dict[str, list[CallRow]]:
-    """The calls of every path, in the order in which a Python loop would have met them.
+    """The calls of every path, in the order of a Python loop.
 
-    All sites of a loop, and then again: what one scope names stands together, where its first site is.
+    All sites of the first iteration, then all of the next. The rows of one named loop stand together, at the position
+    of its first site.
     """
     found: list[tuple[tuple[str, ...], Row, list[CallRow]]] = []
     for path, calls in layout:
@@ -109,7 +110,7 @@ def row_table(layout: Sequence[tuple[str, tuple[Any, ...]]]) -> dict[str, list[C
 
 
 def _as_loops_run(found: Sequence[tuple[tuple[str, ...], Row, list[CallRow]]]) -> Iterator[list[CallRow]]:
-    """The calls of the rows in order; each with its path, divided at the loops, and the numbers of the loops."""
+    """The calls of the rows in order; each with its path, split at the loops, and the numbers of the iterations."""
     groups: dict[Any, dict[int, list[Any]]] = {}
     for parts, numbers, calls in found:
         if numbers:
@@ -134,7 +135,7 @@ def _rows(view: Any) -> Iterator[tuple[Row, Row]]:
 
 
 class Cut(Sequence[Any]):
-    """The arrays of one row, cut out of stacked ones when the first is asked for."""
+    """The arrays of one row, cut out of stacked ones when the first is needed."""
 
     def __init__(self, cut: Callable[[], list[Any]], n: int) -> None:
         self._make = cut

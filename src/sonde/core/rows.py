@@ -1,10 +1,9 @@
-"""The rows of a loop that has a name, as numbers in paths.
+"""The rows of a named loop, as numbers in paths.
 
 `sonde.scope("blocks/*")` around a scan names it: a site inside is at `blocks/*/resid`, where `*` is the
 number of the iteration, and a pattern such as `blocks/12/resid` chooses one of its rows, as it does in a list.
 
-A path with a `*` for every named loop around it, outermost first, is called starred; with numbers in their place it is
-the path of a row.
+A path with a `*` for every named loop around it is called starred; with numbers in their place it is the path of a row.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def starred(path: str, loops: Sequence[NamedLoop]) -> tuple[str, tuple[int, ...]
         ('blocks/*/resid', (1,))
     """
     above = []
-    for number, loop in reversed(list(enumerate(loops))):  # from the inside: those around are still where they say
+    for number, loop in reversed(list(enumerate(loops))):  # from the innermost: the positions of outer loops stay valid
         before = loop.path and loop.path + "/"
         if path.startswith(before):
             path = f"{before}{STAR}/{path[len(before) :]}"

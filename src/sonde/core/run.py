@@ -1,4 +1,4 @@
-"""The run of a function with a handler at its sites: what `capture`, `edit` and all tools have in common."""
+"""Runs a function with a handler at its sites, for `capture`, `edit` and all tools."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_with(
     """Runs `f` with a handler at its sites.
 
     Args:
-        make: Makes the handler, from how many are nested, itself included.
+        make: Makes the handler, given how many are nested, itself included.
         f: The function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
@@ -92,7 +92,7 @@ def run_with(
 
 
 def _with_shapes(modules: tuple[Wanted, ...], changed: Changed | None) -> tuple[Wanted, ...]:
-    """What the captures want of modules, with the shapes of arrays that are followed: jitted functions depend on it."""
+    """What the captures want of modules, with the shapes of followed arrays, on which jitted functions depend."""
     if changed is None:
         return modules
     return (*modules[:-1], modules[-1]._replace(shapes=changed.shapes))

@@ -1,8 +1,8 @@
-"""Scopes: the names around a site, which are the front of its path.
+"""Scopes: the names around a site, with which its path begins.
 
-Scopes live in JAX's name stack, which every equation remembers, counted from its own jaxpr. A function that is jitted
-once and called under two scopes is therefore traced once, and its sites are found under the scope of each call; and
-functions without sites, such as those of `jax.numpy`, know nothing of scopes at all.
+Scopes are in JAX's name stack, which every equation stores relative to its own jaxpr. A function that is jitted once
+and called under two scopes is therefore traced once, and its sites are found under the scope of each call; and
+functions without sites, such as those of `jax.numpy`, do not depend on scopes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sonde.errors import ScopeError
 
 
 class ScopeName(str):
-    """A name in JAX's name stack that is part of paths, as those of `jax.named_scope` are not."""
+    """A name in JAX's name stack that is part of paths, unlike those of `jax.named_scope`."""
 
     task: int | None = None  # the asyncio task that entered it, by identity
     entered: weakref.ref[scope] | None = None  # what entered it, if in a generator
@@ -33,7 +33,7 @@ class ScopeName(str):
 
 
 class LoopName(ScopeName):
-    """A scope that names the loop inside it: `blocks/*`. The number of an iteration is put in by `core/rows.py`."""
+    """A scope that names the loop inside it: `blocks/*`. `core/rows.py` inserts the number of an iteration."""
 
     def path(self, before: str, depth: int) -> str:
         """The path of what is inside this scope, without the `*`."""
@@ -42,7 +42,7 @@ class LoopName(ScopeName):
 
 
 class SeenName(ScopeName):
-    """The scope of a function that some of the nested captures see inside; for the others it is not part of paths."""
+    """The scope of a function that only some of the nested captures look into; others do not see it in paths."""
 
     depths: frozenset[int] = frozenset()
 
@@ -52,7 +52,7 @@ class SeenName(ScopeName):
 
 
 class RowsName(ScopeName):
-    """The scope of what an edit of some rows of named loops computes: other rows have none of it."""
+    """The scope of what an edit of some rows of named loops computes: sites in it do not exist in other rows."""
 
     rows: frozenset[tuple[int, ...]] = frozenset()
 
@@ -61,7 +61,7 @@ def path_under(names: tuple[Any, ...], before: str, depth: int) -> str:
     """The path, with a trailing slash if not empty, of what is inside scopes that were opened at `before`.
 
     Args:
-        names: The names of the scopes, outermost first, as JAX remembers them.
+        names: The names of the scopes, outermost first, as JAX stores them.
         before: The path of the outermost.
         depth: Which of the nested captures asks; scopes of modules have another path for each.
     """
@@ -72,13 +72,13 @@ def path_under(names: tuple[Any, ...], before: str, depth: int) -> str:
 
 
 def check_scopes(name: object) -> None:
-    """Raises ScopeError if a scope is open that is none of the scopes of the code that runs; see `strange_scope`."""
+    """Raises ScopeError if a scope is open that does not belong to the running code; see `strange_scope`."""
     if (why := strange_scope()) is not None:
         raise ScopeError(f"site {name!r} runs under {why}")
 
 
 class _Suspendable:
-    """Whether a task or a generator has ever entered a scope: if none has, open scopes need not be looked at."""
+    """Whether a task or a generator has ever entered a scope: if not, open scopes need no check."""
 
     __slots__ = ("any",)
 
@@ -90,10 +90,10 @@ _SUSPENDABLE = _Suspendable()
 
 
 def strange_scope() -> str | None:
-    """Which open scope, if any, was entered by what does not run now, and what to do about it.
+    """The open scope, if any, that was entered by a suspended task or generator, and what to do about it.
 
-    The name stack belongs to the thread. An asyncio task that waits, and a generator that has yielded, leave their
-    scopes open there for whatever runs meanwhile.
+    The name stack belongs to the thread. A waiting asyncio task and a suspended generator leave their scopes open there
+    for code that runs in the meantime.
     """
     if not _SUSPENDABLE.any:
         return None
@@ -120,7 +120,7 @@ _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 def _generator_around() -> Any:
     """The frame of the generator from which a scope is entered; None if there is none.
 
-    That of `contextlib.contextmanager` is part of the `with` statement that runs it.
+    The generator of a `contextlib.contextmanager` does not count: it is part of the `with` statement that runs it.
     """
     frame: Any = sys._getframe(2)
     while frame is not None:
@@ -200,25 +200,25 @@ class scope:
     ) -> None:
         manager, self._manager, self._generator = self._manager, None, None
         if manager is None or looking() is None:
-            return  # the capture in which the scope was entered is over, and has closed it
+            return  # the capture in which the scope was entered has ended, and has closed it
         if _jax.is_innermost(self._opened):
             manager.__exit__(kind, error, traceback)
         elif kind is None or kind is GeneratorExit:
             raise ScopeError(
                 f"scope {str(self._name)!r} is left, but {'/'.join(map(str, _jax.name_stack()))!r} is open; scopes "
-                "must be left in the reverse order of entering them, also across generators and asyncio tasks"
+                "must be left in reverse order, also across generators and asyncio tasks"
             )
 
 
 def scope_seen_by(name: str, depths: frozenset[int]) -> scope:
-    """A scope that only some of the nested captures know, by how many are nested around each, itself included."""
+    """A scope that only some of the nested captures see; captures are given by their depth, the outermost being 1."""
     seen = SeenName(name)
     seen.depths = depths
     return scope(seen)
 
 
 def scope_of_rows(name: str, rows: Iterable[tuple[int, ...]]) -> scope:
-    """A scope in which sites are part of the program in some rows of the innermost named loops around only."""
+    """A scope whose sites are part of the program only in some rows of the innermost named loops around it."""
     of_rows = RowsName(name)
     of_rows.rows = frozenset(rows)
     return scope(of_rows)

@@ -1,4 +1,4 @@
-"""What is known about a site before the program runs: its path, its place in the user's code, the shape of its pytree.
+"""What is known about a site before the program runs: its path, its line in the user's code, the shape of its pytree.
 
 A `Site` is one call of `sow` as JAX traces it. A function that is compiled once and called twice has one `Site` and two
 values; `View` says what an equation of the site holds: a value or a gradient, and the axes that loops, `vmap` and
@@ -26,17 +26,17 @@ class Site:
     """One marked point of a program. Compared by identity.
 
     Attributes:
-        path: The name it was given. A predicate, and everything that is returned, has the whole path here, with the
+        path: The name it was given. For predicates, and in everything that is returned, it is the whole path, with the
             scopes and the module around it.
         tag: What the layer above attached to it, such as the type of a Variable; None for a plain `sow`.
-        grads: Whether its gradient was asked for when the program was traced.
+        grads: Whether its gradient was requested when the program was traced.
         in_place: Whether the program continues with the value itself and not with what the site returns, so that it
             cannot be replaced.
-        has_gradient: Whether later uses of the value go through the site; not so for a value of an outer transform
-            that was marked in place.
+        has_gradient: Whether later uses of the value go through the site; not for a value of an outer transform that
+            was marked in place.
         depths: Which of the nested captures see the site, the outermost being 1; None: all. A site that only some see
-            was asked for by them (`inside=`) and is in a program that knows nothing of it: where that runs apart from
-            the captured program, the site is left out, unless its function was asked for by name.
+            was requested by their `inside=`, in code without marks: if that code runs outside the captured program, the
+            site is left out, unless its function was requested by name.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class Site:
 
 @contextlib.contextmanager
 def naming(site: Site, what: str) -> Iterator[None]:
-    """Adds to an exception of the user's own code at which site it was raised."""
+    """Adds the site to an exception raised by the user's code."""
     try:
         yield
     except Exception as error:
@@ -119,12 +119,12 @@ def naming(site: Site, what: str) -> Iterator[None]:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf of a sown pytree is recorded as an array; strings, Python numbers and the like are just kept."""
+    """Whether a leaf of a sown pytree is recorded as an array; strings, Python numbers and the like are not."""
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and not isinstance(leaf, (np.str_, np.bytes_))
 
 
 def take_apart(value: Any) -> tuple[list[Any], Any, tuple[bool, ...], tuple[Any, ...]]:
-    """The arrays in a pytree, its structure, which leaves are arrays, and the leaves that are none."""
+    """The arrays in a pytree, its structure, which leaves are arrays, and the other leaves."""
     leaves, tree = jax.tree.flatten(value)
     arrays = tuple(map(is_array, leaves))
     statics = tuple(x for x, a in zip(leaves, arrays) if not a)
@@ -151,20 +151,20 @@ class View:
     """Which part of a site an equation holds: its value or a gradient, and with which axes.
 
     Attributes:
-        order: How many differentiations the value has been through (for a gradient: by which of them it was made,
-            0 being the innermost).
+        order: How many times the value was differentiated (for a gradient: which differentiation made it, 0 being the
+            innermost).
         gradient_of: For a gradient, the indices of the arrays that it has a part for; None for a value.
         axes: The mapped axes in front, outermost first.
-        role: `"site"` does all that a site does. In a loop that is differentiated, the work of a site that is neither
-            edited nor asked for its gradient is divided: `"mark"` is what the program continues with, `"look"` is what
-            is recorded. A further operand of the look, the number of the iteration, keeps it inside the loop.
-        anchored: How many of the loops around have a part in that number, counted from the inside. Sites that are not
-            divided have it too.
-        gates: The choices, between branches that all run, that led to the site; a further operand says, per element, if
-            it was reached.
-        whiles: The `while_loop`s around the site whose predicate is being mapped, each an object of its own; there is
-            a further operand for each, which is mapped too. See `Axis.stopping`.
-        rows: Of a recorded value in named loops, the rows that were asked for; None: all.
+        role: `"site"` is a complete site. In a loop that is differentiated, a site that needs neither an edit nor a
+            gradient is split: `"mark"` is what the program continues with, `"look"` is what is recorded. An additional
+            operand of the look, the number of the iteration, keeps it inside the loop.
+        anchored: How many of the loops around contribute to that number, counted from the innermost. Sites that are not
+            split have it too.
+        gates: The choices, between branches that all run, that led to the site; an additional operand says for each
+            element whether the site was reached.
+        whiles: The `while_loop`s around the site whose predicate is being mapped, each a separate object; there is an
+            additional operand for each, which is mapped too. See `Axis.stopping`.
+        rows: For a recorded value in named loops, the requested rows; None: all.
     """
 
     order: int = 0
@@ -186,7 +186,7 @@ class View:
         return self.is_value and site.grads and self.role != "look"
 
     def part(self, kept: Sequence[int]) -> View:
-        """The view of a gradient of which some parts are left, given by their positions; the others are zero."""
+        """The view of a gradient with only some of its parts, given by position; the others are zero."""
         parts: Any = self.gradient_of
         if len(kept) == len(parts):
             return self
@@ -205,13 +205,13 @@ class View:
 
     @property
     def recorded(self) -> View:
-        """What is left of it when the value has been recorded: how it got there does not matter any more."""
+        """The view after the value was recorded, without what no longer matters."""
         if not self.anchored and self.role == "site" and not self.whiles:
             return self
         return self.replace(role="site", anchored=0, whiles=())
 
     def extra_on(self, name: str, has: Sequence[bool]) -> View:
-        """The view of a value with which something goes that has some of the axes."""
+        """The view of a value with an extra that has only some of the axes."""
         if not self.axes:
             return self
         axes = [

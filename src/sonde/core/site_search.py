@@ -1,8 +1,8 @@
 """Whether, and which, sites are inside a jaxpr.
 
-A jaxpr's effects say so at once where JAX keeps them; some primitives hide the effects of what is inside them
-(`custom_vmap_call`, `custom_linear_solve`, `custom_root`), so without the effect one still has to look. Answers are
-remembered as long as the jaxpr lives.
+A jaxpr's effects say so at once, if JAX keeps them. Some primitives hide the effects of what is inside them
+(`custom_vmap_call`, `custom_linear_solve`, `custom_root`), so without the effect a search is still needed. Answers are
+cached as long as the jaxpr lives.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def first_site(jaxpr: Any) -> Site | None:
 
 
 def gradient_sites(jaxpr: Any) -> tuple[Site, ...]:
-    """The sites whose gradients are met inside."""
+    """The sites whose gradients occur inside."""
     return _gradients.of(_jax.open_jaxpr(jaxpr))
 
 
@@ -95,7 +95,7 @@ _gradients = ByIdentity(lambda jaxpr: tuple(f.site for f in sites_inside(jaxpr) 
 
 
 def gives_tokens(jaxpr: Any) -> bool:
-    """Whether a site inside gives out a token, so that the jaxpr must be told where to start."""
+    """Whether a site inside gives out a token, so that the jaxpr needs the token to start from."""
     return _gives_tokens.of(_jax.open_jaxpr(jaxpr))
 
 

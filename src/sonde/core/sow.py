@@ -1,4 +1,4 @@
-"""Marking a value: `sow`, and `perturb` for values that will be added to."""
+"""`sow` marks a value; `perturb` marks a value that can be added to."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ PERTURBED = "perturb"
 def sow(value: T, name: str) -> T:
     """Marks a value, so that a capture can see it and an edit can replace it. Returns it.
 
-    Use what it returns: where an edit runs, that is the new value. Without a capture it returns `value` itself and
-    leaves no trace in the program. Any pytree will do; leaves that are not arrays are kept as they are.
+    Use what it returns: during an edit, that is the new value. Without a capture it returns `value` itself and adds
+    nothing to the program. `value` may be any pytree; leaves that are not arrays are kept as they are.
 
     Args:
         value: Any pytree.
@@ -81,7 +81,7 @@ def mark(
     code: types.CodeType | None = None,
     depths: frozenset[int] | None = None,
 ) -> T:
-    """Marks a value with something for the layer above attached: what `sow` does while a capture runs.
+    """Marks a value with a tag for the layer above; `sow` calls it while a capture runs.
 
     Args:
         value: Any pytree.
@@ -98,14 +98,14 @@ def mark(
 
 
 def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1) -> None:
-    """Marks a value whose holder goes on using it, as `Module.sow` does, which returns nothing.
+    """Marks a value that the program continues to use, as `Module.sow` does, which returns nothing.
 
     A capture with `grads=True` still sees the gradient at the site: a tracer in `value` becomes the tracer that
     came out of the site, so every later use of it is a use of the marked value. An edit of such a site is an error,
     because an array that is not a tracer cannot be replaced in place.
 
-    A tracer of an outer transform (a value that a jitted function or a loop body closes over) cannot become one of the
-    inner transform: its value is recorded, and its gradient is None.
+    A tracer of an outer transform (a value that a jitted function or a loop body closes over) cannot become a tracer of
+    the inner transform: its value is recorded, and its gradient is None.
 
     Args:
         value: Any pytree.
@@ -127,7 +127,7 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
     state = looking()
     if state is None:
         return
-    if not state.grads and not state.edits:  # the value itself is as good as what comes out of the site
+    if not state.grads and not state.edits:  # the value itself is the same as what comes out of the site
         _marked(value, name, tag, depth + 1, in_place=True)
         return
     leaves, tree = jax.tree.flatten(value)
@@ -147,7 +147,7 @@ def mark_in_place(value: Any, name: str, *, tag: Hashable = None, depth: int = 1
         if replaces and after is not given:
             raise EditError(
                 f"site {site.path!r} ({site.source}) cannot be replaced: the program continues with the value itself, "
-                "which is not traced; mark it with sonde.sow or Module.perturb, and use what that returns"
+                "which is not traced; mark it with sonde.sow or Module.perturb, and use the result"
             )
 
 

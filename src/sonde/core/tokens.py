@@ -1,12 +1,12 @@
 """What is known of tokens before a program runs: which number each is, or which numbers it may be.
 
-Tokens go through a program as any other number does: into jitted functions and loops, out of them as residuals, into
-their backward passes. While the program around is traced they would be tracers, and which gradient belongs to which
-call could only be decided when it runs. But a program does nothing with them except to hand them on, repeat them in a
-loop and add a constant: so they are known, wherever the number that they began as is known (`known_outputs`).
+Tokens go through a program like any other number: into jitted functions and loops, out of them as residuals, into their
+backward passes. While the program around is traced they would be tracers, and which gradient belongs to which call
+could only be decided when it runs. But a program only passes them on, repeats them in a loop and adds a constant. So a
+token is known if the number that it started as is known (`known_outputs`).
 
-Where a branch or a loop decides, a token is known only when the program runs. But it is one of few numbers, and which
-calls a gradient can belong to is known from the equations that the token came by (`possible_numbers`).
+If a branch or a loop decides, a token is known only when the program runs. But it is one of a few numbers, and the
+equations that made it tell which calls a gradient can belong to (`possible_numbers`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sonde import _jax
 from sonde.core.following import Question, Read
 from sonde.core.operands import TOKEN
 
-# A number of the user's must come out of a function as JAX returns it: only our own are replaced.
+# The user's numbers must come out of a function as JAX returns them: only ours are replaced.
 _tokens: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
 
 
@@ -49,8 +49,8 @@ class Passed(NamedTuple):
 
         Args:
             inputs: All inputs.
-            ours: Whether the output is one of our numbers, so that the input must have been one, too. JAX does not
-                always hand on the object that it was given.
+            ours: Whether the output is one of our numbers, so that the input must have been one too. JAX does not
+                always pass on the object itself.
         """
         given = inputs[self.position]
         if not (isinstance(given, (np.ndarray, np.generic)) if ours else is_token(given)):
@@ -59,11 +59,11 @@ class Passed(NamedTuple):
         return new_token(np.broadcast_to(number, (*self.repeats, *number.shape)) if self.repeats else number)
 
 
-_SLICE = -1  # among `Passed.repeats`, in the body of a loop: of what follows, it is a slice
+_SLICE = -1  # among `Passed.repeats`, in the body of a loop: a slice of what follows
 
 
 class _WhichInput(Question[Passed]):
-    """The input of a program that a value is."""
+    """Which input of a program a value is."""
 
     def of_equation(self, made: _jax.MadeBy, read: Read[Passed]) -> Passed | None:
         """An input to which a number is added."""
@@ -84,7 +84,7 @@ class _WhichInput(Question[Passed]):
 
 
 def passed_on(jaxpr: Any, scan: dict[str, Any] | None = None) -> list[Passed | None]:
-    """For each output of a jaxpr, or of the scan with these parameters whose body it is, the input that it is."""
+    """For each output of a jaxpr, or of the scan with these parameters and this body, which input it is."""
     question = _WhichInput()
     inside = question.inside(jaxpr, Passed)
 
@@ -99,7 +99,7 @@ Knowable = list[tuple[int, Passed | np.ndarray, bool]]
 
 
 def knowable_outputs(jaxpr: Any, ours: Sequence[bool], scan: dict[str, Any] | None = None) -> Knowable:
-    """Which outputs of a jaxpr may be known, to be found once and used in every call.
+    """Which outputs of a jaxpr may be known; found once and used in every call.
 
     Args:
         jaxpr: The jaxpr.
@@ -134,9 +134,9 @@ def known_outputs(outs: Sequence[Any], knowable: Knowable, inputs: Sequence[Any]
 
 Numbers = frozenset[int] | None  # None: any number
 
-_MOST = 64  # numbers that are told apart
+_MOST = 64  # how many numbers are distinguished
 
-# Primitives that put elements of their operands at other places, with the positions of those operands (None: all).
+# Primitives that move elements of their operands, with the positions of those operands (None: all).
 _MOVES: dict[str, tuple[int, ...] | None] = {
     "broadcast_in_dim": (0,),
     "clamp": (1,),
@@ -166,9 +166,9 @@ _MOVES: dict[str, tuple[int, ...] | None] = {
     "tile": (0,),
     "transpose": (0,),
 }
-# Those that stand where a branch that was not taken would have put something.
+# Numbers in the place of the result of a branch that was not taken.
 _NOTHING = ("empty", "empty2")
-# Those that hand each operand on as the output at its position.
+# Primitives that pass each operand on as the output at its position.
 _HANDS_ON = ("device_put", "opt_barrier", "optimization_barrier", "sonde_along", "sonde_mapped_while")
 
 
@@ -202,7 +202,7 @@ class _Possible(Question[frozenset[int]]):
         if not isinstance(value, _jax.Tracer):
             return _of_array(value)
         if id(value) not in self._known:
-            self._known[id(value)] = value, None  # holds on to it, so that its id stays its own
+            self._known[id(value)] = value, None  # keeps it alive, so that its id stays valid
             self._known[id(value)] = value, self._of_tracer(value)
         return self._known[id(value)][1]
 
@@ -222,7 +222,7 @@ class _Possible(Question[frozenset[int]]):
         return _bounded(found)
 
     def of_equation(self, made: _jax.MadeBy, read: Read[frozenset[int]]) -> Numbers:
-        """What a primitive makes of the numbers that it gets."""
+        """The possible outputs of a primitive for its possible inputs."""
         name, n_in = made.primitive.name, len(made.inputs)
         if name == "select_n":
             return self.either(map(read, range(1, n_in)))

@@ -2,7 +2,7 @@
 
 Values flow through it raw, not wrapped: Python control flow on concrete values keeps working, and one pass is enough.
 Every primitive is bound again on the trace around it; a site goes to the handler; a higher-order primitive with sites
-inside goes to its rule. A primitive that has sites inside and no rule is an error, never silence.
+inside goes to its rule. A primitive that has sites inside and no rule is an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SiteTrace(_jax.Trace):
         super().__init__()
         self.parent: Any = parent
         self.handler = handler
-        self.changed: Changed | None = None  # what is noted of arrays that are computed here, if anything is
+        self.changed: Changed | None = None  # notes on arrays that are computed here, if any
         self.requires_low = getattr(parent, "requires_low", True)
         # Code that compares trace levels (Variables refuse to be changed from another one) must not see a new level,
         # and jit's fast path must not see a new cache key.
@@ -46,7 +46,7 @@ class SiteTrace(_jax.Trace):
         return self.parent.stage_value(val)
 
     def cur_qdd(self, x: Any) -> Any:
-        """What a mutable object holds now, whose type JAX follows."""
+        """The current content of a mutable object whose type JAX tracks."""
         with _jax.set_current_trace(self.parent):
             return self.parent.cur_qdd(x)
 
@@ -67,13 +67,13 @@ class SiteTrace(_jax.Trace):
         return outs
 
     def _note_maps(self, before: int) -> None:
-        """Notes in which calls of `vmap` was recorded what came after the first items."""
+        """Notes the calls of `vmap` in which the items after the first ones were recorded."""
         items = self.handler.items
         if len(items) > before and (runs := _jax.runs_of_maps(self.parent)):
             items[before:] = in_runs_of_maps(items[before:], runs)
 
     def process_primitive(self, primitive: Any, tracers: Any, params: Any, /) -> Any:
-        """Binds a primitive on the trace around, unless sites make it ours."""
+        """Binds a primitive on the trace around, unless it has sites."""
         if primitive is _jax.jit_p:  # first, being the most frequent
             inside = has_sites(params["jaxpr"])
         elif primitive is site_p:
@@ -91,7 +91,7 @@ class SiteTrace(_jax.Trace):
             if self.changed is not None:
                 self.changed.note(primitive, params, tracers, outs)
             return outs
-        if type(primitive) is _jax.Primitive:  # what `bind` would do, without doing again what it has done already
+        if type(primitive) is _jax.Primitive:  # what `bind` does, without repeating the part that is already done
             outs = self.parent.process_primitive(primitive, tracers, params)
         else:
             outs = self._bind(primitive, tracers, params)
@@ -134,7 +134,7 @@ def run_under(handler: Handler, fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def unsupported(primitive: Any, params: dict[str, Any]) -> CaptureError:
-    """The error for a site in a primitive that no rule gets it out of."""
+    """The error for a site in a primitive without a rule."""
     site = next(s for j in _jax.sub_jaxprs(params) if (s := first_site(j)) is not None)
     return CaptureError(
         f"site {site.path!r} ({site.source}) cannot be captured: it is inside a {_name_of(primitive, params)!r}, which "

@@ -23,7 +23,7 @@ ACTIVATIONS = ("relu", "topk", "jumprelu")
 
 
 class Dictionary(nnx.Module):
-    """A sparse autoencoder, or a transcoder if it predicts another value than its input.
+    """A sparse autoencoder, or a transcoder if it predicts a value other than its input.
 
     Args:
         d_in: The width of the input.

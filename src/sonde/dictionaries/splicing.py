@@ -22,7 +22,7 @@ def splice(f: Callable, dictionaries: Mapping[Pattern, Dictionary], *, keep_erro
     Args:
         f: Any callable.
         dictionaries: For each pattern, an autoencoder for the values at its sites.
-        keep_error: Whether to add the reconstruction error again, so that the result stays the same until features are
+        keep_error: Whether to add the reconstruction error back, so that the result stays the same until features are
             changed. No gradient flows through the error.
 
     Returns:

@@ -23,7 +23,7 @@ class Request:
         methods: The names of the methods of modules whose arguments and results are sites.
         calls: The functions that are those methods.
         hooks: Other ways to observe calls of modules: functions that return a context manager, entered for the run.
-        named: The functions that were requested themselves, and did not come with a class or package.
+        named: The functions that were requested by name, and not as part of a class or package.
     """
 
     __slots__ = ("__weakref__", "calls", "expressions", "functions", "hooks", "methods", "named")
@@ -101,7 +101,7 @@ def request(*parts: Any) -> Request:
 
 
 def joined(looks: Sequence[Look]) -> Look:
-    """One request for everything that several ask for."""
+    """One request that combines several."""
     requests = [look.request for look in looks]
     found = request(
         frozenset[FunctionMarks]().union(*(r.functions for r in requests)),
@@ -152,7 +152,7 @@ class Asked:
         return frozenset(depth for depth, r in self.requests if method in r.methods)
 
     def names_functions(self) -> bool:
-        """Whether functions were requested themselves, and did not all come with packages and models."""
+        """Whether some functions were requested by name, and not as part of a package or model."""
         return any(r.named for _, r in self.requests)
 
     def names_models(self) -> bool:
@@ -160,7 +160,7 @@ class Asked:
         return any(r.methods for _, r in self.requests)
 
     def must_see(self, source: str) -> bool:
-        """Whether a mark on this line was requested itself, and must not be left out."""
+        """Whether the function on this line was requested by name, so that its marks must not be left out."""
         filename, _, line = source.rpartition(":")
         named = (f for _, r in self.requests for f in r.named if f.filename == filename)
         return any(f.function.line <= int(line) <= f.function.end for f in named)

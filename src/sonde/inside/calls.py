@@ -32,7 +32,7 @@ class Through:
 
     Attributes:
         inner: A copy of it, to be called in its place.
-        code: The code that the function has meanwhile.
+        code: The code that the function has while a capture runs.
     """
 
     __slots__ = ("code", "inner", "name")
@@ -88,7 +88,7 @@ def run_call(
 
 
 def _written(module: Any, name: str, fn: Callable[..., Any]) -> Any:
-    """The function whose line is shown: what the class of a module says of a method that the library calls for it."""
+    """The function whose line is shown: the method in the module's class, if the library calls it from its own code."""
     kind: Any = module_kind(module)
     for alias, method in kind.aliases.items():
         if method == name and (own := getattr(type(module), alias, None)) is not None:
@@ -150,7 +150,7 @@ def _through(code: types.CodeType, through: Through) -> types.CodeType:
 
 @functools.lru_cache(maxsize=4096)
 def _passing_on(code: types.CodeType) -> types.CodeType:
-    """The same, with words in the place of what it calls. A capture may be made for every call of a model."""
+    """The same, with placeholder words for what it calls. Cached: every call of a model may be captured."""
     n = code.co_argcount
     names = code.co_varnames
     plain, only = names[:n], names[n : n + code.co_kwonlyargcount]

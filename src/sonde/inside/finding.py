@@ -1,7 +1,7 @@
 """Finds the functions in files that an `inside=` argument means.
 
-What was requested itself must be found: otherwise an error says why. Functions that come with a class, a Python module
-or a package are left out if they cannot be marked, and listed (`Inside.left_out`).
+Whatever the argument names must be found: otherwise an error says why. Functions that come with a class, a Python
+module or a package are left out if they cannot be marked, and listed (`Inside.left_out`).
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def _named(name: str) -> Found:
 
 
 def object_named(name: str) -> Any:
-    """What a name stands for that is no code, such as a model; None for everything else."""
+    """The object that a name refers to, if it is not code, such as a model; otherwise None."""
     where, _, qualname = name.rpartition(":")
     if not qualname or name.endswith(".py") or any(c in name for c in "*?["):
         return None

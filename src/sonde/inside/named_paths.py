@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 class _NamedPath(ScopeName):
     """A module's path below that of the module that calls it; if the caller does not own it, its own path instead.
 
-    Functions looked into between the two are not part of it, as with modules that are found by identity.
+    Functions marked by `inside=` between the two are not part of it, as with modules that are found by identity.
     """
 
     own: Path = ()

@@ -6,9 +6,9 @@ objects.
 
 For gradients and edits a value must pass through its site, and the program continues with the result. Arrays do that. A
 tuple, list or dict of arrays is rebuilt if nothing else refers to it, and only read otherwise: such a record has no
-gradient, and editing it is an error. Nor has one of arrays of which `vmap` maps some and not others. An array whose
-numbers are known while a function is traced (a constant) is also only read, unless an edit runs and its numbers are
-floats. Objects that a library uses like arrays (`register_arrays`) are rebuilt too. Everything else is not a site,
+gradient, and editing it is an error. The same holds for a container of arrays of which `vmap` maps only some. An array
+whose numbers are known while a function is traced (a constant) is also only read, unless an edit runs and its numbers
+are floats. Objects that a library uses like arrays (`register_arrays`) are rebuilt too. Everything else is not a site,
 including modules and other objects that hold arrays; nor are the tangents in the rule of a derivative that is taken in
 reverse mode, which have no numbers.
 """

@@ -1,9 +1,9 @@
 """Lets several processes continue together, or stop together.
 
-A process that met an error alone and left would keep the others waiting in their next program. So errors are exchanged:
-when work that every process does is finished (`together`), and after every batch (`Company`), without waiting. The
-exchange is a small program on one device of each process, started by the thread that starts the other programs, in the
-same order everywhere.
+If one process left after an error, the others would wait in their next program. So errors are exchanged: when work that
+every process does is finished (`together`), and after every batch (`Company`), without waiting. The exchange is a small
+program on one device of each process, started by the thread that starts the other programs, in the same order
+everywhere.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from sonde.errors import StoreError
 from sonde.tools.fetching import in_turn
 
 _TEXT = 400  # bytes of a message that are sent to the others
-_BEHIND = 2  # batches that a process runs ahead of the news from the others
+_BEHIND = 2  # batches that a process may be ahead of the reports from the others
 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """A block of work, without programs, that all processes do. Waits for all; an error of one is raised in each."""
+    """A block of work, without programs, that all processes do. Waits for all; an error in one is raised in all."""
     error = None
     try:
         yield

@@ -1,4 +1,4 @@
-"""Checksums that detect a changed program, changed weights or other data than a store was begun with.
+"""Checksums that detect whether the program, the weights or the data differ from those that a store was started with.
 
 They guard against mistakes and are not proofs: a program is compared by its equations, weights by a sum computed on
 their devices, batches by their first bytes.

@@ -59,15 +59,15 @@ def harvest(
     stored as one array per iteration (`h[0]`, `h[1]`, ...), a site that runs several times as one per call (`h#0`).
     Batches are written while the next one is computed.
 
-    The same call on the same folder continues after the last batch in it: earlier batches are drawn and dropped. A
-    process that is killed loses only the batches that were not written yet.
+    The same call on the same folder continues after the last batch in it: earlier batches are taken from `batches` and
+    skipped. A process that is killed loses only the batches that were not written yet.
 
     With several processes (`jax.distributed`), every process makes the same call with global arrays, and writes the
     part of each value that its devices hold.
 
     Args:
         f: Any function that `sonde.capture` takes. A model is not changed by it.
-        batches: Inputs: each a tuple of arguments, or one argument.
+        batches: The inputs. Each is a tuple of arguments, or one argument.
         folder: A folder, made if it is missing, or a URL such as `gs://bucket/run`.
         *patterns: Which sites; all by default.
         dtype: The dtype to store floating-point numbers in, such as `"float16"`; unchanged by default.

@@ -32,7 +32,7 @@ def stream(
     inside: Any = None,
     keep: Callable[..., Any] | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yields minibatches of values at a program's sites while it runs, for training on more data than a disk holds.
+    """Yields minibatches of values at a program's sites while it runs, for training on more data than fits on a disk.
 
     Args:
         f: Any function that `sonde.capture` takes.

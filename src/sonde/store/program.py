@@ -36,7 +36,7 @@ class ToStore:
         grads: Whether gradients are stored too.
         keep: From the arguments of `f` to a mask of the rows to keep.
         keys: From the arguments of `f` to a dict of arrays that identify the rows.
-        inside: Which functions or modules that do not mark values are looked into.
+        inside: As in `sonde.capture`.
         compiled: Whether the program is jitted.
     """
 

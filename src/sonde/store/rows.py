@@ -41,7 +41,7 @@ def count(array: Any, mask: np.ndarray | None) -> int:
 
 
 def pieces(array: Any, mask: np.ndarray | None, start: int) -> Iterator[Piece]:
-    """The parts of a value that this process writes, with rows from `start` on. Of copies, one process writes."""
+    """The parts of a value that this process writes, with rows from `start` on. Only one process writes copies."""
     for shard in array.addressable_shards:
         if shard.replica_id:
             continue

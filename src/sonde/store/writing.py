@@ -166,7 +166,7 @@ class Writer:
         self._transaction, self._held, self._batches_held = None, 0, 0
 
     def _settle(self, most: int, *, wait: bool = True) -> None:
-        """Notes which commits are done; waits until at most so many are not."""
+        """Notes which commits are done; waits until at most a given number are not."""
         while self._commits and (self._commits[0][0].done() or (wait and len(self._commits) > most)):
             future, progress, nbytes = self._commits.popleft()
             future.result()

@@ -88,7 +88,7 @@ def _codecs(itemsize: int) -> list[dict[str, Any]]:
 
 
 def create_groups(folder: Folder, infos: Sequence[ArrayInfo]) -> None:
-    """Makes the store and the kinds in it Zarr groups, for other readers, if they are not yet."""
+    """Makes the store and each kind in it a Zarr group, for other readers, if it is not one yet."""
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
     for kind in ("", *dict.fromkeys(f"{info.kind}/" for info in infos)):
         if folder.read(f"{kind}zarr.json") is None:

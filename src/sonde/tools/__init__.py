@@ -1,4 +1,4 @@
-"""Tools built on captures: one file, one tool, one verb. They work on functions and paths, on no module system.
+"""Tools built on captures: one file, one tool, one verb. They work on functions and paths, not on one module system.
 
 first_nonfinite(f)                      which site made the first NaN or Inf
 summarize(f)                            statistics of every value and gradient

@@ -1,4 +1,4 @@
-"""Taking values away: `ablate` is an edit with a name."""
+"""`ablate`: an edit that replaces values by zeros, means or other values."""
 
 from __future__ import annotations
 
@@ -37,16 +37,18 @@ def ablate(
         to: What replaces a value: a number; an array that broadcasts against the value; `"mean"`, the mean of this
             value over all axes but `axis` and the last one (under `vmap` a value is one example), so that a head's mean
             is a vector; or, by path, the records of another run, arrays, or statistics over a data set as
-            `sonde.store.statistics` returns them: their means, those of each layer in a loop and of each call. For
+            `sonde.store.statistics` returns them: their means, separate for each layer in a loop and for each call. For
             the means of single heads the statistics need the axis of the heads: `statistics(..., axes=2)`.
         units: Which indices along `axis` to replace. All, if None.
-        axis: Where the units are: the last axis, unless given.
-        resample: A seed: in place of means, put samples that `statistics(..., samples=n)` kept, each drawn at
-            random. All sites draw the same samples, so that values of one example stay together.
-        positions: At which positions only. All, if None.
-        position_axis: Where the positions are: the last axis but one, unless given.
-        iterations: In which iterations of the loop around only, as in `sonde.Edit`. Statistics name their own.
-        calls: At which calls of the site only, as in `sonde.Edit`. Statistics name their own.
+        axis: The axis of the units; by default the last.
+        resample: A seed. Values are then replaced by random samples that `statistics(..., samples=n)` kept, not by
+            means. All sites draw the same samples, so that values of one example stay together.
+        positions: The positions at which to replace. All, if None.
+        position_axis: The axis of the positions; by default the last but one.
+        iterations: The iterations of the surrounding loop in which to replace, as in `sonde.Edit`.
+            Statistics that name an iteration apply to that one.
+        calls: The calls of the site at which to replace, as in `sonde.Edit`. Statistics that name a call
+            apply to that one.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
@@ -66,7 +68,7 @@ def ablate(
     """
     check_callable(f, "ablate")
     if not patterns:
-        raise ValueError("ablate needs at least one pattern, such as 'blocks/3/attn': all sites at once are no model")
+        raise ValueError("ablate needs at least one pattern, such as 'blocks/3/attn'")
     if isinstance(to, str) and to != "mean":
         raise ValueError(f"ablate: to= is a number, an array, 'mean' or statistics by path, got {to!r}")
     chosen = None if units is None else (units,) if isinstance(units, int) else tuple(units)
@@ -85,7 +87,7 @@ def ablate(
                 rule = new if chosen is None else _rule(new.value, chosen, axis)
             else:
                 rule = _rule(new, chosen, axis)
-            # A pattern of its own for every call and iteration of a site.
+            # A separate pattern for every call and iteration of a site.
             edits[_Exactly(site)] = Edit(rule, **where, positions=positions, axis=position_axis)
         return edit(f, edits, inside=inside)
     if resample is not None:
@@ -94,7 +96,7 @@ def ablate(
     return edit(f, dict.fromkeys(patterns, rule), inside=inside)
 
 
-_NO_SAMPLES = "ablate: resample= goes with statistics of a data set, to=statistics(..., samples=n)"
+_NO_SAMPLES = "ablate: resample= needs statistics of a data set, to=statistics(..., samples=n)"
 
 
 class _Exactly:
@@ -123,7 +125,7 @@ def _place(path: str) -> tuple[str, int | None, Any]:
 
 
 class _FromData:
-    """What statistics of a data set put in place of values.
+    """Replaces values by numbers from statistics of a data set.
 
     Attributes:
         path: The path of the statistics.
@@ -155,7 +157,7 @@ class _Mean(_FromData):
         self._mean = mean
 
     def like(self, x: Any) -> Any:
-        """The mean at every place of a value."""
+        """The mean, broadcast to the shape of a value."""
         return _broadcast(self._mean, x)
 
 
@@ -164,12 +166,12 @@ class _Drawn(_FromData):
 
     def __init__(self, path: str, samples: Any, seed: int) -> None:
         if samples is None or not len(samples):
-            raise ValueError(f"ablate: the statistics of {path!r} have no samples: ask for them with samples=n")
+            raise ValueError(f"ablate: the statistics of {path!r} have no samples: make them with samples=n")
         super().__init__(path, samples.shape[1:])
         self._samples, self._seed = samples, seed
 
     def like(self, x: Any) -> Any:
-        """A sample for every place of a value."""
+        """A sample for every position of a value."""
         units = self.units
         lead = x.shape[: x.ndim - len(units)]
         if x.shape[len(lead) :] != units:

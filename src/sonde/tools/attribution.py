@@ -1,8 +1,8 @@
 """How much does each value at a site contribute to a number? `attribute`, by two methods.
 
-`"gradient"` is gradient times value: one forward and one backward pass for all sites, and the first term of what
-removing a value would do. `"integrated"` follows the gradient on the straight way from a baseline to the value: it
-costs `steps` passes per site and adds up exactly to the change that it explains.
+`"gradient"` is gradient times value: one forward and one backward pass for all sites, and, to first order, the effect
+of removing a value. `"integrated"` averages the gradient along the straight line from a baseline to the value: it costs
+`steps` passes per site, and the contributions add up exactly to the change that they explain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Method = Literal["gradient", "integrated"]
 
 
 class Attribution(ByPath[tuple[Any, ...]], Drawn):
-    """Contributions by path: one pytree per call, shaped like the values of the record (loops in front)."""
+    """Contributions by path: one pytree per call, shaped like the recorded values (axes of loops first)."""
 
     def __init__(self, scores: Mapping[str, tuple[Any, ...]], output: Any) -> None:
         super().__init__(scores)
@@ -70,19 +70,19 @@ def attribute(
     steps: int = 32,
     inside: Any = None,
 ) -> Callable[..., Attribution]:
-    """A function that runs `f` and says how much the values at its sites contribute to its result.
+    """A function that runs `f` and returns how much the values at its sites contribute to its result.
 
     Args:
         f: Any callable. Models are not changed by the runs.
         *patterns: Which sites, as in `sonde.capture`. All, if none are given.
         metric: A function of the result of `f` that returns a number. None if the result is one.
         method: `"gradient"`: gradient times the value's distance from the baseline. `"integrated"`: the mean gradient
-            on the way there, times that distance; all calls of a site are interpolated together, and all iterations of
-            a loop, unless it has a name: its rows are sites.
-        baseline: What values are compared with: a number that stands for a value that is not there; or the arguments of
-            another run, a tuple or the only one, such as a corrupted input. With `"gradient"` the latter is attribution
+            along the line between them, times that distance; all calls of a site are interpolated together, and so are
+            all iterations of a loop, unless the loop has a name: then each row is a site.
+        baseline: What values are compared with: a number that stands for "no value"; or the arguments of another run,
+            such as a corrupted input: a tuple, or the only argument. With `"gradient"` the latter is attribution
             patching: for all sites, what putting the other run's value there would change, in one backward pass.
-        steps: How many points of the way to use.
+        steps: How many points of the line to use.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
@@ -124,16 +124,16 @@ def attribute(
 
 
 def number_of(metric: Callable | None, result: Any) -> Any:
-    """The number that is explained: the metric of a result. Raises ValueError if it is none."""
+    """The number that is explained: the metric of a result. Raises ValueError if it is not a number."""
     number = result if metric is None else metric(result)
     if not hasattr(number, "dtype") or jnp.shape(number) != () or not jnp.issubdtype(number.dtype, jnp.floating):
         found = describe(number) if hasattr(number, "dtype") else repr(type(number).__name__)
-        raise ValueError(f"attribute explains a number, got {found}; give a metric= that makes one of the result")
+        raise ValueError(f"attribute explains a number, got {found}; give a metric= that computes one from the result")
     return number
 
 
 def touched(x: Any, zero: Any) -> Any:
-    """The same number as one that depends on a zero that is differentiated.
+    """The same number, made to depend on a zero that is differentiated.
 
     A value that `Module.sow` marks in place can only be replaced there if it is part of the differentiated program.
     """
@@ -166,7 +166,7 @@ def _by_gradient(
 def _base_values(
     patterns: tuple[Pattern, ...], baseline: Any, inside: Any, rest: Rest, arrays: Any
 ) -> Callable[[Record], tuple[Any, ...]]:
-    """For a record of the run that is explained, what its values are compared with: a number, or another run's."""
+    """What the values of a record are compared with: a number, or the values of another run."""
     f, _, _, other = rest.whole(arrays)
     if other is None:
         return lambda record: tuple(jax.tree.map(lambda x: baseline, value) for value in record.values)

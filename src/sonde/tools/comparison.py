@@ -1,4 +1,4 @@
-"""Where do two programs part? `compare` runs both and finds the first site at which they differ.
+"""`compare` runs two programs and finds the first site at which they differ.
 
 Made for programs that should do the same: in another precision, ported, jitted. Sites are matched by path and call, and
 by `matching.py` where the programs name them differently. All values of both programs are in memory at once; choose
@@ -34,7 +34,7 @@ _Key = tuple[str, int, bool]  # path, call, gradient
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drift:
-    """How far two programs are apart at one site, call and iteration.
+    """How much two programs differ at one site, call and iteration.
 
     Attributes:
         path: The path of the site.
@@ -50,7 +50,7 @@ class Drift:
             if one program has a finite element where the other has none.
         limit: If not None, the programs differ where `rel_norm` is larger; else, where one element is beyond the
             tolerance.
-        note: What cannot be compared element by element, such as two shapes; `""` if there is no such thing.
+        note: Why the elements cannot be compared, such as different shapes; `""` if they can.
         source: The line of the first program.
     """
 
@@ -70,7 +70,7 @@ class Drift:
 
     @property
     def differs(self) -> bool:
-        """Whether the programs are apart by more than the tolerance."""
+        """Whether the programs differ by more than the tolerance."""
         beyond = self.beyond > 0 if self.limit is None else not self.rel_norm <= self.limit
         return beyond or bool(self.note)
 
@@ -106,7 +106,7 @@ class Comparison(Drawn):
 
     Attributes:
         drifts: One per site, call and iteration that both programs have, in the order of the first program: forward
-            before backward, and in a loop by iteration before by place in the body.
+            before backward; in a loop, one iteration after the other.
         only_first: Path and call of the sites that only the first program has.
         only_second: Path and call of the sites that only the second program has.
         names: The paths of the second program by those of the first, where they are not the same.
@@ -189,23 +189,23 @@ def compare(
     grads: bool = False,
     inside: Any = None,
 ) -> Callable[..., Comparison]:
-    """A function that runs `f` and `g` with the same arguments and says where they differ.
+    """A function that runs `f` and `g` with the same arguments and returns where they differ.
 
-    Two elements differ if they are further apart than `atol + rtol * abs(second)`; NaN is equal to NaN. Where one of
-    the programs has values of less than 32 bits, single elements may differ by anything, and values are judged by the
-    norm of their difference; so they are if `norm` is given.
+    Two elements differ if they are further apart than `atol + rtol * abs(second)`; NaN is equal to NaN. If one of the
+    programs has values of less than 32 bits, single elements may differ by any amount, so values are compared by the
+    norm of their difference. The same is done if `norm` is given.
 
     Args:
         f: A callable.
         g: Another, with the same arguments. Results may differ; they are dropped.
         *patterns: Which sites, as in `sonde.capture`; each must match in both programs. All, if none are given.
-        rtol: The tolerance relative to the elements of `g`. If it is given, elements are compared one by one; otherwise
-            that is done with 1e-4, unless a value of either program has less than 32 bits.
+        rtol: The tolerance relative to the elements of `g`. If it is given, elements are compared one by one. Otherwise
+            they are compared with 1e-4, unless a value of either program has less than 32 bits.
         atol: The absolute tolerance.
         norm: How large the norm of a difference may be, relative to that of the value of `g`. Without `rtol`, values of
             less than 32 bits are allowed eight times the precision of the coarsest dtype: 0.06 for bfloat16.
-        names: Paths of `g` by the paths of `f` that are the same place. Where it is clear, this is found: sites that
-            only one program has are matched in order if both have as many with the same last name and shape.
+        names: For paths of `f`, the corresponding paths of `g`. Not needed if they are unambiguous: sites that only one
+            program has are paired in order, if both programs have the same number with the same last name and shape.
         grads: Whether to compare gradients too.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
@@ -254,7 +254,7 @@ def compare(
 def _run(
     f: Callable, patterns: Any, grads: bool, inside: Any, args: Any, kwargs: Any
 ) -> tuple[dict[_Key, Seen], Callable]:
-    """What was seen, and a function of that and an iteration that sorts into program order."""
+    """The recorded values, and a sort key: a function of a value and an iteration that gives program order."""
 
     def make(depth: int) -> Collect:
         handler = Collect(patterns, grads=grads, donates=False, depth=depth)
@@ -277,14 +277,14 @@ def _run(
         key = program.key(
             position, [axis.loop for axis in axes], [next(rest if a.rows is None else rows, 0) for a in axes]
         )
-        # The way back is the way there, turned round.
+        # The backward pass runs in the opposite order.
         return (1, [(-a, -b) for a, b in key]) if seen.gradient else (0, list(key))
 
     return {(s.path, s.call, s.gradient): s for s in each_seen(records)}, order
 
 
 def _limit(*runs: dict[_Key, Seen]) -> float | None:
-    """How far values may be apart if some have less than 32 bits; None if none have."""
+    """How much values may differ if some have less than 32 bits; None if none have."""
     kinds = {t.dtype for run in runs for seen in run.values() for t in seen.types}
     found = [jnp.finfo(kind).eps for kind in kinds if jnp.issubdtype(kind, jnp.floating) and kind.itemsize < 4]
     return 8 * float(max(found)) if found else None

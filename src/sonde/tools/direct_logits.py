@@ -1,9 +1,9 @@
-"""Direct logit attribution: which components, heads and neurons write what the output layer reads?
+"""Direct logit attribution: what components, heads and neurons contribute to the logits.
 
-The stream before the last norm is a sum of what components have written. With the size that the norm divides by held
-still, the logits are a sum, too. That size is not taken from the model: an RMS norm or layer norm does not change if
-its input is scaled, so the gradient of the readout misses exactly the part of a component along the stream, and this
-part is added. The contributions of all components add up to the metric, less what biases contribute.
+The stream before the last norm is a sum of what components have written. If the number that the norm divides by is held
+constant, the logits are a sum too. That number is not taken from the model: the output of an RMS norm or layer norm
+does not change if its input is scaled, so the gradient of the readout misses exactly the part of a component along the
+stream, and this part is added. The contributions of all components add up to the metric, less what biases contribute.
 """
 
 from __future__ import annotations
@@ -77,20 +77,20 @@ def logit_attribution(
     writes: Mapping[str, Any] | None = None,
     inside: Any = None,
 ) -> Callable[..., LogitAttribution]:
-    """A function that runs `f` and says what components contribute directly to a metric of the logits.
+    """A function that runs `f` and returns what components contribute directly to a metric of the logits.
 
     Args:
         f: Any callable.
         *components: Sites whose values are added to the stream, `(batch, length, width)`, or whose values are written
-            to it by a matrix in `writes`. An axis for heads may stand before the last.
+            to it by a matrix in `writes`. There may be an axis for heads before the last.
         stream: The path of the stream before the last norm, such as `blocks/29/out`.
         readout: A function of the stream that returns logits: the model's last norm and output layer.
         metric: A function of the logits at one position, `(batch, vocabulary)`, that returns a number; linear, such as
             the difference of two logits.
-        position: At which position.
+        position: The position whose logits are explained.
         writes: For globs over paths, how units get into the stream: a matrix `(units, width)`, one for heads
-            `(heads, depth, width)`, or a function of the path that returns one. Every unit, or head, is then a
-            contribution of its own.
+            `(heads, depth, width)`, or a function of the path that returns one. Every unit, or head, is then a separate
+            contribution.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
@@ -156,20 +156,20 @@ def _written(path: str, value: Any, matrices: Mapping[str, Any]) -> Any:
 
 
 def _shares(readout: Callable, metric: Callable, end: Any) -> Callable[[Any], Any]:
-    """A function of something that is part of the stream: what it contributes with the size of the stream fixed."""
+    """A function of a part of the stream: its contribution, with the number that the norm divides by held constant."""
 
     def number(x: Any) -> Any:
         return metric(readout(x[:, None])[:, 0])
 
     output, gradient = jax.value_and_grad(number)(end)
-    # A layer norm takes the mean off first: then adding the same to every feature changes nothing.
+    # A layer norm subtracts the mean first: adding the same number to every feature changes nothing.
     moved = jnp.abs(number(end + 0.5 * jnp.std(end)) - output)
     centered = moved <= 1e-3 * (jnp.abs(output) + jnp.linalg.norm(gradient) * jnp.linalg.norm(end))
 
     def off_mean(x: Any) -> Any:
         return jnp.where(centered, x - jnp.mean(x, -1, keepdims=True), x)
 
-    # Each example has a size of its own, and its own part of the metric, which is linear.
+    # Each example has its own scale, and its own part of the metric, which is linear.
     logits = readout(end[:, None])[:, 0]
     alone = jnp.eye(len(end))[:, :, None] * logits
     own = jax.vmap(metric)(alone) - metric(jnp.zeros_like(logits))

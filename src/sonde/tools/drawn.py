@@ -1,7 +1,7 @@
-"""How a result draws itself: a table of colours in a notebook, a matplotlib figure, a pandas DataFrame.
+"""Results as pictures: a coloured table in a notebook, a matplotlib figure, a pandas DataFrame.
 
-The table is HTML that needs no script, no server and no network. Its colours are those of the notebook, light or dark;
-a cell's number is read by pointing at it.
+The table is HTML that needs no script, no server and no network. Its colours fit the notebook, light or dark; hover
+over a cell to read its number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Heat:
         values: Rows by columns.
         rows: A label for each row.
         columns: A label for each column.
-        title: What one is looking at.
+        title: What the picture shows.
         column_title: What the columns are.
         texts: What is written into the cells, row by row; nothing, if empty.
     """
@@ -44,7 +44,7 @@ class Heat:
 
 
 class Drawn:
-    """What results that can be drawn have in common. A subclass says what there is to draw: `_heat`."""
+    """The base class of results that can be drawn. A subclass returns what to draw in `_heat`."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ class Drawn:
 
         Args:
             tokens: Strings for the columns, or numbers of tokens.
-            names: What shows a token, as in `Lens.table`.
+            names: Turns a token into a string, as in `Lens.table`.
         """
         return as_html(self.heat(tokens, names))
 
@@ -68,7 +68,7 @@ class Drawn:
 
         Args:
             tokens: Strings for the columns, or numbers of tokens.
-            names: What shows a token, as in `Lens.table`.
+            names: Turns a token into a string, as in `Lens.table`.
         """
         return _with_tokens(self._heat(), tokens, names)
 
@@ -78,7 +78,7 @@ class Drawn:
         Args:
             ax: The axes to draw on; new ones, if None.
             tokens: Strings for the columns, or numbers of tokens.
-            names: What shows a token, as in `Lens.table`.
+            names: Turns a token into a string, as in `Lens.table`.
 
         Returns:
             The figure.

@@ -1,8 +1,8 @@
-"""Which component feeds which? `attribute_edges` scores every edge between components in one backward pass.
+"""`attribute_edges`: which component feeds which? Scores every edge between components in one backward pass.
 
-In a residual network what one component writes is read by all that come later. The score of the edge from a sender to a
+In a residual network, all later components read what one component writes. The score of the edge from a sender to a
 receiver is the change of the sender's output between two runs, times the gradient at the receiver's input: to first
-order, what the metric loses if only this receiver were given the sender's output of the other run.
+order, what the metric would lose if only this receiver got the sender's output from the other run.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from sonde.tools.reading import chooses
 
 
 class Edge(NamedTuple):
-    """An edge: what a receiver reads of what a sender writes.
+    """An edge from a sender to a receiver.
 
     Attributes:
         sender: The path of the sender's output.
         receiver: The path of the receiver's input.
-        score: How much of the metric goes along it.
+        score: How much of the metric depends on it.
     """
 
     sender: str
@@ -60,7 +60,7 @@ class Edges(Sequence[Edge], Drawn):
         edges: All of them.
         output: The metric of the run that is explained.
         baseline: The metric of the other run.
-        program: What runs the program with a part of the edges; None for edges that were made by hand.
+        program: Runs the program with some of the edges; None for edges that were made by hand.
     """
 
     edges: tuple[Edge, ...]
@@ -98,14 +98,14 @@ class Edges(Sequence[Edge], Drawn):
         return Heat(scores, senders, receivers, f"{len(self)} edges", "receiver")
 
     def prune(self, share: float = 0.9, *, faithfulness: float | None = None) -> Edges:
-        """The strongest edges: those that together have a share of all scores, or those that are enough.
+        """The strongest edges: a given share of all scores, or as many as the metric needs.
 
         Args:
             share: From 0 to 1: how much of the sum of all scores, by magnitude. The scores are first-order estimates:
                 the program with these edges alone may do worse than the share says.
-            faithfulness: How near the metric stays to that of the whole program when all other edges are cut: with 0.9
-                what `measured` returns is between 0.9 and 1.1. It is measured, by running the program that way. How
-                many edges are needed is searched for by halving, as if more edges were never worse.
+            faithfulness: How close the metric must stay to that of the whole program when all other edges are cut: with
+                0.9, `measured` returns a number between 0.9 and 1.1. The program is run to measure it. A binary search
+                finds the number of edges, assuming that more edges are never worse.
 
         Returns:
             The edges. `measured()` says how faithful they are.
@@ -117,7 +117,7 @@ class Edges(Sequence[Edge], Drawn):
             if x is not None and not 0 <= x <= 1:
                 raise ValueError(f"prune: {name} is a number from 0 to 1, got {x}")
         if faithfulness is not None:
-            away = 1 - faithfulness + 1e-5  # rounding: what is not cut is not the same to the last digit
+            away = 1 - faithfulness + 1e-5  # rounding: the uncut program does not give the same last digit
             kept = fewest(len(self), lambda n: abs(1 - self[:n].measured()) <= away)
         else:
             sizes = np.abs([e.score for e in self.edges])
@@ -128,8 +128,8 @@ class Edges(Sequence[Edge], Drawn):
     def measured(self) -> float:
         """How faithful the program is with these edges alone: 1 is the run that is explained, 0 the baseline.
 
-        Along every edge between the senders and receivers that is not among these, the receiver is given what the
-        sender writes in the baseline run.
+        Along every other edge between the senders and receivers, the receiver gets what the sender writes in the
+        baseline run.
 
         Raises:
             ValueError: The edges do not come from `attribute_edges`.
@@ -187,8 +187,8 @@ def attribute_edges(
     Args:
         f: Any callable. Models are not changed by the runs.
         senders: Where components write: sites whose values are added to the stream.
-        receivers: Where components read: sites with the stream as one component is given it, with the same shape. With
-            `inside=model` the input of a module is one: `blocks/*/norm1/in`.
+        receivers: Where components read: sites whose value is the stream as a component gets it, of the same shape.
+            With `inside=model` the input of a module is one: `blocks/*/norm1/in`.
         baseline: The arguments of the other run: a tuple, or the only one.
         metric: A function of the result of `f` that returns a number. None if the result is one.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
@@ -263,8 +263,8 @@ def _edges(
             found |= {(sender, r): scores[i, j] for j, r in enumerate(to) if order[sender] < order[r]}
     if not found:
         raise ValueError(
-            f"attribute_edges: none of the senders {list(written)} has the shape of a receiver that comes after it, of "
-            f"{ {path: list(x.shape) for path, x in read.items()} }"
+            f"attribute_edges: none of the senders {list(written)} has the shape of a receiver after it; the "
+            f"receivers are { {path: list(x.shape) for path, x in read.items()} }"
         )
     return found, output, number_of(metric, result)
 

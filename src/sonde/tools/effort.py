@@ -1,4 +1,4 @@
-"""What does a program cost? A rough count of its operations, and of the time to compile it."""
+"""A rough estimate of what a program costs: its operations, and the time to compile it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Effort(NamedTuple):
     Attributes:
         operations: How many multiplications and additions there are in its matrix products, and one for every element
             that another equation computes.
-        compiling: How many seconds it takes to compile, about.
+        compiling: Roughly how many seconds it takes to compile.
     """
 
     operations: float
@@ -27,7 +27,7 @@ class Effort(NamedTuple):
 
 
 def effort(f: Callable, *args: Any) -> Effort:
-    """The effort of a call. The function is traced, and not run.
+    """The effort of a call. The function is traced, not run.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,9 +1,9 @@
-"""What happened at the sites of a program, in the order in which it happened.
+"""What the sites of a program saw, in the order of the run.
 
-`Watching` is the handler: besides what a `reduce` function makes of a value it records when that was, as numbers that
-come out of the compiled program: the iteration of every loop around, the line, and the call (by its token). `events_of`
-sorts what it saw. Order is that of the run: forward before backward, and in a loop by iteration before by place in the
-body. Of a `while_loop`, whose length is not known in advance, the first bad iteration is kept, or the last.
+`Watching` is the handler: besides the result of a `reduce` function it records when a site ran, as numbers that come
+out of the compiled program: the iteration of every surrounding loop, the line, and the call (by its token). `events_of`
+sorts these events in the order of the run: forward before backward; in a loop, one iteration after the other. For a
+`while_loop`, whose length is not known in advance, the first bad iteration is kept, or else the last.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from sonde.core.site import Site, View
 from sonde.tools.fetching import to_host
 from sonde.tools.program_order import ProgramOrder, numbered_calls
 
-# The leaves that `numbers_of` returns. The last is filled in by `Watching`: an array that ends in an axis with whether
-# the site ran, its line, its token, and the number of the iteration of every loop around it.
+# The leaves that `numbers_of` returns. `Watching` fills in the last, an array whose last axis has: whether the site
+# ran, its line, its token, and the number of the iteration of every surrounding loop.
 NANS, INFS, LOW, HIGH, SIZE, WHEN = range(6)
 _RAN, _LINE, _TOKEN, _LOOPS = range(4)
 
 
 def numbers_of(value: Any) -> list[Any]:
-    """How many NaNs and Infs, the finite range, the size, and a place for when that was."""
+    """How many NaNs and Infs, the finite range, the size, and room for when the site ran."""
     leaves = [x for x in jax.tree.leaves(value) if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)]
     nans, infs = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
     low, high = jnp.full((), jnp.inf, jnp.float32), jnp.full((), -jnp.inf, jnp.float32)
@@ -57,15 +57,15 @@ def first_bad(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
 
 
 class Watching(Collect):
-    """Records what a `reduce` function makes of values and gradients, and when that was. Nothing is donated.
+    """Records the results of a `reduce` function for values and gradients, and when. No buffer is donated.
 
     Attributes:
-        indices: The number of the iteration of each loop around, outermost first.
+        indices: The number of the iteration of each surrounding loop, outermost first.
     """
 
     counts_iterations = True
     tells_loops_apart = True
-    # The leaf that says when it was; None if `when_it_was` is to say so.
+    # The leaf that says when the site ran; None if `when_it_was` finds it later.
     when: int | None = WHEN
 
     def __init__(
@@ -100,7 +100,7 @@ class Watching(Collect):
         return new
 
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
-        """Adds when it was to what is recorded."""
+        """Adds to the recorded leaves when the site ran."""
         before = len(self.items)
         super().record(arrays, site, path, view, extras)
         if len(self.items) == before:
@@ -110,7 +110,7 @@ class Watching(Collect):
             item.leaves[self.when] = self._when(item.leaves[NANS], site, view, extras)
 
     def _when(self, like: Any, site: Site, view: View, extras: dict[Extra, Any]) -> Any:
-        """When it was, with the axes over examples and over a mesh that the numbers of the item have."""
+        """When the site ran, with the axes over examples and over a mesh that the item's numbers have."""
         with look(None):
             ran, token = (
                 room_for_axes(jnp.asarray(extras[name]), extra_has(view.axes, name)) if name in extras else default
@@ -122,7 +122,7 @@ class Watching(Collect):
 
 
 def when_it_was(item: Item, lead: tuple[int, ...]) -> np.ndarray:
-    """When an item was recorded, as `Watching` has it, from what is known when the program is over.
+    """When an item was recorded, in the form that `Watching` uses, found after the program has ended.
 
     Args:
         item: An item that is in no branch, and in no loop but scans; on the host.
@@ -135,8 +135,8 @@ def when_it_was(item: Item, lead: tuple[int, ...]) -> np.ndarray:
     row.append(np.expand_dims(token, [i for i, mine in enumerate(has) if not mine]))
     for i, axis in enumerate(axes):
         if axis.is_loop:
-            # The rows of a value are in the order in which they were computed; those of a gradient where the loop that
-            # computed them has put them.
+            # The rows of a value are in the order in which they were computed; the rows of a gradient are where the
+            # backward loop stored them.
             numbers = np.arange(lead[i])[:: -1 if axis.reverse and not item.view.is_value else 1]
             row.append(numbers.reshape([-1 if i == j else 1 for j in range(len(axes))]))
     return np.stack([np.broadcast_to(np.asarray(x, np.int32), lead) for x in row], -1)
@@ -192,7 +192,7 @@ class Event:
 
 
 def events_of(items: Sequence[Item]) -> list[Event]:
-    """Every site at every iteration, in program order. The leaves of the items are what `numbers_of` returned."""
+    """Every site at every iteration, in program order. The leaves of the items come from `numbers_of`."""
     arrays = to_host([item.leaves for item in items])
     program = ProgramOrder(items)
     events: list[Event] = []
@@ -201,7 +201,7 @@ def events_of(items: Sequence[Item]) -> list[Event]:
         for moment in _moments(item, leaves):
             path, call, value = calls.of(item, moment.token)
             path, row, iteration = _row(path, value, _iteration(item, value, moment.numbers))
-            if row and not value.view.has_row(row):  # a pattern has not asked for it
+            if row and not value.view.has_row(row):  # no pattern matches it
                 continue
             events.append(
                 Event(
@@ -219,7 +219,7 @@ def events_of(items: Sequence[Item]) -> list[Event]:
 
 
 class _Moment(NamedTuple):
-    """One iteration: the numbers of all loops, what tells where it was, and what the examples have together."""
+    """One iteration: the numbers of all loops, when the site ran, and the figures of all examples together."""
 
     numbers: tuple[int, ...]
     line: int
@@ -229,7 +229,7 @@ class _Moment(NamedTuple):
 
 
 def _moments(item: Item, leaves: Sequence[np.ndarray]) -> Iterator[_Moment]:
-    """The iterations in which the site of an item ran. Examples may have reached theirs at different times."""
+    """The iterations in which the site of an item ran. Examples may have reached the site at different times."""
     when = leaves[WHEN].reshape(-1, leaves[WHEN].shape[-1])
     lead = leaves[NANS].shape
     ran = np.flatnonzero(when[:, _RAN])
@@ -255,7 +255,7 @@ def _moments(item: Item, leaves: Sequence[np.ndarray]) -> Iterator[_Moment]:
 
 
 class _Calls:
-    """The values, by number of call under their path: what a gradient is the gradient of."""
+    """The values by path and call, to find the value that a gradient belongs to."""
 
     def __init__(self, items: Sequence[Item], arrays: Sequence[Sequence[np.ndarray]]) -> None:
         self._of_item: dict[int, int] = {}
@@ -291,7 +291,7 @@ def _row(path: str, value: Item, iteration: tuple[int, ...]) -> tuple[str, tuple
 
 
 def _iteration(item: Item, value: Item, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    """The iteration of the value that a gradient belongs to: the gradient of a loop comes from one that runs back."""
+    """The iteration of the value that a gradient belongs to; loops run backward for gradients."""
     if item is value:
         return numbers
     shared = 0
@@ -299,7 +299,7 @@ def _iteration(item: Item, value: Item, numbers: tuple[int, ...]) -> tuple[int, 
         if a is not b:
             break
         shared += 1
-    # What is left of the value's loops was transposed; loops in front of those run whole backward passes.
+    # The remaining loops of the value were transposed; loops in front of those run whole backward passes.
     first_back = max(shared, len(item.loops) - (len(value.loops) - shared))
     lengths = {id(axis.loop): axis.size for axis in item.view.axes if axis.is_loop}
     return tuple(

@@ -1,8 +1,8 @@
-"""Which examples pull hardest? The norm of the gradient of every example, without keeping any gradient.
+"""The norm of the gradient of every example, without keeping any gradient.
 
-Examples go through `jax.lax.map`, `chunk` at a time: a gradient is made, its norm is kept, and the memory is used
-again. It holds `chunk` gradients at once, however large the batch is. More at a time is faster where one example does
-not fill the machine.
+Examples go through `jax.lax.map`, `chunk` at a time: a gradient is computed, its norm is kept, and the memory is used
+again. At most `chunk` gradients exist at once, however large the batch is. A larger `chunk` is faster where one example
+does not fill the machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def example_grad_norms(loss: Callable[[Any, Any], Any], *, chunk: int = 1) -> Ca
 
     Returns:
         A function of the parameters and a batch: a pytree of arrays with examples along the first axis. The parameters
-        are any pytree, a model included; the norm is over all its floating-point arrays. A model is not changed.
+        may be any pytree, including a model; the norm is over all its floating-point arrays. A model is not changed.
 
     Raises:
         ValueError: `chunk` is less than 1; or, when called, arrays of the batch have different lengths, or the loss is

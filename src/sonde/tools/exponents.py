@@ -1,8 +1,8 @@
-"""Floats of the host counted by sign and exponent.
+"""Counts of floats on the host, by sign and exponent.
 
-The bits in front of the mantissa say between which powers of two a number is, and whether it is finite. To count them
-takes one pass over a row, and a histogram over powers of two, the number of NaNs and infinities, and that of very small
-numbers are sums of these counts.
+The bits in front of the mantissa say between which powers of two a number is, and whether it is finite. One pass over a
+row counts them; sums of these counts give a histogram over powers of two, the number of NaNs and infinities, and the
+number of very small numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Exponents:
 
     @classmethod
     def of(cls, row: np.ndarray) -> Exponents:
-        """Counts the numbers of a row of float32 or float64, which is contiguous."""
+        """Counts the numbers of a contiguous row of float32 or float64."""
         wide = row.dtype == np.float64
         bits, shift, n = (np.uint64, 52, 2**12) if wide else (np.uint32, 23, 2**9)
         found = np.bincount((row.view(bits) >> bits(shift)).astype(np.intp), minlength=n)
@@ -53,8 +53,8 @@ class Exponents:
         """How many of the finite numbers are in each bin.
 
         Args:
-            most: Bins are between the powers of two up to this one and down to its inverse, on both sides of zero, with
-                what is beyond in the outermost bins and what is nearer to zero in the bin in the middle.
+            most: The bins are bounded by the powers of two from the inverse of this one up to it, on both sides of
+                zero. Larger numbers are in the outermost bins, smaller ones in the middle bin.
         """
         bins = 2 * (2 * most + 1) + 1
         # Weights are floats, which are exact up to 2^53.
@@ -64,11 +64,11 @@ class Exponents:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostRows:
-    """An array of the host as rows of floats, of which statistics are made one by one: a row stays in the cache.
+    """An array on the host as rows of floats. Statistics are computed row by row, so that a row stays in the cache.
 
     Attributes:
-        rows: Rows by numbers: float32, or float64 if the array is. Of complex numbers the magnitude.
-        front: The axes of the array that rows are counted along.
+        rows: Rows by numbers: float32, or float64 if the array is. For complex numbers, the magnitude.
+        front: The axes of the array in front of a row.
         shape: The shape of a row in the array.
         exponents: How many numbers of each row have each exponent; none for an array without numbers.
     """
@@ -94,7 +94,7 @@ class HostRows:
         return self.rows.reshape(*self.front, *self.shape)
 
     def together(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What was found in each row as arrays with the axes in front."""
+        """The results of all rows, as arrays with the axes in front."""
         return {
             name: np.reshape([row[name] for row in found], (*self.front, *np.shape(one)))
             for name, one in found[0].items()

@@ -1,6 +1,6 @@
 """Intermediate values as features: `extract` makes a function that returns them and computes nothing else.
 
-The function is compiled; what the chosen values do not need is not there any more, the end of the network first.
+The function is compiled, and whatever the chosen values do not need is removed, such as the end of the network.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def extract(
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
-        A function with the arguments of `f` that returns a dict from names to values; of a site that runs several
-        times, a tuple.
+        A function with the arguments of `f` that returns a dict from names to values. The value of a site that runs
+        several times is a tuple.
 
     Raises:
         NoSuchSiteError: When called: a pattern matches no site.
-        ValueError: Two features have one name; or, when called, a pattern matches several paths.
+        ValueError: Two features have the same name; or, when called, a pattern matches several paths.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -48,7 +48,7 @@ def extract(
     if not isinstance(features, Mapping) or not features:
         raise TypeError(f"extract takes a mapping from paths to names, got {features!r}")
     if len(set(features.values())) != len(features):
-        raise ValueError(f"extract: every feature needs a name of its own, got {list(features.values())}")
+        raise ValueError(f"extract: every feature needs a different name, got {list(features.values())}")
     patterns = tuple(features)
     asked = asked_for(inside)
     capture(f, *patterns, inside=asked)  # for its checks
@@ -70,8 +70,8 @@ def _only(records: Records, pattern: Pattern) -> Record:
     found = [r for r in records.values() if chooses(pattern, r)]
     if len(found) != 1:
         raise ValueError(
-            f"extract: {pattern!r} names one feature and matches {len(found)} sites: "
-            f"{', '.join(repr(r.path) for r in found)}; name each"
+            f"extract: {pattern!r} must match one site, but matches {len(found)} sites: "
+            f"{', '.join(repr(r.path) for r in found)}; give each a name"
         )
     return found[0]
 

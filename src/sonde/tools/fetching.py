@@ -1,7 +1,7 @@
-"""Many small arrays on their way to the host in a few copies, while the device goes on.
+"""Sends many small arrays to the host in a few copies, while the device continues.
 
-A copy from an accelerator costs some fifty microseconds whatever its size, so arrays are put end to end first, by
-dtype, where they are. That is a small compiled program of its own: worth it for what is fetched again and again.
+A copy from an accelerator costs some fifty microseconds whatever its size, so the arrays of each dtype are first
+concatenated on the device. That takes a small compiled program, which is worth it for what is fetched often.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 
 def in_turn(tree: Any) -> Any:
-    """Waits for a pytree of arrays where a later program could overtake the one that computes them.
+    """Waits for a pytree of arrays, if a later program could overtake the program that computes them.
 
-    Processes on CPUs that run two programs in a different order wait for one another forever; accelerators keep order.
+    CPU processes that run two programs in different orders wait for each other forever; accelerators keep the order.
     """
     if jax.process_count() > 1 and jax.default_backend() == "cpu":
         jax.block_until_ready(tree)
@@ -27,9 +27,9 @@ def in_turn(tree: Any) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """A pytree with NumPy arrays in place of JAX's.
+    """A pytree with NumPy arrays in place of JAX arrays.
 
-    Arrays that several processes share are gathered: every process must ask for them.
+    Arrays that several processes share are gathered, so every process must make this call.
     """
 
     def whole(x: Any) -> Any:
@@ -47,10 +47,10 @@ def to_host(tree: Any) -> Any:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["whole", "types", "tree"])
 @dataclasses.dataclass(frozen=True)
 class Fetching:
-    """A pytree of arrays that has set out for the host.
+    """A pytree of arrays on its way to the host.
 
     Attributes:
-        arrays: The arrays, end to end by dtype if `whole` is false.
+        arrays: The arrays, concatenated by dtype if `whole` is false.
         whole: Whether they travel one by one.
         types: Shape and dtype of the leaves.
         tree: The structure.
@@ -63,10 +63,10 @@ class Fetching:
 
     @classmethod
     def of(cls, tree: Any) -> Fetching:
-        """Sends a pytree of arrays off. Does not wait for them."""
+        """Starts to send a pytree of arrays. Does not wait for them."""
         leaves, structure = jax.tree.flatten(in_turn(tree))
         types = tuple((x.shape, x.dtype) for x in leaves)
-        # Arrays on different devices cannot be put together, and numbers are all that there is to gain from.
+        # Arrays on different devices cannot be concatenated, and only numbers are worth it.
         places = {frozenset(x.sharding.device_set) if isinstance(x, jax.Array) else None for x in leaves}
         numbers = not any(jax.dtypes.issubdtype(dtype, jax.dtypes.extended) for _, dtype in types)
         together = len(leaves) > 1 and len(places) == 1 and None not in places and numbers
@@ -75,20 +75,20 @@ class Fetching:
 
     @classmethod
     def packed(cls, tree: Any) -> Fetching:
-        """The same inside a compiled program, of arrays of numbers; `sent` sends off what comes out of it."""
+        """The same inside a compiled program, for arrays of numbers; `sent` sends the result."""
         leaves, structure = jax.tree.flatten(tree)
         types = tuple((x.shape, x.dtype) for x in leaves)
         return cls(_end_to_end(leaves), False, types, structure)
 
     def sent(self) -> Fetching:
-        """Sends the arrays off. Does not wait for them."""
+        """Starts to send the arrays. Does not wait for them."""
         for x in self.arrays:
             if isinstance(x, jax.Array):
                 x.copy_to_host_async()
         return self
 
     def arrived(self) -> Any:
-        """The pytree with NumPy arrays. Waits for what is not there yet."""
+        """The pytree with NumPy arrays. Waits until they have arrived."""
         arrays = to_host(self.arrays)
         if self.whole:
             return jax.tree.unflatten(self.tree, arrays)

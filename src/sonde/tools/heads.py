@@ -1,7 +1,7 @@
-"""What do attention heads look at? Scores by head: the previous token, the same token before, what came after it.
+"""What attention heads look at: the previous token, earlier copies of the token, or the tokens after those copies.
 
-A head that looks one token back, at earlier copies of the token, or at what followed an earlier copy (induction) is
-known by the share of its attention that goes there. The shares are made on the device, where the attention weights are.
+Each head gets a score for each of the three (the last is induction): the share of its attention that goes there. The
+shares are computed on the device, where the attention weights are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HeadScores(Drawn):
 
     Attributes:
         names: The sites, one for each row.
-        previous: The share of attention to the token before, by site and head.
+        previous: The share of attention that goes to the previous token, by site and head.
         duplicate: The share that goes to earlier copies of the same token.
         induction: The share that goes to the tokens after earlier copies.
     """
@@ -80,13 +80,14 @@ def attention_heads(
     Args:
         f: Any callable.
         *patterns: Sites of attention weights, `(..., heads, queries, keys)`, such as `blocks/*/attn/weights`; all with
-            as many heads.
+            the same number of heads.
         tokens: A function of the arguments of `f` that returns the tokens, `(batch, length)`. The first argument, if
             None.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
-        A function with the arguments of `f` that returns `HeadScores`. Only queries that have such a key count.
+        A function with the arguments of `f` that returns `HeadScores`. For each score, only queries that have a key of
+        that kind count.
 
     Raises:
         NoSuchSiteError: When called: a pattern matches no site.
@@ -134,7 +135,7 @@ def attention_heads(
 
 
 def _where(tokens: Any) -> list[Any]:
-    """For each kind of head, which keys each query of it looks at: `(batch, queries, keys)`."""
+    """For each kind of head, which keys each query should look at: `(batch, queries, keys)`."""
     n = tokens.shape[1]
     before = jnp.tri(n, k=-1, dtype=bool)
     same = (tokens[:, :, None] == tokens[:, None, :]) & before
@@ -143,7 +144,7 @@ def _where(tokens: Any) -> list[Any]:
 
 
 def _share(weights: Any, where: Any) -> Any:
-    """By head, the mean share of attention to some keys, over the queries that have one."""
+    """For each head, the mean share of attention to some keys, over the queries that have such a key."""
     has = jnp.any(where, -1)
     shares = jnp.sum(jnp.where(where[:, None], weights, 0), -1)
     count = jnp.sum(has)

@@ -1,7 +1,7 @@
-"""The gradient of a number with respect to a value, averaged over the way from a baseline to the value.
+"""The gradient of a number with respect to a value, averaged along the line from a baseline to the value.
 
-The rows of a loop that has a name are values of their own, as they are in a list: each goes its way alone. The program
-that does that is compiled once for all rows.
+The rows of a named loop are separate values, as in a list: each is interpolated alone, by a program that is compiled
+once for all rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def mean_gradients(
         bases: For each, what it is compared with.
         number: The number that is differentiated, as a function of a rule for the values, and of a zero on which all
             values of the program depend.
-        steps: How many points of the way to use.
+        steps: How many points of the line to use.
 
     Returns:
         For each call a gradient like each of its arrays; None for arrays that cannot be differentiated.
@@ -54,7 +54,7 @@ def mean_gradients(
     rows = sorted({row for seen in calls for row in _rows(seen)})
 
     def of_row(row: Any) -> list[list[Any]]:
-        """The gradients of one row: all of a value, if it is in no loop that has a name."""
+        """The gradients of one row: of the whole value, if it is in no named loop."""
         mine = [[p and _cut(p, seen, row) for p in of_call] for seen, of_call in zip(calls, pairs)]
 
         def of_new(new: Sequence[Sequence[Any]], touch: Any) -> Any:
@@ -91,7 +91,7 @@ def _named(seen: Seen) -> list[int]:
 
 
 def _rows(seen: Seen) -> list[Row]:
-    """The rows of a value: only one, without numbers, in no loop that has a name."""
+    """The rows of a value. Outside named loops there is only one, without numbers."""
     if seen.rows is not None:
         return list(seen.rows)
     axes = [tuple(seen.axes[i].rows or ()) for i in _named(seen)]
@@ -99,7 +99,7 @@ def _rows(seen: Seen) -> list[Row]:
 
 
 def _places(seen: Seen, row: Sequence[Any]) -> list[tuple[int, Any]]:
-    """The named axes of a value, last first, each with where a row is along it."""
+    """The named axes of a value, last first, each with the index of a row along it."""
     axes = [(i, np.asarray(seen.axes[i].rows)) for i in _named(seen)]
     return [(i, jnp.argmax(rows == n)) for (i, rows), n in reversed(list(zip(axes, row)))]
 
@@ -114,7 +114,7 @@ def _cut(pair: tuple[Any, Any], seen: Seen, row: Sequence[Any]) -> tuple[Any, An
 
 
 def _put_back(gradients: Any, seen: Seen, rows: Sequence[Row]) -> Any:
-    """The gradients of rows, which are along the first axis, as those of a value with the axes of all loops."""
+    """Turns gradients of rows (along the first axis) into those of a value with the axes of all loops."""
     named = _named(seen)
     mine = [i for i, row in enumerate(rows) if row in set(_rows(seen))]
     lengths = [len(seen.axes[i].rows or ()) for i in named]

@@ -1,8 +1,8 @@
-"""The handler of tools that reduce: small arrays stay whole until the program is over.
+"""The handler of tools that reduce: small arrays stay whole until the program ends.
 
-To reduce an array where it is saves memory and a copy. It also makes the program longer: a compiler takes a fifth of a
-second for the statistics of one site, which for the sites of thirty layers is many times what it takes for the layers.
-So arrays that are small leave the program as they are, and are reduced on the host, where nothing is compiled.
+Reducing an array on the device saves memory and a copy, but makes the program longer: the compiler takes a fifth of a
+second for the statistics of one site, so the sites of thirty layers take many times as long as the layers themselves.
+So small arrays leave the program as they are and are reduced on the host, where nothing is compiled.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class KeepingSmall(Collect):
         super().__init__(patterns, reduce=large, **kwargs)
         self.large, self.small = large, small
         self.iterations: int | None = 1
-        # Shared with all children: the room that is left for larger arrays, and which sites have some of it.
+        # Shared with all children: the room that is left for larger arrays, and the sites that use some of it.
         self._room = [ROOM]
         self._roomy: dict[Site, bool] = {}
         self.key = ("keeping small", self.key)
 
     def entering(self, length: int | None = None) -> Self:
-        """The handler of which a child is about to run; in a loop, it knows how long the loops around are."""
+        """The handler whose child is about to run; in a loop, it knows how long the surrounding loops are."""
         new = super().entering(length)
         if length is not None and self.iterations is not None:
             new.iterations = self.iterations * length
@@ -50,7 +50,7 @@ class KeepingSmall(Collect):
         return new
 
     def record(self, arrays: list[Any], site: Site, path: str, view: View, extras: dict[Extra, Any]) -> None:
-        """Remembers the arrays, or what becomes of them."""
+        """Records the arrays, or the results of `large`."""
         self.reduce = self.small if self.keeps(arrays, site) else self.large
         super().record(arrays, site, path, view, extras)
 

@@ -1,6 +1,6 @@
-"""What would the model say if it stopped here? The logit lens reads every layer with the model's own output layer.
+"""The logit lens: what would the model say if it stopped here? Applies the output layer to the values of every layer.
 
-The readout runs at the site, on the device, and only the best few tokens are kept: no logits of all layers at once.
+The readout runs at the site, on the device, and only the best few tokens are kept, never the logits of all layers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _BEST = "the best token at every position, and how sure"
 
 
 def _with_names(heat: Heat, names: Any) -> Heat:
-    """The same with the best tokens as `names` shows them."""
+    """The same, with the best tokens as strings."""
     if names is None:
         return heat
     show = shown_by(names)
@@ -71,12 +71,12 @@ class Lens(ByPath[Reading], Drawn):
         """A rich table of the best token at every position.
 
         Args:
-            names: What shows a token: a function, a list of strings, or a tokenizer (with `decode`).
+            names: Turns tokens into strings: a function, a list of strings, or a tokenizer (with `decode`).
             tokens: The tokens at the positions, for the heading: strings, or token ids that `names` converts.
             example: Which of the examples, if there are axes besides the position.
 
         Raises:
-            TypeError: `names` shows no tokens.
+            TypeError: `names` cannot turn tokens into strings.
         """
         from rich.table import Table
         from rich.text import Text
@@ -106,7 +106,7 @@ class Lens(ByPath[Reading], Drawn):
         return _with_names(super().heat(tokens, names), names)
 
     def rows(self, example: int = 0) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-        """Of every site, and of every iteration of loops around it, the best token at each position, and how sure.
+        """The best token at each position and its probability, for every site and every iteration of its loops.
 
         Args:
             example: Which of the examples, if there are axes besides loops and the position.
@@ -172,7 +172,7 @@ def logit_lens(
             )
         logs = jax.nn.log_softmax(logits.astype(jnp.float32))
         best, tokens = jax.lax.top_k(logs, k)
-        # 0 * -inf is no number: tokens that are ruled out count nothing.
+        # 0 * -inf is NaN: tokens that are ruled out count as zero.
         entropy = -jnp.sum(jnp.where(jnp.isneginf(logs), 0, jnp.exp(logs) * logs), -1)
         return [tokens, jnp.exp(best), entropy]
 

@@ -1,4 +1,4 @@
-"""Which sites of two programs are the same place, where their names are not the same."""
+"""Pairs the sites of two programs that have different names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Runs = Mapping[tuple[str, int, bool], Seen]
 
 
 def matching_names(ours: _Runs, theirs: _Runs, given: Mapping[str, str]) -> dict[str, str]:
-    """Paths of the second program by those of the first.
+    """For paths of the first program, the corresponding paths of the second.
 
     Args:
         ours: What was seen in the first program, by path, call and whether it is a gradient.

@@ -1,8 +1,8 @@
 """Statistics of a training run, taken inside the step.
 
-Every `n`-th step runs with the statistics in it, compiled as one program with the step; the others run as they are.
-Numbers set out for the host at once and are read when they are written or asked for, when the device is long done with
-them: a monitored loop does not wait.
+Every `n`-th step is compiled together with its statistics; the others run as they are. The numbers are sent to the host
+at once, and read when they are written or requested. By then the device has finished them, so a monitored loop does not
+wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SCALARS = tuple(name for name in NAMES if name != "histogram")
 
 
 class Monitored:
-    """A training step that is watched; call it as the step itself. A context manager: it flushes at the end.
+    """A monitored training step; call it like the step itself. As a context manager, it flushes at the end.
 
     Attributes:
         step: How many steps have run.
@@ -72,7 +72,7 @@ class Monitored:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a step, and returns what it returns."""
+        """Runs a step and returns its result."""
         step = self.step
         self.step += 1
         if step % self._every:
@@ -87,7 +87,7 @@ class Monitored:
         return result
 
     def _watched(self, *args: Any, **kwargs: Any) -> tuple[Any, Fetching]:
-        """Runs a step; its statistics set out for the host."""
+        """Runs a step and starts to send its statistics to the host."""
         if self._stacked is not None:
             result, packed = self._stacked(*args, **kwargs)
             check_numbers(packed, "monitor")
@@ -102,7 +102,7 @@ class Monitored:
         return self.flush()
 
     def flush(self) -> dict[str, float]:
-        """Reads and writes what was not yet; returns the newest numbers."""
+        """Reads and writes all outstanding numbers; returns the newest."""
         if self._pending is not None:
             step, sent = self._pending
             self._pending = None
@@ -129,17 +129,17 @@ class Monitored:
         return found
 
     def _check_gradients(self, records: Records) -> None:
-        """At the first step that looks: what is asked of gradients must be there."""
+        """At the first monitored step: raises an error if a requested gradient is missing."""
         for pattern, names in self._wanted.items():
             asked = [name for name in names if name.startswith(_GRADIENT)]
             if asked and not any(record.grads for record in records.values() if chooses(pattern, record)):
                 raise CaptureError(
-                    f"monitor was asked for {', '.join(asked)} of {pattern!r}, but no gradient reached its sites: the "
+                    f"monitor needs gradients for {', '.join(asked)} of {pattern!r}, but none reached its sites: the "
                     "step must differentiate through them, as `jax.grad` inside it does"
                 )
 
     def _names_at(self, path: str, records: Records) -> tuple[list[str], list[str]]:
-        """The statistics that are wanted of the value and of the gradient at a path."""
+        """The requested statistics of the value and of the gradient at a path."""
         if path not in self._chosen:
             names = [n for p, names in self._wanted.items() if chooses(p, records[path]) for n in names]
             unique = list(dict.fromkeys(names))
@@ -205,7 +205,7 @@ def monitor(
         ValueError: There is no such statistic, or `every` is less than 1.
         NoSuchSiteError: When called: a pattern matches no site.
         CaptureError: When called inside a transform, where there are no numbers yet; or, when called, a statistic of a
-            gradient is asked for and there is no gradient.
+            gradient is requested and there is no gradient.
 
     Example:
         >>> import jax, jax.numpy as jnp, sonde

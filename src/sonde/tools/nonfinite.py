@@ -1,7 +1,7 @@
-"""Which site made the first NaN or Inf? `first_nonfinite` runs a program once and says.
+"""`first_nonfinite` runs a program once and finds the site that made the first NaN or Inf.
 
 It costs a few reductions per site, on the device, inside loops; no array leaves the device. First means first in
-program order: forward before backward, and in a loop by iteration before by place in the body.
+program order: forward before backward; in a loop, one iteration after the other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NonFinite:
         nans: How many elements are NaN.
         infs: How many elements are infinite.
         size: How many elements there are.
-        before: The ranges of the values met before it, the last few in program order, itself (its finite part) last.
+        before: The ranges of the last few values before it, in program order; the last is its own finite part.
         example: Under `vmap`, the first example in which it is, by its index along each mapped axis, outermost first.
     """
 
@@ -77,8 +77,8 @@ def first_nonfinite(f: Callable, *, context: int = 5, inside: Any = None) -> Cal
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
-        A function with the arguments of `f`. The result of `f` is dropped, and what it was given is not donated. Only
-        sites are looked at: a program without any has nothing that is not finite.
+        A function with the arguments of `f`. The result of `f` is dropped, and no argument is donated. Only sites are
+        checked: in a program without sites nothing is found.
 
     Raises:
         ValueError: `context` is negative.
@@ -117,7 +117,7 @@ def first_nonfinite(f: Callable, *, context: int = 5, inside: Any = None) -> Cal
 
 
 def first_of(events: Sequence[Event], context: int) -> NonFinite | None:
-    """The first of these events, in program order, that is not finite; `context` of those before it."""
+    """The first of these events, in program order, that is not finite, with the `context` events before it."""
     position = next((i for i, e in enumerate(events) if e.nans or e.infs), None)
     if position is None:
         return None

@@ -1,14 +1,13 @@
 """Activation patching: which values, at which positions, carry what a metric measures?
 
-Every point of the sweep is a run on the corrupt input in which one position of one site has its value of the run on
-the clean input. Points are mapped over by their number, with which a site compares its own and selects, and all are in
-one compiled call. `points.py` says what the points of a site are, `sweep.py` what comes out.
+Every point of the sweep is a run on the corrupt input in which one position of one site has its value from the clean
+run. `vmap` runs over the numbers of the points; a site compares the number with its own and selects the clean value.
+All of it is one compiled call. `points.py` says what the points of a site are, `sweep.py` what comes out.
 
-Sites that follow one another make a group, and groups are mapped over one by one: what comes before the first site of
-a group is the same for all its points, and `vmap` computes it once. With as many groups as sites that saves half the
-work. The price is a longer program: there are as many groups as make the first answer come soonest, by an estimate of
-how long it takes to compile the program and to run it (`effort`). A CPU wants few points at a time, which fit into its
-cache.
+Sites that follow one another form a group, and each group has a `vmap`: what comes before the first site of a group is
+the same for all its points and is computed once. With as many groups as sites that saves half the work, but the program
+gets longer. The number of groups is chosen so that the first answer comes soonest, by an estimate of the time to
+compile and to run the program (`effort`). A CPU is fastest with few points at a time, which fit into its cache.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _MOST_GROUPS = 12
 
 
 class _Device(NamedTuple):
-    """How many points are run at a time at most, and how many operations a second there are, about."""
+    """The largest number of points to run at a time, and roughly how many operations the device does per second."""
 
     most: int | None
     speed: float
@@ -73,13 +72,12 @@ def patch_sweep(
         corrupt: The arguments of the corrupt run, with the same shapes.
         sites: Which sites: a pattern or several, as in `sonde.capture`.
         metric: A function of the result of `f` that returns a number.
-        axis: The axis of the values along which positions are, or several: `(-3, -2)` patches every head at every
-            position. A negative one counts from the end, another one without the axes that `vmap` puts in front. None
-            patches whole values. In loops, every iteration is a point.
-        directions: Vectors of the last axis of the values, one or several. The clean value is then put in place along
-            one of them only, and the scores have one more axis, for the directions.
-        chunk: How many points are run at a time, for less memory. If None, some on a CPU, elsewhere as many as there
-            are.
+        axis: The axis of the positions, or several axes: `(-3, -2)` patches every head at every position. A negative
+            number counts from the end; others do not count the axes that `vmap` puts in front. None patches whole
+            values. In loops, every iteration is a point.
+        directions: One or several vectors along the last axis of the values. Only the part of the clean value along one
+            of them is then put in place, and the scores have one more axis, for the directions.
+        chunk: How many points to run at a time; fewer need less memory. If None, a few on a CPU, elsewhere all.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
@@ -137,7 +135,7 @@ def _checked_directions(directions: Any) -> Any:
     found = np.atleast_2d(np.asarray(directions, np.float32))
     sizes = np.linalg.norm(found, axis=-1, keepdims=True)
     if found.ndim != 2 or not (np.isfinite(sizes) & (sizes > 0)).all():
-        raise ValueError(f"patch_sweep: directions= are vectors that are not zero, got shape {np.shape(directions)}")
+        raise ValueError(f"patch_sweep: directions= must be nonzero vectors, got shape {np.shape(directions)}")
     return found / sizes
 
 
@@ -165,7 +163,7 @@ def _sweep(
                 target, start = places.get((place.path, place.call), (None, 0))
                 return values if target is None else target.patched(values, place, point - start)
 
-            # A copy for every run: what a run changes in a model must not be there in the next.
+            # A copy for every run: changes that one run makes to a model must not reach the next.
             f, _, corrupt, _ = rest.whole(arrays)
             return measured(placed(f, rule, inside)(*corrupt))
 
@@ -174,13 +172,13 @@ def _sweep(
         scores = []
         groups = _groups(targets, math.sqrt(running / needed.compiling))
         for group in groups:
-            # One run more, the very last, in which nothing is put in place: the corrupt run has no program of its own.
+            # In one more run, the last, nothing is put in place: the corrupt run needs no separate program.
             total = sum(target.points for target in group) + (group is groups[-1])
             scores.append(_mapped(functools.partial(run, group), total, device.most))
         *parts, unchanged = jnp.split(jnp.concatenate(scores), np.cumsum([target.points for target in targets]))
-        # The rows of a loop that has a name come one after the other, as those of a Python loop do.
+        # The rows of a named loop come one after the other, like those of a Python loop.
         found, began = {}, {}
-        whole = not axes and directions is None  # one point, which has an axis of its own as several have
+        whole = not axes and directions is None  # one point, with an axis as for several
         for number, (target, part) in enumerate(zip(targets, parts)):
             first = began.setdefault(target.seen.path.split("*/")[0], number)
             for name, (row, scores) in target.scores(part).items():
@@ -196,10 +194,10 @@ def _corrupt_run(rest: Rest, arrays: list[Any]) -> Any:
 
 
 def _groups(targets: Sequence[Target], wanted: float) -> list[list[Target]]:
-    """The targets in groups of about the same number of points, in order; about as many groups as wanted.
+    """The targets in order, in about `wanted` groups of about the same number of points.
 
-    With n groups, running takes 1/2 + 1/(2n) of the time of one, and compiling n times as long. For two answers, the
-    sum is smallest with the root of one over the other.
+    With n groups, running takes 1/2 + 1/(2n) of the time of one group, and compiling takes n times as long. Over two
+    runs, the sum is smallest if n is the root of the running time over the compiling time.
     """
     share = sum(target.points for target in targets) / min(max(round(wanted), 1), _MOST_GROUPS)
     groups: list[list[Target]] = [[]]
@@ -214,7 +212,7 @@ def _groups(targets: Sequence[Target], wanted: float) -> list[list[Target]]:
 
 
 def _mapped(run: Callable[[Any], Any], total: int, most: int | None) -> Any:
-    """`run` of every number below `total`, at most so many at a time."""
+    """`run` for every number below `total`, at most `most` at a time."""
     n = 1 if most is None else -(-total // most)
     if n == 1:
         return jax.vmap(run)(jnp.arange(total))

@@ -1,8 +1,8 @@
-"""Path patching: what does a receiver make of what a sender writes, with everything between them held still?
+"""Path patching: the effect of a sender on a receiver, with everything between them held constant.
 
-Two runs for every pair. In the first, on the corrupt input, the sender has its clean value and all other components the
-values of the corrupt run, so that the change reaches the receiver directly or not at all. The second is the corrupt run
-with the receiver's input of the first.
+Two runs for every pair. In the first, on the corrupt input, the sender has its clean value and all other components
+have the values of the corrupt run, so that the change reaches the receiver directly or not at all. The second is the
+corrupt run with the receiver's input from the first.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Paths(Drawn):
     """What `patch_paths` found.
 
     Attributes:
-        scores: By sender and receiver, the metric with this path clean: a number, or an array with an axis for each of
-            the axes of the sender.
+        scores: By sender and receiver, the metric with this path clean: a number, or an array with one axis for each of
+            `axis`.
         clean: The metric of the run on the clean input.
         corrupt: The metric of the run on the corrupt input.
     """
@@ -44,7 +44,7 @@ class Paths(Drawn):
 
     @property
     def restored(self) -> dict[tuple[str, str], np.ndarray]:
-        """The scores, as parts of what was lost: 0 is as bad as the corrupt run, 1 as good as the clean one."""
+        """The scores on a scale from 0, the corrupt run, to 1, the clean run."""
         lost = (float(self.clean) - float(self.corrupt)) or float("nan")
         return {pair: (np.asarray(s, np.float64) - float(self.corrupt)) / lost for pair, s in self.scores.items()}
 
@@ -53,7 +53,7 @@ class Paths(Drawn):
         return by_last_axis(found, restored_title(self.clean, self.corrupt), "index of the sender")
 
     def best(self, n: int = 5) -> list[tuple[str, str, tuple[int, ...], float]]:
-        """Where most is restored: sender, receiver, index and restored part of the `n` best paths."""
+        """The `n` paths that restore most: sender, receiver, index and restored part."""
         points = [(*pair, index, float(x)) for pair, r in self.restored.items() for index, x in np.ndenumerate(r)]
         return sorted(points, key=lambda point: -point[3])[:n]
 
@@ -98,10 +98,10 @@ def patch_paths(
         senders: Sites where components write.
         receivers: Sites where components read.
         metric: A function of the result of `f` that returns a number.
-        frozen: The outputs of all components, which are held at their corrupt values on the way from sender to
-            receiver, but for the sender's. The senders, if None; with `()` nothing is held. Name the sites of the
-            senders, not sites between them and the stream: a sender's change does not get past a site that is held.
-        axis: Axes of a sender of which every index is a sender of its own, such as heads; whole values, if None.
+        frozen: The outputs of all components. Between sender and receiver they are held at their corrupt values, except
+            the sender's. The senders, if None; with `()` nothing is held. Name the sites of the senders, not sites
+            between them and the stream: a sender's change does not get past a site that is held.
+        axis: Axes of a sender along which every index is a separate sender, such as heads; whole values, if None.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
@@ -178,7 +178,7 @@ class _Run:
         return found, self._number(result), self._number(before)
 
     def _read(self, point: Any, senders: list[Target], held: list[Target], rest: Rest, arrays: Any) -> list[Seen]:
-        """What the receivers are given when one sender is clean and everything else is held still."""
+        """The inputs of the receivers when one sender is clean and everything else is held constant."""
         places = _by_place(senders)
         still = {(t.seen.path, t.seen.call): t for t in held}
 

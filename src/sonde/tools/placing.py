@@ -1,7 +1,7 @@
-"""Edits that know where they are: the handler of the tools that put other values at sites.
+"""The handler of the tools that put other values at sites: edits that know their call and iteration.
 
-`sonde.edit` replaces the value at a site by one rule. Here the rule is also told which call and which iteration it is,
-so that the values of one run can be put into another one by one.
+`sonde.edit` replaces the value at a site by one rule. Here the rule also gets the call and the iteration, so that
+single values of one run can be put into another.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Occurrence(NamedTuple):
     view: View
 
     def slice_of(self, array: Any, index: int) -> Any:
-        """What belongs here of an array of a record.
+        """The part of a recorded array that belongs to this occurrence.
 
         Args:
             array: Loops and mapped axes in front.
@@ -55,7 +55,7 @@ class Occurrence(NamedTuple):
         return array
 
     def within(self, seen: Seen) -> tuple[Any, Occurrence]:
-        """Where this iteration is in a record that may have some rows of named loops only.
+        """Where this iteration is in a record, which may have only some rows of named loops.
 
         Args:
             seen: A value of the record, with the axes of all loops.
@@ -69,7 +69,7 @@ class Occurrence(NamedTuple):
             if i >= len(steps) or axis.rows is None:
                 continue
             named.append((i, axis.rows))
-            if seen.rows is not None:  # not all; the axis does not say how many there are
+            if seen.rows is not None:  # only some rows; the axis does not say how many there are
                 rows = np.asarray(axis.rows)
                 here = here & jnp.any(steps[i] == rows)
                 steps[i] = jnp.argmax(steps[i] == rows)
@@ -114,5 +114,5 @@ def placed(f: Callable, rule: Rule, inside: Any = None) -> Callable:
 
 
 def values_to_place(f: Callable, *patterns: Pattern, inside: Any = None) -> Callable:
-    """`sonde.capture(f, *patterns)`, of the values that a rule will meet: there, Python numbers are arrays too."""
+    """`sonde.capture(f, *patterns)` with the values that a rule will get: Python numbers become arrays."""
     return capture(placed(f, lambda arrays, _: arrays, inside), *patterns, inside=inside)

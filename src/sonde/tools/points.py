@@ -1,4 +1,4 @@
-"""The points of a patch sweep at one site: which part of which iteration is put in place, and how."""
+"""The points of a patch sweep at one site: the part of an iteration that is replaced, and how."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def checked_axes(axis: Any) -> Axes:
     """
     axes = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     if isinstance(axis, (bool, str)) or not all(isinstance(a, int) and not isinstance(a, bool) for a in axes):
-        raise TypeError(f"axis= is a number, several, or None, got {axis!r}")
+        raise TypeError(f"axis= must be a number, a tuple of numbers or None, got {axis!r}")
     return axes
 
 
@@ -35,11 +35,11 @@ class Target:
     """The points of a site.
 
     Attributes:
-        seen: Its clean value, of all rows of a loop that has a name.
+        seen: Its clean value, with all rows of a named loop.
         loops: The lengths of the loops around it.
         lengths: How many points there are along each of the axes.
         axes: Along which axes.
-        directions: Directions of the last axis, each a point of its own; None patches all of it.
+        directions: Directions along the last axis, each a separate point; None patches all of it.
     """
 
     seen: Seen
@@ -54,7 +54,7 @@ class Target:
 
         Raises:
             CaptureError: It is in a `while_loop`.
-            ValueError: It has no such axes, or is no vector of the directions' length.
+            ValueError: It has no such axes, or its last axis does not have the length of the directions.
         """
         where = f"{seen.path!r} ({seen.site.source})"
         if seen.count is not None:
@@ -78,7 +78,7 @@ class Target:
             if directions is not None and (not own or own[-1] != directions.shape[1] or -1 in axes):
                 raise ValueError(
                     f"patch_sweep: {where} has the shape {list(own)}, and directions= are {directions.shape[1]} long: "
-                    "they are of the last axis, which cannot be an axis of points then"
+                    "they are vectors along the last axis, which then cannot be in axis="
                 )
             found.add(tuple(own[a] for a in axes))
         if len(found) != 1:
@@ -98,7 +98,7 @@ class Target:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def scores(self, scores: Any) -> dict[str, tuple[tuple[int, ...], Any]]:
-        """The scores of all points by name, with the row; those of a loop that has a name have names of their own."""
+        """The scores of all points by name, with the row; each row of a named loop has its own name."""
         shaped = scores.reshape(self.shape)
         named = [(i, axis.rows) for i, axis in enumerate(self.seen.axes) if axis.rows is not None]
         call = f"[{self.seen.call}]" if self.seen.call else ""
@@ -114,7 +114,7 @@ class Target:
         return found
 
     def patched(self, values: list[Any], place: Occurrence, point: Any) -> list[Any]:
-        """The values, with the clean one where the point says; nothing is changed if it is a point of another site."""
+        """The values, with the clean value at the point; unchanged if the point belongs to another site."""
         here, place = place.within(self.seen)
         first: Any = 0
         for length, step in zip(self.loops, place.iteration):
@@ -122,7 +122,7 @@ class Target:
         inner = int(np.prod(self.shape[len(self.loops) :], dtype=np.int64))
         at = point - first * inner
         here = here & (at >= 0) & (at < inner)
-        if self.seen.taken is not None:  # what the clean run has not computed cannot be put anywhere
+        if self.seen.taken is not None:  # the clean run did not compute it
             taken = self.seen.taken
             for step in place.iteration[: jnp.ndim(taken)]:
                 taken = jax.lax.dynamic_index_in_dim(taken, step, keepdims=False)

@@ -1,8 +1,8 @@
-"""`probe`: what can be read off the values at each site by a linear classifier.
+"""`probe` fits a linear classifier to the values at each site.
 
 All sites are fitted in one compiled call. What is minimised is scikit-learn's objective, `0.5 |w|² + C Σ loss`, without
-a penalty on the bias. L-BFGS runs in coordinates in which the curvature is nearly the same in all directions; finding
-them from a part of the rows costs little and saves most of the iterations.
+a penalty on the bias. L-BFGS runs in coordinates in which the curvature is nearly the same in all directions. Computing
+these from some of the rows costs little and saves most of the iterations.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Probe:
     Attributes:
         paths: The paths.
         classes: The labels.
-        accuracy: For each path, the part of the rows kept apart that is classified right.
-        train_accuracy: For each path, the same of the rows that were fitted.
+        accuracy: For each path, the share of the held-out rows that is classified correctly.
+        train_accuracy: For each path, the same for the rows used in the fit.
         weights: For each path, a matrix from units to classes.
         bias: For each path, a number per class.
-        baseline: The accuracy of always saying the most frequent label.
+        baseline: The accuracy of always predicting the most frequent label.
         steps: For each path, how many steps the fit took.
     """
 
@@ -51,7 +51,7 @@ class Probe:
         return self.classes[scores.argmax(-1)]
 
     def plot(self) -> Any:
-        """The accuracy by site, as a figure of matplotlib."""
+        """The accuracy by site, as a matplotlib figure."""
         plt = _extras.load("matplotlib.pyplot", extra="plots", purpose="A figure")
         figure, axes = plt.subplots(figsize=(7, 0.6 + 0.25 * len(self.paths)), layout="constrained")
         axes.barh(self.paths, [self.accuracy[p] for p in self.paths])
@@ -106,11 +106,11 @@ def probe(
         values: Rows of values by path: an open store, or a dict of arrays. Axes after the first are flattened.
         labels: A label for each row, of any type that can be compared.
         *patterns: Which paths; all by default.
-        C: How little large weights are penalised, as in scikit-learn.
-        test: Which part of the rows to keep apart, for the accuracy.
-        seed: For the choice of these rows.
+        C: The inverse of the penalty on large weights, as in scikit-learn.
+        test: The share of the rows to hold out for the accuracy.
+        seed: Chooses the held-out rows.
         max_steps: How many steps a fit takes at most.
-        tolerance: A fit ends when no component of the gradient of the mean loss is larger.
+        tolerance: A fit ends when no component of the gradient of the mean loss is larger than this.
 
     Example:
         >>> import numpy as np
@@ -129,9 +129,11 @@ def probe(
     labels = np.asarray(labels)
     classes, numbers = np.unique(labels, return_inverse=True)
     if labels.ndim != 1 or len(classes) < 2:
-        raise ValueError(f"probe takes one label per row, of at least two kinds; got {len(classes)} in {labels.shape}")
+        raise ValueError(
+            f"probe needs one label per row and at least two different labels; got {len(classes)} in {labels.shape}"
+        )
     if not 0 < test < 1:
-        raise ValueError(f"probe(test=...) is a part of the rows, between 0 and 1, got {test}")
+        raise ValueError(f"probe(test=...) is a share of the rows, between 0 and 1, got {test}")
     arrays = {}
     for path in paths:
         if len(values[path]) != len(labels):
@@ -187,7 +189,7 @@ def _solve(x: Any, y: Any, C: Any, tolerance: Any, n_classes: int, max_steps: in
     scale = 0.25 if n_classes == 2 else 0.5
     curvature = scale * (part.T @ part) / part.shape[0] + (penalty + 1e-6) * jnp.eye(width)
     root = jnp.linalg.cholesky(curvature + 1e-4 * jnp.trace(curvature) / width * jnp.eye(width))
-    columns = 1 if n_classes == 2 else n_classes  # of two classes, one has all weights: the other is its opposite
+    columns = 1 if n_classes == 2 else n_classes  # with two classes, one has all the weights: the other is its opposite
 
     def weights_of(u: Any) -> Any:
         w = jax.scipy.linalg.solve_triangular(root.T, u["w"], lower=False)

@@ -1,4 +1,4 @@
-"""The calls of sites in the order in which a program met them, for tools that go by it."""
+"""The calls of sites in program order, for tools that sort by it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Numbered(NamedTuple):
 
 
 def numbered_calls(items: Sequence[Item]) -> list[Numbered]:
-    """The calls whose values are among some items, in program order, as records number them."""
-    # Which branches go together is known to `merge_choices`. All it needs to be told of a value is that there is one;
-    # what it has joined, it says by the tokens, and here these are positions.
+    """The calls whose values are among some items, in program order, numbered as in records."""
+    # `merge_choices` knows which branches belong together. It needs to know only that there is a value, and reports
+    # what it merged by tokens, which are positions here.
     there = np.ones((), bool)
     values = [
         dataclasses.replace(
@@ -50,9 +50,9 @@ def numbered_calls(items: Sequence[Item]) -> list[Numbered]:
 
 
 class ProgramOrder:
-    """The order in which a program met its sites: in a loop by iteration before by place in the body.
+    """The order in which the sites of a program ran; in a loop, one iteration after the other.
 
-    The handler must have told loops apart (`Handler.tells_loops_apart`).
+    Needs a handler that distinguishes loops (`Handler.tells_loops_apart`).
     """
 
     def __init__(self, items: Iterable[Item]) -> None:

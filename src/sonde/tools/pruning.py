@@ -1,12 +1,12 @@
-"""What is a part of the edges between components worth? The program is run with the others cut.
+"""Runs a program with only some of the edges between components; the others are cut.
 
 At every receiver, what a sender writes along a cut edge is replaced by what it wrote in the other run:
 
     input := input - (sender now - sender in the other run), for every cut edge
 
-"Now" is in the same run, in which earlier receivers have other inputs already. Senders may be in another iteration of a
-scan, or in another jitted function, so the values are found by running until they stay as they are: every run is right
-one component further than the one before, and there are no more runs than senders.
+"Now" means in the same run, in which earlier receivers already have changed inputs. Senders may be in another iteration
+of a scan, or in another jitted function, so the program is run until the values stop changing: every run is right for
+one more component than the run before, and there are at most as many runs as senders.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Pair = tuple[str, str]  # sender, receiver
 
 
 class Pruned:
-    """A program of which edges can be cut.
+    """A program whose edges can be cut.
 
     Args:
         pairs: All edges.
         sending: The senders.
         receiving: The receivers.
-        metric: A function of the program's result; None if that is the number.
+        metric: A function of the program's result; None if the result is the number.
         inside: As in `sonde.capture`.
         given: The program, its arguments and keyword arguments, and the arguments of the other run.
     """
@@ -74,7 +74,7 @@ class Pruned:
         targets = [Target.of(seen, ()) for seen in each_seen(records, stacked=True)]
 
         def with_cut(now: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-            """The metric and the senders' values, where what is cut is that of these values."""
+            """The metric and the senders' values, if cut edges remove the given values."""
             less = {name: now[name] - before[name] for name in self._senders}
             taken = {(t.seen.path, t.seen.call): (t, self._taken_off(t, less, cut)) for t in targets}
 
@@ -102,7 +102,7 @@ class Pruned:
         return jax.lax.while_loop(lambda s: ~s[3] & (s[2] <= len(self._senders)), step, state)[1]
 
     def _taken_off(self, target: Target, less: Mapping[str, Any], cut: Any) -> Any:
-        """What the cut edges take off the input of a receiver, in all rows of a loop."""
+        """What the cut edges subtract from the input of a receiver, in all rows of a loop."""
         whole = next(x for x in jax.tree.leaves(target.seen.value) if hasattr(x, "dtype"))
         own = whole.shape[len(target.loops) :]
         alike = [i for i, name in enumerate(self._senders) if less[name].shape == own]
@@ -117,7 +117,7 @@ class Pruned:
 
 
 def fewest(most: int, enough: Callable[[int], bool]) -> int:
-    """The smallest number that is enough, where more is never worse and `most` is taken to be enough."""
+    """The smallest number that is enough. Assumes that more is never worse and that `most` is enough."""
     low, high = 0, most
     while low < high:
         middle = (low + high) // 2

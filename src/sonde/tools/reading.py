@@ -1,4 +1,4 @@
-"""Reading records one value at a time: what the tools that look at numbers share."""
+"""Reads records one value at a time, for the tools that look at numbers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Seen:
         value: The value, or what a `reduce` function made of it.
         axes: The axes in front: loops, outermost first, then mapped ones.
         types: Shape and dtype of the site's arrays, without the axes of loops.
-        taken: Whether the branch with the site was taken; None where there was no other way.
+        taken: Whether the branch with the site was taken; None if the site is in no branch.
         count: How many times the `while_loop` around the site ran; None where there is none.
         site: The site.
-        row: Where the value is in `Records.stacked`, if it is a row of a loop that has a name.
-        rows: Of a value with the axes of loops that have a name, the rows that were recorded; None if all were.
+        row: Where the value is in `Records.stacked`, if it is a row of a named loop.
+        rows: For a value with the axes of named loops, the rows that were recorded; None if all were.
     """
 
     path: str
@@ -69,9 +69,9 @@ class Seen:
         )
 
     def numbers(self) -> Iterator[tuple[str, Any, Any]]:
-        """Of every array that has numbers its name, type, and what a `reduce` function that lists them made of it.
+        """For every array that has numbers: its name, its type, and the result of `reduce` for it.
 
-        There are none in random keys, and no gradient of integers.
+        Random keys have no numbers, and integers no gradient.
         """
         for part, kind, made in zip(self.parts, self.types, self.value):
             if made and (not self.gradient or jnp.issubdtype(kind.dtype, jnp.inexact)):
@@ -84,8 +84,8 @@ class Seen:
             loops: The lengths of the loops in front of the arrays of the value.
 
         Yields:
-            The index into those arrays, the number of the iteration of each loop (of a `while_loop` the last), and
-            which of the examples took the branch with the site, None if there was no other way.
+            The index into those arrays, the number of the iteration of each loop (the last, for a `while_loop`), and
+                which of the examples took the branch with the site, None if it is in no branch.
         """
         taken = None if self.taken is None else np.asarray(self.taken)
         count = None if self.count is None else np.asarray(self.count)
@@ -105,7 +105,7 @@ def each_seen(records: Records, *, stacked: bool = False) -> Iterator[Seen]:
 
     Args:
         records: The records.
-        stacked: Whether loops that have a name stay one value, with a `*` in the path.
+        stacked: Whether named loops stay one value, with a `*` in the path.
     """
     for path, record in (records.stacked if stacked else records).items():
         rows = [None] * len(list(record.calls())) if stacked or path in records.stacked else records.rows(path)
@@ -124,7 +124,7 @@ def each_seen(records: Records, *, stacked: bool = False) -> Iterator[Seen]:
 
 
 def with_values(records: Records, values: Mapping[str, Sequence[Any]]) -> Records:
-    """Records with other values, of the same shapes, and nothing else in them.
+    """Records with other values of the same shapes; without gradients, flags and counts.
 
     Args:
         records: The records.

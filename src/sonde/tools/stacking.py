@@ -1,8 +1,8 @@
 """Statistics of many small arrays in a few operations, at the end of a step.
 
-An accelerator takes as long to begin an operation as to reduce a small array, and statistics are several operations for
-every site. So small arrays of the same shape are stacked and reduced together, and all numbers leave the program end to
-end, as one array for each dtype.
+An accelerator takes as long to start an operation as to reduce a small array, and statistics are several operations for
+every site. So small arrays of the same shape are stacked and reduced together, and all numbers leave the program
+concatenated, as one array for each dtype.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _WHOLE = "whole"
 
 
 def worth_stacking() -> bool:
-    """Whether operations are dear here: on one accelerator. Stacked arrays of several devices might have to move."""
+    """Whether stacking pays: on one accelerator. With several devices, arrays might have to move to be stacked."""
     return jax.default_backend() != "cpu" and jax.device_count() == 1
 
 
 def stacked_capture(
     f: Any, patterns: tuple[Pattern, ...], names: Collection[str], *, grads: bool, inside: Any
 ) -> Callable | None:
-    """A jitted function, with the moments of its sites on their way to the host beside its result; None for others."""
+    """A jitted function that also sends the moments of its sites to the host; None if `f` is not jitted."""
     jitted = _jax.jit_options(f)
     if jitted is None:
         return None

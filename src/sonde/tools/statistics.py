@@ -1,9 +1,9 @@
 """Numbers that describe an array, computed where the array is.
 
 `moments` runs on the device, at a site; `moments_of_whole` on the host, for small arrays, where nothing is compiled.
-`described` puts the moments of several examples (what `vmap` makes of one site) together on the host. Mean, deviation,
-range and norm are of the finite elements, so that one NaN does not hide everything else; how many are not finite is a
-number of its own. Complex numbers count by their magnitude.
+`described` combines the moments of several examples (the axis that `vmap` adds to a site) on the host. Mean, deviation,
+range and norm are computed over the finite elements, so that one NaN does not hide everything else; elements that are
+not finite are counted separately. Complex numbers count by their magnitude.
 
 The bins of the histogram are fixed: powers of two from 2^-20 to 2^20 on both sides of zero. Counts of different
 examples, iterations and steps can therefore be added.
@@ -50,7 +50,7 @@ NAMES: tuple[str, ...] = tuple(_NEEDED)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Statistics:
-    """What is known about the elements of an array; None for what was not asked for.
+    """Statistics of the elements of an array; None for those that were not requested.
 
     Attributes:
         size: How many elements there are.
@@ -80,12 +80,12 @@ class Statistics:
 
 
 def moments(array: Any, names: Collection[str] = NAMES, *, often: bool = False) -> dict[str, Any]:
-    """What `described` needs for these statistics of an array; for use as or in a `reduce` function.
+    """The numbers from which `described` computes statistics of an array; used as, or in, a `reduce` function.
 
     Args:
         array: Any array. The result is empty for one without numbers (random keys).
         names: Which statistics.
-        often: Whether this runs often enough to be worth a longer program, which has a short way for usual arrays.
+        often: Whether this runs often enough to be worth a longer program, with a faster branch for ordinary arrays.
     """
     array = jnp.asarray(array)
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
@@ -97,8 +97,8 @@ def moments(array: Any, names: Collection[str] = NAMES, *, often: bool = False) 
     if not often:
         return _carefully(x, names)
     # The sum of squares is in this range only if every element is finite and no square has left the range of the dtype.
-    # On an accelerator reading the array is cheap, and a choice is not.
-    x = jax.lax.optimization_barrier(x)  # or what computes it is computed again in every sum
+    # On an accelerator reading the array is cheap, and a branch is not.
+    x = jax.lax.optimization_barrier(x)  # otherwise every sum would compute the array again
     squares = jnp.sum(x**2)
     usual = (squares > 2.0**-80) & (squares < 2.0**100)
     quickly = functools.partial(jax.lax.cond, usual, lambda x: _made(x, names), lambda x: _carefully(x, names))
@@ -106,18 +106,18 @@ def moments(array: Any, names: Collection[str] = NAMES, *, often: bool = False) 
 
 
 def moments_of_whole(array: np.ndarray, lead: int = 0, names: Collection[str] = NAMES) -> dict[str, Any]:
-    """What `moments` makes of an array, on the host: no program has to be compiled for it.
+    """The same as `moments`, computed on the host: nothing is compiled.
 
     Args:
         array: The array, with loops and mapped axes in front.
-        lead: How many axes are in front: they stay.
+        lead: How many axes in front to keep.
         names: Which statistics.
     """
     return moments_of_rows(HostRows.of(array, lead), names)
 
 
 def moments_of_rows(rows: HostRows, names: Collection[str] = NAMES) -> dict[str, Any]:
-    """The same of an array that is rows already."""
+    """The same for an array that is already split into rows."""
     with np.errstate(all="ignore"):
         if not rows.exponents:
             return _carefully(rows.array, names, len(rows.front), np)
@@ -214,7 +214,7 @@ def _alive(x: Any, lead: int, xp: Any) -> Any:
 
 
 def _packed(names: Collection[str]) -> tuple[list[str], list[str]]:
-    """The moments that are single numbers, integers and others: few arrays come to the host quicker than many."""
+    """The moments that are single numbers, integers and floats: a few arrays reach the host faster than many."""
     needed = {moment for name in names for moment in _NEEDED[name]}
     return [m for m in _COUNTS if m in needed or m == "size"], [m for m in _FLOATS if m in needed]
 
@@ -226,7 +226,7 @@ def _counts(x: Any, ok: Any, lead: int, xp: Any) -> Any:
         rows = np.arange(math.prod(shape)).reshape((*shape, *(1 for _ in x.shape[lead:])))
         found = np.bincount((rows * bins + _bin(x, np))[ok], minlength=rows.size * bins)
         return found.reshape((*shape, bins)).astype(np.int32)
-    if AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types:  # how a count over shards is sharded, no type says
+    if AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types:  # no type says how a count over shards is sharded
         anyhow: Any = jax.sharding.auto_axes(_scattered, out_sharding=PartitionSpec(None))
         return anyhow(x, ok)
     return _scattered(x, ok)
@@ -254,7 +254,7 @@ def described(
 
     Args:
         packed: What `moments` returned.
-        taken: Which of the examples count: with the first of the mapped axes. All, if None.
+        taken: Which examples count, along the first of the mapped axes. All, if None.
         names: The names that `moments` was given.
     """
     parts = {moment: packed[moment] for moment in _TAILED if moment in packed}
@@ -303,7 +303,7 @@ def described(
 
 
 def _of_one(parts: Mapping[str, np.ndarray]) -> Statistics:
-    """The statistics of one example: the same numbers with nothing to put together, which is a good deal quicker."""
+    """The statistics of one example: the same numbers, much faster because nothing has to be combined."""
     size = int(parts["size"])
     found: dict[str, Any] = {"size": size}
     scale = float(parts["scale"]) if "scale" in parts else 1.0
@@ -334,7 +334,7 @@ def _or_nan(x: Any) -> float:
 
 
 def check_names(names: Sequence[object], asked: str, known: Sequence[str] = NAMES) -> None:
-    """Raises ValueError for a name that is not a statistic; `asked` says by whom."""
+    """Raises ValueError for a name that is not a statistic; `asked` names the caller."""
     for name in names:
         if name not in known:
             raise ValueError(f"{asked}: there is no statistic {name!r}; there are {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Pushing values in a direction: `steer` is an edit with a name."""
+"""`steer`: an edit that adds a direction to values."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def steer(
         directions: For each pattern, what to add: an array that broadcasts to the value (a vector of the last axis
             is added at every position), or a pytree of such arrays like the value.
         scale: How far to push. May be traced, to differentiate or map over it.
-        positions: At which positions only. All, if None.
-        position_axis: Where the positions are: the last axis but one, unless given.
-        iterations: In which iterations of the loop around only, as in `sonde.Edit`.
-        calls: At which calls of the site only, as in `sonde.Edit`.
+        positions: The positions at which to add it. All, if None.
+        position_axis: The axis of the positions; by default the last but one.
+        iterations: The iterations of the surrounding loop in which to add it, as in `sonde.Edit`.
+        calls: The calls of the site at which to add it, as in `sonde.Edit`.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:

@@ -1,7 +1,7 @@
-"""A first look at a program: statistics of every value and gradient, in one pass.
+"""`summarize`: statistics of every value and gradient of a program, in one pass.
 
-The numbers of large arrays are made on the device, inside the step and inside loops (`statistics`); only they come to
-the host. Small arrays come as they are (`keeping_small`).
+The statistics of large arrays are computed on the device, inside the step and inside loops (`statistics`), and only
+they are copied to the host. Small arrays are copied whole (`keeping_small`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sonde.tools.reading import Seen, each_seen, on_host
 from sonde.tools.statistics import EDGES, NAMES, Statistics, described, moments_of_parts, moments_of_whole
 
 _COLUMNS = ("site", "iteration", "kind", "array", "mean", "std", "min", "max", "norm", "zeros", "dead", "bad")
-_WHOLE = "whole"  # the array itself, of which the moments are still to be made
+_WHOLE = "whole"  # the array itself, whose moments are computed later
 _SHOWN = 3  # rows of a loop at each end
 
 
@@ -129,7 +129,7 @@ class Summary(Rows[Row], Drawn):
 
 
 def summarize(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = None) -> Callable[..., Summary]:
-    """A function that runs `f` and returns statistics of what passed its sites.
+    """A function that runs `f` and returns statistics of the values at its sites.
 
     Args:
         f: Any callable; jitted training steps are fine.
@@ -188,13 +188,13 @@ def _parts(value: Any) -> list[dict[str, Any]]:
 
 
 def rows_of(records: Records, verb: str, names: Collection[str] = NAMES) -> Iterator[Row]:
-    """The rows of records whose values are the moments for these statistics; `verb` is the caller, for messages."""
+    """The rows of records whose values are the moments for these statistics; `verb` names the caller in messages."""
     for seen in each_seen(on_host(records, verb)):
         yield from rows_at(seen, names)
 
 
 def rows_at(seen: Seen, names: Collection[str] = NAMES) -> Iterator[Row]:
-    """The rows of one value or gradient, NumPy arrays in it: array by array, and of each by iteration."""
+    """The rows of one value or gradient with NumPy arrays: array by array, and for each by iteration."""
     for part, kind, found in seen.numbers():
         if _WHOLE in found:
             found = moments_of_whole(found[_WHOLE], len(seen.axes), names)
@@ -218,7 +218,7 @@ def _rows(seen: Seen, part: str, kind: Any, found: dict[str, np.ndarray], names:
 
 
 def _shortened(rows: Sequence[Row]) -> Iterator[Row | None]:
-    """The rows; of long loops the first and the last few, with None between."""
+    """The rows; for long loops the first and the last few, with None between."""
     groups: dict[Any, list[Row]] = {}
     for row in rows:
         groups.setdefault((row.path, row.part, row.call, row.gradient), []).append(row)

@@ -15,7 +15,7 @@ _SHADES = " ░▒▓█"
 
 
 def restored_title(clean: Any, corrupt: Any) -> str:
-    """What the numbers of a picture of restored parts mean."""
+    """The title of a picture of restored parts."""
     return f"restored: 0 is as in the corrupt run ({float(corrupt):.4g}), 1 as in the clean one ({float(clean):.4g})"
 
 
@@ -24,9 +24,9 @@ class Sweep(Drawn):
     """What `patch_sweep` found.
 
     Attributes:
-        scores: For every site, the metric with the clean value put there: an array with an axis for each of the axes of
-            the sweep. In loops there is an axis per loop in front, except for loops that have a name, whose rows are
-            sites. Calls of a site after the first have their number in the name, as in `h[1]`.
+        scores: For every site, the metric with the clean value put there: an array with an axis for each axis of the
+            sweep. In loops there is an axis per loop in front, except for named loops, whose rows are sites. Calls of a
+            site after the first have their number in the name, as in `h[1]`.
         clean: The metric of the run on the clean input.
         corrupt: The metric of the run on the corrupt input.
         along: What the last axis of the scores is: positions, the indices along another axis, or directions.
@@ -39,9 +39,9 @@ class Sweep(Drawn):
 
     @property
     def restored(self) -> dict[str, np.ndarray]:
-        """The scores, as parts of what was lost: 0 is as bad as the corrupt run, 1 as good as the clean one.
+        """The scores on a scale from 0, the corrupt run, to 1, the clean run.
 
-        NaN if the metric is the same for both: nothing was lost.
+        NaN if the metric is the same for both runs.
         """
         lost = (float(self.clean) - float(self.corrupt)) or float("nan")
         return {name: (np.asarray(s, np.float64) - float(self.corrupt)) / lost for name, s in self.scores.items()}
@@ -50,7 +50,7 @@ class Sweep(Drawn):
         return by_last_axis(self.restored, restored_title(self.clean, self.corrupt), self.along)
 
     def best(self, n: int = 5) -> list[tuple[str, tuple[int, ...], float]]:
-        """Where most is restored: name, index and restored part of the `n` best points."""
+        """The `n` points that restore most: name, index and restored part."""
         points = [(name, index, float(x)) for name, r in self.restored.items() for index, x in np.ndenumerate(r)]
         return sorted(points, key=lambda point: -point[2])[:n]
 
@@ -78,7 +78,7 @@ class Sweep(Drawn):
         return table
 
     def stacked(self, pattern: str = "**") -> np.ndarray:
-        """What is restored at several sites of one shape, in one array with an axis for the sites in front.
+        """The restored parts at several sites of one shape, in one array with an axis for the sites in front.
 
         Args:
             pattern: Which sites: a glob over their names, such as `blocks/*/attn/heads`.

@@ -1,4 +1,4 @@
-"""Tokens as people read them: what a table or picture writes at a position."""
+"""Tokens as readable strings, for tables and pictures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def shown_by(names: Any) -> Callable[[int], str]:
     """A function that shows a token.
 
     Args:
-        names: Such a function, a sequence of strings by number, or a tokenizer with `pieces` or `decode`.
+        names: A function of a token, a sequence of strings, or a tokenizer with `pieces` or `decode`.
 
     Raises:
         TypeError: It is none of them.
@@ -32,8 +32,8 @@ def shown_by(names: Any) -> Callable[[int], str]:
     if isinstance(names, Sequence) and not isinstance(names, (str, bytes)):
         return lambda token: str(names[token])
     raise TypeError(
-        f"tokens are shown by a function, a list of strings or a tokenizer with `decode`, got {names!r} of type "
-        f"{type(names).__name__}; for a name such as 'gpt2', load the tokenizer and give that"
+        f"names= must be a function, a list of strings or a tokenizer with `decode`, got {names!r} of type "
+        f"{type(names).__name__}; for a name such as 'gpt2', load the tokenizer and pass it"
     )
 
 
@@ -42,7 +42,7 @@ def words(tokens: Any, names: Any = None) -> list[str]:
 
     Args:
         tokens: Strings, or the numbers of tokens: a row, or the first row of a batch.
-        names: What shows a token, as in `shown_by`.
+        names: Turns a token into a string, as in `shown_by`.
 
     Example:
         >>> words(["The", " cat"]), words([[1, 0]], ["a", "b"])

@@ -1,7 +1,6 @@
-"""Where numbers go: a file of JSON lines, TensorBoard, Weights & Biases.
+"""Writers for numbers: a file of JSON lines, TensorBoard, Weights & Biases.
 
-A writer is a function of a step and a flat dict of numbers; anything of that kind will do. The libraries are loaded
-when a writer is made.
+A writer is any function of a step and a flat dict of numbers. The libraries are loaded when a writer is made.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def tensorboard(folder: str | Path) -> Writer:
 
 
 def weights_and_biases(run: Any = None) -> Writer:
-    """A writer to a run of Weights & Biases, the current one unless given (needs the extra `sonde[wandb]`)."""
+    """A writer to a run of Weights & Biases, by default the current one (needs the extra `sonde[wandb]`)."""
     if run is None:
         wandb = _optional("wandb", "wandb")
         run = wandb.run or wandb.init()

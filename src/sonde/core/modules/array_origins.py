@@ -1,9 +1,9 @@
 """Where an array comes from: the arrays it was made from by changes that keep its role, such as a cast.
 
 A weight that is cast, masked, scaled, updated by an optimizer or carried by a loop is still that weight. In a program
-that is being traced, equations say what a tracer was computed from, and the description of its call which
-array an argument is (`_jax.TracedArguments`). Outside of tracing, arrays have no such history: while a capture looks
-into a model, results computed from its arrays are noted (`Changed`), by weak references.
+that is being traced, equations say what a tracer was computed from, and the description of the call says which array an
+argument is (`_jax.TracedArguments`). Outside of tracing, arrays have no such history: while a capture looks into a
+model, results computed from its arrays are noted (`Changed`), by weak references.
 """
 
 from __future__ import annotations
@@ -20,28 +20,97 @@ import numpy as np
 from sonde import _jax
 from sonde.core.keeping import ByIdentity
 
-_STEPS = 200  # equations that are followed for one array
-# What these primitives compute of arrays is a change of each. A weight that is computed in another way, as by a product
-# of matrices, is a new one.
-# fmt: off
-_CHANGES = frozenset({
-    "abs", "add", "add_any", "and", "broadcast_in_dim", "ceil", "clamp", "concatenate", "convert_element_type", "copy",
-    "copy_p", "cos", "device_put", "div", "dynamic_slice", "dynamic_update_slice", "exp", "expand_dims", "expm1",
-    "floor", "gather", "integer_pow", "log", "log1p", "logistic", "max", "min", "mul", "neg", "not",
-    "optimization_barrier", "or", "pow", "real", "reduce_precision", "reshape", "rev", "round", "rsqrt", "scatter",
-    "scatter-add", "scatter_add", "scatter_mul", "select_n", "sharding_constraint", "sign", "sin", "slice",
-    "sonde_site", "split", "sqrt", "square", "squeeze", "stack", "stop_gradient", "sub", "tanh", "transpose", "unstack",
-})
-# Those that only put elements elsewhere: the result may have another shape.
-_MOVES = frozenset({
-    "concatenate", "convert_element_type", "copy", "copy_p", "dynamic_slice", "expand_dims", "gather", "reshape", "rev",
-    "slice", "split", "squeeze", "stack", "transpose", "unstack",
-})
+_STEPS = 200  # how many equations are followed for one array
+# The result of these primitives is a changed form of each operand. A weight that is computed in another way, such as by
+# a matrix product, is a new one. fmt: off
+_CHANGES = frozenset(
+    {
+        "abs",
+        "add",
+        "add_any",
+        "and",
+        "broadcast_in_dim",
+        "ceil",
+        "clamp",
+        "concatenate",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "cos",
+        "device_put",
+        "div",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "exp",
+        "expand_dims",
+        "expm1",
+        "floor",
+        "gather",
+        "integer_pow",
+        "log",
+        "log1p",
+        "logistic",
+        "max",
+        "min",
+        "mul",
+        "neg",
+        "not",
+        "optimization_barrier",
+        "or",
+        "pow",
+        "real",
+        "reduce_precision",
+        "reshape",
+        "rev",
+        "round",
+        "rsqrt",
+        "scatter",
+        "scatter-add",
+        "scatter_add",
+        "scatter_mul",
+        "select_n",
+        "sharding_constraint",
+        "sign",
+        "sin",
+        "slice",
+        "sonde_site",
+        "split",
+        "sqrt",
+        "square",
+        "squeeze",
+        "stack",
+        "stop_gradient",
+        "sub",
+        "tanh",
+        "transpose",
+        "unstack",
+    }
+)
+# Primitives that only move elements: the result may have another shape.
+_MOVES = frozenset(
+    {
+        "concatenate",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "dynamic_slice",
+        "expand_dims",
+        "gather",
+        "reshape",
+        "rev",
+        "slice",
+        "split",
+        "squeeze",
+        "stack",
+        "transpose",
+        "unstack",
+    }
+)
 # fmt: on
 
 
 def _moves(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> bool:
-    """Whether what a primitive does to arrays, or to their types, only puts elements elsewhere."""
+    """Whether a primitive only moves elements of its arrays."""
     if primitive.name == "broadcast_in_dim":  # for axes of one element
         return math.prod(params["shape"]) == inputs[0].size
     if primitive is _jax.jit_p:
@@ -51,7 +120,7 @@ def _moves(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> boo
 
 
 def changed_inputs(primitive: Any, params: dict[str, Any], position: int, n_inputs: int) -> Iterable[int]:
-    """Which inputs of a primitive one of its outputs is a change of, by number."""
+    """The inputs, by number, of which an output of a primitive is a changed form."""
     if primitive.name in _CHANGES:
         return range(n_inputs)
     if primitive is _jax.scan_p:
@@ -70,7 +139,7 @@ def changed_inputs(primitive: Any, params: dict[str, Any], position: int, n_inpu
 
 
 def _changed_inputs_of(jaxpr: Any) -> list[frozenset[int]]:
-    """For every output of a program, which of its inputs it is a change of."""
+    """For every output of a program, the inputs of which it is a changed form."""
     return _of_jaxprs.of(_jax.open_jaxpr(jaxpr))
 
 
@@ -98,12 +167,12 @@ _of_jaxprs = ByIdentity(_find_changed_inputs)
 
 
 class Changed:
-    """The arrays outside traced programs that are changes of some arrays, with those.
+    """The arrays outside traced programs that are changed forms of some arrays, and the latter.
 
     Attributes:
-        shapes: The shapes of the arrays. JAX calls compiled functions without a word if it has called them with the
-            same shapes before, so it must be known which to look at every time: those that get an array of such a shape
-            and return one, or put its elements elsewhere.
+        shapes: The shapes of the arrays. JAX calls a compiled function without notice if it was called with the same
+            shapes before. So it must be known which calls to check every time: those that get an array of such a shape
+            and return one, or move its elements.
     """
 
     __slots__ = ("_all_shapes", "_ends", "_innermost", "_is_change", "shapes")
@@ -111,7 +180,7 @@ class Changed:
     def __init__(self, arrays: Iterable[Any] = ()) -> None:
         self._innermost = _jax.current_trace()
         self._ends: dict[int, tuple[weakref.ref[Any], frozenset[int]]] = {}
-        self._all_shapes: set[tuple[int, ...]] = set()  # those of arrays whose elements were put elsewhere, too
+        self._all_shapes: set[tuple[int, ...]] = set()  # including those of arrays whose elements were moved
         self._is_change: dict[Any, bool] = {}
         for array in arrays:
             if isinstance(array, jax.Array) and not isinstance(array, _jax.Tracer) and np.ndim(array):
@@ -121,7 +190,7 @@ class Changed:
 
     @property
     def around(self) -> list[Any]:
-        """The traces that were under way when it was made."""
+        """The traces that were active when it was made."""
         return _jax.traces_around(self._innermost)
 
     def _note(self, array: Any, ends: frozenset[int]) -> None:
@@ -131,12 +200,12 @@ class Changed:
         known[number] = weakref.ref(array, lambda _: known.pop(number, None)), ends
 
     def ends(self, array: Any) -> frozenset[int]:
-        """The arrays that an array is a change of, by identity; none if it is none of theirs."""
+        """The arrays of which an array is a changed form, by identity; empty if there are none."""
         found = self._ends.get(id(array))
         return found[1] if found is not None and found[0]() is array else frozenset()
 
     def can_be_change(self, params: dict[str, Any]) -> bool:
-        """Whether a jitted call may return a change of such an array that it is called with, by its shapes."""
+        """Whether, by its shapes, a jitted call may return a changed form of one of these arrays."""
         jaxpr = params["jaxpr"]
         if not self.shapes:
             return False
@@ -176,8 +245,8 @@ class Source:
     Attributes:
         ends: The arrays outside, by identity.
         values: The same, or what they were changed to, by weak references.
-        numbers: The arguments of programs on the way: for the description of each call, by identity, a number.
-        is_lost: Whether a way ends at an argument that is not known.
+        numbers: The arguments of programs along the way: for the description of each call, by identity, a number.
+        is_lost: Whether the search ends at an argument that is not known.
     """
 
     ends: set[int]
@@ -187,7 +256,7 @@ class Source:
 
 
 def joined(sources: Sequence[Source]) -> Source:
-    """Where an array comes from that was made of several; none means that it is not known."""
+    """The combined source of an array made from several; empty means unknown."""
     ends = set[int]().union(*[source.ends for source in sources])
     is_lost = not sources or any(source.is_lost for source in sources)
     return Source(ends, {}, [value for source in sources for value in source.values], is_lost)
@@ -203,7 +272,7 @@ class Sources:
     def __init__(self, changed: Changed) -> None:
         self._changed = changed
         self._arguments = _jax.TracedArguments(changed.around)
-        self._kept: list[Any] = []  # the identity of what is gone could be that of something else
+        self._kept: list[Any] = []  # the id of a deleted object could be reused
 
     def of(self, value: Any) -> Source:
         """Where an array comes from."""

@@ -1,11 +1,11 @@
 """Tracing a function while a capture runs: the boundary between the program around and the program inside.
 
 JAX traces a function once for all calls with arguments of the same types. Two calls with modules in different places
-are then one trace, although what is inside must be recorded under two paths. So for the second place the function is
-given to JAX under another identity. Which one fits a call is decided by where the modules among its arguments stand,
-and by what the trace has used of the program around (`Stretch.used`).
+would share one trace, although their sites must be recorded under two paths. So for the second place the function is
+given to JAX under another identity. The one that fits a call is found by the places of the modules among its arguments,
+and by what the trace used of the program around (`Stretch.used`).
 
-What JAX is made to do for this is in `_jax.tracing_hook`; it is in place only while a capture runs.
+The necessary change to JAX is `_jax.tracing_hook`; it is in place only while a capture runs.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Variant:
 
     Attributes:
         fun: A function that calls it; None for the function itself, which is not kept alive.
-        labels: For every capture, where the modules among the arguments stand; and what else the trace was made for.
-        used: For every capture, what the trace has asked of the program around.
+        labels: For every capture, the places of the modules among the arguments; and what else the trace was made for.
+        used: For every capture, what the trace used of the program around.
     """
 
     fun: Callable[..., Any] | None
@@ -47,7 +47,7 @@ class Variant:
     used: list[dict[Any, tuple[Any, Any]]]
 
     def holds(self, trails: Sequence[Trail], values: Values) -> bool:
-        """Whether a trace now would find what the earlier one has found."""
+        """Whether a trace now would find the same as the earlier one."""
         for trail, used in zip(trails, self.used):
             named = {key: found for key, (_, found) in used.items() if isinstance(key, InnerStranger)}
             for key, (ref, found) in used.items():
@@ -100,7 +100,7 @@ def pass_boundary(
         values: Returns the arrays that its program gets, if they can be found.
         trace: Traces a function in its place, or returns the trace that JAX has of it.
         description: Of the call, as JAX gives it to the trace; None if JAX has not made it yet.
-        more: What a trace must have been made for, besides where the modules stand.
+        more: What a trace must have been made for, besides the places of the modules.
     """
     trails = thread.trails
     if fun is _tracing.fun:  # a cache behind another
@@ -187,10 +187,10 @@ told_apart_by: list[Callable[[Sequence[Any]], Hashable]] = []
 
 
 def _is_crossed_freely(fun: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a call of a jitted function needs no care before JAX looks for its trace, as those of `jax.numpy` do not.
+    """Whether JAX may look for the trace of a jitted function directly, as for those of `jax.numpy`.
 
-    So it is if the call has no modules and the traces of the function, if there are any, have asked for nothing. If JAX
-    has to trace it, `_from_description` is called in time.
+    It may if the call has no modules and the existing traces of the function used nothing of the program around. If JAX
+    has to trace it, `_from_description` is called before that.
     """
     if not thread.trails:
         return True

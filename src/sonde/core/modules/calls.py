@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 
 class ModuleScope(ScopeName):
-    """A call of a module as a scope: what is inside stands at the module's path, whatever called it."""
+    """A call of a module as a scope: what is inside has the module's path, whatever called it."""
 
     moves: tuple[Move, ...] = ()
 
     @staticmethod
     @functools.lru_cache(maxsize=4096)
     def of(moves: tuple[Move, ...]) -> ModuleScope:
-        """The scope that gets every capture to its path."""
+        """The scope with the module's path for every capture."""
         new = ModuleScope(next((move.down for move in moves if move.down), "module"))
         new.moves = moves
         return new
@@ -107,7 +107,7 @@ class calling:
 
 
 def overrides_running(module: Any, name: str, fn: Callable[..., Any]) -> bool:
-    """Whether a method runs because the one that overrides it has called it: both are one call."""
+    """Whether a method runs because the method that overrides it called it: both are one call."""
     for trail in thread.trails:
         for stretch in trail.stretches:
             for frame in stretch.frames:
@@ -139,7 +139,7 @@ def run_method(
         fn: The method, a function of the module and the arguments.
         args: The positional arguments.
         kwargs: The keyword arguments.
-        keep: Which objects among arguments and results must stay the objects they are.
+        keep: Which objects among arguments and results must stay the same objects.
         after: A function of the result that returns it, called in the scope, unless an overriding method is running.
     """
     is_super_call = overrides_running(module, name, fn)
@@ -176,8 +176,8 @@ def mark_arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Marks the arguments of a method as the site `in`, or `method/in`.
 
-    One argument is a site as it is, several are a tuple, with a dict at the end if there are keywords. The captures
-    that want the ends of the method see it; others, if `depths` says so.
+    The value is the argument itself, or a tuple of several, with a dict at the end if there are keywords. It is seen by
+    the captures that want the ends of the method, and by those in `depths`.
     """
     site, code = _end(name, "in"), code_of(fn)
     depths = _depths_of_ends(name) if depths is None else depths
@@ -213,7 +213,7 @@ def mark_arrays(
     tag: Any = None,
     depths: frozenset[int] | None = None,
 ) -> T:
-    """Marks a value in which some objects must stay what they are, though JAX could take them apart."""
+    """Marks a value in which some objects must stay the same, although JAX could take them apart."""
     if isinstance(value, jax.Array):
         return mark(value, name, tag=tag, code=code, depth=2, depths=depths)
     leaves, tree = jax.tree.flatten(value, is_leaf=keep)
@@ -229,5 +229,5 @@ def mark_arrays(
 
 
 def code_of(fn: Any) -> types.CodeType | None:
-    """The code of a function, for the line that is shown for what it takes and returns."""
+    """The code of a function, for the line that is shown for its arguments and results."""
     return getattr(inspect.unwrap(fn), "__code__", None)

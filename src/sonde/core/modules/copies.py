@@ -1,8 +1,9 @@
-"""Modules that are copies: which module of the model a module was made from that is nowhere in it.
+"""Copies of modules: finds the module of the model that a module outside the model was made from.
 
 Transforms take modules apart and build them anew from tracers, and programs do the same with `jax.tree.map`. Most
-libraries keep nothing in a copy that says what it was. Its arrays do: followed to where they come from
-(`array_origins.py`), they are the arrays of the module it was made from. In this order, until one module is left:
+libraries store nothing in a copy about its original. Its arrays tell: followed back to where they come from
+(`array_origins.py`), they are the arrays of the original. The candidates are narrowed down in this order, until one
+module is left:
 
 1. modules of the same class whose arrays those are, most of them first; of a module without arrays, those in the
    innermost call that are the same in everything,
@@ -10,8 +11,8 @@ libraries keep nothing in a copy that says what it was. Its arrays do: followed 
 3. the one that the innermost traced function was called with.
 
 If several are left, nothing tells them apart, and the place is named after all of them: `left|right`. A module with
-arrays of its own is another one. But if none of the model's modules has been met, and it has the model's class, it is
-taken for the model, which may have been given new arrays.
+other arrays is a different module. But if none of the model's modules has been met, and it has the model's class, it is
+taken for the model, which may have got new arrays.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-    """A module that the arguments of a program were made to.
+    """A module that was built from the arguments of a program.
 
     Attributes:
         cls: Its class.
         arrays: For each of its arrays the number of the argument, if it is one, and else what it comes from.
-        rest: What it has beside arrays.
+        rest: Everything in it except arrays.
         shapes: The shapes of its arrays.
     """
 
@@ -58,7 +59,7 @@ class Copy:
         return hash((self.cls, self._key))
 
     def is_own(self) -> bool:
-        """Whether the program has made all of its arrays itself: they are gone, and no argument is among them."""
+        """Whether the program made all of its arrays: they no longer exist, and none is an argument."""
         return bool(self.arrays) and all(
             not isinstance(array, int) and all(ref() is None for ref in array) for array in self.arrays
         )
@@ -76,11 +77,11 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def find_copy(trail: Trail, module: Any) -> tuple[tuple[Place, int] | None, list[Copy]]:
-    """Where the module stands that a module is a copy of.
+    """The place of the module that a module is a copy of.
 
     Returns:
         The place and the level of the stretch that it counts from, if there is such a module; and for every stretch
-        what it has asked for.
+        what it used.
     """
     sources = Sources(trail.changed)
     found = [sources.of(x) for x in arrays_of(module)]
@@ -94,7 +95,7 @@ def find_copy(trail: Trail, module: Any) -> tuple[tuple[Place, int] | None, list
 
 
 def find_again(trail: Trail, copy: Copy, values: Sequence[Any] | None) -> tuple[Place, int] | None:
-    """Where a copy would stand that is made in a stretch that starts now, from other arguments."""
+    """The place of a copy that is made from other arguments in a stretch that starts now."""
     sources = Sources(trail.changed)
     found = []
     for array in copy.arrays:
@@ -159,7 +160,7 @@ def _innermost(left: list[_Candidate]) -> list[_Candidate]:
 
 
 def _called_with(trail: Trail, left: list[_Candidate]) -> list[_Candidate]:
-    """Those of some modules that the innermost traced function was called with that was called with any of them."""
+    """The modules, among some, with which the innermost traced function was called that got any of them."""
     for stretch in reversed(trail.stretches[1:]):
         near = {id(module) for _, given in stretch.given for _, module in everything_in(given)}
         if found := [c for c in left if id(c.module) in near]:
@@ -186,7 +187,7 @@ def _candidates(trail: Trail, cls: type, ends: Sequence[set[int]], sources: Sour
                 if known is None:
                     found[text] = _Candidate(here, level, value, score, inner + i, is_given)
                     continue
-                if score > known.score:  # another copy of the same: a model before and after some steps
+                if score > known.score:  # another copy of the same original: a model before and after some steps
                     known.module, known.score, known.is_given = value, score, is_given
                 if known.level == level:
                     known.inner = inner + i

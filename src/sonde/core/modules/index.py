@@ -1,7 +1,7 @@
 """Modules of any library: what their attributes are, and which attributes lead from one module to another.
 
-A library's modules are made known with `register_modules`. Everything else here works by identity: a module is found
-among the attributes of another, through lists, dicts, tuples, other pytrees and further modules.
+A library registers its modules with `register_modules`. Everything else here works by identity: a module is found among
+the attributes of another, through lists, dicts, tuples, other pytrees and further modules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _changes = itertools.count()
 
 
 class Origin:
-    """What a copy of a module was made from. All origins are equal, so that the structure of a pytree may contain them.
+    """What a copy of a module was made from. All origins are equal, so that pytree structures may contain them.
 
     Attributes:
         ref: A weak reference to the module.
@@ -41,7 +41,7 @@ class Origin:
         return other is None or isinstance(other, Origin)
 
     def __hash__(self) -> int:
-        return hash(None)  # a structure that was made while no capture ran has None in this place
+        return hash(None)  # a structure that was made while no capture ran has None here
 
     def __repr__(self) -> str:
         return "None"
@@ -53,17 +53,17 @@ def _no_origin(module: Any) -> Origin | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModuleKind:
-    """How the modules of one library are looked at.
+    """How to inspect the modules of one library.
 
     Attributes:
         children: The attributes of a module, as pairs of name and value.
         child: One of them, by name; any exception means that there is none.
         stamp: Equal to an earlier result if no module of the library can have changed since; by default never.
         origin: What a module is a copy of, if the library says so.
-        is_root: Whether paths may count from an object; also where nothing has called it.
+        is_root: Whether paths may count from an object, even if it was not called.
         arrays: The arrays in a module, for a library that does not say what a module is a copy of; see `copies`.
-        rest: What a module has beside arrays, in a form that can be compared.
-        aliases: For methods that are another one, called in another way, the name of that.
+        rest: Everything in a module except arrays, in a form that can be compared.
+        aliases: For methods that are another name of a method, the name of that method.
     """
 
     children: Callable[[Any], Iterable[tuple[Any, Any]]]
@@ -77,8 +77,8 @@ class ModuleKind:
 
 
 _registered: dict[type, ModuleKind] = {}
-_kinds: dict[int, tuple[weakref.ref[type], ModuleKind | None]] = {}  # by identity of the class: it is asked very often
-# The types, of those met so far, that are no modules and hold none; arrays and tracers are added when they are met.
+_kinds: dict[int, tuple[weakref.ref[type], ModuleKind | None]] = {}  # by identity of the class: looked up very often
+# Types met so far that are not modules and hold none; arrays and tracers are added when they are met.
 WITHOUT_MODULES: set[type] = {int, float, complex, bool, str, bytes, type, type(None), type(lambda: 0), type(len)}
 WITHOUT_MODULES |= {np.ndarray, np.dtype, slice, type(...)}
 
@@ -95,12 +95,12 @@ def has_modules() -> bool:
 
 
 def register_no_modules(cls: type) -> None:
-    """Says that instances of a class hold no modules, so that nothing has to be looked for in them."""
+    """Registers a class whose instances hold no modules, so that they are not searched."""
     WITHOUT_MODULES.add(cls)
 
 
 def module_kind(value: Any) -> ModuleKind | None:
-    """How to look at a module; None if the value is none."""
+    """How to inspect a module; None if the value is not a module."""
     cls = type(value)
     found = _kinds.get(id(cls))
     if found is None:
@@ -122,7 +122,7 @@ def arrays_of(module: Any) -> Sequence[Any]:
 
 
 def rest_of(module: Any) -> Any:
-    """What such a module has beside arrays, in a form that can be compared."""
+    """Everything in such a module except arrays, in a form that can be compared."""
     kind: Any = module_kind(module)
     return kind.rest(module)
 
@@ -212,15 +212,15 @@ def everything_in(root: Any) -> Iterator[tuple[Path, Any]]:
 
 
 class Index:
-    """The modules inside a module, by identity; holds neither of them."""
+    """The modules inside a module, by identity; keeps none of them alive."""
 
     def __init__(self, root: Any) -> None:
         self._kind = module_kind(root)
         self._paths: dict[int, Path] = {}
-        self._texts: dict[int, str] = {}  # of modules that are in their places
+        self._texts: dict[int, str] = {}  # of modules that are still at their paths
         self._stamp: Hashable = None  # when all modules were looked for
-        self._seen: Hashable = None  # when those that it has were all in their places
-        self._loose = False  # whether lists and dicts are inside, which change without a new stamp
+        self._seen: Hashable = None  # when all known modules were last found at their paths
+        self._loose = False  # whether there are lists and dicts inside, which change without a new stamp
         origin = None if self._kind is None else self._kind.origin(root)
         original = None if origin is None else origin.ref()
         if original is None:
@@ -229,13 +229,13 @@ class Index:
             self._guess(root, _indices.of(original))
 
     def _guess(self, root: Any, original: Index) -> None:
-        """Assumes the paths of what the root is a copy of. Each is compared when it is asked for.
+        """Assumes the paths of the root's original. Each is checked when it is used.
 
-        The stamp stays None, which no stamp is: the index is built when a module is not where it is assumed.
+        The stamp stays None, which equals no stamp: the index is built when a module is not at its assumed path.
         """
         self._seen, self._loose = None if self._kind is None else self._kind.stamp(), original._loose
         at: dict[Path, Any] = {(): root}
-        for path in original._paths.values():  # what is around a module comes before it
+        for path in original._paths.values():  # containers come before the modules in them
             with contextlib.suppress(Exception):
                 above = at.get(path[:-1])
                 at[path] = at_path(root, path) if above is None else _child(above, path[-1]) if path else root
@@ -278,11 +278,11 @@ class Index:
         return self._kind is not None and (self._loose or self._stamp != self._kind.stamp())
 
     def _is_as_seen(self) -> bool:
-        """Whether the modules that it has are known to be in their places."""
+        """Whether all known modules are still at their paths."""
         return self._kind is not None and not self._loose and self._seen == self._kind.stamp()
 
     def _checked(self, root: Any, module: Any) -> Path | None:
-        """The path at which the module was; None if it is not there any more."""
+        """The known path of the module; None if it is no longer there."""
         path = self._paths.get(id(module))
         if path is None or self._is_as_seen():
             return path

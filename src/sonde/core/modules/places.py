@@ -1,8 +1,8 @@
-"""Where modules stand, and the calls of modules that are open.
+"""The places of modules, and the open calls of modules.
 
 A `Place` is the path of a module. A `Stretch` is the part of a program between two boundaries, the start of a capture
 or of tracing a function: which modules are known in it, and which of their calls are open, each a `Frame`. Modules that
-are nowhere in the model are `Strangers`, and named after their classes.
+are not in the model are `Strangers`, and are named after their classes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 
 
 class Place(NamedTuple):
-    """Where a module stands.
+    """The place of a module.
 
     Attributes:
         text: Its path.
         absolute: Whether the path counts from the capture, and not from where the current stretch starts.
         known: Whether it belongs to the model that the capture looks at.
-        here: Whether it is wherever the program is: the outermost call of a module that nothing is known about.
+        here: Whether it is the current path of the program: for the outermost call of an unknown module.
     """
 
     text: str
@@ -64,9 +64,9 @@ class Move(NamedTuple):
 
 
 class Strangers:
-    """Modules that are nowhere in the model, named after their classes: `Linear`, `Linear_1`.
+    """Modules that are not in the model, named after their classes: `Linear`, `Linear_1`.
 
-    One that takes the place of another which is gone, as in a loop that makes a module and calls it, has its name.
+    A module that replaces a deleted one, as in a loop that makes a module and calls it, gets its name.
     """
 
     __slots__ = ("_known",)
@@ -103,7 +103,7 @@ class Strangers:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class InnerStranger:
-    """Stands for a module that is nowhere in the model, in all calls of a traced function that makes it.
+    """Stands for a module outside the model, in all calls of a traced function that makes it.
 
     Attributes:
         cls: The name of its class.
@@ -131,13 +131,13 @@ class Frame:
     """A call of a module that is open.
 
     Attributes:
-        place: Where the module stands.
+        place: The place of the module.
         module: The module.
         method: The name of the method, and its function.
         scope: The scope of the call.
         names: The names that are open with it.
         level: The trace that it began under.
-        strangers: The modules that it has called and that are nowhere.
+        strangers: The modules that it called and that are not in the model.
     """
 
     place: Place
@@ -159,10 +159,10 @@ class Stretch:
         names_around: The names that are open around it, in the stretch outside.
         description: Of the call that it began with, at a boundary: that of the trace, if there is one.
         frames: The open calls of modules, the outermost first.
-        used: What was asked of the enclosing stretches: places of modules (by identity, or as a `Copy`), `"setting"`,
+        used: What was used of the enclosing stretches: places of modules (by identity, or as a `Copy`), `"setting"`,
             `"start"` and `"scopes"`.
-        notes: What the library of the modules keeps until the outermost call ends.
-        strangers: The modules that were called in it, outside of other calls, and that are nowhere.
+        notes: Data that the library of the modules keeps until the outermost call ends.
+        strangers: The modules that were called in it, outside other calls, and that are not in the model.
         inner_strangers: The modules of the enclosing program that correspond to them, by name.
     """
 
@@ -177,14 +177,14 @@ class Stretch:
     inner_strangers: dict[str, InnerStranger] = dataclasses.field(default_factory=dict)
 
     def find(self, module: Any) -> Place | None:
-        """Where a module stands, by identity."""
+        """The place of a module, by identity."""
         for place, root in self.roots():
             if (text := text_between(root, module)) is not None:
                 return place.below(text)
         return None
 
     def roots(self) -> Iterator[tuple[Place, Any]]:
-        """The modules whose places are known, with those: the outermost first."""
+        """The modules whose places are known, with their places: the outermost first."""
         yield from self.given
         yield from ((frame.place, frame.module) for frame in self.frames)
 
@@ -195,7 +195,7 @@ class Stretch:
 
     @property
     def innermost(self) -> Place:
-        """Where the innermost call stands; where the stretch starts, if there is none."""
+        """The place of the innermost call; the start of the stretch, if there is none."""
         return self.frames[-1].place if self.frames else Place("")
 
     def here(self, depth: int, stack: Any = None) -> str:

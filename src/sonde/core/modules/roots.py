@@ -1,7 +1,8 @@
 """The modules that a call is about, before it runs: where paths count from.
 
 In a program that is compiled as a function of its arrays, the models among the arguments are copies with tracers in
-them, and most libraries keep no note of the original in a copy. But the copy is where the model is in the call.
+them, and most libraries store nothing about the original in a copy. But the copy is at the same position among the
+arguments.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from sonde.errors import ScopeError
 def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> list[tuple[str, Any]]:
     """The modules that a call is about: in its arguments, or else what the function belongs to or refers to.
 
-    Paths count from the first; paths in further arguments begin with the argument's name. If all modules are
-    in containers, paths count from the containers.
+    Paths count from the first; paths in further arguments begin with the argument's name. If all modules are in
+    containers, paths count from the containers.
 
     If the capture looks inside some models, paths count from the first of them. Further models are named as arguments,
-    or after their classes. If the first model is not an argument, the first argument of its class is taken for it:
-    programs are often called with the model as it is after some steps.
+    or after their classes. If the first model is not an argument, the argument of its class is taken for it: programs
+    are often called with the model after some training steps.
 
     Raises:
         ScopeError: There are several such arguments, and nothing says which is the model.
@@ -45,10 +46,10 @@ def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> li
         if len(alike) > 1:
             raise ScopeError(
                 f"the function is called with {len(alike)} modules of the class {type(first).__name__}, and none of "
-                "them is the model of `inside=` itself, which was changed, or copied by a transform around this run. "
-                "Which of them is the model is not known. Call the function with the very object, or look into the "
-                "others too, inside=[model, *others], so that one is left; in a function that is transformed, capture "
-                "with inside= its own argument"
+                "them is the model of `inside=` itself, which was changed, or copied by a transform around this "
+                "run. It is not known which of them is the model. Call the function with the same object; or name "
+                "the others too, inside=[model, *others], so that only one remains; in a transformed function, pass "
+                "its own argument as inside="
             )
         roots += [("", x) for x in alike[:1]]
     for x in (*others, *(x for _, x in found)):
@@ -61,18 +62,18 @@ def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> li
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelsOfCall:
-    """Where the models of `inside=` are in a call of a jitted function. Equal if one program fits both calls.
+    """Where the models of `inside=` are in a call of a jitted function. Equal if both calls can use one program.
 
     Attributes:
-        paths: For each model, the keys that lead to it from the arguments; None if it is none of them.
-        asked: What is asked for, and of which models that are no arguments.
+        paths: For each model, the keys that lead to it from the arguments; None if it is not an argument.
+        asked: The request, with the models that are not arguments.
     """
 
     paths: tuple[Path | None, ...]
     asked: InsideRequest
 
     def inside(self, args: Any, kwargs: Any) -> InsideRequest:
-        """What is asked for inside of the function, of what it was called with."""
+        """The request inside the function, for the arguments it was called with."""
         others = iter(self.asked.known_models())
         models = (next(others, None) if path is None else at_path((args, kwargs), path) for path in self.paths)
         return self.asked.at([model for model in models if model is not None])
@@ -92,7 +93,7 @@ _models: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StandIns:
-    """The same for tools that compile a call, whatever it is, as a function of its arrays. They note the copies.
+    """The same for tools that compile any call as a function of its arrays. They note the copies.
 
     Attributes:
         paths: The number of a model, and the keys that lead to it from a tree.
@@ -103,7 +104,7 @@ class StandIns:
     models: tuple[weakref.ref[Any], ...] = dataclasses.field(default=(), compare=False)
 
     def note(self, tree: Any) -> None:
-        """Takes note of the copies in a copy of the tree."""
+        """Notes the copies in a copy of the tree."""
         for number, path in self.paths:
             model, copy = self.models[number](), at_path(tree, path)
             if model is not None and copy is not model:
@@ -130,7 +131,7 @@ def _paths_of(models: Sequence[Any], tree: Any) -> Iterator[tuple[int, Path]]:
 
 
 def model_of(copy: Any) -> Any:
-    """The model that something is noted to be a copy of, or None."""
+    """The model of which something is noted to be a copy, or None."""
     found = _models.get(id(copy))
     return found[1]() if found is not None and found[0]() is copy else None
 
@@ -162,7 +163,7 @@ def _found_in(f: Any, args: Any, kwargs: Any) -> tuple[list[tuple[str, Any]], bo
         found = [(name, x) for name, x in _referred_to(f) if _is_root(x)]
     unique: dict[int, tuple[str, Any]] = {}
     for name, x in found:
-        unique.setdefault(id(x), (name, x))  # one that is given twice has the name and the place of the first
+        unique.setdefault(id(x), (name, x))  # a module that is passed twice has the name and the place of the first
     return list(unique.values()), False
 
 

@@ -1,9 +1,9 @@
 """The place of a module, found when it is called.
 
 While a capture runs, every call of a module is a scope. Its path is the chain of attributes that leads to it from the
-modules whose calls are open, the outermost first; so a module that is shared has its first path. A module that none
-of them has is the root if it is the outermost call, and is otherwise named after its class. Nothing is stored in
-modules, and no structure of a pytree is another one because a capture runs.
+modules whose calls are open, the outermost first; so a shared module has its first path. A module that none of them
+contains is the root if it is the outermost call, and is otherwise named after its class. Nothing is stored in modules,
+and a capture does not change the structure of any pytree.
 
     capture(f)(model, x)          a Trail, with a Stretch; `model` is at ""
       model(x)                    a Frame at ""
@@ -12,8 +12,8 @@ modules, and no structure of a pytree is another one because a capture runs.
             mlp(x)                a Frame at "mlp", counted from there
 
 JAX traces a function once and uses the result for many calls, so paths inside count from where the function is called,
-as those of scopes do. What the trace has used beyond that (where the modules among its arguments stand, where a module
-it closes over stands) is kept with it, and compared at the next call: if it differs, the function is traced again. See
+as those of scopes do. What the trace used beyond that (the places of the modules among its arguments, the place of a
+module it closes over) is kept with it, and compared at the next call: if it differs, the function is traced again. See
 `boundaries.py`.
 """
 
@@ -52,7 +52,7 @@ class Trail:
         depth: How many captures are nested, this one included.
         handler: What the capture does at sites.
         stretches: The outermost first.
-        changed: What the program has computed of the arrays of the models, outside of traced functions.
+        changed: What the program computed from the arrays of the models, outside traced functions.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Trail:
         return given[0][1] if given else None
 
     def absolute(self, place: Place, level: int | None = None) -> str:
-        """The path of a place in a stretch, counted from the capture. Nothing comes to depend on it."""
+        """The path of a place in a stretch, counted from the capture. Not noted as used."""
         level = len(self.stretches) - 1 if level is None else level
         text = place.text
         while level > 0 and not place.absolute:
@@ -93,11 +93,11 @@ class Trail:
     # -- where a module stands -----------------------------------------------------------------------------------------
 
     def place_of(self, module: Any) -> Place:
-        """Where a module stands, seen from the innermost stretch."""
+        """The place of a module, seen from the innermost stretch."""
         return self._find(module) or self._of_unknown(module)
 
     def _find(self, module: Any) -> Place | None:
-        """Where a module stands that the modules around have, or the module that it is a copy of."""
+        """The place of a module inside the modules around, or of the module that it is a copy of."""
         last = len(self.stretches) - 1
         kind = module_kind(module)
         first = None if kind is None else kind.origin(module)
@@ -134,13 +134,14 @@ class Trail:
         return found
 
     def meet_model(self, module: Any) -> None:
-        """Notes that the program has a module of the model."""
+        """Notes that the program uses a module of the model."""
         self._model_met = True
         if self._stand_in is not None:
             raise ScopeError(
-                f"{type(module).__name__} is a module of the model that the capture looks into, but before it another "
-                f"{type(self.root).__name__} was called, with arrays of its own, which was taken for the model: its "
-                "sites and those of the model would have the same paths. Call the model first, or look into both: "
+                f"{type(module).__name__} is a module of the model that the capture looks into, but another "
+                f"{type(self.root).__name__}, with other arrays, was called before it and was taken for the model: "
+                "its sites and those of the model would have the same paths. Call the model first, or look into "
+                "both: "
                 "inside=[model, other]"
             )
 
@@ -150,7 +151,7 @@ class Trail:
         Args:
             model: The model.
             found: Where the arrays of the module come from.
-            kept: Keeps what they come from, which is known by identity.
+            kept: Keeps what they come from alive, because it is known by identity.
         """
         if model is not self.root or any(stretch.frames for stretch in self.stretches):
             return False
@@ -169,7 +170,7 @@ class Trail:
         return place
 
     def _inward(self, place: Place, level: int) -> Place:
-        """A place as it is seen from a stretch that starts inside of another."""
+        """A place as seen from a stretch inside another."""
         base = self.stretches[level].innermost
         if place.absolute == base.absolute:
             if not base.text or place.text == base.text:
@@ -190,7 +191,7 @@ class Trail:
         return start
 
     def _of_unknown(self, module: Any) -> Place:
-        """A module that no call and no argument has."""
+        """The place of a module that is in no call and no argument."""
         last = len(self.stretches) - 1
         stretch = self.stretches[last]
         place = None
@@ -202,7 +203,7 @@ class Trail:
             place = Place(self._name_outside(module), known=known) if inside or is_other else None
         elif is_other:
             place = Place(stretch.strangers.name(module), known=not self.only_roots)
-        if place is None:  # the outermost call: the root, wherever that is
+        if place is None:  # the outermost call: the root, at the current path
             place = Place(self.stretches[last].here(self.depth), known=not self.only_roots, here=True)
         return place
 
@@ -221,14 +222,14 @@ class Trail:
         return name
 
     def forget(self, inner: Iterable[InnerStranger]) -> None:
-        """Takes the names back that a traced function would have used if it were called here."""
+        """Releases the names that a traced function would have used if it were called here."""
         for stretch in self.stretches:
             for strangers in (stretch.strangers, *(frame.strangers for frame in stretch.frames)):
                 for stranger in inner:
                     strangers.forget(stranger)
 
     def _setting(self, level: int) -> tuple[int, bool, bool]:
-        """Of a stretch: how many scopes are open around it in the innermost call, and whether there is such a call."""
+        """For a stretch: how many scopes are open around it in the innermost call, and whether there is such a call."""
         outer = self.stretches[level - 1]
         more = depth_of(outer.here(self.depth, self.stretches[level].names_around)) - depth_of(outer.innermost.text)
         if outer.frames:
@@ -245,7 +246,7 @@ class Trail:
         return used["setting"][1]
 
     def _scopes(self, level: int) -> str:
-        """The scopes that are open around a stretch, if no call of a module is."""
+        """The scopes that are open around a stretch, if no call of a module is open."""
         above = self._scopes(level - 1) if level > 1 else ""
         scopes = join(above, self.stretches[level - 1].here(self.depth, self.stretches[level].names_around))
         self.stretches[level].used["scopes"] = (None, scopes)
@@ -276,9 +277,9 @@ class Trail:
         return Move(up, down)
 
     def label(self, module: Any) -> Place:
-        """Where a module stands, as it will be seen from a stretch that starts here."""
+        """The place of a module, as seen from a stretch that starts here."""
         place, last = self.place_of(module), len(self.stretches) - 1
-        if place.here and last:  # wherever the program is: from further inside, that counts from the capture
+        if place.here and last:  # the current path: from further inside, it counts from the capture
             place = place._replace(text=join(self._scopes(last), place.text))
         return self._inward(place, last)
 
@@ -287,11 +288,11 @@ class Trail:
         self.stretches.append(Stretch(list(given), n_names, _jax.open_names(), description))
 
     def still(self, key: Any, ref: Any, values: Callable[[], Sequence[Any] | None]) -> Any:
-        """What a stretch that starts here would find if it asked for the same as an earlier one did.
+        """What a stretch that starts here would find for something that an earlier one used.
 
         Args:
-            key: What was asked.
-            ref: A reference to the module that it was asked for, if it was for one.
+            key: What was used.
+            ref: A reference to the module in question, if there is one.
             values: Returns the arrays that the program of the stretch gets.
         """
         self.enter((), _jax.count_open_names())
@@ -315,7 +316,7 @@ class Trail:
 
 
 def origin_for_copies(module: Any, origin: Origin | None) -> Origin | None:
-    """What copies of a module that are made now are to be told; None if no capture runs."""
+    """The origin to store in copies of a module that are made now; None if no capture runs."""
     return Origin(module, origin) if thread.trails else None
 
 
@@ -329,9 +330,9 @@ class ModuleRequest:
     """What a capture wants of modules.
 
     Attributes:
-        root: The module that paths count from, and beside which nothing belongs to the model; None: found.
+        root: The module that paths count from; nothing outside it belongs to the model. None: to be found.
         methods: The methods whose arguments and results are sites, `"in"` and `"out"`.
-        more: What else the library of the modules wants to know while they run; hashable.
+        more: Anything else that the library of the modules needs while they run; hashable.
         sows: Whether it wants what is marked without a tag, by `sonde.sow`.
     """
 

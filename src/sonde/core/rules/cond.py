@@ -54,7 +54,7 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
         if "taken" not in item.extras:
             item.extras["taken"] = jnp.asarray(filled)[chosen]
             item.view = item.view.extra_on("taken", [False] * len(item.view.axes))
-        elif item.view.gates:  # the flag says more from now on than that one of the branches inside was taken
+        elif item.view.gates:  # from now on the flag also covers this cond, not only the branches inside
             outer = Gate(slots, branch=0, branches=2)
             item.view = item.view.replace(gates=item.view.gates | {outer})
     handler.items += items
@@ -62,19 +62,19 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
 
 
 def _slots_of(new: list[Rewritten], old: Sequence[Any], varying: frozenset[str]) -> tuple[_Slots, tuple[Any, ...]]:
-    """The slots of the items of all branches, and the branches that fill them: the same ones whenever they are met.
+    """The slots of the items of all branches, and the branches that fill them; cached.
 
-    JAX compiles a `cond` that is not in a jitted function by itself, and again if it gets other jaxprs.
+    JAX compiles a `cond` that is not in a jitted function separately, and compiles again for other jaxprs.
     """
     known, key = new[0].cache, ("cond", tuple(map(id, new)), varying)
     if key not in known:
         slots = _Slots(new, varying)
-        known[key] = slots, slots.branches(old)  # holds on to what is new, whose ids stay theirs
+        known[key] = slots, slots.branches(old)  # keeps the new ones alive, so that their ids stay valid
     return known[key]
 
 
 class _Slots:
-    """Where the items of several branches go in the outputs that they all have."""
+    """Where the items of several branches go in their common outputs."""
 
     def __init__(self, new: list[Rewritten], varying: frozenset[str]) -> None:
         self.new = new
@@ -102,7 +102,7 @@ class _Slots:
         self.filled = [[k in starts for starts in self.starts] for k in self.keys]
 
     def _spread(self, key: Any, spec: Item) -> list[frozenset[str]]:
-        """The mesh axes that each array of a slot varies over: JAX wants them alike in all branches."""
+        """The mesh axes that each array of a slot varies over: JAX requires the same in all branches."""
         here = [b.types[starts[key] :][: spec.size] for b, starts in zip(self.new, self.starts) if key in starts]
         own = [frozenset[str]().union(*map(_jax.varying_axes_of_type, types)) for types in zip(*here)]
         # Whether a site was met varies where the choice of the branch does.
@@ -162,11 +162,11 @@ class _Slots:
 
 
 def _in_order(branches: Iterable[list[Any]]) -> list[Any]:
-    """The slots of all branches, in an order that is that of every branch if there is one."""
+    """The slots of all branches, in an order that agrees with every branch, if there is one."""
     left = [keys for keys in branches if keys]
     order: list[Any] = []
     while left:
-        # The next slot is one that no branch has something before; if branches disagree, the first branch's.
+        # The next slot is one that comes first in all remaining branches; if they disagree, that of the first branch.
         heads = [keys[0] for keys in left]
         later = {key for keys in left for key in keys[1:]}
         key = next((head for head in heads if head not in later), heads[0])
@@ -199,7 +199,7 @@ class _Gating(Rebinding):
 
 
 def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
-    """A branch that takes, in front of its operands, for every branch whether it is taken."""
+    """A branch with more operands in front: for every branch, whether it is taken."""
     types = [v.aval for v in _jax.open_jaxpr(branch).invars]
 
     def run(*flat: Any) -> list[Any]:

@@ -1,12 +1,12 @@
 """Functions with their own derivatives, `custom_jvp` and `custom_vjp`.
 
 The user's rule must survive when the captured function is differentiated from outside, so the call is bound again with
-functions that return what was recorded as further outputs. Rules may be traced after the capture has ended; they are
-told again that a capture is running, and what the handler carries is an operand of the call. Where nothing around can
+functions that return what was recorded as further outputs. Rules may be traced after the capture has ended, so the
+capture state is set again for them, and what the handler carries is an operand of the call. If nothing around can
 differentiate, the function is simply run.
 
-A differentiation inside the capture never comes here: it runs the rules itself, on top of this trace, and sites inside
-the forward rule and the backward rule are met like any others.
+A differentiation inside the capture does not use these rules: it runs the user's rules itself, on top of this trace,
+and sites inside the forward and the backward rule are met like any others.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Recorded:
     def divide(self, operands: Sequence[Any], each: int = 1) -> tuple[Sequence[Any], Sequence[Any]]:
         """The operands of the user's function, and what the handler carries.
 
-        The latter come last: JAX knows the others by position.
+        The latter come last, because JAX knows the others by position.
         """
         n = len(operands) - each * self.n
         return operands[:n], operands[n:]
@@ -52,7 +52,7 @@ class _Recorded:
     def run(
         self, wrapped: Any, args: Sequence[Any], carried: Sequence[Any], *, beside: bool = False
     ) -> tuple[list[Any], list[Item]]:
-        """Runs a function, or one of its rules, under a child of the handler; `beside` only for what it records."""
+        """Runs a function, or one of its rules, under a child of the handler; with `beside`, only for its records."""
         self.handler.counts.return_to(
             self.calls
         )  # the function and its rules are the same calls, run in different ways
@@ -71,16 +71,15 @@ class _Recorded:
         return handler.of_custom_call(outs) if isinstance(handler, Rebinding) else list(outs)
 
     def settle(self, n_outs: int, items: list[Item]) -> None:
-        """Fixes what is recorded, by the function or by the first of its rules that is run."""
+        """Fixes what is recorded: by the function, or by the first of its rules that runs."""
         self.n_outs = n_outs
         self.specs = [item.spec for item in items]
         self.types = [_jax.typeof(x) for x in flat_arrays(items)]
 
     def of_rule(self, n_outs: int, items: list[Item], run_function: Callable[[], list[Item]]) -> list[Any]:
-        """The arrays of what a derivative rule recorded, in the places that those of the function have.
+        """The arrays that a derivative rule recorded, in the order of those of the function.
 
-        A rule need not compute what the function computes. For a site that it does not meet the function is run as
-        well.
+        A rule need not compute what the function computes. If it does not meet a site, the function is run as well.
 
         Args:
             n_outs: How many outputs the function has.
@@ -116,7 +115,7 @@ class _Recorded:
 
 
 def _specs_of(run: Callable[[], list[Item]]) -> list[Item]:
-    """What running something would record, found out without computing anything."""
+    """What running something would record, found without computing anything."""
     found: list[Item] = []
 
     def traced() -> list[Any]:
@@ -129,8 +128,8 @@ def _specs_of(run: Callable[[], list[Item]]) -> list[Item]:
 
 
 def _kind(spec: Item) -> Any:
-    # How many times a value was differentiated depends on which rule runs it, and says nothing about where it belongs.
-    # The choices that led to it are made again.
+    # How many times a value was differentiated depends on the rule that runs it, not on where it belongs. The choices
+    # that led to it are made again.
     gates = frozenset(dataclasses.replace(gate, choice=None) for gate in spec.view.gates)
     return spec.path, spec.view.replace(order=0, gates=gates), spec.size
 
@@ -200,7 +199,7 @@ def custom_vjp_rule(
 
 
 def _with_sites_beside(trace: SiteTrace, fun: Any, args: Sequence[Any]) -> SiteTrace:
-    """The trace for the call itself, after the function has run for its sites, if they cannot be in the call."""
+    """The trace for the call itself. If sites cannot be in the call, the function has run for them before."""
     handler = trace.handler
     if not isinstance(handler, Rebinding) or handler.in_custom_calls is None:
         return trace

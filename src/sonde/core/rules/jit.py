@@ -1,4 +1,4 @@
-"""Jitted calls. The sites' values become outputs; donation, shardings and the other options stay."""
+"""Jitted calls. The values of sites become outputs; donation, shardings and the other options stay."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def _run_compiled(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any])
     if run is None:
         return None
     inputs = new.inputs(handler)
-    with look(None):  # one cache entry, whoever looks
+    with look(None):  # one cache entry for all captures
         outs = run(*inputs, *args)
     return _recorded(handler, new, inputs, args, outs)
 
 
 def _recorded(handler: Handler, new: Rewritten, inputs: Sequence[Any], args: Sequence[Any], outs: Any) -> list[Any]:
-    """Gives the handler what came out of the call; returns the outputs of the program."""
+    """Gives the recorded outputs of the call to the handler; returns the outputs of the program."""
     outs = new.known(new.distinct.spread(outs), (*inputs, *args))
     handler.items.append(Bundle(new.specs, outs[new.n_outs :], new.cache))
     return outs[: new.n_outs]

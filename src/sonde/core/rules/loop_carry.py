@@ -1,11 +1,11 @@
-"""What a `while_loop` carries along for what was seen in it, and how an iteration changes it.
+"""What a `while_loop` carries for the sites in it, and how an iteration changes it.
 
-If the loop stops at another iteration for every element of a map, what it carries has the axes of its predicate in
-front. There is a form of every array for that (`_to_front`), and the form in which items have it.
+If the elements of a map stop at different iterations, what the loop carries has the axes of its predicate in front.
+Every array has a form for that (`_to_front`), besides its form in items.
 
-A branch that runs beside its siblings gives the sites in it a gate. A loop in the branch hands it through: then the
-flag of a site is known before the loop, also for an element whose loop never runs (`gate_from_outside`). The gate of a
-choice that is made in the body is known only where the body has run.
+A branch that runs beside its siblings gives the sites in it a gate. A loop in the branch passes it on: then the flag of
+a site is known before the loop, also for an element whose loop never runs (`gate_from_outside`). The gate of a choice
+that is made in the body is known only where the body has run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Keep:
         active: The type of the predicate.
         last: How many of the last iterations to keep.
         fold: How several iterations become one; see `Handler.fold`.
-        loop: By which name axes know that they are axes of the predicate; see `Axis.stopping`.
+        loop: The name by which axes are known to be axes of the predicate; see `Axis.stopping`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Keep:
         return _jax.zeros_of_type(self.active.update(dtype=jnp.dtype("int32"), weak_type=False))
 
     def empty(self, types: Sequence[Any], known: Sequence[Any] = ()) -> list[Any]:
-        """What is carried before the first iteration: what is `known` by then, where that is not None, and zeros."""
+        """What is carried before the first iteration: `known` where it is not None, otherwise zeros."""
         known = known or [None] * len(types)
         start = self.first([_jax.zeros_of_type(t) if x is None else x for t, x in zip(types, known)])
         return start if self.last == 1 else [jnp.stack([x] * self.last, axis=self.n) for x in start]
@@ -85,7 +85,7 @@ class Keep:
         return [lax.dynamic_update_index_in_dim(ring, x, slot, self.n) for x, ring in zip(new, kept)]
 
     def folded(self, count: Any, new: list[Any], kept: Sequence[Any]) -> list[Any]:
-        """What is new together with what was kept."""
+        """The new arrays combined with those that were kept."""
         if self.fold is None or not new:
             return new
         old = build_items(self.specs, [self._from_front(x, axis) for x, axis in zip(kept, self.axes)])
@@ -114,7 +114,7 @@ class Keep:
         return items
 
     def _in_order(self, ring: Any, count: Any, axes: list[int]) -> Any:
-        """Turns a ring so that its rows are the last iterations in order; rows that were never filled come last."""
+        """Rotates a ring so that its rows are the last iterations in order; rows that were never filled come last."""
 
         def turn(ring: Any, count: Any) -> Any:
             oldest = count - jnp.minimum(count, self.last)
@@ -173,12 +173,12 @@ _JOINS = ("and", "broadcast_in_dim", "expand_dims", "reshape", "squeeze", "trans
 
 
 def gate_from_outside(jaxpr: Any, position: int, consts: Sequence[Any]) -> Any:
-    """An output of a loop body that is nothing but constants of the loop, joined by `and`; None if it is not."""
+    """An output of a loop body, if it is only constants of the loop joined by `and`; otherwise None."""
     return _FromOutside().inside(jaxpr, lambda i: consts[i] if i < len(consts) else None)(position)
 
 
 class _FromOutside(Question[Any]):
-    """The array that a value is, computed again from arrays that are there."""
+    """The value, computed again from existing arrays."""
 
     def of_equation(self, made: _jax.MadeBy, read: Read[Any]) -> Any:
         """The output, if all inputs are known."""
@@ -186,7 +186,7 @@ class _FromOutside(Question[Any]):
         return None if any(v is None for v in values) else made.primitive.bind(*values, **made.params)
 
     def sliced(self, answer: Any) -> Any:
-        """A slice is another one in every iteration."""
+        """A slice differs between iterations."""
         del answer
 
     def stacked(self, answer: Any, length: int) -> Any:

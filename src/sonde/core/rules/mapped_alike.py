@@ -1,8 +1,8 @@
 """Under `vmap`, sites of two branches that share a slot get the same axes.
 
-The record of the slot has the values of both, and the gradient for each example at one of them cannot stand beside the
-sum over the examples at the other. Once JAX has made the branches of a `cond` a select, later maps meet the sites one
-by one; so each follows what any of them depends on.
+The record of the slot has the values of both, so the gradients at both must have a part for each example, not the sum
+over examples at one of them. Once JAX has turned the branches of a `cond` into a select, later maps meet the sites one
+by one; so each site follows whatever any of them depends on.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sonde.core.site import Site, View
 from sonde.core.site_search import sites_inside
 from sonde.core.trace import run_under
 
-# For each array of a site, the operands that it follows; the first is a number that is mapped over the axis at hand.
+# For each array of a site, the operands that it follows; the first is a number that is mapped over the current axis.
 _Follows = dict[Site, tuple[tuple[int, ...], ...]]
 
 
 class _Follow(Rebinding):
-    """Has arrays of some sites mapped wherever some of the operands of a branch are."""
+    """Makes arrays of some sites mapped wherever some of the operands of a branch are."""
 
     def __init__(self, operands: Sequence[Any], follows: _Follows) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _Follow(Rebinding):
         return bind_site(given, site, view)
 
     def of_custom_call(self, outs: Sequence[Any]) -> list[Any]:
-        """The outputs, mapped alike whether they go through a site or a rule that does not meet it."""
+        """The outputs, mapped in the same way whether or not they go through a site."""
         followed = sorted({j for leaves in self.follows.values() for others in leaves for j in others})
         return along(outs, [self.operands[j] for j in followed])
 

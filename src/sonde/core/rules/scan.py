@@ -1,8 +1,8 @@
 """`scan`, and with it `map`, `fori_loop` with known bounds, and the gradients of all of them.
 
 Every iteration's value becomes a row of one array, in the order in which the iterations ran. A gradient comes out of
-the reversed loop that computes it; whether its rows have to be turned round is decided when it is paired with its
-value, where it is known if the gradient is of this loop or was taken inside it.
+the reversed loop that computes it; whether its rows have to be reversed is decided when it is paired with its value,
+because only then is it known whether the gradient is of this loop or was taken inside it.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ RULES[_jax.scan_p] = scan_rule
 
 
 class _Anchor(Rebinding):
-    """Gives every site of a loop body one more operand, which is another in every iteration of all loops around it."""
+    """Gives every site of a loop body one more operand, which differs between all iterations of the loops around it."""
 
-    loops = 1  # how many there are around, up to the one that is differentiated
+    loops = 1  # how many loops are around, up to the one that is differentiated
 
     def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
         """The numbers of the iterations of a loop inside."""
@@ -75,7 +75,7 @@ class _Anchor(Rebinding):
         return [np.arange(length, dtype=np.int32)]
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
-        """The handler inside. In a loop, what its sites are given changes with that loop too."""
+        """The handler inside. In a loop, the operand of its sites changes with that loop too."""
         new = super().child(base, steps, prefix)
         if steps:
             new.operand, new.loops = self.operand + steps[0], self.loops + 1
@@ -94,7 +94,7 @@ class _Anchor(Rebinding):
             bind_site(given, site, anchored.replace(role="look"))
             return [] if view.role == "look" else given.arrays
         state = looking()
-        # New values, and gradients of a later differentiation, may be others in every iteration.
+        # New values, and gradients of a later differentiation, may differ between iterations.
         stays = site.grads or (state is not None and state.edits)
         if stays or view.role == "look":
             return bind_site(given, site, anchored)
@@ -122,7 +122,7 @@ def _anchored(body: Any) -> Any:
 
 
 def _anchoring(params: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """The numbers of the iterations and the parameters of a scan over them as well; None if there is no need."""
+    """The numbers of the iterations, and the parameters of a scan that includes them; None if not needed."""
     body = _anchored(params["jaxpr"]) if has_sites(params["jaxpr"]) else None
     if body is None:
         return None

@@ -1,4 +1,4 @@
-"""`shard_map` and `pmap`: what is seen per shard becomes a global array, sharded as it was, nothing gathered.
+"""`shard_map` and `pmap`: the values of all shards become a global array with the same sharding; nothing is gathered.
 
 The array has one leading axis for every mesh axis that the value varies over. The token of a call comes once per shard:
 in a branch that only some shards take, the others have 0.

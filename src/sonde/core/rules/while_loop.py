@@ -1,9 +1,9 @@
-"""`while_loop`, of unknown length: the values of the last iteration, and how many there were.
+"""`while_loop`, of unknown length: the values of the last iteration, and the number of iterations.
 
 On request the last few iterations are kept, in a ring that is put in order after the loop (`loop_carry`).
 
 Under `vmap` with a mapped predicate the loop runs until the last element is done. The predicate is then an array, and
-what the loop carries, ours included, has its axes in front: JAX leaves an element that has finished as it is.
+everything that the loop carries has its axes in front: JAX does not change an element that has finished.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     test = _Part(params["cond_jaxpr"], handler, test_consts)  # it runs first: calls are counted in that order
     body = _Part(params["body_jaxpr"], handler, body_consts)
     if not (body.new.specs or test.new.specs or handler.counts_iterations):
-        # Nothing has to come out: the loop stays the loop it is.
+        # Nothing has to come out: the loop stays as it is.
         return _bind(*_also_asked(handler, test), body.new.jaxpr, body.front, init)
     active, mapped = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval, _mapped_loop(params["cond_jaxpr"])
     keep = Keep(body.new.specs, active, handler.last, handler.fold, mapped)
     keep_test = Keep(test.new.specs, active, handler.last, handler.fold, mapped)
-    # The test runs once before the loop and once in every iteration. If another capture looks at it too, it stays where
-    # it is, and what is recorded of it here is computed once more. Otherwise the loop carries its answer.
+    # The test runs once before the loop and once in every iteration. If another capture records it too, it stays where
+    # it is, and what is recorded here is computed once more. Otherwise the loop carries its answer.
     computed_again = bool(test.new.specs) and handler.passes_on
     recorded_test = _Part(params["cond_jaxpr"], handler.quietly(), test_consts) if computed_again else test
     carries_answer = bool(test.new.specs) and not computed_again
@@ -90,7 +90,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     answer, seen = run_test(recorded_test.front, init, count)
     start = [*init, *keep.empty(body.new.types, body.known_before()), count, *answer, *seen]
     types, step_front = [*map(_jax.typeof, start)], [*body.front, *recorded_test.front]
-    # The same jaxprs whenever the loop is met: JAX compiles one that is not in a jitted function again for others.
+    # The same jaxprs each time: JAX compiles a loop that is not in a jitted function again for other jaxprs.
     parts = (body.new, test.new, recorded_test.new)
     key = ("while", *map(id, parts), tuple(types), handler.last, by_identity(handler.fold))
     if key not in body.new.cache:
@@ -130,14 +130,14 @@ class _Part:
         self.front = [*self.new.inputs(handler), *consts]
 
     def run(self, front: Sequence[Any], carry: Sequence[Any], count: Any) -> tuple[list[Any], list[Any]]:
-        """The outputs of the program, and what was seen; `front` is `self.front`, or tracers for it."""
+        """The outputs of the program, and what was recorded; `front` is `self.front`, or tracers for it."""
         # An element that is still active has run in every iteration.
         steps = [jnp.max(count, initial=0)] * self.numbered
         outs = _jax.eval_jaxpr(self.new.jaxpr, *front, *carry, *steps)
         return outs[: self.new.n_outs], outs[self.new.n_outs :]
 
     def known_before(self) -> list[Any]:
-        """For each of the arrays that are recorded, what it is in an element that never runs; None for zeros."""
+        """For each of the recorded arrays, its value for an element that never runs; None for zeros."""
         flags = build_items(self.new.specs, [*range(self.new.n_outs, self.new.n_outs + self.new.n_extra)])
         known: list[Any] = [None] * self.new.n_extra
         for item in flags:
@@ -148,7 +148,7 @@ class _Part:
 
 
 def _also_asked(handler: Handler, test: _Part) -> tuple[Any, list[Any]]:
-    """The test of a loop that goes on only where the handler lets it, and the constants that it takes."""
+    """The test of a loop that continues only where the handler allows it, and its constants."""
     if not isinstance(handler, Rebinding) or not handler.stops_loops:
         return test.new.jaxpr, test.front
 
@@ -165,7 +165,7 @@ RULES[_jax.while_p] = while_rule
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Under remat JAX cannot save anything from inside a while loop, not even a token. It cannot differentiate the loop
-# backwards either, so its sites are only looked at. A loop that is computed again has been looked at before.
+# backwards either, so its sites are only recorded. A loop that is computed again was recorded before.
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -173,9 +173,9 @@ _numbers = itertools.count(WRITTEN_DOWN, -1)
 
 
 class _LookOnly(Rebinding):
-    """Divides every site into the value, which goes on as it is, and a look at it.
+    """Splits every site into the value, which passes through, and a look that records it.
 
-    Gradients that are computed in the body find their values by numbers that are written down in it.
+    Gradients that are computed in the body find their values by constant tokens.
     """
 
     def __init__(self) -> None:
@@ -252,13 +252,13 @@ batching.primitive_batchers[mapped_p] = lambda args, dims, *, loop: (mapped_p.bi
 
 
 def _mapped_loop(test: Any) -> object:
-    """The name that a loop was given when it was mapped; None if it was not."""
+    """The name that a loop got when it was mapped; None if it was not."""
     found = (eqn.params["loop"] for eqn in _jax.open_jaxpr(test).eqns if eqn.primitive is mapped_p)
     return next(found, None)
 
 
 class _Active(Rebinding):
-    """Gives every site inside a loop one more operand, which is about to be mapped as the predicate is."""
+    """Gives every site inside a loop one more operand, which will be mapped like the predicate."""
 
     def __init__(self, operand: Any, loop: object) -> None:
         super().__init__(operand)
@@ -272,7 +272,7 @@ class _Active(Rebinding):
 
 
 def _predicate_is_mapped(axis_data: Any, dims: Sequence[Any], params: dict[str, Any]) -> bool:
-    """Whether a loop that is mapped like this stops at another iteration for every element."""
+    """Whether the elements of a loop that is mapped like this may stop at different iterations."""
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     mapped = [d is not None for d in dims]
     test_consts, body_consts, carry = mapped[:n_test], mapped[n_test : n_test + n_body], mapped[n_test + n_body :]
@@ -305,7 +305,7 @@ _named = JaxprCache()
 
 
 def _with_active(test: Any, body: Any, on_mesh: bool) -> tuple[Any, Any]:
-    """Test and body of a loop that take one more operand in front, which every site inside is given.
+    """Test and body of a loop with one more operand in front, which every site inside gets.
 
     If they are about to be mapped over an axis of a mesh, all types must name the mesh: that of a counter does not.
     """

@@ -55,7 +55,7 @@ def vmap(
         axis_size: the size of the axis, if no argument is mapped.
         spmd_axis_name: see `jax.vmap`.
         transform_metadata: `{nnx.PARTITION_NAME: name}` names the axis in the sharding metadata of Variables, see
-            `nnx.transform_metadata`; other keys name it in metadata of their own.
+            `nnx.transform_metadata`; other keys name it in other metadata.
         graph: True allows shared references, False demands trees. None: the current mode.
         graph_updates: whether the function may change the structure of its arguments. None: the current setting.
 

@@ -53,7 +53,7 @@ def scan(
         reverse: whether to run from the last element to the first.
         unroll: see `jax.lax.scan`.
         in_axes: for each argument, the axis to scan along, None for "the same in all iterations", `nnx.Carry` for the
-            the carry, `StateAxes` for the Variables of a Module, or containers of axes.
+            carry, `StateAxes` for the Variables of a Module, or containers of axes.
         out_axes: for each output the axis along which to stack it, and `nnx.Carry` for the carry.
         transform_metadata: `{nnx.PARTITION_NAME: name}`, see `nnx.vmap`.
         graph: True allows shared references, False demands trees. None: the current mode.
