@@ -84,11 +84,12 @@ test-browser: setup  ## The page in Chromium; needs Debian's chromium and chromi
 	$(BIN)/python -m pytest -m browser -q tests/report
 
 test-wheel: setup  ## Build the wheel, install it in a bare environment, run its demo
-	$(BIN)/python -m pip install --quiet build
+	$(BIN)/python -m pip install --quiet build twine
 	rm -rf dist && $(BIN)/python -m build --wheel
 	rm -rf .venv-wheel && $(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install --quiet "$$(ls dist/*.whl)[cli]"
-	cd dist && ../.venv-wheel/bin/sonde --version && ../.venv-wheel/bin/sonde demo --out demo.html
+	cd .venv-wheel && bin/sonde --version && bin/sonde demo --out demo.html
+	$(BIN)/python -m twine check --strict dist/*  # everything in dist is published
 
 docs: setup  ## The documentation site, in site/
 	$(BIN)/python -m pip install --quiet --group docs
@@ -106,5 +107,5 @@ bench: setup  ## Every benchmark, as ratios in one run
 	$(BIN)/python benchmarks/run.py
 
 clean:  ## Remove build outputs
-	rm -rf $(VENV) dist build .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-wheel dist build site .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
