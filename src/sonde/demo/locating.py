@@ -86,7 +86,7 @@ class Located:
             found.append(f"{self.runner_up} brings back {percent(self.restored[self.runner_up])} too")
         looking = max(self.looks, key=self.looks.__getitem__)
         if looking != self.head:
-            found.append(f"{self.head} brings back most, but {looking} is the one that looks in the right place")
+            found.append(f"{self.head} brings back most, but {looking} looks in the right place")
         return found
 
 

@@ -41,7 +41,7 @@ def _told(story: Story) -> Text:
 def _loss(story: Story) -> Lines:
     return Lines(
         title="Training",
-        caption="The surprise at tokens that could be known. It falls when the induction head forms; then a price on "
+        caption="The loss at tokens that can be predicted. It falls when the induction head forms; then a price on "
         "the use of heads leaves only the heads that are needed.",
         lines={"loss": story.trained.losses},
         x_title="step",
@@ -54,8 +54,8 @@ def _attention(story: Story) -> HeatMap:
     labels = letters(story.located.tokens)
     return HeatMap(
         title=f"Where {story.located.head} looks",
-        caption="A row for every position of a sequence that repeats at the half: the shares of its attention. In the "
-        "lower half an induction head looks at the letter that followed its own letter the first time.",
+        caption="Each row is a position of a sequence that repeats at the half, and shows where its attention goes. In "
+        "the lower half, an induction head looks at the letter that followed the current letter the first time.",
         values=story.located.weights,
         rows=labels,
         columns=labels,
@@ -70,10 +70,10 @@ def _heads(story: Story) -> HeatMap:
     restored = np.array(list(story.located.restored.values())).reshape(LAYERS, HEADS)
     sweep = story.located.sweep
     return HeatMap(
-        title="Which head carries it",
+        title="Which head does it",
         caption="The first half of the sequence is exchanged, and the logit of the right token falls from "
-        f"{float(sweep.clean):.3g} to {float(sweep.corrupt):.3g}. Each cell: the share that comes back when the output "
-        "of this head alone is what it was before.",
+        f"{float(sweep.clean):.3g} to {float(sweep.corrupt):.3g}. Each cell is the share that comes back when the "
+        "output of this head alone is restored.",
         values=restored.round(3) + 0.0,
         rows=[f"layer {layer}" for layer in range(LAYERS)],
         columns=[f"head {head}" for head in range(HEADS)],
@@ -102,7 +102,7 @@ def _defect(story: Story) -> Text:
     search = story.search
     planted = (
         f"In a copy of the model, the layer of {search.planted} keeps its scores in float16 and has queries far too "
-        f"large. The loss of a training step is then {search.loss}; that is all one sees from outside."
+        f"large. The loss of a training step is then {search.loss}; nothing else is visible from outside."
     )
     found = "first_nonfinite found nothing." if search.found is None else str(search.found)
     paragraphs = [planted, *(line.strip() for line in found.splitlines())]

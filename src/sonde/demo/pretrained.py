@@ -34,8 +34,8 @@ class Pretrained:
         words: the tokens of the sentence.
         said: what the model would say at every layer and position.
         sure: how sure it would be.
-        answer: how it goes on with the sentence.
-        induction: for every layer and head, the share of attention on what followed the last time.
+        answer: how it continues the sentence.
+        induction: for every layer and head, the share of attention on the token that came next the last time.
         fact_words: the tokens of the sentence about a capital.
         restored: for every layer and position, the share of the answer that comes back when one value is exchanged.
         report: the page.
@@ -56,25 +56,25 @@ class Pretrained:
     def findings(self) -> list[str]:
         """What was found, a sentence each."""
         layer, head = np.unravel_index(self.induction.argmax(), self.induction.shape)
-        found = [f"The model goes on: {SENTENCE}{self.answer}"]
+        found = [f"The model continues: {SENTENCE}{self.answer}"]
         first = next(
             (i for i, row in enumerate(self.said) if all(r[-1] == self.said[-1][-1] for r in self.said[i:])), 0
         )
-        found.append(f"It would say {self.said[-1][-1]!r} from layer {first} on, of {len(self.said)}.")
+        found.append(f"From layer {first} of {len(self.said)} on, it would say {self.said[-1][-1]!r}.")
         found.append(
-            f"{int((self.induction > LOOKS).sum())} heads spend over half of their attention on what followed the last "
-            f"time; head {head} of layer {layer} spends {self.induction[layer, head]:.0%}."
+            f"{int((self.induction > LOOKS).sum())} heads spend more than half of their attention on the token that "
+            f"came next the last time; head {head} of layer {layer} spends {self.induction[layer, head]:.0%}."
         )
         for position, word in enumerate(self.fact_words):
             layers = np.flatnonzero(self.restored[:, position] > LOOKS)
             if layers.size:
-                found.append(f"Which country it is about is in {word!r} in layers {layers.min()} to {layers.max()}.")
+                found.append(f"Layers {layers.min()} to {layers.max()} hold the country at the token {word!r}.")
         return found
 
     @property
     def problems(self) -> list[str]:
         """What the demo wanted to show and did not."""
-        found = [] if (self.induction > LOOKS).any() else ["no head looks at what followed the last time"]
+        found = [] if (self.induction > LOOKS).any() else ["no head looks at the token that came next the last time"]
         return found + ([] if (self.restored > LOOKS).any() else ["no single value brings the answer back"])
 
     def to_json(self) -> dict[str, Any]:
@@ -171,8 +171,8 @@ def _panels(
         ),
         HeatMap(
             title="Induction heads",
-            caption="Random tokens, twice: the share of its attention that a head spends on the token after the "
-            "earlier one of its own kind.",
+            caption="A sequence of random tokens, twice: the share of its attention that a head spends on the token "
+            "after the earlier occurrence of the current token.",
             values=induction.round(4),
             rows=layers,
             columns=[f"head {i}" for i in range(induction.shape[1])],
@@ -181,8 +181,8 @@ def _panels(
         ),
         HeatMap(
             title="Where a fact is",
-            caption="Rome is the capital of Italy; one value at a time is that of Paris instead. The share of the "
-            "answer France that comes back.",
+            caption="Rome is the capital of Italy. One value at a time is replaced by its value for Paris; each cell "
+            "is the share of the answer France that comes back.",
             values=restored.round(4),
             rows=layers,
             columns=fact_words,

@@ -48,23 +48,23 @@ class Story:
 
     @property
     def findings(self) -> list[str]:
-        """What was found, a sentence each; nothing that this run has not shown."""
+        """What was found, one sentence each; only what this run has shown."""
         located, search = self.located, self.search
         said = []
         if not located.problems:
             said.append(
-                f"{located.head} is the induction head: its output alone brings back "
-                f"{percent(located.restored[located.head])} of what the model loses with the first half exchanged. "
+                f"{located.head} is the induction head: restoring its output alone brings back "
+                f"{percent(located.restored[located.head])} of what the model loses when the first half is exchanged. "
                 f"No other head brings back more than {percent(located.restored[located.runner_up])}."
             )
             said.append(
                 f"It spends {percent(located.looks[located.head])} of its attention on the token after the earlier "
-                "occurrence of the one it is at."
+                "occurrence of the current token."
             )
         if search.found is not None and search.right:
             said.append(
                 f"The overflow planted in one layer begins at {search.found.path}: {search.found.infs} of "
-                f"{search.found.size} values are infinite there. All that the training step itself shows is the loss "
+                f"{search.found.size} values are infinite there. The training step itself shows only a loss of "
                 f"{search.loss}."
             )
         return said
