@@ -1,9 +1,9 @@
 """Modules that hand names on: further import paths for what lives elsewhere in the package.
 
 Code written for Flax imports `nnx.nn.linear` or `nnx.graphlib`; here the layers and functions live in other files. A
-table says which path stands for which modules, and `hand_on` makes the paths importable. A path holds nothing itself: a
-name is looked up when it is asked for: in the modules it stands for, in their order, in the package, and last among the
-types for annotations (`sonde._flax_types`).
+table says which path stands for which modules, and `hand_on` makes the paths importable. A path holds nothing itself; a
+name is looked up on first use: in the modules it stands for, in their order, in the package, and last among the types
+for annotations (`sonde._flax_types`).
 
 A path that is a module of the package, and loaded, gets the further names besides its own.
 """
@@ -41,7 +41,7 @@ def hand_on(package: str, paths: Mapping[str, Sequence[str]]) -> None:
 def _existing(name: str) -> types.ModuleType:
     module = sys.modules[name]
     if hasattr(module, "__getattr__"):
-        raise ValueError(f"{name} has a `__getattr__` of its own: it cannot hand on further names.")
+        raise ValueError(f"{name} defines `__getattr__`, so it cannot pass on further names.")
     return module
 
 

@@ -1,4 +1,4 @@
-"""The types of arrays: of one element along an axis, of zeros, of what is no array."""
+"""The types of arrays: of one element along an axis, of zeros, of values that are not arrays."""
 
 from __future__ import annotations
 

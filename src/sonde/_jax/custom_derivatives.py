@@ -1,4 +1,4 @@
-"""Functions with derivatives of their own: binding them again, and what their rules take and return."""
+"""Functions with custom derivatives: binding them again, and what their rules take and return."""
 
 from __future__ import annotations
 

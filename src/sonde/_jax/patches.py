@@ -371,7 +371,7 @@ def tracing_hook(
 def kept_when_partially_evaluated(effect_type: type[Effect]) -> InPlace:
     """Every equation with an effect is kept, whatever its primitive is, when JAX evaluates a program partially.
 
-    JAX itself keeps those that it deals with in the default way, and scans. A call, a branch or a jitted function with
+    JAX itself keeps those that it handles in the default way, and scans. A call, a branch or a jitted function with
     such an equation inside would be lost if its outputs are not used: a site in a loop in a rematerialised loop body.
     """
     make = _pe.new_eqn_recipe
@@ -429,9 +429,9 @@ def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], No
 def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
     """Tells batching rules which `vmap` an axis is from.
 
-    JAX tells them no more than its size and name, and keeps the batched form of a jaxpr by these: with two axes of one
-    size, what is seen inside would be said to have the axis that came first. `matters` says for which jaxprs this is of
-    interest; all others are batched as ever.
+    JAX tells them only its size and name, and caches the batched form of a jaxpr by these: with two axes of one size,
+    what is recorded inside would seem to have the axis that came first. `matters` says for which jaxprs this is needed;
+    all others are batched as usual.
     """
     batch, batch_jaxpr, batch_jaxpr_axes = _batching.batch, _batching.batch_jaxpr2, _batching.batch_jaxpr_axes
     names = [field.name for field in dataclasses.fields(_batching.AxisData)]

@@ -120,7 +120,7 @@ def mapped_by(axis_data: Any) -> MappedBy | None:
 
 
 def runs_of_maps(trace: Any) -> tuple[object, ...]:
-    """The calls of `vmap` around a trace, outermost first, each an object of its own; none if the program is traced."""
+    """The calls of `vmap` around a trace, outermost first, each a separate object; none if the program is traced."""
     return _runs.now if _runs.now and _program_of(trace)[0] is None else ()
 
 

@@ -276,7 +276,7 @@ class Rebinding(Handler):
     It records nothing.
     """
 
-    # Whether a while loop goes on only where the operand is true.
+    # Whether a while loop continues only where the operand is true.
     stops_loops = False
     # If the sites of a function with its own derivatives must not be inside its call: the handler for the call. The
     # function is then run once more, outside the call, for its sites.

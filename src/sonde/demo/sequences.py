@@ -15,7 +15,7 @@ HALF = LENGTH // 2
 
 
 def repeated(key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-    """`n` sequences, each of its own period between a quarter and a half of its length; and their periods."""
+    """`n` sequences, each with its own period between a quarter and a half of its length; and their periods."""
     of_tokens, of_periods = jax.random.split(key)
     period = jax.random.randint(of_periods, (n, 1), LENGTH // 4, HALF + 1)
     return jnp.take_along_axis(_distinct(of_tokens, n), jnp.arange(LENGTH) % period, axis=1), period

@@ -145,7 +145,7 @@ def _class(cls: type) -> Found:
     if not usable:
         name = f"{cls.__module__}.{cls.__qualname__}"
         reasons = [machinery(f.filename) or f.reason for f in found] + [x.reason for x in left_out]
-        why = next(filter(None, reasons), "it has no methods of its own")
+        why = next(filter(None, reasons), "it defines no methods")
         raise InsideError(f"inside= cannot look into class {name}: {why}")
     whole = _with_inner(found)
     return Found(whole.functions, (*whole.left_out, *left_out))

@@ -83,10 +83,10 @@ def write_through(variable: Variable[Any], value: Any) -> None:
 
 
 def new_references(variable: Variable[Any], value: Any, metadata: Metadata) -> Any:
-    """What the cell of a Variable holds for a value that is given, or copied: references of its own, if it is to."""
+    """What the cell of a Variable holds for a given or copied value: new references, if it holds references."""
     if any(map(is_reference, jax.tree.leaves(value))):
         raise ValueError(
             f"A {type(variable).__name__} was given an array reference. Give it the array, reference[...], and "
-            f"ref=True for a reference of its own; or make the reference an attribute of a Module."
+            f"ref=True for a new reference; or make the reference an attribute of a Module."
         )
     return jax.new_ref(value) if metadata["ref"] else referring(value) if metadata["hijax"] else value

@@ -82,8 +82,8 @@ def with_vars(
     if not allow_duplicates and (shared := find_duplicates(node, only=only)):
         paths = ", ".join(show_path(path) for path in shared[0])
         raise ValueError(
-            f"with_vars: Found duplicate at paths: {paths}. A copy has Variables of its own at each of them; make them "
-            f"two first, or pass allow_duplicates=True to keep them one."
+            f"with_vars: Found duplicate at paths: {paths}. A copy would have separate Variables there; make them "
+            "separate first, or pass allow_duplicates=True to keep them shared."
         )
     entries = {name: value for name, value in (("hijax", hijax), ("ref", ref)) if value is not None}
     chosen = to_predicate(only)

@@ -104,7 +104,7 @@ def _plain(hijax: bool, ref: bool, eager_sharding: bool) -> Metadata:
 
 
 def shared(entries: Mapping[str, Any]) -> Metadata:
-    """The Metadata with these entries; Variables without entries of their own share one object."""
+    """The Metadata with these entries; Variables without entries share one object."""
     defaults = variable_defaults.current()
     required = {
         "hijax": bool(entries.get("hijax", defaults.hijax)),

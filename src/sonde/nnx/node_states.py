@@ -2,7 +2,7 @@
 
 `to_tree` puts a `NodeStates` in place of every object: its leaves are the values of the object's Variables and
 arrays. An object that was met before becomes a NodeStates without leaves, which refers to the first. `from_tree` is the
-inverse. Under the name of an update context it returns the very objects that `to_tree` was given (`graph_contexts`).
+inverse. Under the name of an update context it returns the same objects that `to_tree` was given (`graph_contexts`).
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def fork_rngs(
     graph: bool | None = None,
     graph_updates: bool | None = None,
 ) -> AnyType:
-    """Makes the streams of a model start again from a key of their own.
+    """Makes each stream of a model start again from a new key.
 
     Args:
         node: the model. Without it, returns a decorator that does this to all arguments of a function, and puts them
@@ -212,7 +212,7 @@ def with_rngs(
     Args:
         node: the model. Without it, returns a decorator that does this to all arguments of a function.
         split: a shape, or shapes by filter: these streams hold arrays of keys.
-        fork: which of the others start again from a key of their own.
+        fork: which of the others start again from a new key each.
         broadcast: a shape, or shapes by filter: these streams hold one key many times.
         only: which streams to change; the others are left alone.
         graph: True allows shared references, False demands a tree. None: the current mode.

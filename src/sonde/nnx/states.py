@@ -383,8 +383,7 @@ def _merge_into(target: dict[Any, Any], source: dict[Any, Any], path: PathParts)
         old = target.get(key)
         if key in target and (type(old) is dict) != (type(value) is dict):
             raise ValueError(
-                f"Cannot merge states: {'/'.join(map(str, (*path, key)))} is a leaf in one and has entries of its own "
-                f"in another."
+                f"Cannot merge states: {'/'.join(map(str, (*path, key)))} is a leaf in one and has entries in another."
             )
         if type(value) is dict and key in target:
             _merge_into(target[key], value, (*path, key))

@@ -46,8 +46,8 @@ class CallInfo:
         inputs: what it was called with, arrays as `jax.ShapeDtypeStruct`; a pair of args and kwargs.
         outputs: what it returned, in the same form.
         method: the name of the method.
-        flops: estimated operations of the call, if asked for.
-        vjp_flops: estimated operations of the call and its gradient, if asked for.
+        flops: estimated operations of the call, if requested.
+        vjp_flops: estimated operations of the call and its gradient, if requested.
     """
 
     path: tuple[Any, ...]

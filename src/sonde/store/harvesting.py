@@ -297,7 +297,7 @@ def _check_global(outcome: BatchOutcome) -> None:
 
 
 def _check_fits(infos: Sequence[ArrayInfo], outcome: BatchOutcome, number: int) -> None:
-    """Raises StoreError if a batch does not have the sites and rows of the ones before."""
+    """Raises StoreError if a batch does not have the sites and rows of earlier batches."""
     known = {(info.kind, info.path): info for info in infos}
     if tuple(known) != outcome.names:
         missing = [f"{kind}/{path}" for kind, path in known if (kind, path) not in outcome.names]

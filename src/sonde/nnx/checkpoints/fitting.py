@@ -58,7 +58,7 @@ def match(
     """Finds every part of the entries in the checkpoint.
 
     Args:
-        entries: what is to be restored.
+        entries: what to restore.
         others: the rest of the model, which the checkpoint may have too.
         stored: what the checkpoint has.
         where: the checkpoint, for messages.
