@@ -305,11 +305,16 @@ def is_of_sonde(value: Any) -> bool:
 
 if __name__ == "__main__":
     how = sys.argv[1]
+    traced: list[int] = []
+    early = jax.jit(lambda x: traced.append(1) or x)
+    early(1.0)
     if how != "without":
         import_sonde()
     if how == "used":
         use_sonde()
-    answers = {}
+    for _ in range(3):
+        early(1.0)
+    answers: dict[str, Any] = {"traced": len(traced)}
     for probe in (programs, compiled, counts, errors, leaks, tables, replaced):
         answers[probe.__name__] = probe()
     print(json.dumps(answers))
