@@ -7,14 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import sonde
 
-GROUPS, PER_GROUP, WIDTH = 3, 4, 5
+GROUPS, PER_GROUP, WIDTH = 2, 3, 5
 LAYERS = GROUPS * PER_GROUP
-W = jax.random.normal(jax.random.key(0), (LAYERS, WIDTH, WIDTH)) / 2
-X = jax.random.normal(jax.random.key(1), (2, 3, WIDTH))
-Y = jax.random.normal(jax.random.key(2), (2, 3, WIDTH))
+W = np.random.default_rng(0).normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32) / 2
+X, Y = jnp.asarray(np.random.default_rng(1).normal(size=(2, 2, 3, WIDTH)), jnp.float32)
 SITES = ("in", "out", "resid")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sonde import nnx
@@ -13,8 +12,8 @@ from sonde.models.config import Config
 from sonde.models.decoder import Decoder
 
 LAYERS = 3
-TOKENS = (jnp.arange(6)[None] * 3 + 1) % 20
-OTHERS = (jnp.arange(6)[None] * 7 + 2) % 20
+TOKENS = (np.arange(6, dtype=np.int32)[None] * 3 + 1) % 20
+OTHERS = (np.arange(6, dtype=np.int32)[None] * 7 + 2) % 20
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.tools.layered import FORMS, LAYERS, PER_GROUP, SITES, WIDTH, X, Y, by_hand, listed, metric, scanned
+from tests.tools.layered import FORMS, GROUPS, LAYERS, PER_GROUP, SITES, WIDTH, X, Y, by_hand, listed, metric, scanned
 
 import sonde
 from sonde.errors import NoSuchSiteError
@@ -20,7 +20,7 @@ from sonde.tools import ablate, attribute, attribute_edges, compare, patch_paths
 CLEAN, OF_X = by_hand(X)
 _, OF_Y = by_hand(Y)
 FIRST_ROWS = ("blocks/0/out", "blocks/1/out")  # what comes first in a loop looks like all of it
-NO_GRID = ("blocks/1/out", f"blocks/{PER_GROUP + 2}/out")  # of a loop in a loop, not every combination
+NO_GRID = ("blocks/1/out", f"blocks/{PER_GROUP}/out")  # of a loop in a loop, not every combination
 
 
 def close(a: Any, b: Any) -> None:
@@ -79,14 +79,14 @@ def test_tools_take_some_rows(form: Any, rows: Any) -> None:
         gradient = jax.grad(lambda new, p=p: metric(by_hand(X, {p: lambda _: new})[0]))
         points = [OF_Y[p] + (k + 0.5) / 3 * (OF_X[p] - OF_Y[p]) for k in range(3)]
         close(found[name(p)][0], sum(map(gradient, points)) / 3 * (OF_X[p] - OF_Y[p]))
-    paths_of = patch_paths(f, X, Y, paths, name("blocks/9/in"), metric)
-    edges = attribute_edges(f, paths, [name("blocks/1/in"), name("blocks/8/in")], metric=metric, baseline=(Y,))(X)
+    paths_of = patch_paths(f, X, Y, paths, name("blocks/5/in"), metric)
+    edges = attribute_edges(f, paths, [name("blocks/1/in"), name("blocks/4/in")], metric=metric, baseline=(Y,))(X)
     kept = edges[:1]
     for p in rows:
         between = {q: lambda _, q=q: OF_X[q] if q == p else OF_Y[q] for q in rows}
-        arrived = by_hand(Y, between)[1]["blocks/9/in"]
-        expected = metric(by_hand(Y, {"blocks/9/in": lambda _, a=arrived: a})[0])
-        close(paths_of.scores[name(p), name("blocks/9/in")], expected)
+        arrived = by_hand(Y, between)[1]["blocks/5/in"]
+        expected = metric(by_hand(Y, {"blocks/5/in": lambda _, a=arrived: a})[0])
+        close(paths_of.scores[name(p), name("blocks/5/in")], expected)
     close(kept.measured(), _measured({(e.sender, e.receiver) for e in kept}, rows, name))
 
 
@@ -104,7 +104,7 @@ def _measured(kept: set[Any], senders: Any, name: Callable[[str], str]) -> Any:
 
         return cut
 
-    edits = {p: send(p) for p in senders} | {p: receive(p) for p in ("blocks/1/in", "blocks/8/in")}
+    edits = {p: send(p) for p in senders} | {p: receive(p) for p in ("blocks/1/in", "blocks/4/in")}
     ends = metric(by_hand(X)[0]), metric(by_hand(Y)[0])
     return (metric(by_hand(X, edits)[0]) - ends[1]) / (ends[0] - ends[1])
 
@@ -127,11 +127,11 @@ def test_some_rows_are_perturbed(form: Any, rows: Any) -> None:
 def test_all_rows_of_loops_in_loops_are_perturbed_together() -> None:
     f, name = FORMS["nested"]
     zeros = sonde.perturbations(f, "groups/*/blocks/*/out")(X)
-    assert {path: x.shape for path, x in zeros.items()} == {"groups/*/blocks/*/out": (3, PER_GROUP, *X.shape)}
+    assert {path: x.shape for path, x in zeros.items()} == {"groups/*/blocks/*/out": (GROUPS, PER_GROUP, *X.shape)}
     found = jax.grad(lambda d: metric(sonde.perturbed(f)(d, X)))(zeros)["groups/*/blocks/*/out"]
-    by = jax.grad(lambda d: metric(by_hand(X, {"blocks/6/out": lambda v: v + d})[0]))(jnp.zeros_like(X))
-    close(found[1, 2], by)
-    assert name("blocks/6/out") == "groups/1/blocks/2/out"
+    by = jax.grad(lambda d: metric(by_hand(X, {"blocks/3/out": lambda v: v + d})[0]))(jnp.zeros_like(X))
+    close(found[1, 0], by)
+    assert name("blocks/3/out") == "groups/1/blocks/0/out"
 
 
 def test_rows_in_a_loop_without_a_name_are_perturbed() -> None:
@@ -149,16 +149,16 @@ def test_rows_in_a_loop_without_a_name_are_perturbed() -> None:
 def test_a_site_in_an_edit_of_one_row_is_in_that_row(form: Any) -> None:
     f, name = form
     matrix = jax.random.normal(jax.random.key(7), (WIDTH, 9))
-    path = name("blocks/6/resid")
+    path = name("blocks/4/resid")
 
     def spliced(x: Any) -> Any:
         return sonde.sow(jax.nn.relu(x @ matrix), "features") @ matrix.T / 9
 
     edited = sonde.edit(f, {path: spliced})
     result, records = sonde.capture(edited)(X)
-    close(result, by_hand(X, {"blocks/6/resid": lambda x: jax.nn.relu(x @ matrix) @ matrix.T / 9})[0])
+    close(result, by_hand(X, {"blocks/4/resid": lambda x: jax.nn.relu(x @ matrix) @ matrix.T / 9})[0])
     assert [p for p in records if "features" in p] == [f"{path}/features"]
-    features = jax.nn.relu(OF_X["blocks/6/resid"] @ matrix)
+    features = jax.nn.relu(OF_X["blocks/4/resid"] @ matrix)
     close(records[f"{path}/features"].value, features)
     _, several = sonde.capture(sonde.edit(f, {path: jax.jit(spliced), name("blocks/2/resid"): spliced}), "**/features")(
         X
@@ -167,12 +167,12 @@ def test_a_site_in_an_edit_of_one_row_is_in_that_row(form: Any) -> None:
     with pytest.raises(NoSuchSiteError):
         sonde.capture(edited, name("blocks/2/resid") + "/features")(X)
     again = sonde.edit(edited, {f"{path}/features": lambda a: a.at[..., 3].set(0)})(X)
-    expected = by_hand(X, {"blocks/6/resid": lambda x: jax.nn.relu(x @ matrix).at[..., 3].set(0) @ matrix.T / 9})[0]
+    expected = by_hand(X, {"blocks/4/resid": lambda x: jax.nn.relu(x @ matrix).at[..., 3].set(0) @ matrix.T / 9})[0]
     close(again, expected)
     _, records = sonde.capture(jax.grad(lambda x: metric(edited(x))), "**/features", grads=True)(X)
-    after = by_hand(X, {"blocks/6/resid": lambda _: features @ matrix.T / 9})
+    after = by_hand(X, {"blocks/4/resid": lambda _: features @ matrix.T / 9})
     close(after[0], result)
-    gradient = jax.grad(lambda a: metric(by_hand(X, {"blocks/6/resid": lambda _: a @ matrix.T / 9})[0]))(features)
+    gradient = jax.grad(lambda a: metric(by_hand(X, {"blocks/4/resid": lambda _: a @ matrix.T / 9})[0]))(features)
     close(records[f"{path}/features"].grad, gradient)
 
 
