@@ -8,7 +8,7 @@ or on the jitted functions that a program is divided into.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,33 @@ def names_of_outputs(traced: Any) -> list[str]:
     """A name for each output of what `jax.jit(f).trace(...)` returned."""
     inputs = traced.jaxpr.in_avals
     return _outputs(traced.jaxpr, [f"input {i}" for i in range(len(inputs))])
+
+
+def outcomes_that_differ(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[Any, Any] | None:
+    """What two functions return, or None if they compute the same.
+
+    They are traced first: programs that are the same need not run.
+    """
+    try:
+        (a, traced), (b, expected) = _traced(ours), _traced(theirs)
+    except (TypeError, jax.errors.JAXTypeError):  # a result that is no array, or a number that is needed at once
+        return ours(), theirs()
+    forms = [[(x.shape, x.dtype) for x in t.out_info] for t in (traced, expected)]
+    if a == b and forms[0] == forms[1] and names_of_outputs(traced) == names_of_outputs(expected):
+        return None
+    return ours(), theirs()  # operation by operation: most were compiled for other tests
+
+
+def _traced(function: Callable[[], Any]) -> tuple[list[Any], Any]:
+    """A function without arguments, traced; first, what it returns besides arrays: a structure, and names of axes."""
+    words: list[Any] = []
+
+    def arrays() -> list[Any]:
+        leaves, structure = jax.tree.flatten(function())
+        words[:] = [structure, *(leaf if isinstance(leaf, str) else None for leaf in leaves)]
+        return [leaf for leaf in leaves if not isinstance(leaf, str)]
+
+    return words, jax.jit(arrays).trace()
 
 
 def _name(*parts: Any) -> str:

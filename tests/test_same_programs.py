@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from tests.same_programs import names_of_outputs
+from tests.same_programs import names_of_outputs, outcomes_that_differ
 
 
 def names(f):
@@ -30,3 +30,17 @@ def test_other_numbers_are_another_program():
     assert names(lambda x: x + table) != names(lambda x: x + table[::-1] * 1)
     x, y = names(lambda x: (jnp.sin(x), jnp.sin(x)))
     assert x == y
+
+
+def test_functions_that_return_the_same():
+    x = jnp.ones((2, 3))
+    function = lambda by, name="a": lambda: {"y": x * by, "axes": (name, None)}
+    assert outcomes_that_differ(function(2), function(2)) is None
+    ours, theirs = outcomes_that_differ(function(2), function(3, "b"))
+    assert (float(ours["y"].sum()), ours["axes"]) == (12, ("a", None))
+    assert (float(theirs["y"].sum()), theirs["axes"]) == (18, ("b", None))
+    assert outcomes_that_differ(function(2), function(2, "b")) is not None
+    assert outcomes_that_differ(function(2), lambda: {"z": x * 2, "axes": ("a", None)}) is not None
+    assert outcomes_that_differ(function(2), lambda: {"y": (x * 2).astype("bfloat16"), "axes": ("a", None)}) is not None
+    ours, theirs = outcomes_that_differ(lambda: x if x[0, 0] > 0 else -x, lambda: x)  # needs a number
+    assert ours is x and theirs is x

@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as flax_nn
 import jax
 import numpy as np
+from tests.same_programs import outcomes_that_differ
 
 from sonde import linen as sonde_nn
 
@@ -41,24 +42,37 @@ def assert_same(ours: Any, theirs: Any, *, exact: bool = False) -> None:
             np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=where)
 
 
+def assert_same_runs(run: Callable[[Any], Any], *, exact: bool = False) -> None:
+    """What a function does with either library is the same, as in `check`."""
+    if (found := outcomes_that_differ(lambda: plain(run(sonde_nn)), lambda: plain(run(flax_nn)))) is not None:
+        assert_same(*found, exact=exact)
+
+
 def check(build: Callable[[Any], Any], *args: Any, grads: bool = False, capture: bool = False, **kwargs: Any) -> None:
-    """Builds a module from either library; `init` and `apply` of both must be the same, and the gradients if asked."""
-    ours, theirs = build(sonde_nn), build(flax_nn)
-    out_ours, variables = ours.init_with_output(KEYS, *args, **kwargs)
-    out_theirs, expected = theirs.init_with_output(KEYS, *args, **kwargs)
-    assert_same(variables, expected, exact=True)
-    assert_same(out_ours, out_theirs)
+    """Builds a module from either library; `init` and `apply` of both must be the same, and the gradients if asked.
+
+    Both are traced first: programs that are the same need not run.
+    """
     options = {"rngs": KEYS, "mutable": True, "capture_intermediates": capture, **kwargs}
-    assert_same(ours.apply(variables, *args, **options), theirs.apply(expected, *args, **options))
-    if not grads:
-        return
 
     def loss(module: Any, params: Any, rest: Any) -> Any:
         output = module.apply({"params": params, **rest}, *args, rngs=KEYS, mutable=True, **kwargs)[0]
         leaves = [x for x in jax.tree.leaves(output) if np.issubdtype(x.dtype, np.floating) or x.dtype == "bfloat16"]
         return sum((x.astype("float32") ** 2).sum() for x in leaves)
 
-    rest = {name: tree for name, tree in variables.items() if name != "params"}
-    assert_same(
-        *(jax.jit(jax.grad(loss, argnums=1), static_argnums=0)(m, variables["params"], rest) for m in (ours, theirs))
-    )
+    def run(module: Any) -> Any:
+        output, variables = module.init_with_output(KEYS, *args, **kwargs)
+        rest = {name: tree for name, tree in variables.items() if name != "params"}
+        gradient = jax.jit(jax.grad(loss, argnums=1), static_argnums=0)
+        return plain(
+            (
+                variables,
+                (output, module.apply(variables, *args, **options)),
+                gradient(module, variables["params"], rest) if grads else None,
+            )
+        )
+
+    ours, theirs = build(sonde_nn), build(flax_nn)
+    if (found := outcomes_that_differ(lambda: run(ours), lambda: run(theirs))) is not None:
+        for i, (got, expected) in enumerate(zip(*found)):
+            assert_same(got, expected, exact=i == 0)

@@ -6,7 +6,7 @@ import flax.linen as flax_nn
 import jax
 import jax.numpy as jnp
 import pytest
-from tests.linen.against_flax import KEYS, assert_same, check
+from tests.linen.against_flax import KEYS, assert_same, assert_same_runs, check
 
 from sonde import linen as nn
 from sonde.errors import NameInUseError, TransformedMethodReturnValueError, TransformTargetError
@@ -227,7 +227,7 @@ def test_scan_carries_variables():
         loop = nn.scan(Cell, variable_carry="count")()
         return loop.apply({"count": {"total": jnp.float32(1)}}, jnp.float32(0), jnp.arange(3.0), mutable=True)
 
-    assert_same(run(nn), run(flax_nn))
+    assert_same_runs(run)
 
 
 def test_a_shared_variable_that_every_iteration_changes():
@@ -248,9 +248,9 @@ def test_a_shared_variable_that_every_iteration_changes():
             loop.apply(given, jnp.float32(0), None),
         )
 
-    assert_same(run(nn), run(flax_nn))
+    assert_same_runs(run)
     options = {"check_constancy_invariants": False}
-    assert_same(run(nn, **options), run(flax_nn, **options))
+    assert_same_runs(lambda nn: run(nn, **options))
 
 
 def test_variables_mapped_twice_in_an_iteration():
