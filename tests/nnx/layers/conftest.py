@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.same_programs import names_of_outputs
 
 from sonde import nnx
 
@@ -46,41 +47,42 @@ def same():
     """`same(make, call)`: make and call the layer in both libraries and compare everything that can be seen.
 
     Compared are initial values (to the last digit), how many random keys were used, outputs, the state after the call,
-    and gradients of the sum of squared outputs with respect to parameters. The call is one compiled program.
+    and gradients of the sum of squared outputs with respect to parameters. The call is one compiled program, which does
+    not run if it is the same for both.
     """
 
     def check(make, call, *, gradients: bool = True, rtol: float | None = None):
-        seen = []
+        made = []
         for where in (nnx, fnnx):
             rngs = where.Rngs(0, dropout=1)
             model = make(where, rngs)
             before = leaves(where, where.state(model))
             used = {name: int(rngs[name].count.get_value()) for name in ("default", "dropout")}
-            output, after, grads = _called(where, model, call, gradients)
-            seen.append((before, used, output, leaves(where, after), grads))
-        ours, theirs = seen
-        assert_same_state(ours[0], theirs[0])
-        assert ours[1] == theirs[1]
-        outputs = [jax.tree.leaves(output) for output in (ours[2], theirs[2])]
+            made.append((before, used, *_traced(where, model, call, gradients)))
+        assert_same_state(made[0][0], made[1][0])
+        assert made[0][1] == made[1][1]
+        if _form(nnx, made[0][2]) == _form(fnnx, made[1][2]):
+            return
+        ours, theirs = (_ran(where, *traced) for where, (_, _, *traced) in zip((nnx, fnnx), made))
+        outputs = [jax.tree.leaves(output) for output in (ours[0], theirs[0])]
         limit = rtol if rtol is not None else tolerance(*outputs[1])
         assert [x.dtype for x in outputs[0]] == [x.dtype for x in outputs[1]]
         for a, b in zip(*outputs, strict=True):
             assert a.shape == b.shape
             close(plain(a), plain(b), rtol=limit)
-        assert_same_state(ours[3], theirs[3], rtol=limit)
-        assert list(ours[4]) == list(theirs[4])
+        assert_same_state(ours[1], theirs[1], rtol=limit)
+        assert list(ours[2]) == list(theirs[2])
         # Against the largest gradient of the layer: some are zero but for rounding.
-        largest = max((np.abs(grad).max(initial=0.0) for grad in theirs[4].values()), default=0.0)
+        largest = max((np.abs(grad).max(initial=0.0) for grad in theirs[2].values()), default=0.0)
         limit = max(limit, 2e-6)
-        for path, grad in theirs[4].items():
-            np.testing.assert_allclose(ours[4][path], grad, rtol=limit, atol=limit * largest, err_msg=str(path))
-        return outputs[0]
+        for path, grad in theirs[2].items():
+            np.testing.assert_allclose(ours[2][path], grad, rtol=limit, atol=limit * largest, err_msg=str(path))
 
     return check
 
 
-def _called(where, model, call, gradients: bool) -> tuple:
-    """The output of a call, the state after it, and the gradients if asked."""
+def _traced(where, model, call, gradients: bool) -> tuple:
+    """A call, traced, and its arguments. It returns the output, the state after it, and the gradients if asked."""
     graph, params, rest = where.split(model, where.Param, ...)
 
     def loss(params, rest):
@@ -90,10 +92,26 @@ def _called(where, model, call, gradients: bool) -> tuple:
         size = sum((x.astype(jnp.float32) ** 2).sum() for x in jax.tree.leaves(output)) if gradients else 0
         return size, (output, where.state(inner))
 
-    if not gradients:
-        return *jax.jit(loss)(params, rest)[1], {}
-    grads, (output, after) = jax.jit(jax.grad(loss, has_aux=True))(params, rest)
-    return output, after, {path: plain(x) for path, x in where.to_flat_state(grads)}
+    def run(params, rest):
+        if not gradients:
+            return *loss(params, rest)[1], {}
+        grads, (output, after) = jax.grad(loss, has_aux=True)(params, rest)
+        return output, after, dict(where.to_flat_state(grads))
+
+    return jax.jit(run).trace(params, rest), params, rest
+
+
+def _form(where, traced) -> tuple:
+    """What a program computes, and the paths, kinds and dtypes of what it returns."""
+    output, after, grads = traced.out_info
+    states = [(path, type(x).__name__) for path, x in (*where.to_flat_state(after), *grads.items())]
+    arrays = [(x.shape, x.dtype) for x in jax.tree.leaves(traced.out_info)]
+    return len(jax.tree.leaves(output)), states, arrays, names_of_outputs(traced)
+
+
+def _ran(where, traced, params, rest) -> tuple:
+    output, after, grads = traced.lower().compile()(params, rest)
+    return output, leaves(where, after), {path: plain(x) for path, x in grads.items()}
 
 
 @pytest.fixture
