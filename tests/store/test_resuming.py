@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import runpy
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from tests.processes import xla_flags
 import sonde
 from sonde import store
 from sonde.errors import StoreError
+from sonde.store import writing, zarr_arrays
 
 PROGRAM = """
 import sys
@@ -68,7 +70,11 @@ def _kill_and_go_on(tmp_path: Path, kills: int, seed: int) -> None:
     program.write_text(PROGRAM)
     undisturbed = tmp_path / "undisturbed"
     start = time.monotonic()
-    assert _start(program, undisturbed).wait(120) == 0
+    with pytest.MonkeyPatch.context() as patch:  # what the program sets is put back
+        patch.setattr(sys, "argv", [str(program), str(undisturbed)])
+        patch.setattr(zarr_arrays, "FILE_BYTES", zarr_arrays.FILE_BYTES)
+        patch.setattr(writing, "SECONDS", writing.SECONDS)
+        runpy.run_path(str(program))
     duration = time.monotonic() - start
     whole = _arrays(undisturbed)
     rng = random.Random(seed)
