@@ -93,6 +93,7 @@ test-wheel: setup  ## Build the wheel, install it in a bare environment, run its
 
 docs: setup  ## The documentation site, in site/
 	$(BIN)/python -m pip install --quiet --group docs
+	rm -rf .cache/mkdocs-jupyter  # it knows when a notebook changes, not when Sonde does: run them all
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 pictures: setup  ## The pictures of the README and the site; needs Chromium
