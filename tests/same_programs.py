@@ -8,7 +8,7 @@ or on the jitted functions that a program is divided into.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -51,13 +51,21 @@ def outcomes_that_differ(ours: Callable[[], Any], theirs: Callable[[], Any]) -> 
     return ours(), theirs()  # operation by operation: most were compiled for other tests
 
 
+def names_in_order(tree: Any) -> Any:
+    """The names in a tree of dicts as they come, where JAX sorts them."""
+    if isinstance(tree, Mapping):
+        return [(name, names_in_order(x)) for name, x in tree.items()]
+    return [names_in_order(x) for x in tree] if type(tree) in (tuple, list) else None
+
+
 def _traced(function: Callable[[], Any]) -> tuple[list[Any], Any]:
     """A function without arguments, traced; first, what it returns besides arrays: a structure, and names of axes."""
     words: list[Any] = []
 
     def arrays() -> list[Any]:
-        leaves, structure = jax.tree.flatten(function())
-        words[:] = [structure, *(leaf if isinstance(leaf, str) else None for leaf in leaves)]
+        returned = function()
+        leaves, structure = jax.tree.flatten(returned)
+        words[:] = [structure, names_in_order(returned), *(leaf if isinstance(leaf, str) else None for leaf in leaves)]
         return [leaf for leaf in leaves if not isinstance(leaf, str)]
 
     return words, jax.jit(arrays).trace()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as flax_nn
 import jax
 import numpy as np
-from tests.same_programs import outcomes_that_differ
+from tests.same_programs import names_in_order, outcomes_that_differ
 
 from sonde import linen as sonde_nn
 
@@ -17,13 +17,18 @@ KEYS = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
 
 def plain(tree: Any) -> Any:
     """A tree without the classes that only one of the two has: boxes become pairs of value and names."""
+    if isinstance(tree, Mapping):  # one by one: `jax.tree.map` would sort the names
+        return type(tree)({name: plain(x) for name, x in tree.items()})
+    if type(tree) in (tuple, list):
+        return type(tree)(plain(x) for x in tree)
     is_box = lambda x: hasattr(x, "names") and hasattr(x, "value")
     return jax.tree.map(lambda x: (x.value, tuple(x.names)) if is_box(x) else x, tree, is_leaf=is_box)
 
 
 def assert_same(ours: Any, theirs: Any, *, exact: bool = False) -> None:
-    """Both trees have the same structure, shapes, dtypes and numbers."""
+    """Both trees have the same structure, the same order of names, and the same shapes, dtypes and numbers."""
     ours, theirs = plain(ours), plain(theirs)
+    assert names_in_order(ours) == names_in_order(theirs)
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs)):
         where = jax.tree_util.keystr(path)
@@ -48,10 +53,18 @@ def assert_same_runs(run: Callable[[Any], Any], *, exact: bool = False) -> None:
         assert_same(*found, exact=exact)
 
 
-def check(build: Callable[[Any], Any], *args: Any, grads: bool = False, capture: bool = False, **kwargs: Any) -> None:
+def check(
+    build: Callable[[Any], Any],
+    *args: Any,
+    grads: bool = False,
+    capture: bool = False,
+    in_order: bool = True,
+    **kwargs: Any,
+) -> None:
     """Builds a module from either library; `init` and `apply` of both must be the same, and the gradients if asked.
 
-    Both are traced first: programs that are the same need not run.
+    Both are traced first: programs that are the same need not run. The names of variables come in the same order,
+    unless `in_order` is False.
     """
     options = {"rngs": KEYS, "mutable": True, "capture_intermediates": capture, **kwargs}
 
@@ -64,13 +77,14 @@ def check(build: Callable[[Any], Any], *args: Any, grads: bool = False, capture:
         output, variables = module.init_with_output(KEYS, *args, **kwargs)
         rest = {name: tree for name, tree in variables.items() if name != "params"}
         gradient = jax.jit(jax.grad(loss, argnums=1), static_argnums=0)
-        return plain(
+        found = plain(
             (
                 variables,
                 (output, module.apply(variables, *args, **options)),
                 gradient(module, variables["params"], rest) if grads else None,
             )
         )
+        return found if in_order else jax.tree.map(lambda x: x, found)
 
     ours, theirs = build(sonde_nn), build(flax_nn)
     if (found := outcomes_that_differ(lambda: run(ours), lambda: run(theirs))) is not None:

@@ -333,7 +333,8 @@ def test_what_a_lifted_class_makes_in_setup_is_lifted_too(name):
 
         return Top()
 
-    check(build, X, grads=True)
+    # Flax runs `setup` outside of its jit too, which makes `scale` the first
+    check(build, X, grads=True, in_order=name != "jit")
 
 
 def test_branches_may_give_the_same_names():

@@ -112,7 +112,7 @@ class Lifting:
         for group in changes:
             for scope, collections in zip(self.packed, group):
                 for name, tree in collections.items():
-                    scope.replace(name, tree)
+                    scope.replace(name, _sorted(tree))
 
     def counts(self) -> list[Any]:
         """How many random keys have been drawn, for `restore_counts`."""
@@ -122,6 +122,14 @@ class Lifting:
         """Sets the counts back, so that a body that is traced again gets the same keys."""
         for scope, snapshot in zip(self.packed, counts):
             scope.counts.restore(snapshot)
+
+
+def _sorted(tree: Any) -> Any:
+    """A tree of dicts with its names sorted: the order that variables have when they come out of a transform of JAX."""
+    if type(tree) is not dict:
+        return tree
+    names = sorted(tree) if all(isinstance(name, str) for name in tree) else tree
+    return {name: _sorted(tree[name]) for name in names}
 
 
 def _by_filter(by_scope: Sequence[tuple[dict[str, Any], ...]], filters: Sequence[Filter]) -> Groups:

@@ -146,16 +146,20 @@ class OptimizedLSTMCell(_LSTM):
         memory, hidden = carry
         width = hidden.shape[-1]
 
-        def product(x: jax.Array, letter: str, use_bias: bool, kernel_init: Callable[..., Any]) -> list[jax.Array]:
-            maps = [
-                _Parameters(width, use_bias, self.param_dtype, kernel_init, self.bias_init, name=letter + gate)
-                for gate in "ifgo"
-            ]
-            kernels, biases = zip(*(parameters(x.shape[-1]) for parameters in maps))
-            return ops.dense_gates(x, kernels, biases if use_bias else None, dtype=self.dtype)
+        def made(x: jax.Array, name: str, use_bias: bool, kernel_init: Callable[..., Any]) -> tuple[Any, Any]:
+            parameters = _Parameters(width, use_bias, self.param_dtype, kernel_init, self.bias_init, name=name)
+            return parameters(x.shape[-1])
 
-        of_hidden = product(hidden, "h", True, self.recurrent_kernel_init)
-        of_inputs = product(inputs, "i", False, self.kernel_init)
+        maps = [
+            (
+                made(inputs, "i" + gate, False, self.kernel_init),
+                made(hidden, "h" + gate, True, self.recurrent_kernel_init),
+            )
+            for gate in "ifgo"
+        ]
+        (input_kernels, _), (hidden_kernels, biases) = (tuple(zip(*one)) for one in zip(*maps))
+        of_hidden = ops.dense_gates(hidden, hidden_kernels, biases, dtype=self.dtype)
+        of_inputs = ops.dense_gates(inputs, input_kernels, None, dtype=self.dtype)
         gates = [h + i for h, i in zip(of_hidden, of_inputs)]
         return ops.lstm(memory, *gates, gate_fn=self.gate_fn, activation_fn=self.activation_fn)
 
@@ -215,8 +219,8 @@ class MGUCell(_GatedCell):
         from_inputs = functools.partial(of_gate, recurrent=False, use_bias=True)
         from_hidden = functools.partial(of_gate, recurrent=True, bias_init=self.activation_bias_init)
         forget = from_inputs("if", bias_init=self.forget_bias_init)(inputs) + from_hidden("hf", use_bias=False)(carry)
-        n_input = from_inputs("in", bias_init=self.activation_bias_init)(inputs)
         n_hidden = from_hidden("hn", use_bias=self.reset_gate)(carry)
+        n_input = from_inputs("in", bias_init=self.activation_bias_init)(inputs)
         return ops.mgu(
             carry,
             forget,
