@@ -17,9 +17,9 @@ from sonde.cli.store import store_commands
 HELP = """See inside a JAX program.
 
 \b
-A TARGET is module:name or path/to/file.py:name. The name may be that of
+A TARGET is module:name or path/to/file.py:name. The name may refer to
   - a function that needs no arguments and returns (f, args) or (f, args, kwargs)
-  - such a tuple
+  - a tuple of that form
   - a function or model; its arguments come from
       --input FILE      an .npz file: arrays named like the parameters, or arg0, arg1, ...
       example_inputs    an attribute of the function, or a name in its module:
