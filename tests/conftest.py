@@ -1,11 +1,12 @@
 """Settings for all tests: two CPU devices and quick compilation, decided before JAX is imported; imports from the root.
 
-Test programs are small and run once, so most of the time would go into compiling them. Four settings halve it:
+Test programs are small and run once, so most of the time would go into compiling them. Five settings halve it:
 
 - XLA leaves out its costly passes: three times faster, and the same arithmetic. `make test COMPILE=full` compiles as
   users do.
 - A program that was compiled once in this run, in whatever process, is not compiled again: JAX's compilation cache, in
   a folder that goes when the run ends.
+- Operations that only move data are done by NumPy outside of transforms (`tests/quick_moves.py`), not compiled.
 - Lowering reuses MLIR's context for ten programs, as JAX does from 0.12 on.
 - Python's garbage collector runs less often, and skips what was imported and what earlier files left.
 """
@@ -83,6 +84,10 @@ def pytest_configure(config: pytest.Config) -> None:
     _write_whole_programs()
     if version("jax").split(".")[:2] in (["0", "10"], ["0", "11"]):
         _reuse_lowering_contexts()
+    if os.environ.get("COMPILE") != "full":
+        from tests.quick_moves import use_quick_moves
+
+        use_quick_moves()
 
 
 def pytest_collection_finish() -> None:
