@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 from tests.core.comparing import equal
 
 import sonde
@@ -134,3 +136,39 @@ def test_python_numbers_that_are_differentiated_stay_python_numbers() -> None:
     assert (value, tangent, float(records["x"].value)) == (2.0, 3.0, 2.0)
     edited, _ = sonde.edit(lambda: jax.jvp(f, (2.0,), (3.0,)), {"x": 5.0})()
     assert edited == 5.0
+
+
+def _primitive_that_needs_cotangents() -> Any:
+    """The identity, as a primitive with one result whose transpose works on arrays alone."""
+    primitive: Any = Primitive("needs_cotangents")
+    primitive.def_impl(lambda x: x)
+    primitive.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(primitive, lambda ctx, x: [x])
+    batching.primitive_batchers[primitive] = lambda args, dims: (primitive.bind(*args), dims[0])
+    ad.primitive_jvps[primitive] = lambda xs, tangents: (primitive.bind(*xs), primitive.bind(*tangents))
+    ad.primitive_transposes[primitive] = lambda cotangent, x: [primitive.bind(jnp.asarray(cotangent))]
+    return primitive
+
+
+_needs_cotangents = _primitive_that_needs_cotangents()
+
+
+def _sum_over_a_scan(f: Any) -> Any:
+    return lambda x: lax.scan(lambda total, x: (total + f(x), None), 0.0, x)[0]
+
+
+def _or_a_sum(f: Any) -> Any:
+    return lambda x: lax.cond(x[0] > 0, f, jnp.sum, x)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint, jax.vmap, _sum_over_a_scan, _or_a_sum])
+def test_what_leads_to_a_part_that_is_not_used_is_not_transposed(wrap: Any) -> None:
+    """A tuple of two arrays of which the program uses one: dead code stays dead, as without the site."""
+
+    def f(x: Any) -> Any:
+        _, used, _ = sow((_needs_cotangents.bind(x * 2), jnp.sin(x), jnp.cos(_needs_cotangents.bind(x))), "three")
+        return jnp.sum(used * 3)
+
+    gradient, records = capture(jax.grad(lambda x: jnp.sum(wrap(f)(x))), grads=True)(X)
+    equal(gradient, 3 * jnp.cos(X))
+    equal(records["three"].grad, (0 * X, 0 * X + 3, 0 * X))

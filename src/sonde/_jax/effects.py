@@ -13,7 +13,7 @@ from jax._src.interpreters import partial_eval as _pe
 from sonde._jax.imported import Effect, Primitive, Var, no_effects
 from sonde._jax.jaxprs import open_jaxpr
 
-__all__ = ["allow_effect", "hold_weakly", "register_partial_evaluation"]
+__all__ = ["allow_effect", "hold_weakly", "register_partial_evaluation", "register_partial_use"]
 
 
 def allow_effect(effect_type: type[Effect]) -> None:
@@ -37,6 +37,28 @@ def hold_weakly(parameter_type: type) -> None:
     The cache has 2048 entries, and every traced function would leave some there.
     """
     _util.weakref_cache_key_types.add(parameter_type)
+
+
+def register_partial_use(primitive: Primitive, part: Callable[[dict[str, Any], Sequence[int]], dict[str, Any]]) -> None:
+    """Of an equation without effect, JAX's dead-code passes keep the results that are used, and their operands.
+
+    The operands after those that have a result are always kept. `part` gives the parameters for some of the results.
+    JAX would otherwise keep all of them, and what leads to the others; their transposes would be given the symbolic
+    zeros of what is not used, which rules of primitives that have one result need not expect.
+    """
+
+    def rule(used: Sequence[bool], *others: Any) -> Any:  # from JAX 0.12 on there is one more argument in between
+        eqn = others[-1]
+        kept = [i for i, is_used in enumerate(used) if is_used]
+        further = range(len(used), len(eqn.invars))
+        operands = [*kept, *further] if kept else []
+        used_in = [i in operands for i in range(len(eqn.invars))]
+        if len(kept) in (0, len(used)):
+            return used_in, eqn if kept else None
+        invars, outvars = [eqn.invars[i] for i in operands], [eqn.outvars[i] for i in kept]
+        return used_in, eqn.replace(invars=invars, outvars=outvars, params=part(eqn.params, kept))
+
+    _pe.dce_rules[primitive] = rule
 
 
 def register_partial_evaluation(

@@ -217,6 +217,7 @@ ad.primitive_transposes[plain_p] = _plain_transpose
 ad.primitive_transposes[site_p] = _site_transpose
 ad.primitive_jvps[marker_p] = _marker_jvp
 ad.primitive_transposes[marker_p] = _marker_transpose
+_jax.register_partial_use(marker_p, lambda params, kept: {**params, "view": params["view"].part(kept)})
 
 
 def _taylor_terms(jet: Any) -> None:
