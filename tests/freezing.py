@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 
 ENOUGH = 100_000  # with fewer new objects than this, freezing does not pay
 
@@ -17,8 +17,7 @@ ENOUGH = 100_000  # with fewer new objects than this, freezing does not pay
 def freeze() -> None:
     """Freezes all objects that can be reached, and collects the others.
 
-    `inside=` would have to search the frozen objects for functions, for seconds in every process; so it is told. And
-    in every capture it would have Python count them, one by one.
+    `inside=` would have to search the frozen objects for functions, for seconds in every process; so it is told.
     """
     from sonde.inside import swapping
 
@@ -26,7 +25,7 @@ def freeze() -> None:
     gc.collect()  # `inside=` hears of this, and lists the functions that it needs of the new ones
     heap._frozen += [weakref.ref(x) for x in gc.get_objects() if type(x) is FunctionType]
     gc.freeze()
-    swapping.gc = SimpleNamespace(**{**vars(gc), "get_freeze_count": lambda: heap._n_frozen})
+    heap._n_frozen = gc.get_freeze_count()
 
 
 def freeze_if_many() -> None:

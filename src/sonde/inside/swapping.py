@@ -130,24 +130,34 @@ class _Heap:
     Searching all objects takes a tenth of a second, so that is done once per file. After that, new objects are searched
     while they are in Python's young generations: when the functions are needed, and before a collection moves them on.
     Python does not list objects that a program has frozen (`gc.freeze`); they are found through the others, once.
+    Counting them takes time too, if there are many: they are counted again if an object that must be young is not.
     """
 
     def __init__(self) -> None:
         self._by_file: dict[str, dict[int, weakref.ref[FunctionType]]] = {}
         self._frozen: list[weakref.ref[FunctionType]] = []
         self._n_frozen = 0
+        self._young: list[None] = []
 
     def functions(self, files: Collection[str]) -> list[FunctionType]:
         """The function objects of some files."""
         with _lock:
             if not self._by_file:
-                gc.callbacks.append(self._before_collection)
+                gc.callbacks.append(self._at_collection)
             new = [file for file in files if file not in self._by_file]
             self._by_file.update({file: {} for file in new})
-            self._add(gc.get_objects() if new else _young_objects())
-            if new or gc.get_freeze_count() > self._n_frozen:
+            young = _young_objects()
+            self._add(gc.get_objects() if new else young)
+            if new or self._may_have_frozen(young):
                 self._add(self._frozen_functions())
             return [f for file in files for ref in list(self._by_file[file].values()) if (f := ref()) is not None]
+
+    def _may_have_frozen(self, young: list[Any]) -> bool:
+        """Whether more may be frozen than the last time."""
+        if self._n_frozen and id(self._young) in set(map(id, young)):
+            return False
+        self._young = []
+        return gc.get_freeze_count() > self._n_frozen
 
     def _frozen_functions(self) -> Iterator[FunctionType]:
         if gc.get_freeze_count() > self._n_frozen:
@@ -155,9 +165,13 @@ class _Heap:
             self._frozen = [weakref.ref(x) for x in _reachable() if type(x) is FunctionType]
         return (f for ref in self._frozen if (f := ref()) is not None)
 
-    def _before_collection(self, phase: str, info: dict[str, int]) -> None:
-        if phase == "start" and info["generation"] >= _MOVES_ON:
+    def _at_collection(self, phase: str, info: dict[str, int]) -> None:
+        if info["generation"] < _MOVES_ON:
+            return
+        if phase == "start":
             self._add(_young_objects())
+        else:
+            self._young = []
 
     def _add(self, objects: Iterable[Any]) -> None:
         by_file = self._by_file
