@@ -211,3 +211,28 @@ def test_options_that_do_not_fit(options, error, words):
     with pytest.raises(error) as caught:
         capture(jnp.sin, **options)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("grads", [False, True])
+def test_every_call_of_a_captured_jitted_function_has_whole_records(grads):
+    """JAX calls a compiled function another way from the second time on."""
+
+    def loss(w, x):
+        pair = sow((w * 2, x * 3), "pair")
+        return jnp.sum(sow(sow(pair, "same"), "again")[0] * pair[1])
+
+    program = jax.jit(lambda w, xs: jax.vmap(jax.grad(loss, 1), (None, 0))(w, xs))
+    look = capture(program, grads=grads)
+    for i in range(3):
+        w, xs = jnp.arange(3.0) + i, jnp.arange(6.0).reshape(2, 3) - i
+        result, records = look(w, xs)
+        expected = jnp.stack([w * 2] * 2), xs * 3
+        equal(result, 3 * expected[0])
+        for name in ("pair", "same", "again"):
+            equal(records[name].value, expected)
+        equal(jax.tree.map(lambda x: x[1], records)["pair"].value, (expected[0][1], expected[1][1]))
+        assert jax.tree.structure(records) == jax.tree.structure(look.eval_shape(w, xs)[1])
+        if grads:
+            equal(records["pair"].grad[1], expected[0])
+    compiled = look.lower(w, xs).compile()
+    equal(compiled(w, xs)[1]["again"].value, expected)

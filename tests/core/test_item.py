@@ -4,7 +4,7 @@ import numpy as np
 from tests.core.making import item_of, site_of
 
 from sonde.core.axes import Axis
-from sonde.core.item import Bundle, build_items, expand, flat_arrays, flat_specs, in_new_loops
+from sonde.core.item import Bundle, build_items, expand, firsts, flat_arrays, flat_specs, in_new_loops
 from sonde.core.site import View
 
 SITE = site_of((np.ones(2), np.ones(3)))
@@ -58,3 +58,10 @@ def test_another_run_has_loops_of_its_own():
     assert a.view.axes[0].loop is a.loops[0]
     assert c is outside
     assert [a, b] == specs  # which loop it is, is not part of equality
+
+
+def test_firsts_and_the_numbers_that_lead_back_to_them():
+    keys = ["a", "b", "a", "c", "b"]
+    positions, numbers = firsts(keys)
+    assert positions == [0, 1, 3]
+    assert [keys[positions[number]] for number in numbers] == keys

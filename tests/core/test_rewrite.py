@@ -121,3 +121,34 @@ def test_a_value_with_several_names_is_one_output():
     program = jax.make_jaxpr(lambda x: capture(run)(x)[1])(x)
     (loop,) = (eqn for eqn in program.eqns if eqn.primitive.name == "scan")
     assert len(loop.outvars) == 1 + 2  # the carry, and two arrays for three names
+
+
+def _three_names(x):
+    one = sow(x, "one")
+    return sow(jnp.sin(sow(one, "two")), "three")
+
+
+def _twice(x):
+    return jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, _three_names(s[1])), (0, x))[1]
+
+
+PROGRAMS = {  # with the values of the names, and how many arrays the equation returns for them
+    "while": (_twice, jnp.sin, 2 + 2 + 1),  # two that the loop carries, the names, how often it ran
+    "cond": (lambda x: jax.lax.cond(x[0] > 0, _three_names, jnp.cos, x), lambda x: x, 1 + 2),
+    "jit": (jax.jit(_three_names), lambda x: x, 1 + 2),
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_value_with_several_names_leaves_loops_branches_and_jitted_functions_once(kind, mapped):
+    f, last, n_outs = PROGRAMS[kind]
+    x = jnp.array([0.5, 0.2])
+    f, x = (jax.vmap(f), jnp.stack([x, x + 1])) if mapped and kind != "cond" else (f, x)
+    _, records = capture(f)(x)
+    for name in ("one", "two"):
+        np.testing.assert_array_equal(records[name].value, last(x))
+    np.testing.assert_allclose(records["three"].value, jnp.sin(last(x)), rtol=1e-6)
+    program = jax.make_jaxpr(lambda x: capture(f)(x)[1])(x)
+    (equation,) = (eqn for eqn in program.eqns if eqn.primitive.name == kind)
+    assert len(equation.outvars) == n_outs

@@ -143,9 +143,19 @@ def _jitted_capture(
         def captured(*args: Any, **kwargs: Any) -> Any:
             now = asked if models is None else models.inside(args, kwargs)
             result, records = _capture_now(fn, patterns, options, now, args, kwargs)
-            return result, AsStored(records)
+            return result, AsStored.of(records)
 
-        return jax.jit(like(captured, fn), **jit_options)  # JAX keeps one trace for one function
+        jitted = jax.jit(like(captured, fn), **jit_options)  # JAX keeps one trace for one function
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result, stored = jitted(*args, **kwargs)
+            return result, stored.records
+
+        def method(name: str, *args: Any, **kwargs: Any) -> Any:
+            answer = getattr(jitted, name)(*args, **kwargs)
+            return (answer[0], answer[1].records) if name == "eval_shape" else answer
+
+        return _like_jitted(call, fn, method)
 
     key = (patterns, *[(name, by_identity(value)) for name, value in options.items()])
 
@@ -157,10 +167,19 @@ def _jitted_capture(
     if not has_models and state_of(*patterns, options["reduce"]) is None:
         return compiled((), {})
     # What a predicate or a reduce function reads may differ at the next call, and so may the place of a model.
-    choosing = like(lambda *args, **kwargs: compiled(args, kwargs)(*args, **kwargs), fn)
+    return _like_jitted(
+        lambda *args, **kwargs: compiled(args, kwargs)(*args, **kwargs),
+        fn,
+        lambda name, *args, **kwargs: getattr(compiled(args, kwargs), name)(*args, **kwargs),
+    )
+
+
+def _like_jitted(call: Callable, fn: Callable, method: Callable) -> Callable:
+    """A function that can be asked for what jitted functions can; `method` is given the name of what is asked for."""
+    call = like(call, fn)
     for name in ("lower", "trace", "eval_shape", "clear_cache"):
-        setattr(choosing, name, functools.partial(lambda name, *a, **k: getattr(compiled(a, k), name)(*a, **k), name))
-    return choosing
+        setattr(call, name, functools.partial(method, name))
+    return call
 
 
 def check_callable(f: object, verb: str) -> None:

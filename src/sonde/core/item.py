@@ -7,7 +7,7 @@ arrays, from which the item is rebuilt outside.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from sonde import _jax
@@ -166,3 +166,15 @@ def in_new_loops(specs: Iterable[Item]) -> list[Item]:
             spec = dataclasses.replace(spec, view=spec.view.replace(axes=axes), loops=loops)
         result.append(spec)
     return result
+
+
+def firsts(keys: Iterable[Hashable]) -> tuple[list[int], list[int]]:
+    """The positions at which keys appear for the first time, and for each key its number among those."""
+    first: dict[Hashable, int] = {}
+    positions, numbers = [], []
+    for position, key in enumerate(keys):
+        if key not in first:
+            first[key] = len(first)
+            positions.append(position)
+        numbers.append(first[key])
+    return positions, numbers

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from sonde.core.axes import Axis
 from sonde.core.collect import leaf_indices
+from sonde.core.item import firsts
 from sonde.core.record_layout import ArraysSpec, CallSpec, RecordLayout
 from sonde.core.row_records import CallRow, Cut, cut_call, spec_of_row
 from sonde.core.site import Site
@@ -283,17 +284,32 @@ class Records(Mapping[str, Record]):
 
 
 @jax.tree_util.register_pytree_node_class
-class AsStored:
-    """Records as the output of one of Sonde's jitted functions: their arrays come out as they are stored."""
+class AsStored(Records):
+    """Records as the output of one of Sonde's jitted functions: their arrays come out as they are stored.
 
-    def __init__(self, records: Records) -> None:
-        self.records = records
+    An array that has several names is one output: XLA would copy it for each. What is made of the output has the same
+    structure: JAX takes the result of a jitted function apart again, to know what its next call returns.
+    """
 
-    def tree_flatten(self) -> tuple[Sequence[Any], RecordLayout]:
+    __slots__ = ()
+
+    def tree_flatten(self) -> tuple[Sequence[Any], Any]:
         """For JAX."""
-        return self.records._arrays, self.records._layout
+        first, numbers = firsts(map(id, self._arrays))
+        return [self._arrays[i] for i in first], (self._layout, tuple(numbers))
 
     @classmethod
-    def tree_unflatten(cls, layout: RecordLayout, arrays: Sequence[Any]) -> Records:
-        """For JAX: the records themselves."""
-        return Records(layout, arrays)
+    def tree_unflatten(cls, layout: Any, arrays: Sequence[Any]) -> AsStored:
+        """For JAX."""
+        layout, numbers = layout
+        return cls(layout, [arrays[i] for i in numbers])
+
+    @classmethod
+    def of(cls, records: Records) -> AsStored:
+        """Records, to be returned by a jitted function."""
+        return cls(records._layout, records._arrays)
+
+    @property
+    def records(self) -> Records:
+        """The records themselves."""
+        return Records(self._layout, self._arrays)

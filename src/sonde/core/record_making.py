@@ -90,20 +90,33 @@ def _arrange(items: list[Item], met: Met, reduce: Reduce | None) -> tuple[Record
     by_path: dict[str, list[Call]] = {}
     for call in map(with_rows, calls_from(items, met)):
         by_path.setdefault(call.item.path, []).append(call)
-    layout, arrays = [], []
+    layout, arrays, repeat = [], [], _Repeat()
     for path, calls in by_path.items():
         specs = []
         for call in calls:
-            spec, mine = _call_spec(call, reduce)
+            spec, mine = _call_spec(call, reduce, repeat)
             specs.append(spec)
             arrays += mine
         layout.append((path, tuple(specs)))
     return RecordLayout(layout), arrays
 
 
-def _call_spec(call: Call, reduce: Reduce | None) -> tuple[CallSpec, list[Any]]:
+class _Repeat:
+    """`repeated_along`, once for each array: the calls of a loop have one count, those of a branch one flag."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[Any, Any]] = {}  # with the array itself: its id stays its own
+
+    def __call__(self, array: Any, size: Any, position: int) -> Any:
+        key = id(array), size, position
+        if key not in self._known:
+            self._known[key] = array, repeated_along(array, size, position)
+        return self._known[key][1]
+
+
+def _call_spec(call: Call, reduce: Reduce | None, repeat: _Repeat) -> tuple[CallSpec, list[Any]]:
     item = call.item
-    item, extras = _with_whole_extras(item)
+    item, extras = _with_whole_extras(item, repeat)
     arrays = [*item.leaves, *extras.values()]
     grads: list[tuple[int, ArraysSpec | None]] = []
     for order, gradient in sorted(call.grads.items()):
@@ -119,11 +132,11 @@ def _call_spec(call: Call, reduce: Reduce | None) -> tuple[CallSpec, list[Any]]:
 
 def record_of(call: Call) -> Record:
     """A record of one call alone."""
-    spec, arrays = _call_spec(call, None)
+    spec, arrays = _call_spec(call, None, _Repeat())
     return Record(call.item.path, (spec,), arrays)
 
 
-def _with_whole_extras(item: Item) -> tuple[Item, dict[Extra, Any]]:
+def _with_whole_extras(item: Item, repeat: _Repeat) -> tuple[Item, dict[Extra, Any]]:
     """An item, and its flags and counts with the axes that they lacked."""
     view, extras = item.view, {name: x for name, x in item.extras.items() if name != "token"}
     if not extras:
@@ -133,7 +146,7 @@ def _with_whole_extras(item: Item) -> tuple[Item, dict[Extra, Any]]:
         position = 0
         for i, axis in enumerate(view.axes):
             if wanted[i] and not axis.on_extra(name):
-                extras[name] = repeated_along(extras[name], _size_of(item, i), position)
+                extras[name] = repeat(extras[name], _size_of(item, i), position)
             position += wanted[i]
         view = view.extra_on(name, wanted)
     return dataclasses.replace(item, view=view), extras

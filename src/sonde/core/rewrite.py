@@ -15,7 +15,7 @@ from sonde import _jax
 from sonde.core.axes import Axis
 from sonde.core.context import looking
 from sonde.core.handler import Handler, Met
-from sonde.core.item import Bundle, Item, build_items, flat_arrays, flat_specs, in_new_loops
+from sonde.core.item import Bundle, Item, build_items, firsts, flat_arrays, flat_specs, in_new_loops
 from sonde.core.keeping import JaxprCache
 from sonde.core.operands import TOKEN_TYPE, operands_of
 from sonde.core.primitive import site_effect, site_p
@@ -46,6 +46,26 @@ class Distinct:
         if self.n_extra == len(self.numbers):
             return outs
         return [*outs[:n], *[outs[n + number] for number in self.numbers]]
+
+
+def distinct(jaxprs: Sequence[Any], n_outs: int) -> list[Distinct]:
+    """Programs that return alike, such as the branches of a `cond`, without what each of them returns twice."""
+    opened = [_jax.open_jaxpr(jaxpr) for jaxpr in jaxprs]
+    extra = list(zip(*[jaxpr.outvars[n_outs:] for jaxpr in opened]))
+    # A literal number in the program cannot be a key.
+    first, numbers = firsts(tuple(id(v) if isinstance(v, _jax.Literal) else v for v in group) for group in extra)
+    if len(first) == len(numbers):
+        return [Distinct(jaxpr, len(first), n_outs, numbers) for jaxpr in jaxprs]
+    kept = [*range(n_outs), *[n_outs + i for i in first]]
+    return [
+        Distinct(_with_outputs(jaxpr, [old.outvars[i] for i in kept]), len(first), n_outs, numbers)
+        for jaxpr, old in zip(jaxprs, opened)
+    ]
+
+
+def _with_outputs(jaxpr: Any, outvars: list[Any]) -> Any:
+    old = _jax.open_jaxpr(jaxpr)
+    return _jax.replace_jaxpr(jaxpr, extra_invars=[], eqns=old.eqns, outvars=outvars, effects=old.effects)
 
 
 @dataclasses.dataclass
@@ -101,23 +121,7 @@ class Rewritten:
     def distinct(self) -> Distinct:
         """The same with every extra output once: one value that is passed on may have many sites."""
         if "distinct" not in self.cache:
-            opened = _jax.open_jaxpr(self.jaxpr)
-            first_met: dict[Any, int] = {}
-            numbers = []
-            for var in opened.outvars[self.n_outs :]:
-                # A literal number in the program cannot be a key.
-                numbers.append(first_met.setdefault(id(var) if isinstance(var, _jax.Literal) else var, len(first_met)))
-            jaxpr, n = self.jaxpr, len(first_met)
-            if n < len(numbers):
-                first = [opened.outvars[self.n_outs + numbers.index(i)] for i in range(n)]
-                jaxpr = _jax.replace_jaxpr(
-                    jaxpr,
-                    extra_invars=[],
-                    eqns=opened.eqns,
-                    outvars=[*opened.outvars[: self.n_outs], *first],
-                    effects=opened.effects,
-                )
-            self.cache["distinct"] = Distinct(jaxpr, n, self.n_outs, numbers)
+            (self.cache["distinct"],) = distinct([self.jaxpr], self.n_outs)
         return self.cache["distinct"]
 
     def items(self, outs: Sequence[Any], axis: Axis | None = None) -> list[Item]:

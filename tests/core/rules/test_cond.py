@@ -106,3 +106,14 @@ def test_branches_of_which_one_is_differentiated_are_one_call():
         equal((record.value, record.grad, record.taken), (value, grad, (None,)))
     record = capture(jax.vmap(jax.grad(loss), (None, 0)), grads=True)(X, jnp.arange(2))[1]["h"]
     equal((record.value, record.grad), (jnp.stack([2 * X, constant]), jnp.stack([4 * X, jnp.zeros(3)])))
+
+
+def test_records_are_in_an_order_that_all_branches_agree_with():
+    orders = [("a", "b", "d"), ("b", "c"), ("c", "d", "e")]
+
+    def branch(names):
+        return lambda x: sum(sow(x + i, name) for i, name in enumerate(names))
+
+    _, records = capture(lambda i, x: lax.switch(i, [branch(names) for names in orders], x))(1, X)
+    assert list(records) == ["a", "b", "c", "d", "e"]
+    equal([record.value for record in records.values()], [0 * X, X, X + 1, 0 * X, 0 * X])

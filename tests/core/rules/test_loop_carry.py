@@ -18,7 +18,7 @@ SCALAR = jax.typeof(np.False_)
 
 
 def keep_of(item, *, active=SCALAR, last=1, fold=None, loop=None):
-    return Keep([item.spec], active, last, fold, loop)
+    return Keep([item.spec], range(item.size), active, last, fold, loop)
 
 
 def run(keep, values, like):

@@ -9,7 +9,9 @@ goes with every site inside: the flag is there per element, and elements that to
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,7 +24,7 @@ from sonde.core.handler import Rebinding
 from sonde.core.item import Item, build_items
 from sonde.core.operands import TOKEN_TYPE, operands_of
 from sonde.core.primitive import bind_site
-from sonde.core.rewrite import Rewritten, rewrite
+from sonde.core.rewrite import Distinct, Rewritten, distinct, rewrite
 from sonde.core.rules.mapped_alike import mapped_alike
 from sonde.core.site import Gate, Site, View
 from sonde.core.site_search import has_sites
@@ -40,28 +42,29 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
         new.append(rewrite(branch, handler.in_branch()))
         marks.append(handler.counts.mark())
     handler.counts.join(marks)
-    slots, wider_branches = _slots_of(new, branches, _jax.varying_axes(index))
+    slots, once = _slots_of(new, branches, _jax.varying_axes(index))
     base = handler.allot(max(b.span for b in new))
     consts = [x for b in new for x in b.consts]
     front = [base, *consts] if slots.takes_base else consts
-    wider = {**params, "branches": wider_branches}
-    outs = _jax.cond_p.bind(index, *front, *operands, **wider)
+    wider = {**params, "branches": tuple(branch.jaxpr for branch in once)}
+    outs = once[0].spread(_jax.cond_p.bind(index, *front, *operands, **wider))
     items = build_items(slots.specs, outs[slots.n_outs :])
     chosen = jnp.clip(index, 0, len(branches) - 1)
+    is_filled = functools.cache(lambda filled: jnp.asarray(filled)[chosen])  # many sites have one flag
     for item, filled in zip(items, slots.filled):
         if all(filled):
             continue
         if "taken" not in item.extras:
-            item.extras["taken"] = jnp.asarray(filled)[chosen]
+            item.extras["taken"] = is_filled(tuple(filled))
             item.view = item.view.extra_on("taken", [False] * len(item.view.axes))
         elif item.view.gates:  # from now on the flag also covers this cond, not only the branches inside
             outer = Gate(slots, branch=0, branches=2)
             item.view = item.view.replace(gates=item.view.gates | {outer})
     handler.items += items
-    return outs[: slots.n_outs]
+    return list(outs[: slots.n_outs])
 
 
-def _slots_of(new: list[Rewritten], old: Sequence[Any], varying: frozenset[str]) -> tuple[_Slots, tuple[Any, ...]]:
+def _slots_of(new: list[Rewritten], old: Sequence[Any], varying: frozenset[str]) -> tuple[_Slots, list[Distinct]]:
     """The slots of the items of all branches, and the branches that fill them; cached.
 
     JAX compiles a `cond` that is not in a jitted function separately, and compiles again for other jaxprs.
@@ -69,7 +72,8 @@ def _slots_of(new: list[Rewritten], old: Sequence[Any], varying: frozenset[str])
     known, key = new[0].cache, ("cond", tuple(map(id, new)), varying)
     if key not in known:
         slots = _Slots(new, varying)
-        known[key] = slots, slots.branches(old)  # keeps the new ones alive, so that their ids stay valid
+        once = distinct(slots.branches(old), slots.n_outs)
+        known[key] = slots, once  # keeps the new ones alive, so that their ids stay valid
     return known[key]
 
 
@@ -150,11 +154,10 @@ class _Slots:
             consts, operands = flat[:n_consts][mine], flat[n_consts:]
             outs = _jax.eval_jaxpr(branch.jaxpr, *consts, *(base if branch.takes_base else ()), *operands)
             extra, filled = outs[self.n_outs :], outs[: self.n_outs]
+            zeros = functools.cache(_jax.zeros_of_type)
             for key, slot, axes in zip(self.keys, self.types, self.spread):
-                if key in starts:
-                    arrays = extra[starts[key] : starts[key] + len(slot)]
-                else:
-                    arrays = [_jax.zeros_of_type(t) for t in slot]
+                start = starts.get(key)
+                arrays = [*map(zeros, slot)] if start is None else extra[start : start + len(slot)]
                 filled += map(_jax.varying_over, selectable(arrays), axes)
             return filled
 
@@ -163,16 +166,20 @@ class _Slots:
 
 def _in_order(branches: Iterable[list[Any]]) -> list[Any]:
     """The slots of all branches, in an order that agrees with every branch, if there is one."""
-    left = [keys for keys in branches if keys]
-    order: list[Any] = []
+    left = [list(reversed(keys)) for keys in branches if keys]
+    behind = collections.Counter(key for keys in left for key in keys[:-1])  # in how many branches it is not the next
+    order: dict[Any, None] = {}
     while left:
         # The next slot is one that comes first in all remaining branches; if they disagree, that of the first branch.
-        heads = [keys[0] for keys in left]
-        later = {key for keys in left for key in keys[1:]}
-        key = next((head for head in heads if head not in later), heads[0])
-        order.append(key)
-        left = [rest for keys in left if (rest := [k for k in keys if k != key])]
-    return order
+        heads = [keys[-1] for keys in left]
+        order[next((head for head in heads if not behind[head]), heads[0])] = None
+        for keys in left:
+            while keys and keys[-1] in order:
+                keys.pop()
+                if keys:
+                    behind[keys[-1]] -= 1
+        left = [keys for keys in left if keys]
+    return list(order)
 
 
 RULES[_jax.cond_p] = cond_rule

@@ -11,7 +11,7 @@ that is made in the body is known only where the body has run.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -21,14 +21,17 @@ from jax import lax
 from sonde import _jax
 from sonde.core.axes import Axis, repeated_along
 from sonde.core.following import Question, Read
-from sonde.core.item import Item, build_items, flat_arrays
+from sonde.core.item import Extra, Item, build_items, firsts, flat_arrays
 
 
 class Keep:
     """The part of a loop's state that belongs to the items of its body, or of its test.
 
+    A value that has several names, as one that is passed from function to function does, is carried once.
+
     Args:
         specs: The items, as an iteration records them.
+        numbers: Equal for arrays of these items that are one in the program.
         active: The type of the predicate.
         last: How many of the last iterations to keep.
         fold: How several iterations become one; see `Handler.fold`.
@@ -38,6 +41,7 @@ class Keep:
     def __init__(
         self,
         specs: Sequence[Item],
+        numbers: Sequence[int],
         active: Any,
         last: int,
         fold: Any,
@@ -48,10 +52,26 @@ class Keep:
         self.last = last
         self.fold = fold
         self.loop = loop
-        self.old_specs = specs
         self.specs = [self._with_active_axes(spec) for spec in specs]
-        # Where each array has the axes of the predicate.
-        self.axes = [[sum(has[:i]) for i in self._active_axes(spec)] for spec in self.specs for has in spec.has]
+        # For each array its item, its name, and which axes it has, when it is recorded and when it is carried.
+        recorded = [(spec, name, has) for spec in specs for name, has in zip(spec.names, spec.has)]
+        carried = [has for spec in self.specs for has in spec.has]
+        self.chosen, self.numbers = firsts(map(self._kind, numbers, recorded) if fold is None else range(len(carried)))
+        self.recorded = [recorded[i] for i in self.chosen]
+        # Where each array that is carried has the axes of the predicate.
+        self.axes = [
+            [sum(carried[i][:axis]) for axis in self._active_axes(spec)]
+            for i, (spec, _, _) in zip(self.chosen, self.recorded)
+        ]
+
+    def _kind(self, number: int, recorded: tuple[Item, Extra | None, list[bool]]) -> Hashable:
+        """Equal for arrays that are one, begin with the same value and grow by the same axes."""
+        spec, name, has = recorded
+        return number, name, tuple(has), tuple((i, spec.view.axes[i].size) for i in self._active_axes(spec))
+
+    def _each(self, carried: Sequence[Any]) -> list[Any]:
+        """The recorded arrays, from those that are carried."""
+        return [carried[i] for i in self.numbers]
 
     # -- before and in the loop ----------------------------------------------------------------------------------------
 
@@ -62,7 +82,9 @@ class Keep:
     def empty(self, types: Sequence[Any], known: Sequence[Any] = ()) -> list[Any]:
         """What is carried before the first iteration: `known` where it is not None, otherwise zeros."""
         known = known or [None] * len(types)
-        start = self.first([_jax.zeros_of_type(t) if x is None else x for t, x in zip(types, known)])
+        chosen = frozenset(self.chosen)
+        zeros = [_jax.zeros_of_type(t) if i in chosen and known[i] is None else known[i] for i, t in enumerate(types)]
+        start = self.first(zeros)
         return start if self.last == 1 else [jnp.stack([x] * self.last, axis=self.n) for x in start]
 
     def first(self, new: Sequence[Any]) -> list[Any]:
@@ -100,11 +122,11 @@ class Keep:
         """The items after a loop of `count` iterations in which they were recorded `runs` times."""
         if self.last == 1:
             arrays = [self._from_front(x, axes) for x, axes in zip(kept, self.axes)]
-            items = build_items([spec.inside_loop(loop) for spec in self.specs], arrays)
+            items = build_items([spec.inside_loop(loop) for spec in self.specs], self._each(arrays))
         else:
             arrays = [self._in_order(ring, runs, axis) for ring, axis in zip(kept, self.axes)]
             axis = Axis("while", self.last, loop=loop)
-            items = build_items([spec.inside(axis) for spec in self.specs], arrays)
+            items = build_items([spec.inside(axis) for spec in self.specs], self._each(arrays))
         for item, spec in zip(items, self.specs):
             if "count" not in item.extras:
                 active = self._active_axes(spec)
@@ -149,14 +171,12 @@ class Keep:
         return dataclasses.replace(spec, view=spec.view.replace(axes=tuple(axes)))
 
     def _grown(self, arrays: Sequence[Any]) -> list[Any]:
-        """Arrays as an iteration computes them, made to vary over whatever the predicate varies over."""
+        """What is carried of the arrays of an iteration, made to vary over whatever the predicate varies over."""
         varying, grown = _jax.varying_axes_of_type(self.active), []
-        for item in build_items(self.old_specs, arrays):
-            active, axes = self._active_axes(item), item.view.axes
-            for array, has, name in zip(item.arrays, item.has, item.names):
-                array = _with_axes(array, has, axes, active)
-                array = array if name == "token" else _jax.varying_over(array, varying)
-                grown.append(_jax.strongly_typed(array))
+        for i, (spec, name, has) in zip(self.chosen, self.recorded):
+            array = _with_axes(arrays[i], list(has), spec.view.axes, self._active_axes(spec))
+            array = array if name == "token" else _jax.varying_over(array, varying)
+            grown.append(_jax.strongly_typed(array))
         return grown
 
 

@@ -46,8 +46,8 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         # Nothing has to come out: the loop stays as it is.
         return _bind(*_also_asked(handler, test), body.new.jaxpr, body.front, init)
     active, mapped = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval, _mapped_loop(params["cond_jaxpr"])
-    keep = Keep(body.new.specs, active, handler.last, handler.fold, mapped)
-    keep_test = Keep(test.new.specs, active, handler.last, handler.fold, mapped)
+    keep = body.keep(active, handler, mapped)
+    keep_test = test.keep(active, handler, mapped)
     # The test runs once before the loop and once in every iteration. If another capture records it too, it stays where
     # it is, and what is recorded here is computed once more. Otherwise the loop carries its answer.
     computed_again = bool(test.new.specs) and handler.passes_on
@@ -69,7 +69,7 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
 
     def divide(state: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
         """What the program carries, what is kept of body and test, how many times the body ran, the test's answer."""
-        n, n_kept = len(init), body.new.n_extra
+        n, n_kept = len(init), len(keep.chosen)
         carry, kept, (count, *rest) = state[:n], state[n : n + n_kept], state[n + n_kept :]
         return carry, kept, rest[carries_answer:], count, rest[:carries_answer]
 
@@ -135,6 +135,10 @@ class _Part:
         steps = [jnp.max(count, initial=0)] * self.numbered
         outs = _jax.eval_jaxpr(self.new.jaxpr, *front, *carry, *steps)
         return outs[: self.new.n_outs], outs[self.new.n_outs :]
+
+    def keep(self, active: Any, handler: Handler, mapped: object) -> Keep:
+        """What the loop carries along for it."""
+        return Keep(self.new.specs, self.new.distinct.numbers, active, handler.last, handler.fold, mapped)
 
     def known_before(self) -> list[Any]:
         """For each of the recorded arrays, its value for an element that never runs; None for zeros."""
