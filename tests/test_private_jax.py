@@ -35,6 +35,7 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.interpreters.partial_eval", "partial_eval_jaxpr_nounits", None, "says what is known of a loop"),
     ("_src.interpreters.partial_eval", "partial_eval_jaxpr_custom_rules", None, "has the rules of remat"),
     ("_src.interpreters.partial_eval", "custom_partial_eval_rules", None, "has the rules of partial evaluation"),
+    ("_src.interpreters.partial_eval", "dce_rules", None, "has the rules of dead-code elimination"),
     ("_src.interpreters.partial_eval", "convert_constvars_jaxpr", None, "makes inputs of constants"),
     ("_src.interpreters.ad", "primitive_linearizations", None, "has the rules of linearisation"),
     ("_src.interpreters.batching", "batch_jaxpr", ("closed_jaxpr", "axis_data", "in_batched"), "says what is mapped"),
