@@ -80,7 +80,7 @@ _registered: dict[type, ModuleKind] = {}
 _kinds: dict[int, tuple[weakref.ref[type], ModuleKind | None]] = {}  # by identity of the class: looked up very often
 # Types met so far that are not modules and hold none; arrays and tracers are added when they are met.
 WITHOUT_MODULES: set[type] = {int, float, complex, bool, str, bytes, type, type(None), type(lambda: 0), type(len)}
-WITHOUT_MODULES |= {np.ndarray, np.dtype, slice, type(...)}
+WITHOUT_MODULES |= {np.ndarray, np.dtype, slice, type(...), set, frozenset}
 
 
 def register_modules(cls: type, kind: ModuleKind) -> None:
@@ -162,15 +162,21 @@ def _is_plain(value: Any) -> bool:
 def outermost_modules(values: Iterable[Any]) -> Iterator[Any]:
     """The modules among some values and in their containers, but not the modules inside modules."""
     for value in values:
-        if type(value) not in WITHOUT_MODULES:
+        if holds_modules(value):
             yield from (module for _, module in outermost_in(value, ()))
 
 
 def holds_modules(value: Any) -> bool:
-    """Whether a value is a module, or a container with one."""
-    if type(value) in (tuple, list) and all(type(x) in WITHOUT_MODULES for x in value):
+    """Whether a value is a module, or a container with one. Asked for every argument of every jitted function."""
+    cls = type(value)
+    if cls in WITHOUT_MODULES:
         return False
-    return any(True for _ in outermost_in(value, ()))
+    if cls is not tuple and cls is not list:
+        return next(outermost_in(value, ()), None) is not None
+    for x in value:  # noqa: SIM110 (a generator takes longer than what it goes through)
+        if type(x) not in WITHOUT_MODULES and holds_modules(x):
+            return True
+    return False
 
 
 def outermost_in(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
