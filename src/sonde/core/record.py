@@ -291,25 +291,28 @@ class AsStored(Records):
     structure: JAX takes the result of a jitted function apart again, to know what its next call returns.
     """
 
-    __slots__ = ()
+    __slots__ = ("_numbers",)
 
-    def tree_flatten(self) -> tuple[Sequence[Any], Any]:
-        """For JAX."""
-        first, numbers = firsts(map(id, self._arrays))
-        return [self._arrays[i] for i in first], (self._layout, tuple(numbers))
-
-    @classmethod
-    def tree_unflatten(cls, layout: Any, arrays: Sequence[Any]) -> AsStored:
-        """For JAX."""
-        layout, numbers = layout
-        return cls(layout, [arrays[i] for i in numbers])
+    def __init__(self, layout: RecordLayout, arrays: Sequence[Any], numbers: Sequence[int]) -> None:
+        super().__init__(layout, arrays)
+        self._numbers = tuple(numbers)  # equal for arrays that are one
 
     @classmethod
     def of(cls, records: Records) -> AsStored:
         """Records, to be returned by a jitted function."""
-        return cls(records._layout, records._arrays)
+        return cls(records._layout, records._arrays, firsts(map(id, records._arrays))[1])
 
     @property
     def records(self) -> Records:
         """The records themselves."""
         return Records(self._layout, self._arrays)
+
+    def tree_flatten(self) -> tuple[Sequence[Any], Any]:
+        """For JAX."""
+        return [self._arrays[i] for i in firsts(self._numbers)[0]], (self._layout, self._numbers)
+
+    @classmethod
+    def tree_unflatten(cls, layout: Any, arrays: Sequence[Any]) -> AsStored:
+        """For JAX."""
+        layout, numbers = layout
+        return cls(layout, [arrays[i] for i in numbers], numbers)

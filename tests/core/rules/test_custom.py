@@ -223,3 +223,22 @@ def test_a_site_only_in_a_rule_that_runs_outside_the_capture_is_an_error():
     f.defvjp(lambda x: (sow(x * 2, "forward"), x), lambda x, ct: (ct,))
     with pytest.raises(sonde.errors.CaptureError, match=r"'forward' \(.*test_custom.py:\d+\).*custom_vjp"):
         jax.grad(jax.jit(capture(lambda x: f(x).sum())), has_aux=True)(X)
+
+
+def test_a_sown_tangent_has_no_value_in_reverse_mode_and_its_cotangent_as_gradient():
+    @jax.custom_jvp
+    def square(x):
+        return x**2
+
+    @square.defjvp
+    def _rule(primals, tangents):
+        (x,), (dx,) = primals, tangents
+        return square(x), 2 * x * sow(dx, "dx")
+
+    x = jnp.arange(3.0)
+    for wrap in (lambda f: f, jax.jit):
+        _, records = capture(wrap(jax.grad(lambda x: square(x).sum())), grads=True)(x)
+        assert records["dx"].values == ()
+        np.testing.assert_array_equal(records["dx"].grad, 2 * x)
+    _, records = capture(lambda x: jax.jvp(square, (x,), (x + 1,)))(x)
+    np.testing.assert_array_equal(records["dx"].value, x + 1)
