@@ -121,11 +121,7 @@ def _n_values(params: dict[str, Any], args: Sequence[Any]) -> int:
     return 0 if view.role == "look" else len(operands_of(args, site, view).arrays)
 
 
-def _may_divide(params: dict[str, Any]) -> bool:
-    return params["site"].depths is not None  # a sown tangent must not be dropped
-
-
-_jax.register_partial_evaluation(site_p, plain_p, _n_values, _may_divide)
+_jax.register_partial_evaluation(site_p, plain_p, _n_values)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Differentiation
