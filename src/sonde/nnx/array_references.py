@@ -1,11 +1,11 @@
-"""Array references, `jax.Ref`: arrays that are changed in place, inside any function of JAX that sees them.
+"""Array references, `jax.Ref`: arrays that any JAX function can change in place.
 
-A Module may have one among its attributes, and a Variable keeps its value in one with `ref=True`, or in a tree of them
-with `hijax=True` (Flax's two names; Sonde has one mechanism for both). Such a Variable may be written from inside plain
-`jax.jit`, whether it is an argument of the function or not.
+A Module may hold a reference as an attribute. A Variable keeps its value in a reference with `ref=True`, or in a tree
+of them with `hijax=True` (Flax has two names; Sonde has one mechanism for both). Code inside plain `jax.jit` can write
+to these Variables, whether or not they are arguments of the function.
 
-A reference is a leaf with an identity: met twice, it is one object. Functions of JAX take references and do not return
-them, so a transform returns what a new one holds, and makes a reference of it again outside.
+A reference is a leaf with an identity: if it occurs twice, it is still one object. JAX functions accept references but
+do not return them, so a transform returns the value of a new reference, and makes a reference of that value outside.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def is_reference(value: Any) -> bool:
 
 
 def load(tree: Any) -> Any:
-    """A value with the arrays that are in its references now."""
+    """The value with each reference replaced by the array it holds now."""
     return jax.tree.map(lambda x: x[...] if is_reference(x) else x, tree)
 
 
 def referring(tree: Any) -> Any:
-    """A value with new references in place of its arrays."""
+    """The value with each array replaced by a new reference."""
     return jax.tree.map(lambda x: jax.new_ref(x) if isinstance(x, _HELD) else x, tree)
 
 
 def store(held: Any, value: Any) -> bool:
-    """Writes a value into the references that hold one of the same form; False if the form is another."""
+    """Writes a value into references of the same structure, shapes and dtypes; returns False if these differ."""
     references, form = jax.tree.flatten(held)
     leaves, new_form = jax.tree.flatten(value)
     if form != new_form or not all(map(_fits, references, leaves)):
@@ -60,30 +60,30 @@ def _fits(reference: Any, leaf: Any) -> bool:
 
 
 def write_through(variable: Variable[Any], value: Any) -> None:
-    """Writes a value into the references that a Variable holds, or gives it new ones, if it has another form.
+    """Writes a value into a Variable's references, or gives the Variable new ones if the value has another form.
 
     Raises:
-        TraceContextError: it has another form, and the Variable may stand for one outside a trace.
+        TraceContextError: the value has another form, and the Variable may be a copy of one outside the trace.
     """
     held, level = variable._cell.value, trace_level()
     leaves = jax.tree.leaves(held)
     if leaves and variable._level is level and not any(map(is_reference, leaves)):
-        variable._cell.value = value  # a copy of a Variable that holds another value for now, as under nnx.grad
+        variable._cell.value = value  # a copy that holds a plain value for now, as under nnx.grad
     elif is_reference(held) and variable._metadata["ref"]:
         held[...] = value
     elif not store(held, value):
-        # inside a trace nothing tells whether the Variable stands for one outside
+        # inside a trace, the Variable may be a copy of one outside
         if variable._level is not level or not is_outermost(level):
             raise TraceContextError(
-                f"The value of a {type(variable).__name__} with hijax=True gets another form inside a transformed "
-                f"function: another structure, shape or dtype. That would not reach the caller. Give it its final form "
+                f"The value of a {type(variable).__name__} with hijax=True cannot change its structure, shape or "
+                f"dtype inside a transformed function: the caller would not see the change. Give it its final form "
                 f"outside, or pass the object that holds it to an nnx transform without hijax=True."
             )
         variable._cell.value = referring(value)
 
 
 def new_references(variable: Variable[Any], value: Any, metadata: Metadata) -> Any:
-    """What the cell of a Variable holds for a given or copied value: new references, if it holds references."""
+    """What a Variable's cell holds for a given or copied value: new references if its metadata say so."""
     if any(map(is_reference, jax.tree.leaves(value))):
         raise ValueError(
             f"A {type(variable).__name__} was given an array reference. Give it the array, reference[...], and "

@@ -1,4 +1,4 @@
-"""Whether an attribute of a Pytree is data, a child of the pytree, or static, part of its structure: how to say so.
+"""How to say whether an attribute of a Pytree is data (a child of the pytree) or static (part of its structure).
 
 `nnx.data(x)` and `nnx.static(x)` mark a value on assignment or a field of a dataclass; `nnx.Data[T]` and
 `nnx.Static[T]` are annotations. Without them, `kinds.is_data` decides.
@@ -52,7 +52,7 @@ def static(value: Any = _MISSING, /, **kwargs: Any) -> Any:
 
 
 def _field(status: bool, value: Any, kwargs: dict[str, Any]) -> Any:
-    # A dataclass field, because only that is understood both in the body of a dataclass and as a marked value.
+    # A dataclass field, because it works both in the body of a dataclass and as a marked value.
     metadata = {**kwargs.pop("metadata", {}), _DATA: status}
     if value is not _MISSING:
         metadata["value"] = value
@@ -60,7 +60,7 @@ def _field(status: bool, value: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def marked_value(value: Any) -> tuple[Any, bool | None]:
-    """A value that is assigned, and whether it was marked as data or static; None if it was not marked."""
+    """The bare value, and its mark: True for data, False for static, None if it was not marked."""
     if isinstance(value, dataclasses.Field) and _DATA in value.metadata and "value" in value.metadata:
         return value.metadata["value"], value.metadata[_DATA]
     return value, None
@@ -93,11 +93,11 @@ def static_holds_data(
     types = ", ".join(sorted({type(x).__name__ for x in found}))
     what = f"a {type(value).__name__} that holds {types}" if not is_data(value) else f"a {types}"
     if explicit:
-        return ValueError(f"Attribute '{name}' of {cls} is set to nnx.static(...) of {what}, which is data.")
+        return ValueError(f"Attribute '{name}' of {cls} is marked with nnx.static, but holds data: {what}.")
     if was_static:
         return ValueError(
-            f"Cannot assign data, {what}, to the static attribute '{name}' of {cls}. The status of an attribute is "
-            f"set by its first value; to make it data, write `self.{name} = nnx.data(...)` here or there."
+            f"Cannot assign data, {what}, to the static attribute '{name}' of {cls}. Its first value made it static. "
+            f"To make it data, write `self.{name} = nnx.data(...)` here or in the first assignment."
         )
     return ValueError(
         f"Found data, {what}, assigned to the static attribute '{name}' of {cls}; JAX would not see it. Use "

@@ -21,7 +21,7 @@ _INNER = (NODE, CONTAINER)
 
 
 class _Misfit(Exception):
-    """A state does not have the entries of a definition."""
+    """The entries of a state do not match the definition."""
 
 
 def build(
@@ -39,16 +39,16 @@ def build(
 
     Args:
         definition: what `walk` made.
-        leaves: in the order of the walk. A leaf that is a Variable becomes part of the object as it is; another value
-            in place of a Variable gets a Variable around it.
+        leaves: in the order of the walk. A leaf that is a Variable becomes part of the object as it is; a bare value
+            in place of a Variable is wrapped in a new one.
         state: instead of `leaves`, a State or nested mapping with the leaves.
         known: objects by index, for several definitions that share a numbering; new objects are added to it.
         finish: called with the path and value of everything that is built, children before parents; its result
             replaces the value. Only with `leaves`.
-        recreate: whether a bare value in place of a Variable gets a Variable around it.
-        prototypes: attributes of nodes by the identity of their definition, kept from one call to the next
-            along with the definition; copying a dict is cheaper than making one.
-        remember: False if the definition has no references, and `known` was not asked for.
+        recreate: whether a bare value in place of a Variable is wrapped in a new one.
+        prototypes: dicts of attributes by the identity of a node's definition, kept between calls along with the
+            definition; copying a dict is cheaper than filling one.
+        remember: whether to add new objects to `known`; needed if the definition has references.
 
     Raises:
         ValueError: the state lacks leaves, or has leaves that the definition does not.
@@ -131,7 +131,7 @@ class _Builder:
             source = _plain_mapping(source, entries)
         for name, child in zip(layout.data, children):
             tag = child[0]
-            if tag == VARIABLE:  # most children are
+            if tag == VARIABLE:  # most children are Variables
                 values[name] = make_variable(child, source[name] if from_state else None)
             elif from_state and (tag == ARRAY or (tag in _INNER and child[-1])):
                 values[name] = self.make(child, source[name])

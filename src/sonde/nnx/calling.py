@@ -10,7 +10,7 @@ from sonde.nnx.graph_def import GraphDef
 
 
 class ApplyCaller:
-    """What `call` returns: attributes and items lead into the object, a call runs it.
+    """What `call` returns: attributes and items select a part of the object, and calling it runs that part.
 
     The result of a call is a pair of the output and the new (GraphDef, State).
     """

@@ -39,8 +39,8 @@ def capture(
 ) -> Callable[..., Any]:
     """Makes a function that runs `fn` and also returns what its Modules sowed.
 
-    Nothing is stored in the Modules. Values arrive from inside every transform, of ours and of JAX: from a loop with
-    one row per iteration, under `vmap` with the mapped axis first.
+    Nothing is stored in the Modules. Values are returned from inside every transform, Sonde's or JAX's: a loop gives
+    one row per iteration, `vmap` puts the mapped axis first.
 
     Args:
         fn: A function whose first Module argument is the model, a Module, or a bound method of one. If it is a type of
@@ -98,7 +98,8 @@ def capture_grads(
     Args:
         fn: The step: a function whose first Module argument is the model, a Module, or a bound method.
         *var_types: The types of Variable to record; Intermediate and Perturbation by default.
-        method_outputs: A type of Variable, as which the output of every public method and of `__call__` is recorded.
+        method_outputs: A type of Variable. The output of every public method, and of `__call__`, is recorded as this
+            type.
 
     Returns:
         A function that returns the result of `fn`, a State of values and a State of gradients.
@@ -201,7 +202,7 @@ class _Recording(Collect):
 
 
 class _Adding(Adding):
-    """Adds given values where Modules perturb."""
+    """Adds the given values where Modules call `perturb`."""
 
     def key_of(self, site: Site, path: str) -> Any:
         """Type, path of the Module, and name."""
@@ -256,9 +257,9 @@ def _run(
 
 
 def captures_of(module: Module) -> tuple[Variable[Any], ...] | None:
-    """What the innermost `nnx.capture` that runs has recorded in a Module so far; None if there is none.
+    """What the innermost running `nnx.capture` has recorded in a Module so far; None if there is no such capture.
 
-    One Variable for each type that is recorded or was given values for, with a dict from names to values.
+    There is one Variable for each type that is recorded or has initial values; it holds a dict from names to values.
     """
     found: dict[type, dict[str, Any]] = {}
     root: Any = None

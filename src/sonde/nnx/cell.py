@@ -1,8 +1,8 @@
 """Where a Variable keeps its value.
 
-Apart from the Variable, because `nnx.jit` reads and writes thousands of values in a call: cells are all of one class,
-small, and have no hooks, which costs the least that Python allows. With a list of one value, whose item is in a second
-piece of memory, a train step takes two percent longer.
+The cell is separate from the Variable because `nnx.jit` reads and writes thousands of values per call. All cells have
+the same class, are small and have no hooks, so access is as cheap as Python allows. With one-item lists as cells, whose
+item is in a second block of memory, a train step takes two percent longer.
 """
 
 from __future__ import annotations

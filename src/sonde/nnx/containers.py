@@ -287,8 +287,8 @@ class Dict(Module, MutableMapping[str, A], Generic[A]):
 class Sequential(Module):
     """Applies functions and Modules one after the other.
 
-    What one returns is given to the next: a tuple as several arguments, a dict as keywords. `rngs=` is given to each of
-    them that has a parameter of that name.
+    What one returns is given to the next: a tuple as several arguments, a dict as keywords. `rngs=` is passed to each
+    one that has a parameter of that name.
 
     Args:
         *fns: the functions and Modules.

@@ -8,8 +8,8 @@
     (NODE, class, index, layout, static values, definitions of the data attributes, entries, leaves)
     (CONTAINER, class, keys, how to unflatten it, definitions of the children, entries, leaves)
 
-where `leaves` is how many leaves there are below, and `entries` how many children have some: the entries that a state
-has there. `walking` makes definitions, `building` makes objects from them.
+where `leaves` is the number of leaves below, and `entries` the number of children with leaves: a state has that many
+entries there. `walking` makes definitions, `building` makes objects from them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class NamedValues:
 
 
 def flatten_once(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
-    """Keys and children of a container, and what else `unflatten_once` needs, besides class and keys."""
+    """Keys and children of a container, and whatever else `unflatten_once` needs."""
     cls = type(value)
     if cls is list or cls is tuple:
         return tuple(range(len(value))), list(value), None
@@ -80,7 +80,7 @@ def flatten_once(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
         return value.names, list(value.values), None
     with_paths, structure = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
     keyed = [((key_of(path[0]),), (i, child)) for i, (path, child) in enumerate(with_paths)]
-    ordered = traversals.sort_by_path(keyed)  # as in Flax: what is shared is found first under the lesser key
+    ordered = traversals.sort_by_path(keyed)  # as in Flax: a shared object is found first under the smaller key
     positions = {i: position for position, (_, (i, _)) in enumerate(ordered)}
     order = tuple([positions[i] for i in range(len(positions))])
     return tuple([key for (key,), _ in ordered]), [child for _, (_, child) in ordered], (structure, order)

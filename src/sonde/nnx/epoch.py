@@ -1,4 +1,4 @@
-"""The structure epoch: one number that changes whenever any Module, Pytree, container or metadata changes shape.
+"""The structure epoch: a number that changes whenever the structure of any object, or metadata of a Variable, changes.
 
 A transform that walked its arguments once may keep what it found while the number is the same. What counts as a
 change: an attribute set or deleted, an item of a List, Dict or State set or removed, metadata of a Variable edited, an

@@ -57,7 +57,7 @@ def to_predicate(filter: Filter) -> Predicate:
 
 
 def filters_to_predicates(filters: Sequence[Filter]) -> tuple[Predicate, ...]:
-    """Predicates of filters that are tried in order.
+    """The predicates of filters, which are tried in order.
 
     Raises:
         ValueError: a filter that matches everything comes before another one, which could then match nothing.
@@ -104,7 +104,7 @@ class WithTag:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PathContains:
-    """Values with a key somewhere on their path; with `exact=False`, a key that contains the text."""
+    """Values whose path has the given key; with `exact=False`, a key that contains it as text."""
 
     key: Key
     exact: bool = True

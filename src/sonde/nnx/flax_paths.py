@@ -1,9 +1,9 @@
-"""Import paths of Flax's own files, and the modules of Sonde that have their names.
+"""Import paths of Flax's own files, and the Sonde modules that provide their names.
 
 Code in the wild imports `flax.nnx.nn.linear`, `flax.nnx.variablelib` and the like. See `sonde._handing_on`.
 """
 
-# Modules of Sonde with the other names that Flax's file `graph` has.
+# Sonde modules with the other names of Flax's file `graph`.
 _GRAPH = (
     "graph_def",
     "updating",

@@ -106,7 +106,7 @@ def unpack(node: Any, *filters: Filter, graph: bool | None = None) -> Any:
     """The leaves of a model as GraphStates, each of which knows the structure; see `split`.
 
     Returns:
-        One GraphState for no filter or one, else a tuple.
+        One GraphState for zero or one filter, else a tuple.
     """
     graphdef, *states = split(node, *filters, graph=graph)
     made = tuple(GraphState(graphdef, one) for one in states)
@@ -167,9 +167,9 @@ def unflatten(
         graphdef: the structure.
         state: a State, a FlatState, or the list of leaves.
         index_ref: objects by number, to unflatten several that share references; new objects are added to it.
-        outer_index_outer_ref: objects by number, which are changed instead of making new ones.
+        outer_index_outer_ref: objects by number, to change in place instead of making new ones.
         copy_variables: whether to copy the Variables.
-        recreate_variables: whether to put a Variable around a bare value in place of one.
+        recreate_variables: whether a bare value in place of a Variable is wrapped in a new one.
     """
     if outer_index_outer_ref is not None:
         from sonde.nnx.graph_contexts import restore
@@ -205,10 +205,10 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
     """The inverse of `split`: a new object with the structure of a GraphDef and the leaves of States.
 
     Args:
-        graphdef_or_graphstate: a GraphDef, or a GraphState, which brings its own.
+        graphdef_or_graphstate: a GraphDef, or a GraphState, which contains one.
         *states: the leaves; each exactly once.
         copy: whether to copy the Variables; else they become part of the new object as they are.
-        recreate_variables: whether to put a Variable around a bare value in place of one.
+        recreate_variables: whether a bare value in place of a Variable is wrapped in a new one.
 
     Raises:
         ValueError: the leaves do not fit the structure.
@@ -230,7 +230,7 @@ def merge(graphdef_or_graphstate: Any, /, *states: Any, copy: bool = False, recr
     else:
         given = sum(len(traversals.flatten_mapping(s)) if isinstance(s, Mapping) else len(s) for s in states)
         if given != graphdef.num_leaves:
-            collect(graphdef.definition, merge_state(*states))  # names what is missing, if something is
+            collect(graphdef.definition, merge_state(*states))  # raises an error that names missing leaves, if any
             raise ValueError(
                 f"nnx.merge: the graphdef has {graphdef.num_leaves} leaves, but {given} were given, some of them twice."
             )

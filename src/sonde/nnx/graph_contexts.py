@@ -157,7 +157,7 @@ class SplitContext:
         self._met: list[Walk] = []
 
     def split(self, node: Any, *filters: Filter) -> Any:
-        """As `nnx.split`; an object that was met before is a reference without leaves."""
+        """As `nnx.split`; an object that was met before becomes a reference without leaves."""
         found = walk(node, graph=True, verb="split", seen=self._seen)
         self._met.append(found)  # numbers are kept by id, so the objects must stay alive
         definition = found.definition
@@ -180,7 +180,7 @@ class MergeContext:
         self._known: dict[Any, Any] = {}
 
     def merge(self, graphdef: GraphDef[Any], state: Any, /, *states: Any) -> Any:
-        """As `nnx.merge`, with new Variables; references lead to what was merged before, or to the outer objects."""
+        """As `nnx.merge`, with new Variables; references resolve to objects merged before, or to outer ones."""
         leaves = collect(graphdef.definition, merge_state(state, *states) if states else state)
         if self._update is not None and not self._inner:
             return restore(graphdef.definition, iter(leaves), self._known, self._update.outer or {})
@@ -243,7 +243,7 @@ def numbered_as(definition: Any, seen: Mapping[int, int], numbers: Mapping[int, 
     Args:
         definition: what a walk found.
         seen: the numbers in it, by the identity of objects.
-        numbers: the numbers to use instead, for objects that have one; the others get numbers above all of them.
+        numbers: the numbers to use instead, for objects that have one; other objects get larger numbers.
     """
     above = max(numbers.values(), default=-1) + 1
     table = {index: numbers.get(key, above + index) for key, index in seen.items()}
@@ -263,7 +263,7 @@ def _renumbered(d: Any, table: Mapping[int, int]) -> Any:
 
 
 def restore(d: Any, leaves: Iterator[Any], known: dict[Any, Any], outer: Mapping[int, Any]) -> Any:
-    """Restores what a definition describes, reusing the objects of `outer` that have its numbers.
+    """Restores what a definition describes, reusing the objects in `outer` with the same numbers.
 
     Args:
         d: the definition.

@@ -131,7 +131,7 @@ class GraphState(MutableMapping[Any, Any], Generic[A]):
         return f"GraphState({self._graphdef!r}, {self._state!r})"
 
     def tree_flatten_with_keys(self) -> Any:
-        """The entries of the state are the children: they have the paths that they have in the state."""
+        """The entries of the state are the children, with the same paths as in the state."""
         values, keys = self.tree_flatten()
         return tuple(zip(map(jax.tree_util.DictKey, keys[1]), values)), keys
 

@@ -67,10 +67,10 @@ class set_graph_updates(_Mode, variable="NNX_GRAPH_UPDATES"):
 
 
 def resolve(graph: bool | None) -> bool:
-    """What `graph=` means, None being the current mode."""
+    """The value of `graph=`, or the current mode if it is None."""
     return set_graph_mode.current_value() if graph is None else graph
 
 
 def resolve_updates(graph_updates: bool | None) -> bool:
-    """What `graph_updates=` means, None being the current setting."""
+    """The value of `graph_updates=`, or the current setting if it is None."""
     return set_graph_updates.current_value() if graph_updates is None else graph_updates

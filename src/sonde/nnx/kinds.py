@@ -19,7 +19,7 @@ T = TypeVar("T", bound=type)
 
 OTHER, ARRAY, CONTAINER, VARIABLE, NODE = range(5)
 
-#: Kinds of types seen so far. Types of kind OTHER that JAX may still learn to flatten are not kept here.
+#: Kinds of types seen so far. Types of kind OTHER that may still be registered with JAX are not kept here.
 KIND: dict[type, int] = dict.fromkeys(
     (int, float, complex, bool, str, bytes, type, type(len), type(lambda: None), np.float32, np.dtype), OTHER
 )

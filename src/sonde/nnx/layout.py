@@ -2,8 +2,8 @@
 
 Thousands of objects of one class have the same attributes, so a layout is made once and shared (other systems call this
 a hidden class or a shape). Two layouts with the same content are the same object: they compare and hash by identity,
-which makes comparing the structure of two models cheap. A layout lives as long as it is used, or as long as it
-can be reached from the empty one by attributes that some class sets.
+which makes comparing the structure of two models cheap. A layout stays alive while it
+is used; it keeps alive the layouts that were reached from it by adding or removing an attribute.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Layout:
         self._steps: dict[tuple[Any, bool | None], Layout] = {}
 
     def having(self, name: Any, status: bool) -> Layout:
-        """The layout with one name more, or with another status of a name."""
+        """The layout with one more name, or with the status of a name changed."""
         step = (name, status)
         found = self._steps.get(step)
         if found is None:

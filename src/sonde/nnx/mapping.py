@@ -23,8 +23,8 @@ def map(
     """A copy of a model with `f(path, leaf)` in place of every leaf.
 
     Args:
-        f: gets a path and a Variable or array. If it returns a bare value for a Variable, the copy has a Variable
-            around it.
+        f: gets a path and a Variable or array. A bare value returned for a Variable is wrapped in
+            a new one.
         node: a Module, any other node, or a pytree of them.
         graph: True allows shared references, False demands a tree. None: the current mode.
         recreate_variables: False leaves bare values bare.
@@ -63,13 +63,13 @@ def with_vars(
 ) -> A:
     """A copy of a model whose Variables keep their values in array references, or no longer do.
 
-    Such Variables can be written from inside plain `jax.jit`. A Variable whose entries stay as they are is shared with
-    the model.
+    Variables with references can be written from inside plain `jax.jit`. A Variable whose entries stay the same is
+    shared with the model.
 
     Args:
         node: a Module, any other node, or a pytree of them.
-        hijax: the entry of that name, see `nnx.Variable`; None leaves it.
-        ref: the entry of that name; None leaves it.
+        hijax: the new entry `hijax`, see `nnx.Variable`; None leaves it unchanged.
+        ref: the new entry `ref`; None leaves it unchanged.
         mutable: must not be False.
         only: which Variables.
         allow_duplicates: whether a Variable may occur twice.

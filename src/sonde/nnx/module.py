@@ -46,13 +46,13 @@ class Module(Pytree, metaclass=ModuleMeta):
         Array([2., 2.], dtype=float32)
     """
 
-    #: Whether the methods in a class body are prepared for `capture(..., method_outputs=...)`. Containers say False.
+    #: Whether the methods in a class body are prepared for `capture(..., method_outputs=...)`; False for containers.
     _observes_methods = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if not cls._observes_methods:
-            cls._observes_methods = True  # for their subclasses
+            cls._observes_methods = True  # for subclasses of this class
             return
         for name, member in list(vars(cls).items()):
             if isinstance(member, types.FunctionType) and (not name.startswith("_") or name == "__call__"):
@@ -79,13 +79,13 @@ class Module(Pytree, metaclass=ModuleMeta):
             name: the name.
             value: what to record; any pytree.
             reduce_fn: combines what was recorded before with the value; appends to a tuple by default.
-            init_fn: makes what is given to `reduce_fn` the first time.
+            init_fn: makes the initial value for `reduce_fn`.
 
         Returns:
             Whether the value was recorded.
 
         Raises:
-            ValueError: the attribute exists and is no Variable of that type.
+            ValueError: the attribute exists and is not a Variable of that type.
         """
         variable_type = _variable_type(variable_type)
         combine = None if reduce_fn is _append else reduce_fn
@@ -115,7 +115,7 @@ class Module(Pytree, metaclass=ModuleMeta):
             variable_type: the type of Variable to record it as, or a name of one.
 
         Raises:
-            ValueError: the attribute exists and is no Variable of that type.
+            ValueError: the attribute exists and is not a Variable of that type.
         """
         variable_type = _variable_type(variable_type)
         perturbed = module_sites.perturb(self, name, value, variable_type)
@@ -132,14 +132,16 @@ class Module(Pytree, metaclass=ModuleMeta):
     def __captures__(self) -> tuple[Variable[Any], ...]:
         """What `nnx.capture` has recorded in this Module so far: one Variable per type, with a dict by name.
 
-        There is no such attribute when no `nnx.capture` runs, or for a Module outside its model. It is a view:
-        changing it changes nothing.
+        The attribute exists only while an `nnx.capture` runs, and only on Modules of its model. Changing it changes
+        nothing else.
         """
         from sonde.nnx.capture import captures_of
 
         found = captures_of(self) if RUNNING_CAPTURES.threads else None
         if found is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute '__captures__': no nnx.capture runs")
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute '__captures__': no nnx.capture is running"
+            )
         return found
 
     # ------------------------------------------------------------------------------------------- iteration

@@ -1,7 +1,7 @@
 """Where Modules meet captures: `Module.sow`, `Module.perturb` and methods, while a capture runs.
 
-Everything goes to the engine as a site whose tag says what type of Variable and name it is; the path of the Module is
-found by `sonde.core.modules.trail`. When no capture runs, the functions here do nothing.
+Everything goes to the engine as a site whose tag has the type of Variable and the name; `sonde.core.modules.trail`
+finds the path of the Module. When no capture runs, the functions here do nothing.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ register_no_modules(FlatState)
 
 
 class Types(NamedTuple):
-    """What `nnx.capture` asks of Modules; in `core.modules.trail.Wanted.more`.
+    """What `nnx.capture` wants from Modules; kept in `core.modules.trail.Wanted.more`.
 
     Attributes:
         recorded: The types of Variable that are recorded.
         given: The types of Variable that values were given for.
-        outputs: The type as which the outputs of methods are recorded, if they are.
+        outputs: The type that outputs of methods are recorded as; None if they are not recorded.
     """
 
     recorded: tuple[type, ...] = ()
@@ -87,7 +87,7 @@ class Sown:
         known: For every capture that runs, whether the Module belongs to its model.
         perturbs: Whether values may be added to it.
         reduce_fn: Combines what was recorded before with a value; None appends to a tuple.
-        init_fn: Makes what `reduce_fn` is given first.
+        init_fn: Makes the initial value for `reduce_fn`.
     """
 
     type: type
@@ -112,7 +112,7 @@ def sow(
     reduce_fn: Callable[[Any, Any], Any] | None,
     init_fn: Callable[[], Any],
 ) -> bool | None:
-    """Records a value if a capture runs and wants it; None if none runs."""
+    """Records a value if a running capture wants it; returns None if no capture runs."""
     if not RUNNING_CAPTURES.threads or looking() is None:
         return None
     if not _is_wanted(variable_type):
@@ -126,7 +126,7 @@ def sow(
 
 
 def _note(module: Any, tag: Sown, value: Any) -> None:
-    """Keeps a value sown in a function that is being traced until the call ends: the capture does not have it yet."""
+    """Keeps a value sown while a function is traced, until its call ends: the capture does not have it before."""
     for trail in thread.trails:
         stretch = trail.stretches[-1]
         if len(trail.stretches) > 1 and stretch.frames and stretch.frames[0].level is _jax.trace_level():
@@ -142,7 +142,7 @@ def noted(trail: Trail, module: Any) -> Iterator[tuple[Sown, Any]]:
 
 
 def perturb(module: Any, name: str, value: Any, variable_type: type) -> Any | None:
-    """The value to continue with if a capture runs; None if none does."""
+    """The value to continue with; None if no capture runs."""
     if not RUNNING_CAPTURES.threads or looking() is None:
         return None
     if not _is_wanted(variable_type):
@@ -211,7 +211,7 @@ def carry_nodes(originals: Iterable[tuple[Any, Any]], copy: Any) -> None:
 
 
 def carry_below(origin: Origin | None, copy: Any) -> None:
-    """Marks a copy, and the nodes in it, with what it was made from, if that is known."""
+    """Marks a copy, and the nodes in it, with their origin, if it is known."""
     if origin is not None and (original := origin.ref()) is not None:
         carry_all(original, copy)
 

@@ -1,4 +1,4 @@
-"""Objects in a pytree as states that JAX can map over: `to_tree`, `from_tree`, and transforms made of the two.
+"""Objects in a pytree as states that JAX can map over: `to_tree`, `from_tree`, and transforms built on them.
 
 `to_tree` puts a `NodeStates` in place of every object: its leaves are the values of the object's Variables and
 arrays. An object that was met before becomes a NodeStates without leaves, which refers to the first. `from_tree` is the
@@ -123,9 +123,9 @@ def to_tree(
     Args:
         tree: any pytree with Modules, Variables and the like in it.
         prefix: a tree prefix: each value applies to everything below it and is passed to `split_fn`.
-        split_fn: a function of (context, path, prefix, object) that makes what takes the place of the object. The
+        split_fn: a function of (context, path, prefix, object) that returns the replacement for the object. The
             context splits several objects as one graph.
-        map_non_graph_nodes: whether `split_fn` is called for leaves that are not objects too.
+        map_non_graph_nodes: whether `split_fn` is also called for leaves that are not objects.
         ctxtag: the name of an open `nnx.update_context`.
         check_aliasing: whether a Variable that is met under two different values of the prefix is an error.
 
@@ -223,14 +223,14 @@ def _check_aliasing(found: Iterable[tuple[Any, Any]], prefixes: Iterable[Any]) -
 
 
 def clear_non_graph_nodes(tree: Any) -> Any:
-    """A pytree with None in place of all that is not an object."""
+    """A pytree with None in place of everything that is not an object."""
     return jax.tree.map(lambda x: x if is_object(x) else None, tree, is_leaf=is_object)
 
 
 def split_inputs(f: Any = None, *, ctxtag: Any = "split_merge_inputs") -> Any:
     """Calls a transformed function with objects: arguments go through `to_tree`, results through `from_tree`.
 
-    The function must be one that `merge_inputs` made, with any transform of JAX around it. It returns the pair of
+    The function must come from `merge_inputs`, with any JAX transform around it, so that it returns the pair
     (arguments, results).
 
     Args:

@@ -65,10 +65,10 @@ def has_keyword_arg(func: Callable[..., Any], name: str) -> bool:
 
 
 def tuple_init() -> tuple[Any, ...]:
-    """No values yet: the default `init_fn` of `sow`."""
+    """An empty tuple: the default `init_fn` of `sow`."""
     return ()
 
 
 def tuple_reduce(before: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
-    """One value more: the default `reduce_fn` of `sow`."""
+    """Appends a value: the default `reduce_fn` of `sow`."""
     return (*before, value)

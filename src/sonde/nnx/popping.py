@@ -17,7 +17,7 @@ from sonde.nnx.updating import can_set_child
 def pop(node: Any, *filters: Filter) -> Any:
     """Takes leaves out of a model and returns them as a State; with several filters, a tuple of States.
 
-    A Variable that is shared is taken from its first path that matches, and stays at the others.
+    A shared Variable is taken from its first path that matches, and stays at the others.
 
     Args:
         node: the object to change.
@@ -52,7 +52,7 @@ def pop(node: Any, *filters: Filter) -> Any:
 def _poppable(
     node: Any, path: PathParts, matches: Callable[..., Any], met: set[int], owners: list[tuple[Any, Any]]
 ) -> Iterator[tuple[PathParts, Any]]:
-    """The leaves that are to be taken, with their paths; a shared one at its first path that matches.
+    """The leaves to take, with their paths; a shared leaf at its first path that matches.
 
     Args:
         node: a node or container.

@@ -105,7 +105,7 @@ class _Slotted:
     __slots__ = ("__dict__", "__weakref__", *_SLOTS)
 
 
-#: The attributes of a Pytree, for code that announces its changes itself.
+#: The attributes of a Pytree, for code that bumps the epoch itself.
 attributes = cast(Callable[[Any], dict[str, Any]], _Slotted.__dict__["__dict__"].__get__)
 _set_dict = cast(Callable[[Any, Any], None], _Slotted.__dict__["__dict__"].__set__)
 _set_layout = cast(Callable[[Any, Any], None], _Slotted.__dict__["_layout"].__set__)
@@ -176,7 +176,7 @@ class Pytree(_Slotted, metaclass=PytreeMeta):
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
-        """The attributes. Once read, they can change unannounced, so `nnx.jit` compares them at every call."""
+        """The attributes. Once read, they can change without a new epoch, so `nnx.jit` compares them at every call."""
         expose(self)
         return attributes(self)
 
@@ -275,7 +275,7 @@ class Pytree(_Slotted, metaclass=PytreeMeta):
     def _fill(self, layout: Layout, data: Any, static: Any) -> None:
         """Sets all attributes, in the order of their names."""
         values = attributes(self)
-        values.update(layout.status)  # for the order alone
+        values.update(layout.status)  # sets the order of the names
         values.update(zip(layout.data_then_static, (*data, *static)))
 
     def _become(self, layout: Layout, data: Any, static: Any) -> None:
@@ -290,7 +290,7 @@ class Pytree(_Slotted, metaclass=PytreeMeta):
     def _assemble(cls, layout: Layout, data: Any, static: Any) -> Self:
         """Makes an object with these attributes, without `__init__`."""
         new = cls._blank(layout, trace_level())
-        if cls._only_attributes:  # in the order in which JAX has them, as in Flax
+        if cls._only_attributes:  # in JAX's order, as in Flax
             attributes(new).update(zip(layout.data_then_static, (*data, *static)))
         else:
             new._fill(layout, data, static)

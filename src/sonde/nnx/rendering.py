@@ -46,7 +46,7 @@ def _totals(node: Pytree) -> str:
 
 
 def _children(node: Pytree, entered: frozenset[int] = frozenset()) -> Iterator[Any]:
-    """The data below a node, with nodes opened; for objects that may contain themselves."""
+    """The data of a node and of all nodes below it, even if a node contains itself."""
     if id(node) in entered:
         return
     entered |= {id(node)}

@@ -51,7 +51,7 @@ class Attr:
         start: shown before it.
         end: shown after it.
         use_raw_value: whether a value that is a string is shown as it is, without quotes.
-        use_raw_key: accepted; names are shown as they are.
+        use_raw_key: accepted, without effect: names are never quoted.
     """
 
     key: str

@@ -75,8 +75,8 @@ def split_rngs(
     """Makes the streams of a model hold arrays of keys, for functions that are mapped over them.
 
     Args:
-        node: the model. Without it, returns a decorator that does this to all arguments of a function, and puts them
-            back afterwards.
+        node: the model. Without it, returns a decorator that does this to all arguments of a function, and restores
+            them afterwards.
         splits: the shape of the arrays.
         only: which streams, by name or another filter.
         squeeze: with `splits=1`, drop the axis of length one.
@@ -117,10 +117,10 @@ def fork_rngs(
     """Makes each stream of a model start again from a new key.
 
     Args:
-        node: the model. Without it, returns a decorator that does this to all arguments of a function, and puts them
-            back afterwards.
-        split: a shape, for all streams; or shapes by filter, for those that a filter matches, None for "one key". Then
-            streams that no filter matches are left alone.
+        node: the model. Without it, returns a decorator that does this to all arguments of a function, and restores
+            them afterwards.
+        split: a shape for all streams; or shapes by filter, where None means one key. With filters, streams that no
+            filter matches are left alone.
         graph: False demands a tree, and returns a copy.
         graph_updates: False returns a copy.
 
@@ -212,7 +212,7 @@ def with_rngs(
     Args:
         node: the model. Without it, returns a decorator that does this to all arguments of a function.
         split: a shape, or shapes by filter: these streams hold arrays of keys.
-        fork: which of the others start again from a new key each.
+        fork: which of the other streams start again, each from a new key.
         broadcast: a shape, or shapes by filter: these streams hold one key many times.
         only: which streams to change; the others are left alone.
         graph: True allows shared references, False demands a tree. None: the current mode.
@@ -270,9 +270,9 @@ def reseed(
     Args:
         node: the model.
         graph: True allows shared references, False demands a tree. None: the current mode.
-        policy: what to do with streams that hold arrays of keys: "scalars_only" is an error, "match_shape" splits the
-            new key, a function of (path, key, shape) makes the new keys.
-        **stream_keys: seeds by the name of the stream. Several streams of one name get different keys.
+        policy: what to do with streams that hold arrays of keys: "scalars_only" raises an error, "match_shape" splits
+            the new key, a function of (path, key, shape) makes the new keys.
+        **stream_keys: seeds by the name of the stream. Streams with the same name get different keys.
 
     Raises:
         ValueError: a stream holds an array of keys and the policy is "scalars_only". Nothing is changed then.

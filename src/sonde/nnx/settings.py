@@ -1,7 +1,7 @@
 """Settings: a value that is set for good, or for a block or a function in one thread.
 
-`with use(x):` and `@use(x)` look like calls of `use(x)`, which sets the value for good. So a `SettingChange` sets it
-when it is made, and takes that back when it turns out to be meant for a block or a function.
+`with use(x):` and `@use(x)` begin with the call `use(x)`, which sets the value for good. So a `SettingChange` sets it
+when it is made, and undoes that if it is then used for a block or a function.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Here(threading.local):
 
 
 class Setting(Generic[T]):
-    """A value for all threads, and values for the open blocks of each.
+    """A value for all threads, and values for the open blocks of each thread.
 
     Attributes:
         everywhere: the value outside of blocks.
@@ -49,12 +49,12 @@ class Setting(Generic[T]):
 
 
 class SettingChange(Generic[T]):
-    """A setting that was set: for good, or, if it is entered or decorates a function, for the block or the calls.
+    """A change of a setting: for a block if it is entered, for calls if it decorates a function, else for good.
 
     Args:
         setting: the setting.
         value: its new value.
-        in_block: whether a call inside a block sets the value until that block ends, and not for good.
+        in_block: whether a call inside a block sets the value until that block ends instead of for good.
     """
 
     def __init__(self, setting: Setting[T], value: T, *, in_block: bool = False):

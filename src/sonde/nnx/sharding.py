@@ -91,7 +91,7 @@ abstract_with_sharding = as_abstract
 
 
 def sharded_shape(variable: Variable[Any], mesh: Any) -> jax.ShapeDtypeStruct | None:
-    """The shape that an abstract Variable holds, with its sharding; None if it has one, or no mesh is known.
+    """The shape that an abstract Variable holds, with its sharding; None if it already has one, or no mesh is known.
 
     Args:
         variable: the Variable.
@@ -118,8 +118,8 @@ def add_axis(tree: A, index: int, transform_metadata: Mapping[str, Any]) -> A:
     Args:
         tree: a State or pytree with Variables that a transform added an axis to.
         index: where the axis is.
-        transform_metadata: has the name of the axis in `out_sharding`, under `PARTITION_NAME`; and, under other keys,
-            its name in the metadata of that key.
+        transform_metadata: the name of the axis for `out_sharding`, under the key `PARTITION_NAME`; other keys are
+            names of metadata entries, with the name of the axis for each.
     """
 
     def put_in(axes: list[Any], name: Any) -> None:

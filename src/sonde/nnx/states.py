@@ -81,7 +81,7 @@ class FlatState(Sequence[tuple[PathParts, V]], Generic[V]):
         return from_flat_state(self)
 
     def split(self, first: Filter, /, *filters: Filter) -> FlatState[V] | tuple[FlatState[V], ...]:
-        """Parts by filters, each leaf in the first that matches it.
+        """One part per filter; each leaf goes to the first filter that matches it.
 
         Raises:
             ValueError: a leaf is matched by no filter.
@@ -90,7 +90,7 @@ class FlatState(Sequence[tuple[PathParts, V]], Generic[V]):
         return groups[0] if len(groups) == 1 else groups
 
     def filter(self, first: Filter, /, *filters: Filter) -> FlatState[V] | tuple[FlatState[V], ...]:
-        """Parts by filters; what no filter matches is left out."""
+        """One part per filter; what no filter matches is left out."""
         groups = group_flat(self, filters_to_predicates((first, *filters)))[:-1]
         return groups[0] if len(groups) == 1 else groups
 
@@ -310,7 +310,7 @@ def group_flat(flat: Iterable[tuple[PathParts, Any]], predicates: Sequence[Any])
 
 
 def split_flat(flat: Iterable[tuple[PathParts, Any]], filters: Sequence[Filter]) -> tuple[FlatState[Any], ...]:
-    """One flat state per filter, each leaf in the first that matches it.
+    """One flat state per filter; each leaf goes to the first filter that matches it.
 
     Raises:
         ValueError: a leaf is matched by no filter.
@@ -336,7 +336,7 @@ def _one_or_all(groups: Sequence[FlatState[Any]], cls: Callable[[Any], Any] = St
 
 
 def split_state(state: Mapping[Any, Any], first: Filter, /, *filters: Filter) -> Any:
-    """One State per filter, each leaf in the first that matches it; a single State for a single filter.
+    """One State per filter; each leaf goes to the first filter that matches it. A single State for a single filter.
 
     Raises:
         ValueError: a leaf is matched by no filter.

@@ -1,7 +1,7 @@
 """`nnx.tabulate`: a table of the Modules of a model, with input and output shapes and the sizes of Variables.
 
-A copy of the model runs once, abstractly (no numbers are computed); its Modules belong to recording subclasses of their
-classes. Neither the model nor its classes are touched, so this is safe with threads.
+A copy of the model runs once, abstractly (no numbers are computed); its Modules are instances of subclasses that record
+calls. Neither the model nor its classes are touched, so this is safe with threads.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _total(variables: list[Variable[Any]]) -> str:
 
 
 def _sizes(node: Any, column: str) -> str:
-    """The Variables of one type right below a node by name, and the size of all below it."""
+    """The Variables of one type directly below a node, by name, and the total size of all below it."""
     if not isinstance(node, Pytree):
         return ""
     every = [

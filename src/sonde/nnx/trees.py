@@ -61,9 +61,9 @@ def prefix(
     """One value per leaf of a model, for `in_axes`, `out_axes` and the like.
 
     Args:
-        node: a Module, any other node, or a pytree of them. With shared references between several arguments of a
-            transform, pass them together, in the order of the arguments.
-        filter_map: values by filter, of which the first that matches is used; or a function of (path, leaf).
+        node: a Module, any other node, or a pytree of them. If several arguments of a transform share
+            references, pass them together, in the order of the arguments.
+        filter_map: values by filter, where the first filter that matches is used; or a function of (path, leaf).
         graph: True allows shared references, False demands a tree. None: the current mode.
 
     Raises:
@@ -84,7 +84,7 @@ def prefix(
         prefix = tuple(map(key_of, path))
         if not is_object(value):
             return value_of(prefix, value)
-        # every place of a shared Variable, so that two values for it are noticed
+        # one value per path of a shared Variable, so that different values for it are noticed
         found = walk(value, graph=True, verb="prefix")
         met = [(path, found.leaves[i]) for path, _, _, i in each_leaf(found.definition)]
         values = [value_of((*prefix, *path), leaf) for path, leaf in met]

@@ -68,7 +68,7 @@ def _write(variable: Variable[Any], value: Any) -> None:
 def _plan_update(
     node: Any, mapping: Any, path: PathParts, writes: list[Any], sets: list[Any], stores: list[Any]
 ) -> None:
-    """Notes what an update writes: into Variables, in the places of other leaves, and into array references."""
+    """Notes what an update writes to: Variables, other leaves, and array references."""
     children = _children(node, path)
     for key, value in (mapping.raw_mapping if isinstance(mapping, State) else mapping).items():
         child = children.get(key, _NOTHING)

@@ -9,8 +9,8 @@ Sharp edges:
 * A Variable belongs to the trace level it was made at. Writing to it from inside another trace (a function under plain
   `jax.jit` that closes over it) raises `TraceContextError`, because a tracer would outlive its trace.
 * `==` compares values, so Variables cannot be hashed; compare identities with `is`.
-* The value is kept in a list of one element, the cell. A jitted call reads and writes the cells of thousands of
-  Variables; an attribute of a class with `__getattr__` takes twice as long to read, and three times to write.
+* The value is kept in a small object of its own, the cell (`cell.py`). A jitted call reads and writes the cells of
+  thousands of Variables; attributes of a class with `__getattr__` take twice as long to read, three times to write.
 * With `ref=True` or `hijax=True` the cell holds array references, and writing goes through to them at any trace level;
   see `array_references`.
 * Attributes cannot be set; metadata is set with `set_metadata` and read as attributes. Other attributes are those of
@@ -352,7 +352,7 @@ class Variable(ArrayLike, Generic[A]):
         _set_value(self, variable_state._held())
         metadata = variable_state._metadata
         if self._metadata is not metadata:
-            if metadata.by_reference or self._metadata.by_reference:  # how a value is kept is a Variable's own matter
+            if metadata.by_reference or self._metadata.by_reference:  # keep its own `hijax` and `ref`
                 metadata = metadata.replaced(hijax=self._metadata["hijax"], ref=self._metadata["ref"])
             changed = self._metadata != metadata
             _set_metadata(self, metadata)
@@ -390,7 +390,7 @@ _set_metadata = cast(Callable[[Any, Any], None], Variable.__dict__["_metadata"].
 
 
 def _set_value(variable: Variable[Any], value: Any) -> None:
-    """Replaces what a Variable holds, without hooks and checks; references that fit are written to instead."""
+    """Replaces what a Variable holds, without hooks or checks; array references that fit are written to instead."""
     if variable._metadata.by_reference:
         write_through(variable, value)
     else:

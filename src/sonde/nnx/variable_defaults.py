@@ -50,7 +50,7 @@ def current() -> _Values:
 class VarDefaultsContext(SettingChange[_Values]):
     """Defaults that were set; as a context manager or decorator, for a block or a function only.
 
-    Set inside a block of another one, they hold until that block ends; else for good.
+    If they are set inside the block of another `var_defaults`, they hold until that block ends; otherwise for good.
     """
 
     def __init__(self, hijax: bool | None, ref: bool | None):
@@ -64,8 +64,8 @@ def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> VarDe
     """Sets the default `hijax` and `ref` of new Variables; without arguments, returns the current defaults.
 
     Args:
-        hijax: the entry of that name; None leaves it.
-        ref: the entry of that name; None leaves it.
+        hijax: the default `hijax`; None leaves it unchanged.
+        ref: the default `ref`; None leaves it unchanged.
 
     Returns:
         A context manager and decorator, which may be ignored; without arguments, the defaults.

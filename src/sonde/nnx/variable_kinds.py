@@ -15,7 +15,7 @@ class _AskedByKind(type):
 
 
 class HijaxVariable(metaclass=_AskedByKind):
-    """What Variables with `hijax=True` are instances of, beside their own class; only for `isinstance`."""
+    """For `isinstance` only: Variables with `hijax=True` count as instances."""
 
 
 class Param(Variable[A]):

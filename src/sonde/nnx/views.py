@@ -32,7 +32,7 @@ def view(
         **kwargs: what to give to `set_view`; each Module gets the keywords it takes.
 
     Raises:
-        ValueError: no Module takes a keyword.
+        ValueError: no Module takes one of the keywords.
 
     Example:
         >>> from sonde import nnx

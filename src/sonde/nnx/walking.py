@@ -64,7 +64,7 @@ def walk(
         root: a node, a Variable, an array, or a pytree of them.
         graph: whether an object may be met twice.
         verb: the name of the calling function, for messages.
-        numbers: whether numbers and the like among the data are leaves with `graph=True` too, as JAX sees them.
+        numbers: whether numbers and other plain values among the data are leaves even with `graph=True`, as for JAX.
         seen: indices of objects met in earlier walks, to number several roots as one; new objects are added to it.
         again: whether to visit `root`, a node, even if an earlier walk met it.
         everything: a list that gets pairs of path and value of everything met, static attributes included (in graph
@@ -133,7 +133,7 @@ class _Walker:
         return result
 
     def leaf(self, value: Any, path: Path) -> Any:
-        """Notes an array, or what is treated as one. An array reference is noted when it is met first."""
+        """Adds an array, or a value treated as one, to the leaves; an array reference only when it is first met."""
         index = None
         if is_reference(value):
             if (before := self.seen.get(id(value))) is not None:
@@ -146,7 +146,7 @@ class _Walker:
         return (ARRAY,) if index is None else (ARRAY, index if self.graph else None)
 
     def visit_variable(self, value: Any, path: Path) -> Any:
-        """A Variable: a leaf when it is met first."""
+        """A Variable: a leaf when it is first met."""
         seen, graph = self.seen, self.graph
         index = seen.get(id(value))
         if index is not None:
@@ -164,7 +164,7 @@ class _Walker:
         return self.leaf(value, path) if result[0] == OTHER and value is not None else result
 
     def visit_node(self, value: Any, path: Path, again: bool = False) -> Any:
-        """A Pytree or Module, with all that is below it; `again`: also if it was met before."""
+        """A Pytree or Module, with all that is below it; with `again`, even if it was met before."""
         key, index = id(value), None
         if self.graph:
             index = self.seen.get(key)
@@ -194,7 +194,7 @@ class _Walker:
     def children_and_statics(
         self, layout: Any, data: Any, static: Any, path: Path, visit: Callable[[Any, Path], Any]
     ) -> list[Any]:
-        """The definitions of the data attributes. Static ones, without leaves, are visited in their turn by name."""
+        """The definitions of the data attributes. Visits the static attributes too, all in the order of their names."""
         children = []
         for name, is_data, i in layout.turns:
             if is_data:
@@ -226,13 +226,13 @@ class _Walker:
         return (CONTAINER, type(value), keys, rebuild, definitions, _entries(definitions), n)
 
     def enter(self, value: Any) -> None:
-        """Notes that the walk is inside something, which must not contain itself."""
+        """Notes that the walk is inside a value, which must not contain itself."""
         if id(value) in self.entered:
             raise alias_error(self.root, value, self.verb)
         self.entered.add(id(value))
 
     def announce(self, mapping: dict[Any, Any]) -> None:
-        """Notes the dicts of a State."""
+        """Notes the dicts of a State, whose changes bump the epoch."""
         self.announced.add(id(mapping))
         for inner in mapping.values():
             if type(inner) is dict:
@@ -240,7 +240,7 @@ class _Walker:
 
 
 def _entries(definitions: Iterable[Any]) -> int:
-    """How many of some definitions have leaves."""
+    """How many of the definitions have leaves."""
     n = 0
     for d in definitions:
         tag = d[0]
@@ -250,7 +250,7 @@ def _entries(definitions: Iterable[Any]) -> int:
 
 
 def paths_of(root: Any, target: Any) -> list[Path]:
-    """Every path at which an object is found, looking through it once; for messages."""
+    """Every path of `target` in `root`, for messages; `target` itself is searched once."""
     found: list[Path] = []
     entered: set[int] = set()
 
