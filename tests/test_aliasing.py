@@ -119,7 +119,7 @@ def test_only_inside_the_block():
         for name in ("flax.nonsense", "flax.nnx.nonsense", "flax.linen.nonsense"):
             with pytest.raises(ModuleNotFoundError):
                 importlib.import_module(name)
-        with pytest.raises(AttributeError, match="'flax', as `sonde.alias` answers it, has no 'nonsense'"):
+        with pytest.raises(AttributeError, match="'flax', as `sonde.alias` provides it, has no 'nonsense'"):
             _ = importlib.import_module("flax").nonsense
     assert importlib.import_module("flax") is flax
     assert importlib.import_module("flax.nnx") is not sonde.nnx

@@ -54,8 +54,8 @@ def test_bytes_are_those_of_flax(monkeypatch):
     ("target", "state", "message"),
     [
         ([1, 2], {"0": 5}, r"has 1 entries for a list of 2, at \."),
-        ({"a": {"b": 1}}, {"a": {"c": 1}}, r"has no entries b, at \./a"),
-        (optax.EmptyState(), {"x": 1}, r"fields that EmptyState has not: x"),
+        ({"a": {"b": 1}}, {"a": {"c": 1}}, r"lacks the entries b, at \./a"),
+        (optax.EmptyState(), {"x": 1}, r"fields that EmptyState lacks: x"),
         (optax.adam(1).init(jnp.ones(1))[0], {"mu": 1}, r"no field 'count' of ScaleByAdamState"),
     ],
 )

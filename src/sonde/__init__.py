@@ -9,7 +9,7 @@
     records_before(error)           the records of a capture up to the point where `f` failed
     sites(f)                        the sites that a capture would record and their cost, without running `f`
     first_nonfinite(f)              finds the site that makes the first NaN or Inf
-    alias()                         packages written on Flax run on Sonde
+    alias()                         packages written for Flax run on Sonde
 """
 
 import importlib

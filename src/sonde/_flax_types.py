@@ -1,7 +1,7 @@
-"""Types for annotations, under the names that Flax's files have for them.
+"""Types for annotations, under the names that Flax uses.
 
 Code written for Flax imports `Array`, `Shape` or `PrecisionLike` from `flax.linen.linear` and other files. Every path
-that `sonde._handing_on` makes has these names, after those of the modules it stands for.
+that `sonde._handing_on` makes offers these names too; the names of the modules it stands for come first.
 """
 
 from __future__ import annotations

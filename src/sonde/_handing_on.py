@@ -1,11 +1,11 @@
-"""Modules that hand names on: further import paths for what lives elsewhere in the package.
+"""Extra import paths for names that live elsewhere in the package.
 
 Code written for Flax imports `nnx.nn.linear` or `nnx.graphlib`; here the layers and functions live in other files. A
-table says which path stands for which modules, and `hand_on` makes the paths importable. A path holds nothing itself; a
-name is looked up on first use: in the modules it stands for, in their order, in the package, and last among the types
-for annotations (`sonde._flax_types`).
+table says which path stands for which modules, and `hand_on` makes the paths importable. The module at such a
+path holds nothing itself. A name is looked up when it is used: first in the modules that the path stands for, in order,
+then in the package, and last among the types for annotations (`sonde._flax_types`).
 
-A path that is a module of the package, and loaded, gets the further names besides its own.
+If the path is a loaded module of the package, that module keeps its own names and gets these as well.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def hand_on(package: str, paths: Mapping[str, Sequence[str]]) -> None:
 def _existing(name: str) -> types.ModuleType:
     module = sys.modules[name]
     if hasattr(module, "__getattr__"):
-        raise ValueError(f"{name} defines `__getattr__`, so it cannot pass on further names.")
+        raise ValueError(f"{name} defines `__getattr__`, so it cannot pass on other names.")
     return module
 
 
 def _new(name: str) -> types.ModuleType:
-    module = types.ModuleType(name, f"Hands on names under the path that Flax has for them, {name}.")
+    module = types.ModuleType(name, f"Passes on names under the path that they have in Flax, {name}.")
     module.__path__ = []
     module.__spec__ = ModuleSpec(name, None, is_package=True)
     sys.modules[name] = module

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def key_of(entry: Any) -> Any:
-    """The key, index or attribute name that an entry of a path stands for; its text, if it is none of JAX's.
+    """The key, index or attribute name that an entry of a path stands for; its text if it is not one of JAX's types.
 
     Example:
         >>> import jax

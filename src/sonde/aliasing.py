@@ -1,8 +1,8 @@
-"""`alias`: `flax.nnx` and `flax.linen` mean Sonde, for packages that are written on Flax.
+"""`alias`: `flax.nnx` and `flax.linen` mean Sonde, for packages written for Flax.
 
-While it is on, every `import flax...` is handled here. `flax.nnx`, `flax.linen` and what is below them are the modules
-of Sonde themselves. The rest (`flax.core`, `flax.struct`, `flax.serialization`, `flax.training`, ...) has the
-names of Sonde first, and names that Sonde lacks from Flax, if Flax is installed.
+While it is on, every `import flax...` is handled here. `flax.nnx`, `flax.linen` and everything below them are
+Sonde's own modules. The rest (`flax.core`, `flax.struct`, `flax.serialization`, `flax.training`, ...) offers Sonde's
+names first; names that Sonde lacks come from Flax, if it is installed.
 
 Sharp edges:
 
@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from sonde import serialization
 
-#: Other modules of Flax, and the modules of Sonde that have their names.
+#: Other modules of Flax, each with the modules of Sonde that provide its names.
 _AROUND = {
     "flax": (),
     "flax.core": ("sonde.linen.frozen_dict", "sonde.linen.meta", "sonde.linen.filters"),
@@ -44,9 +44,9 @@ _MISSING: Any = object()
 
 
 class alias:
-    """Makes `flax.nnx` and `flax.linen` mean Sonde for what is imported.
+    """Makes imports of `flax.nnx` and `flax.linen` return Sonde's modules.
 
-    When called, it lasts until `off` is called; as a context manager, until the block ends.
+    A plain call lasts until `off` is called; as a context manager, it lasts until the block ends.
 
     Example:
         >>> import sonde
@@ -61,7 +61,7 @@ class alias:
         _switch.on()
 
     def off(self) -> None:
-        """Ends it; imported modules stay."""
+        """Turns the alias off; modules that were imported stay."""
         if self._on:
             self._on = False
             _switch.off()
@@ -95,7 +95,7 @@ class _Around(types.ModuleType):
             return below
         found = getattr(_switch.real(self.__name__), attribute, _MISSING)
         if found is _MISSING:
-            raise AttributeError(f"module {self.__name__!r}, as `sonde.alias` answers it, has no {attribute!r}")
+            raise AttributeError(f"module {self.__name__!r}, as `sonde.alias` provides it, has no {attribute!r}")
         return found
 
     def __dir__(self) -> list[str]:
@@ -106,7 +106,7 @@ def _version() -> str:
     try:
         return importlib.metadata.version("flax")
     except importlib.metadata.PackageNotFoundError:
-        return "0.12.8"  # the one whose behaviour Sonde has
+        return "0.12.8"  # the version whose behaviour Sonde matches
 
 
 def _is_flax(name: str) -> bool:
@@ -183,11 +183,11 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        """An empty one, for the import system to mark."""
+        """An empty module, for the import system to mark."""
         return types.ModuleType(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Puts the module that is meant in place of the empty one."""
+        """Replaces the empty module with the one that the name means."""
         found = self.module(module.__name__)
         assert found is not None
         if isinstance(found, _Around):
@@ -196,7 +196,7 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _introduce(real: dict[str, types.ModuleType]) -> None:
-    """Registers the types that Sonde can serialize with Flax itself, which is reached under other names."""
+    """Registers Sonde's serializable types with the real `flax.serialization`, which the alias has set aside."""
     if "flax.serialization" in real:
         serialization.put_aside(real["flax.serialization"])
 

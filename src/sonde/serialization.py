@@ -4,8 +4,8 @@
 `from_state_dict` puts such a dict back into an object of the same form. `to_bytes` and `from_bytes` write and read them
 as msgpack, which needs the extra `serialization`. Files move between Sonde and Flax in both directions.
 
-A type that is registered here is known to `flax.serialization` as well, once that is loaded: boxes of `sonde.linen` in
-variables can be written by either.
+Types registered here are also registered with `flax.serialization` once that is loaded, so either library can write
+variables in boxes of `sonde.linen`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def register_serialization_state(
 
 
 def put_aside(flax: Any) -> None:
-    """Notes the real `flax.serialization` while that name means this module; see `sonde.alias`."""
+    """Remembers the real `flax.serialization` while that name means this module; see `sonde.alias`."""
     _put_aside[:] = [flax]
     tell_flax()
 
@@ -128,7 +128,7 @@ def from_state_dict_of(ty: type) -> FromState:
 
 
 def register_box(ty: type) -> None:
-    """Registers a type of linen's boxes: only the value is kept."""
+    """Registers one of linen's box types; only the value is written."""
     register_serialization_state(
         ty,
         lambda box: {"value": to_state_dict(box.value)},
@@ -155,7 +155,7 @@ def to_state_dict(target: Any) -> Any:
     if isinstance(state, dict):
         wrong = [key for key in state if not isinstance(key, str)]
         if wrong:
-            raise TypeError(f"A state dict has strings as keys; that of {type(target).__name__} has {wrong[0]!r}.")
+            raise TypeError(f"A state dict must have string keys; that of {type(target).__name__} has {wrong[0]!r}.")
     return state
 
 
@@ -214,8 +214,7 @@ def restore_fields(target: Any, names: list[str], state: Mapping[str, Any]) -> d
     unknown = sorted(set(state) - set(names))
     if unknown:
         raise ValueError(
-            f"The state dict has fields that {type(target).__name__} has not: {', '.join(unknown)}, "
-            f"at {current_path()}."
+            f"The state dict has fields that {type(target).__name__} lacks: {', '.join(unknown)}, at {current_path()}."
         )
     return fields
 
@@ -223,19 +222,19 @@ def restore_fields(target: Any, names: list[str], state: Mapping[str, Any]) -> d
 def _dict_from_state(target: Mapping[Any, Any], state: Mapping[str, Any]) -> dict[Any, Any]:
     missing = sorted(str(key) for key in target if str(key) not in state)
     if missing:
-        raise ValueError(f"The state dict has no entries {', '.join(missing[:5])}, at {current_path()}.")
+        raise ValueError(f"The state dict lacks the entries {', '.join(missing[:5])}, at {current_path()}.")
     return {key: from_state_dict(value, state[str(key)], name=str(key)) for key, value in target.items()}
 
 
 def _dict_to_state(target: Mapping[Any, Any]) -> dict[str, Any]:
     state = {str(key): to_state_dict(value) for key, value in target.items()}
     if len(state) != len(target):
-        raise ValueError(f"The keys {list(target)} are not different as strings, as keys of a state dict are.")
+        raise ValueError(f"The keys {list(target)} must differ as strings, because a state dict has strings as keys.")
     return state
 
 
 def register_mapping(ty: Any) -> None:
-    """Registers a type of mappings, which is made from a dict."""
+    """Registers a mapping type that can be made from a dict."""
     register_serialization_state(ty, _dict_to_state, lambda old, state: ty(_dict_from_state(old, state)))
 
 
@@ -299,7 +298,7 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
 
     Args:
         pytree: the dicts.
-        in_place: accepted; the dicts are never changed.
+        in_place: has no effect; the dicts are never changed.
     """
     del in_place
     msgpack = _msgpack()
@@ -307,7 +306,7 @@ def msgpack_serialize(pytree: Any, in_place: bool = False) -> bytes:
 
 
 def msgpack_restore(encoded_pytree: bytes) -> Any:
-    """The argument of `msgpack_serialize`, with NumPy arrays."""
+    """Restores what `msgpack_serialize` wrote, with NumPy arrays."""
     msgpack = _msgpack()
     return _in_one(msgpack.unpackb(encoded_pytree, ext_hook=_unpacked, raw=False))
 
@@ -333,7 +332,7 @@ def _array_bytes(array: Any) -> bytes:
 
 
 def _packed(thing: Any) -> Any:
-    """What msgpack has no type for."""
+    """Packs a value that msgpack has no type for."""
     msgpack = _msgpack()
     if isinstance(thing, (np.ndarray, jax.Array)):
         return msgpack.ExtType(_ARRAY, _array_bytes(thing))
@@ -343,7 +342,7 @@ def _packed(thing: Any) -> Any:
         return msgpack.ExtType(_COMPLEX, _pack((thing.real, thing.imag)))
     raise TypeError(
         f"A {type(thing).__name__} cannot be written as bytes: it is not an array, number, string or dict of them. "
-        "`register_serialization_state` says how a type becomes a dict."
+        "Call `register_serialization_state` to say how the type becomes a dict."
     )
 
 

@@ -1,8 +1,8 @@
-"""The one door to JAX's inside. A change in JAX is a change in this package alone.
+"""The one door to JAX's internals. When JAX changes, only this package has to change.
 
-`patches` is every change that is made to JAX; `imported` what is used as it is. The other files say what they are about
-in their names; each holds what differs between the JAX versions that Sonde supports (0.10 to 0.12) for its subject, and
-lists the names that it offers. Nothing here knows what a site is.
+`patches` holds every change made to JAX; `imported` holds what is used unchanged. Each other file is named after its
+subject, holds what differs there between the JAX versions that Sonde supports (0.10 to 0.12), and lists the names that
+it offers. Nothing here knows what a site is.
 """
 
 from sonde._jax import (

@@ -1,10 +1,10 @@
 """The arrays behind the arguments of a program, while the program is traced.
 
 JAX traces a program with only the types of its arguments. But before `jit`, `scan`, `cond`, `checkpoint` and the like
-trace a function they describe the call, with its arguments, for error messages (`api_util.debug_info`), and
+trace a function, they describe the call, with its arguments, for error messages (`api_util.debug_info`), and
 the trace keeps the description. While a capture runs, descriptions have weak references to the arrays among the
 arguments, and to whatever else `tracing_hook` notes: they keep nothing alive, and are equal to those that JAX makes
-itself. JAX keeps descriptions in its caches, so they let go of the references when the capture ends.
+itself. JAX keeps descriptions in its caches, so the references are dropped when the capture ends.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def _replace(self: _Description, /, **changes: Any) -> _Description:
     return new
 
 
-setattr(_Description, "_replace", _replace)  # noqa: B010 (JAX replaces names that it does not know before the trace)
+setattr(_Description, "_replace", _replace)  # noqa: B010 (JAX replaces names that it learns only from the trace)
 
 
 class _Made(threading.local):
-    """The descriptions that were made in this thread and may still have references."""
+    """The descriptions that were made in this thread and may still hold references."""
 
     def __init__(self) -> None:
         self.descriptions: list[_Description] = []
@@ -60,7 +60,7 @@ class _Made(threading.local):
 
     def add(self, description: _Description) -> None:
         if len(self.descriptions) >= self.enough:
-            # A tuple cannot be referred to weakly. JAX has dropped those that only this list and the loop refer to.
+            # Tuples cannot be weakly referenced. JAX has dropped a tuple if only this list and the loop refer to it.
             self.descriptions = [made for made in self.descriptions if sys.getrefcount(made) > 3]
             self.enough = max(1000, 2 * len(self.descriptions))
         self.descriptions.append(description)
@@ -70,8 +70,8 @@ _made = _Made()
 
 
 def forget_arguments() -> None:
-    """Makes the descriptions of this thread let go of what they refer to. Called when no capture runs any more."""
-    descriptions, _made.descriptions = _made.descriptions, []  # first: an interrupt must not bring one here twice
+    """Drops what the descriptions of this thread refer to. Called when the last capture has ended."""
+    descriptions, _made.descriptions = _made.descriptions, []  # first, so that after an interrupt none is cleared twice
     for description in descriptions:
         del description.__dict__
 
@@ -135,7 +135,7 @@ def arrays_described(info: Any, types: Sequence[Any]) -> list[Any] | None:
 
 
 def traces_around(trace: Any) -> list[Any]:
-    """A trace, and those that it stands on."""
+    """A trace and its parents, innermost first."""
     found = []
     while trace is not None:
         found.append(trace)
@@ -157,8 +157,8 @@ class TracedArguments:
     def find(self, tracer: Any) -> tuple[Any, int, Any] | None:
         """For an argument of a program: the description of the call, its number, and the array behind it.
 
-        The array is None if it is not known. The result is None if the tracer is not an argument, or one of a program
-        that was being traced before.
+        The array is None if it is not known. The result is None if the tracer is not an argument, or is an argument
+        of a trace in `around`.
         """
         if not isinstance(tracer, _pe.DynamicJaxprTracer) or any(tracer._trace is trace for trace in self._around):
             return None

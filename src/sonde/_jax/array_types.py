@@ -42,7 +42,7 @@ def mapped_type(aval: Any, size: int, dim: int) -> Any:
 def mapped_outputs(
     jaxpr: Any, axis_data: Any, mapped: Sequence[bool], instantiate: Sequence[bool] | bool
 ) -> list[bool]:
-    """Which outputs of a jaxpr are mapped if these inputs are, or are made to be."""
+    """Which outputs of a jaxpr are mapped if these inputs are; `instantiate` says which always are."""
     instantiate = instantiate if isinstance(instantiate, bool) else list(instantiate)
     return list(_batching.batch_jaxpr(jaxpr, axis_data, list(mapped), instantiate)[1])
 
@@ -53,7 +53,7 @@ def mapped_jaxpr(jaxpr: Any, axis_data: Any, mapped: Sequence[bool]) -> Any:
 
 
 def strongly_typed(value: Any) -> Any:
-    """A value without a weak type, as needed for what a loop carries."""
+    """A value without a weak type, as the carry of a loop must be."""
     aval = typeof(value)
     return lax.convert_element_type(value, aval.dtype) if getattr(aval, "weak_type", False) else value
 

@@ -57,7 +57,7 @@ def call_beside(wrapped: Any, *args: Any) -> Any:
 
 
 def _stores(wrapped: Any) -> list[Any]:
-    """The stores of a `WrappedFun`, and of those that it runs in turn, if captures are inside one another."""
+    """The stores of a `WrappedFun`, and of those that it runs in turn if captures are nested."""
     own = [store for store in wrapped.stores if store is not None]
     inner = getattr(wrapped.f, "stands_for", None)
     return own if inner is None else [*own, *_stores(inner)]

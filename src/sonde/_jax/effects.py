@@ -40,11 +40,12 @@ def hold_weakly(parameter_type: type) -> None:
 
 
 def register_partial_use(primitive: Primitive, part: Callable[[dict[str, Any], Sequence[int]], dict[str, Any]]) -> None:
-    """Of an equation without effect, JAX's dead-code passes keep the results that are used, and their operands.
+    """Lets JAX's dead-code passes drop the unused results of an equation without effect, and their operands.
 
-    The operands after those that have a result are always kept. `part` gives the parameters for some of the results.
-    JAX would otherwise keep all of them, and what leads to the others; their transposes would be given the symbolic
-    zeros of what is not used, which rules of primitives that have one result need not expect.
+    The first operands have one result each; the operands after them are kept as long as any result is. `part` gives the
+    parameters for some of the results. JAX would otherwise keep all results and what leads to them. The
+    transposes of what leads to unused ones would get symbolic zeros, which rules of primitives with one result need not
+    expect.
     """
 
     def rule(used: Sequence[bool], *others: Any) -> Any:  # from JAX 0.12 on there is one more argument in between
@@ -72,8 +73,8 @@ def register_partial_evaluation(
     twice. Of the operands and outputs of an equation, the first `n_values(params, operands)` are what `plain` passes
     on; other outputs are saved from the forward pass and become further operands of `plain`.
 
-    In the rule of a derivative, values are known and tangents are not. A value that is known stays known next to a
-    tangent; JAX would compute all results of an equation with the tangents.
+    In the rule of a derivative, values are known and tangents are not. A known value stays known next to an unknown
+    tangent; JAX itself would treat all results of the equation as unknown.
     """
 
     def rule(saveable: Any, unknown_in: Sequence[bool], instantiated_in: Sequence[bool], eqn: Any) -> Any:

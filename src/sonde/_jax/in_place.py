@@ -12,7 +12,7 @@ __all__ = ["Change", "InPlace"]
 
 
 class Change(NamedTuple):
-    """A function of JAX and the one in its place: an attribute, or an entry of a table."""
+    """A replacement for a function of JAX, which is an attribute or an entry of a table."""
 
     owner: Any
     name: Any
@@ -44,7 +44,7 @@ class InPlace:
         with self._lock:
             self._users += 1
             try:
-                for step in self._make:  # also if others are there: an interrupt may have cut them short
+                for step in self._make:  # even if others have entered: an interrupt may have cut their steps short
                     step()
             except BaseException:
                 self._leave()
@@ -62,7 +62,7 @@ class InPlace:
 
 
 def _table(owner: Any) -> Any:
-    """The dict that holds the attributes or entries of an owner; None for a class, which must be told of changes."""
+    """The dict that holds the attributes or entries of an owner; None for a class, which needs `setattr`."""
     return owner if isinstance(owner, dict) else vars(owner) if isinstance(owner, ModuleType) else None
 
 
@@ -73,7 +73,7 @@ def _own(owner: Any, name: Any) -> Any:
 
 
 def _steps(changes: Iterable[Change]) -> Iterator[Callable[[], Any]]:
-    """Functions that make some changes: one for all that go into one dict, since every capture makes them."""
+    """Functions that make some changes: one per dict, to save time, since every capture makes them."""
     of_tables: dict[int, dict[Any, Any]] = {}
     for owner, name, value in changes:
         table = _table(owner)

@@ -1,6 +1,6 @@
 """Jaxprs: looking into them, running them, tracing functions to them.
 
-0.10 has open and closed ones, later versions have one class that carries its constants.
+JAX 0.10 has open and closed jaxprs; later versions have one class that carries its constants.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def sub_jaxprs(params: dict[str, Any]) -> list[Any]:
     return found
 
 
-# What most parameters are: asking these for an attribute that they lack costs more than to look for their type.
+# The types of most parameters: checking the type is cheaper than asking for an attribute that they lack.
 _NO_JAXPR = {type(None), bool, int, float, str, np.dtype, type(np.dtype("float32")), type(np.dtype("int32"))}
 
 

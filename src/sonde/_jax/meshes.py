@@ -106,7 +106,7 @@ def in_pieces_like(value: Any, aval: Any, dim: int) -> Any:
 
 
 def on_mesh_around(value: Any) -> Any:
-    """A value whose type names the mesh of the program, as that of a constant made outside need not."""
+    """A value whose type names the program's mesh; the type of a constant made outside may lack it."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or not typeof(value).sharding.mesh.empty:
         return value
@@ -122,7 +122,7 @@ def type_on_mesh_around(aval: Any) -> Any:
 
 
 def repeated_like(value: Any, other: Any) -> Any:
-    """A value with one more axis in front, as long as the first of another value and sharded like that."""
+    """A value with one more axis in front, as long as the first axis of another value and sharded like it."""
     mine, spec = typeof(value), typeof(other).sharding.spec
     own = explicit_sharding(mine)
     sharding = jax.NamedSharding(

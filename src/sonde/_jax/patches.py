@@ -80,7 +80,7 @@ def make_changes() -> None:
 
 
 def _hide_frames() -> None:
-    """JAX leaves its own frames out of tracebacks, and now also those of Sonde that run between it and the program."""
+    """Leaves Sonde's frames between JAX and the program out of tracebacks, as JAX does with its own."""
     for part in ("_jax", "core", "inside"):
         _traceback.register_exclusion(os.path.join(os.path.dirname(os.path.dirname(__file__)), part))
 
@@ -132,12 +132,12 @@ def prepare_while_loops_for_remat(
     prepare: Callable[[dict[str, Any]], dict[str, Any] | None],
     recomputed: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any] | None],
 ) -> None:
-    """Hooks into how while loops are computed again.
+    """Hooks into the recomputation of while loops.
 
-    `wants` selects the loops. `prepare` gets the parameters of every such loop, and `recomputed` those of its forward
-    part and of the loop that is computed again; if they return parameters, the loop gets those. JAX
-    computes a loop again in a rematerialised function, and wherever it is differentiated: a loop that it cannot
-    transpose must then be removed as not used, and an effect would be a use.
+    `wants` selects the loops. `prepare` gets the parameters of each selected loop; `recomputed` gets those of its
+    forward part and of its recomputation. Parameters that they return replace the loop's own. JAX recomputes a loop in
+    a rematerialised function, and wherever the loop is differentiated. A recomputed loop that JAX cannot transpose must
+    be removed as unused, but an effect would count as a use.
     """
     rule: Any = _pe.partial_eval_jaxpr_custom_rules[while_p]
 
@@ -167,7 +167,7 @@ def prepare_while_loops_for_remat(
         known_outs = iter(
             while_p.bind(*[t.pval.get_known() for t, u in zip(tracers, inputs_unknown) if not u], **forward)
         )
-        # The known part has run; the equation for the rest, if only for what is seen in it, computes it once more.
+        # The known part has run. The equation for the rest, which may exist only for its sites, computes it once more.
         n_handles = len(trace.effect_handles)
         outs = trace.default_process_primitive(while_p, tracers, params)
         again = recomputed(forward, params)
@@ -184,10 +184,10 @@ def prepare_while_loops_for_remat(
 
 
 def _known_part(params: dict[str, Any], is_unknown: list[bool]) -> tuple[dict[str, Any], list[bool]] | None:
-    """The loop that computes what follows from the known inputs alone, and which outputs do not.
+    """The part of the loop that depends on known inputs alone, and which outputs are unknown.
 
-    None if the length of the loop is not known either. JAX's own rule gives the test of this loop what the rest would
-    need from it as further outputs, where a site in it is kept for its effect.
+    None if the length of the loop is unknown too. If a site in the test is kept for its effect, JAX's own rule leaves
+    the test with extra outputs for the rest of the loop; here they are dropped.
     """
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     test, body, carry = is_unknown[:n_test], is_unknown[n_test : n_test + n_body], is_unknown[n_test + n_body :]
@@ -219,17 +219,17 @@ def eager_shortcut(
     call: Callable[[Any, Any, Any], Any],
     changes: Callable[[Any], Any],
 ) -> InPlace:
-    """Jitted calls that do not need the current trace run on JAX's fast path instead; the others need not be bound.
+    """Runs jitted calls that do not need the current trace on JAX's fast path; the others need not be bound.
 
     `jnp` functions are jitted; under a custom trace each of them would be bound as an equation and leave JAX's C++
     dispatch. This changes speed only: everything works without it.
 
     Args:
         trace_type: The type of the trace.
-        needs_trace: Whether a jaxpr does need it.
+        needs_trace: Whether a jaxpr needs it.
         call: Called with a trace, the arguments and the parameters of a jitted call that needs it; returns the outputs,
             or None if the call must be bound as an equation.
-        changes: Returns what is noted of arrays under a trace; see `core/modules/array_origins.py`.
+        changes: Returns what is noted about arrays under a trace; see `core/modules/array_origins.py`.
     """
     plain: Any = getattr(_pjit, "_run_python_pjit", None)
     if plain is None:  # a JAX without this function: slower, not wrong
@@ -275,10 +275,11 @@ def meshes_can_be_set(trace_type: Any) -> InPlace:
 
 
 def trials_unseen(unseen: Callable[[], contextlib.AbstractContextManager[None]]) -> InPlace:
-    """Flax traces the body of its `scan` once more than JAX does, to see what depends on the iteration.
+    """Hides the extra trace of the loop body that Flax's `scan` makes to see what depends on the iteration.
 
-    Every equation with an effect counts there as a use of its operands, and Flax would refuse the loop. So nothing is
-    marked in that trial, which `unseen` is entered for. Flax reaches JAX's function by the public name, JAX does not.
+    There, every equation with an effect would count as a use of its operands, and Flax would refuse the loop. So that
+    trace runs inside `unseen()`, where nothing is marked. Only the public name of JAX's function is replaced: Flax uses
+    it, JAX does not.
     """
     plain = getattr(_public_pe, "trace_to_jaxpr_dynamic", None)
     if plain is None:
@@ -301,18 +302,18 @@ def tracing_hook(
 ) -> InPlace:
     """Routes the tracing of functions to jaxprs through Sonde's functions.
 
-    JAX finds the trace of a function by the function, the types of its arguments and their structure. There are three
-    functions to replace, because jit and remat have caches in front of the one that all transforms share. And calls are
-    described with their arguments: see `arguments.py`.
+    JAX finds the trace of a function by the function, the types of its arguments and their structure. Three functions
+    are replaced, because jit and remat have caches in front of the one that all transforms share. The function that
+    describes calls is replaced too, so that descriptions hold the arguments: see `arguments.py`.
 
     Args:
-        is_free: Called with the function, its positional and keyword arguments, where jit looks for a trace: whether it
-            may do so without `with_arguments`.
-        with_arguments: Called with the function, its positional and keyword arguments, a function that returns the
-            arrays among them that the program gets, and a function that goes on with another function in its place;
-            where jit looks for a trace.
-        with_description: Called with the function, the description of the call, a function that returns the arrays, and
-            one that goes on; where other transforms look for a trace.
+        is_free: Called where jit looks for a trace, with the function and its positional and keyword arguments: says
+            whether jit may go on without `with_arguments`.
+        with_arguments: Called where jit looks for a trace, with the function, its positional and keyword arguments, a
+            function that returns the arrays among them that the program gets, and a function that goes on with another
+            function in its place.
+        with_description: Called where other transforms look for a trace, with the function, the description of the
+            call, a function that returns the arrays, and one that goes on.
         notes: Called with the arguments of a call; what it returns is kept with its description. If it is None, JAX's
             own description is left as it is.
     """
@@ -372,7 +373,8 @@ def kept_when_partially_evaluated(effect_type: type[Effect]) -> InPlace:
     """Every equation with an effect is kept, whatever its primitive is, when JAX evaluates a program partially.
 
     JAX itself keeps those that it handles in the default way, and scans. A call, a branch or a jitted function with
-    such an equation inside would be lost if its outputs are not used: a site in a loop in a rematerialised loop body.
+    such an equation inside would be lost if its outputs are not used, and with it, for example, a site in a loop in a
+    rematerialised loop body.
     """
     make = _pe.new_eqn_recipe
 
@@ -386,8 +388,8 @@ def kept_when_partially_evaluated(effect_type: type[Effect]) -> InPlace:
         return recipe
 
     def invalidate(self: Any) -> None:
-        # What is kept reaches its trace, which `jax.checking_leaks()` would report as leaked, as it does for JAX's own
-        # callbacks in the gradient of a scan.
+        # What is kept refers to its trace, which `jax.checking_leaks()` would report as leaked, as it does for
+        # JAX's own callbacks in the gradient of a scan.
         plain(self)
         self.effect_handles = [handle for handle in self.effect_handles if not is_ours(handle.recipe)]
 
@@ -402,8 +404,8 @@ def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], No
     """Intercepts calls that a trace cannot see into: host functions, and functions that were compiled ahead of time.
 
     Args:
-        changed: Returns the function that a program calls on the host in place of another.
-        before_compiled: Called before a function that was compiled ahead of time is.
+        changed: Takes a host function; returns the function that the program calls instead.
+        before_compiled: Called before each call of a function that was compiled ahead of time.
     """
 
     def staged(primitive: Any) -> Any:
@@ -429,9 +431,9 @@ def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], No
 def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:
     """Tells batching rules which `vmap` an axis is from.
 
-    JAX tells them only its size and name, and caches the batched form of a jaxpr by these: with two axes of one size,
-    what is recorded inside would seem to have the axis that came first. `matters` says for which jaxprs this is needed;
-    all others are batched as usual.
+    JAX tells them only its size and name, and caches the batched form of a jaxpr by these: if two axes have the same
+    size, values recorded inside would seem to have the axis that came first. `matters` says for which
+    jaxprs this is needed; all others are batched as usual.
     """
     batch, batch_jaxpr, batch_jaxpr_axes = _batching.batch, _batching.batch_jaxpr2, _batching.batch_jaxpr_axes
     names = [field.name for field in dataclasses.fields(_batching.AxisData)]

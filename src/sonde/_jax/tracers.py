@@ -45,7 +45,7 @@ def are_mapped_apart(values: Sequence[Any]) -> bool:
 
 
 class MadeBy(NamedTuple):
-    """The equation that a tracer is an output of; or a variable, if the inputs are variables, too."""
+    """The equation that has a tracer among its outputs; or a variable, and then the inputs are variables too."""
 
     primitive: Primitive
     params: dict[str, Any]
@@ -79,8 +79,8 @@ def copy_of_tracer(tracer: Tracer) -> Tracer:
 def become(tracer: Tracer, other: Any, copied: Tracer) -> bool:
     """Makes a tracer stand for the value of another one, for everything that holds it; False if it cannot.
 
-    It can if both are of the same trace. Equations that JAX has made of the tracer before look up its variable only
-    when the trace ends: they are given `copied`, a copy of the tracer as it was.
+    It can if both belong to the same trace. Earlier equations that use the tracer look up its variable only when the
+    trace ends, so they are given `copied`, a copy of the tracer as it was.
     """
     if type(other) is not type(tracer) or other._trace is not tracer._trace or hasattr(tracer, "recipe"):
         return False
@@ -89,7 +89,7 @@ def become(tracer: Tracer, other: Any, copied: Tracer) -> bool:
         eqn: Any = entry() if isinstance(entry, weakref.ref) else entry
         if eqn is None:
             continue
-        if eqn is getattr(tracer, "parent", None):  # nothing before it has the tracer
+        if eqn is getattr(tracer, "parent", None):  # no earlier equation uses the tracer
             break
         if any(x is tracer for x in eqn.in_tracers):
             eqn.in_tracers = [copied if x is tracer else x for x in eqn.in_tracers]

@@ -1,4 +1,4 @@
-"""The trace that is current in a thread, and what else of JAX's state a run changes."""
+"""The current trace of a thread, and the rest of JAX's state that a run changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def trace_level() -> Any:
 
 
 def is_outermost(level: Any) -> bool:
-    """Whether a token of `trace_level` is that of code that no transform of JAX traces."""
+    """Whether a token from `trace_level` belongs to code that no JAX transform traces."""
     return level is _core.eval_trace._weakref
 
 

@@ -1,7 +1,7 @@
 """Which `vmap` an axis is from: two axes of the same size are still two axes.
 
-JAX tells batching rules no more than the size and the name of an axis; `patches.maps_told_apart` has it tell them this
-too, while a capture runs.
+JAX tells batching rules no more than the size and the name of an axis. While a capture runs,
+`patches.maps_told_apart` makes it tell them this too.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _runs = _Runs()
 
 
 def _program_of(trace: Any) -> tuple[_Program | None, list[Any]]:
-    """The program that is being traced where a trace is, None if it runs; and the axes of the `vmap`s around there."""
+    """The program that a trace builds, None if the program runs; and the axes of the `vmap`s around the trace."""
     maps = []
     while trace is not None and not isinstance(trace, _pe.DynamicJaxprTrace):
         if isinstance(trace, _batching.BatchTrace):
@@ -115,7 +115,7 @@ class CallOfMap:
 
 
 def mapped_by(axis_data: Any) -> MappedBy | None:
-    """Which `vmap` an axis is from, by what JAX tells a batching rule; None if that is not known."""
+    """Which `vmap` an axis is from, as JAX tells a batching rule; None if that is not known."""
     return getattr(axis_data, "mapped_by", None)
 
 

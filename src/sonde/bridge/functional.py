@@ -32,7 +32,7 @@ class Functional:
         return state
 
     def apply(self, *states: Any) -> Any:
-        """An object that is called like the Module; returns the result, and the structure and state afterwards."""
+        """An object to call like the Module; the call returns the result, and the structure and state afterwards."""
         if self.graphdef is None:
             raise ValueError("Functional.apply needs the structure that `init` finds: call `init` first.")
         return self.graphdef.apply(*states)

@@ -47,10 +47,10 @@ def library_of(thing: Any) -> Library:
         if base.__name__ == "Module" and package in ("sonde", "flax"):
             return SONDE if package == "sonde" else FLAX
     raise TypeError(
-        f"{thing!r} is not a module: the bridge takes modules and classes of nnx and linen, of Sonde or of Flax."
+        f"{thing!r} is not a module: the bridge takes nnx and linen modules and their classes, from Sonde or Flax."
     )
 
 
 def is_linen(thing: Any) -> bool:
-    """Whether a thing is a module of linen, of any library; a class of them is not."""
+    """Whether a thing is a linen module of either library; a module class is not."""
     return not isinstance(thing, type) and hasattr(thing, "init_with_output") and hasattr(thing, "apply")

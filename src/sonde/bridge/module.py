@@ -40,7 +40,7 @@ class AttrPriority(enum.IntEnum):
 
 
 class Binding:
-    """The pending variables of a bound module: those that its parts will get.
+    """The pending variables of a bound module, which its parts will get.
 
     It is one static attribute of the module, equal only to itself.
     """
@@ -123,7 +123,7 @@ def fill(module: Any, waiting: Any) -> None:
 
 
 class Module(nnx.Module, metaclass=ModuleMeta):
-    """A module with the interface of linen and the inside of nnx.
+    """A module with linen's interface, built on nnx.
 
     Example:
         >>> import jax.numpy as jnp
@@ -194,7 +194,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
         return value
 
     def set_attr_priority(self, name: str, value: AttrPriority) -> None:
-        """Sets an attribute's priority: if several hold the same module, the smallest names its variables."""
+        """Sets an attribute's priority: if several hold the same module, the smallest number wins."""
         binding(self).priorities[name] = value
 
     # ---------------------------------------------------------------------------------------------- variables
@@ -215,7 +215,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
             name: its name.
             init_fn: an initializer, which is called with a key and the arguments that follow.
             *init_args: arguments of the initializer.
-            unbox: accepted; a Variable is returned in any case.
+            unbox: has no effect; a Variable is always returned.
             **kwargs: keyword arguments of the initializer.
 
         Returns:

@@ -1,7 +1,7 @@
 """`ToLinen`: an nnx Module, or a module of the other library, as a module of linen.
 
 The Module is made again in every run, from its class and arguments, and gets the variables that linen has for it. The
-class uses only names that `sonde.linen` and `flax.linen` share, so that `for_flax` can make the same for Flax.
+class uses only names that `sonde.linen` and `flax.linen` share, so that `for_flax` can define the same class for Flax.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _streams(scope: Any) -> list[str]:
 
 
 def _mutable(scope: Any, guest: Library) -> Any:
-    """Which collections may change, as a filter of the library of the module inside."""
+    """Which collections may change, as a filter of the inner module's library."""
     chosen = scope.run.mutable if hasattr(scope, "run") else scope.mutable
     if hasattr(chosen, "deny"):
         if guest.name == "sonde":

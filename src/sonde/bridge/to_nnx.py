@@ -1,7 +1,7 @@
 """`ToNNX`: a module of linen, or of the other library, as an nnx Module.
 
-The variables of the module inside become Variables of the Module around it, in attributes of the same names. The class
-uses only names that `sonde.nnx` and `flax.nnx` share, so that `for_flax` can make the same for Flax.
+The inner module's variables become Variables of the outer Module, in attributes of the same names. The class uses only
+names that `sonde.nnx` and `flax.nnx` share, so that `for_flax` can define the same class for Flax.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sonde.bridge.libraries import SONDE, Library, is_linen, library_of
 from sonde.bridge.variables import leaves_of, put_at, to_attributes, to_collections, translated
 
 _initializing: contextvars.ContextVar[bool] = contextvars.ContextVar("sonde_bridge_initializing", default=False)
-#: The metadata entry with a Variable's type in the library of the module inside.
+#: The metadata entry that holds a Variable's type in the inner module's library.
 GUEST_TYPE = "guest_type"
 
 

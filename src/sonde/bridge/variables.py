@@ -21,9 +21,9 @@ from sonde.nnx.eager_sharding import partition_spec
 from sonde.nnx.variable import Variable
 from sonde.serialization import register_box
 
-#: Metadata of Variables and fields of linen's boxes that mean the same.
+#: Fields of linen's boxes, and the metadata of Variables that means the same.
 _SAME = {"names": "out_sharding", "rules": "sharding_rules"}
-#: The metadata entry with the class of box that a Variable came in.
+#: The metadata entry that holds the class of the box that a Variable came in.
 BOX_TYPE = "linen_meta_type"
 
 

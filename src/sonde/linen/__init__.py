@@ -1,7 +1,7 @@
 """Neural networks as functions of their variables, with the names of `flax.linen`.
 
 Replace `from flax import linen as nn` with `from sonde import linen as nn`: names, arguments, results, parameter trees
-and initial values are the same. New: a value that a module sows inside any transform, Linen's or JAX's, arrives without
+and initial values are the same. What is new: values sown inside any transform, Linen's or JAX's, arrive without
 `variable_axes`. The import paths of Flax's own files, such as `linen.linear`, work too (`flax_paths.py`).
 """
 

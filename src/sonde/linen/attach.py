@@ -3,7 +3,7 @@
 A module that is created while a method of another module runs has that module as its parent. In a compact method it
 gets its name and scope at once. In `setup` it waits until it is assigned to an attribute, and is named after that. A
 module that was created outside and passed as a field is adopted as soon as its owner has a scope: a copy is made, named
-after the field. One object passed to two modules stays one submodule, of the first of them.
+after the field. An object passed to two modules is one submodule, which belongs to the first of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Methods that a class has for its instances alone: calling one on the class is an error that says so."""
+"""Methods for instances only: calling one on the class raises an error that says so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OnInstances:
 
 
 class _CalledOnClass:
-    """The value of `Module.apply`: can be called by `super()` or with an instance, an error otherwise."""
+    """The value of `Module.apply`: callable through `super()` or with an instance, an error otherwise."""
 
     def __init__(self, function: Callable[..., Any], owner: type[Any]) -> None:
         self.__wrapped__ = function

@@ -1,4 +1,4 @@
-"""Dataclasses in which a keyword-only field of a base class stays so when a subclass declares it again."""
+"""Dataclasses in which a keyword-only field stays keyword-only when a subclass declares it again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def dataclass(cls: Any = None, **options: Any) -> Any:
 
     Args:
         cls: The class; without it, a decorator is returned.
-        **options: As of `dataclasses.dataclass`.
+        **options: As for `dataclasses.dataclass`.
 
     Example:
         >>> @dataclass

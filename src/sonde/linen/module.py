@@ -84,14 +84,14 @@ class Module:
         _state = None
 
     def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
-        """Makes a dataclass of the subclass and prepares its methods."""
+        """Makes the subclass a dataclass and prepares its methods."""
         super().__init_subclass__(**kwargs)
         annotations = inspect.get_annotations(cls)
         if "parent" in annotations:
             raise ReservedModuleAttributeError(
                 f"module class {cls.__name__} defines the field parent: every module has one; choose another name"
             )
-        if "name" in annotations:  # Every module has this field, the last one and None by default.
+        if "name" in annotations:  # Every module has this field: it comes last and is None by default.
             cls.__annotations__ = {name: kind for name, kind in annotations.items() if name != "name"}
             if "name" in vars(cls):
                 del cls.name
@@ -100,7 +100,7 @@ class Module:
         fields = cls.__dataclass_fields__  # the class's own fields come first in calls and in `repr`
         own = [name for name in fields if name not in _OF_ALL]
         cls.__dataclass_fields__ = {name: fields[name] for name in (*own, *_OF_ALL)}
-        cls.__hash__ = own_hash  # dataclass removes it where it makes an __eq__
+        cls.__hash__ = own_hash  # dataclass removes it when it makes an __eq__
         methods.prepare_class(cls)
 
     def __post_init__(self) -> None:
@@ -154,7 +154,7 @@ class Module:
         raise AttributeError(message)
 
     def _check_descriptor(self, name: str) -> None:
-        """Raises if the class has the attribute, but the property's own code lacks another one."""
+        """Raises if the attribute is a property whose own code asks for an attribute that does not exist."""
         found = inspect.getattr_static(type(self), name, None)
         getter = getattr(type(found), "__get__", None)
         if getter is None or isinstance(found, type):
@@ -196,7 +196,7 @@ class Module:
         state.in_setup = state.set_up = True
         try:
             with context.calling(self):
-                setup = getattr(type(self).setup, "__wrapped_method__", None)  # None: the one of Module
+                setup = getattr(type(self).setup, "__wrapped_method__", None)  # None if it is Module's own
                 if setup is not None:
                     methods.intercepted(self, setup, "setup")()
                     if callable(self.scope.run.capture):
@@ -483,7 +483,7 @@ Module.parent = _Parent()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def merge_param(name: str, a: T | None, b: T | None) -> T:
-    """Of a field and an argument, the one that is not None.
+    """Returns whichever of a field and an argument is not None.
 
     Raises:
         ValueError: both are given, or neither.

@@ -218,7 +218,7 @@ def get_axis_names(axes_metadata: Any) -> Any:
 
 
 def _with_axis_name(target: Any, collection: str, axis: int, name: str | None, methods: Any) -> Any:
-    """A lifted target that names the axis that the transform adds `name` in the collection of names."""
+    """A lifted target that gives the axis added by the transform the name `name`, in the collection of names."""
 
     def put_in(names: tuple[Any, ...]) -> tuple[Any, ...]:
         at = axis if axis >= 0 else axis + len(names) + 1

@@ -17,7 +17,7 @@ _get_module_table = module_table
 
 
 class _ObjectRepresentation:
-    """For `isinstance`: Flax's tables have it around values that are not arrays, these have the values themselves."""
+    """For `isinstance` only: Flax's tables wrap values that are not arrays in it, Sonde's hold them unwrapped."""
 
 
 def _conv_dimension_numbers(input_shape: Sequence[int]) -> lax.ConvDimensionNumbers:

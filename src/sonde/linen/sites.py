@@ -58,7 +58,7 @@ def empty() -> tuple[Any, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class SownTag:
-    """The tag of a value that belongs into a collection.
+    """The tag of a value that belongs in a collection.
 
     Attributes:
         level: Which active run it goes to. A number and not the run itself, because jitted functions
@@ -218,7 +218,8 @@ def _loops(item: Item) -> tuple[Axis, ...]:
 def combine(reduce_fn: Callable[[Any, Any], Any], before: Any, value: Any, loops: tuple[Axis, ...]) -> Any:
     """Applies `reduce_fn` to a value with the axes of loops in front, iteration by iteration.
 
-    The default keeps all iterations in one array. So does a function whose result grows: no loop can carry that.
+    The default gets all iterations at once, in one array. So does a function whose result grows, which no loop can
+    carry.
     """
     if reduce_fn is append or not loops:
         return reduce_fn(before, value)

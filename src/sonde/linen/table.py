@@ -156,7 +156,7 @@ def module_table(
     compute_flops: bool = False,
     compute_vjp_flops: bool = False,
 ) -> Callable[..., list[Row]]:
-    """A function of what `Module.init` takes that returns the rows of `tabulate` as data.
+    """Makes a function with the arguments of `Module.init` that returns the rows of `tabulate` as data.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -185,7 +185,7 @@ class Row:
         path: Its path.
         module_copy: The module, without its scope.
         method: The name of the method.
-        inputs: The arguments with shapes for arrays, the positional ones and then a dict; a single one as it is.
+        inputs: The positional arguments, then a dict of the others, with shapes for arrays; a single argument as it is.
         outputs: What it returned, likewise.
         module_variables: By collection: the variables that are the module's own.
         counted_variables: By collection: the variables that the row counts.

@@ -157,7 +157,7 @@ def einsum(
         equation: two operands, the inputs first: `"...d,dhk->...hk"`.
         inputs: the first operand.
         kernel: the second operand.
-        bias: None, or an array with the kernel's axes that are in the result, in its order.
+        bias: None, or an array with those axes of the kernel that are in the result, in the result's order.
         dtype: the dtype to compute in; None derives it from the arrays.
         precision: as in `jnp.einsum`.
         preferred_element_type: as in `jnp.einsum`.
@@ -193,7 +193,7 @@ def einsum(
 
 
 def einsum_bias_shape(equation: str, kernel_shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a bias for `einsum`: the kernel's axes that are in the result, in its order.
+    """The shape of a bias for `einsum`: those axes of the kernel that are in the result, in the result's order.
 
     Example:
         >>> einsum_bias_shape("ntd,dhk->nkth", (3, 4, 6))
@@ -203,7 +203,7 @@ def einsum_bias_shape(equation: str, kernel_shape: Sequence[int]) -> tuple[int, 
     """
     parsed = _parse(equation)
     sizes = _kernel_sizes(equation, parsed, kernel_shape)
-    # The bias does not have axes that the result's "..." has beyond the kernel's.
+    # If the result's "..." has more axes than the kernel's, the bias lacks the extra ones.
     n_dots = sum(isinstance(name, int) for name in sizes)
     return tuple(sizes[name] for name in _axis_names(parsed[2], len(_letters(parsed[2])) + n_dots) if name in sizes)
 

@@ -77,7 +77,7 @@ def promote_dtype(args: T, /, *, dtype: Dtype | None = None, inexact: bool = Tru
 
 
 def widest(*values: Any) -> Dtype:
-    """The dtype that holds all values or dtypes, for deliberate widening, which strict promotion does not forbid."""
+    """The dtype that holds all values or dtypes: a deliberate widening, allowed under strict promotion."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*values)
 

@@ -59,7 +59,7 @@ def compute_amax_history(x: jax.Array, amax_history: jax.Array) -> jax.Array:
 def update_fp8_meta(
     x: jax.Array, q_dtype: Any, scale: jax.Array, amax_history: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The next scale, which is that of the history so far, and the history with this array."""
+    """The next scale, computed from the history so far, and the history with this array added."""
     plain_scale, plain_history = as_floats(scale), as_floats(amax_history)
     limit = get_fp8_max(q_dtype, jnp.float32)
     new_scale = compute_scale(jnp.max(plain_history, axis=0), plain_scale, limit)

@@ -20,7 +20,7 @@ from sonde import _jax
 
 
 class _Scalar(jax.dtypes.extended):
-    """The scalar type of such a dtype."""
+    """The scalar type of the dtype."""
 
 
 class _Rules:

@@ -375,7 +375,7 @@ def group_norm(
         scale: one number per feature, or None.
         bias: one number per feature, or None.
         num_groups: how many groups the features are split into.
-        reduction_axes: the axes to average over, the last among them; None means all but the first.
+        reduction_axes: the axes to average over, including the last; None means all but the first.
         epsilon: added to the variance.
         mask: which elements count for the statistics.
         dtype: of the result; None derives it from inputs, scale and bias.

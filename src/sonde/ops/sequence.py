@@ -49,7 +49,7 @@ def flip_sequences(
         return jnp.flip(inputs, axis=axis)
     steps = inputs.shape[axis]
     step = jnp.expand_dims(jnp.arange(steps), [i for i in range(num_batch_dims + 1) if i != axis])
-    # A full sequence ends where it begins. The padding after an end is reversed too, within itself.
+    # A full sequence has its end at 0, and is reversed by the second case. Padding is reversed too, within itself.
     end = jnp.expand_dims(seq_lengths % steps, axis)
     source = jnp.where(step < end, end - 1 - step, end + steps - 1 - step)
     return jnp.take_along_axis(inputs, jnp.expand_dims(source, [*range(source.ndim, inputs.ndim)]), axis=axis)

@@ -32,12 +32,12 @@ def weight_norm(
     epsilon: float = 1e-12,
     dtype: Dtype | None = None,
 ) -> jax.Array:
-    """Give every feature of a weight the length 1, or a learned length.
+    """Scale every feature of a weight to length 1, or to a learned length.
 
     Args:
         value: the weight.
         scale: with the feature axes, or None.
-        feature_axes: the axes that have a length per index; None takes one length for all.
+        feature_axes: the axes with a separate length for each index; None means one length for all.
         epsilon: added to the squared length.
         dtype: of the result; None derives it from weight and scale.
 

@@ -182,8 +182,8 @@ class MultiHeadDotProductAttention(Module):
         decode: Whether to keep keys and values in the collection `cache` and take one position per call.
         normalize_qk: Whether queries and keys are normalised.
         force_fp32_for_softmax: Whether softmax runs in float32.
-        qkv_dot_general, qkv_dot_general_cls: Replacements for `jax.lax.dot_general` in the linear maps before.
-        out_dot_general, out_dot_general_cls: Replacements for `jax.lax.dot_general` in the linear map after.
+        qkv_dot_general, qkv_dot_general_cls: Replace `jax.lax.dot_general` in the linear maps before attention.
+        out_dot_general, out_dot_general_cls: Replace `jax.lax.dot_general` in the linear map after attention.
         qk_attn_weights_einsum_cls: Makes a replacement for `jax.numpy.einsum` of queries and keys.
         attn_weights_value_einsum_cls: Makes a replacement for `jax.numpy.einsum` of weights and values.
     """

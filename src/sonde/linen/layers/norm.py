@@ -199,7 +199,7 @@ class GroupNorm(Module):
     Attributes:
         num_groups: The number of groups; None if `group_size` is given.
         group_size: The size of a group.
-        reduction_axes: The axes that are averaged over, the last among them; all but the first if None.
+        reduction_axes: The axes that are averaged over, including the last; all but the first if None.
         epsilon, dtype, param_dtype, use_bias, use_scale, bias_init, scale_init, axis_name, axis_index_groups,
         use_fast_variance, force_float32_reductions: As in `LayerNorm`.
     """

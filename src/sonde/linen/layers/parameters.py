@@ -9,7 +9,7 @@ from typing import Any
 def kernel_and_bias(
     module: Any, shape: Sequence[int], bias_shape: Callable[[], Sequence[int]] | Sequence[int]
 ) -> tuple[Any, Any]:
-    """The kernel of a layer, and its bias, or None if it has none.
+    """The kernel of a layer, and its bias; None if it has no bias.
 
     Args:
         module: The layer, with the fields `kernel_init`, `bias_init`, `use_bias` and `param_dtype`.
@@ -24,7 +24,7 @@ def kernel_and_bias(
 
 
 def scale_and_bias(module: Any, shape: Sequence[int], *, use_bias: bool) -> tuple[Any, Any]:
-    """The scale and the bias of a layer that normalises, each or None if it has none."""
+    """The scale and the bias of a normalising layer; None for each that it does not have."""
     scale = module.param("scale", module.scale_init, tuple(shape), module.param_dtype) if module.use_scale else None
     bias = module.param("bias", module.bias_init, tuple(shape), module.param_dtype) if use_bias else None
     return scale, bias

@@ -59,7 +59,7 @@ class _GatedCell(RNNCellBase):
     def _map(
         self: Any, name: str, *, width: int, recurrent: bool, use_bias: bool, bias_init: Callable[..., Any]
     ) -> Dense:
-        """A linear map as wide as the carry, which need not be as wide as `features` if the user passes one."""
+        """A linear map as wide as the carry; a carry that the user passes need not have `features` features."""
         return Dense(
             width,
             name=name,

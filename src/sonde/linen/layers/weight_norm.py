@@ -95,7 +95,7 @@ class SpectralNorm(Module):
 
 
 class WeightNorm(Module):
-    """Gives the weights of each feature of a layer the length 1, or a learned length.
+    """Scales the weights of each feature of a layer to length 1, or to a learned length.
 
     Attributes:
         layer_instance: The layer.

@@ -2,7 +2,7 @@
 
 A jitted method is compiled once for all modules of equal class and fields, in whichever `apply` they are called. So its
 random keys must not depend on where it is called: every call gets new streams, each made from the next key of a stream
-(`fold_rngs` does that alone). A module that is called again in one run goes on counting keys, as in Flax; with random
+(`fold_rngs` does only that). A module that is called again in one run goes on counting keys, as in Flax; with random
 streams its second call is another compilation.
 """
 
@@ -213,7 +213,7 @@ def _own_streams(bridge: Bridge, label: str, variables: Filter, rngs: Filter) ->
 
 
 def _weakly(value: Any) -> Any:
-    """A weak form of a function or class for a key: it may refer to the transform that holds the key."""
+    """A weak reference to a function or class, for a key: it may itself refer to the transform that holds the key."""
     return None if value is None else weakref.ref(value)
 
 

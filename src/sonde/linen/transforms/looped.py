@@ -186,8 +186,8 @@ def _first_run(
 ) -> tuple[Any, Any]:
     """Runs the body outside the loop, for the variables and outputs that all iterations share.
 
-    The body is mapped over an axis of length 1 of everything that differs between iterations: what does not depend on
-    the iteration comes out unmapped, and anything else is an error. No capture sees it.
+    Everything that differs between iterations gets an axis of length 1, over which the body is mapped: what does not
+    depend on the iteration comes out unmapped, and anything else is an error. No capture sees this run.
     """
 
     def constants(carry: Any, sliced: Any) -> Any:

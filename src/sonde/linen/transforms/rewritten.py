@@ -34,7 +34,7 @@ def map_variables(
         mapped_collections: The collections that are passed through the functions.
         trans_in_fn: From stored variables to those that the module sees; each is a dict of collections.
         trans_out_fn: The inverse.
-        init: Whether to run the module once before, if variables may change, to make them.
+        init: Whether to run the module once beforehand to make its variables, if they may change.
         mutable: Whether changes go back through `trans_out_fn`.
         rngs: The random streams that the function sees.
         variables: The other collections that the function sees.
