@@ -101,7 +101,7 @@ def test_wrong_arguments(tmp_path):
     for name in ("x", "x.safetensors"):
         with pytest.raises(FileNotFoundError, match=rf"There is no checkpoint at .*/{name}\."):
             checkpoints.contents(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match=r"is not a checkpoint of orbax: it has no file _METADATA"):
+    with pytest.raises(FileNotFoundError, match=r"is not an orbax checkpoint: it has no file _METADATA"):
         checkpoints.read(tmp_path)
     with pytest.raises(ValueError, match=r"cannot hold a: its dtype is float8_e4m3fn"):
         checkpoints.save(tmp_path / "x.safetensors", nnx.Dict(a=nnx.Param(jnp.zeros(2, jnp.float8_e4m3fn))))

@@ -96,5 +96,5 @@ def test_checkpoint_manager_of_flax_users(tmp_path):
         manager.save(100, args=ocp.args.StandardSave(fnnx.state(model)))
     ours = checkpoints.restore(tmp_path / "run/100/default", make(nnx, 5))
     assert numbers(nnx, ours) == numbers(fnnx, model)
-    with pytest.raises(FileNotFoundError, match=r"run is not a checkpoint of orbax itself; .* is .*run/100/default\."):
+    with pytest.raises(FileNotFoundError, match=r"run is not itself an orbax checkpoint; .* is .*run/100/default\."):
         checkpoints.restore(tmp_path / "run", ours)

@@ -55,7 +55,7 @@ def test_what_there_is_and_reading_a_part_of_it(saved):
 def test_what_is_no_checkpoint_says_what_is_there(saved, tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no checkpoint at .*nowhere"):
         orbax_format.describe(str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match="is not a checkpoint of orbax: it has no file _METADATA"):
+    with pytest.raises(FileNotFoundError, match="is not an orbax checkpoint: it has no file _METADATA"):
         orbax_format.describe(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="it contains 1 of them, the last is .*checkpoint"):
         orbax_format.describe(str(saved.parent))

@@ -143,7 +143,7 @@ def test_attend(same, draw, options):
         ),
         (
             lambda d: nnx.LinearGeneral(3, 4, batch_axis={1: 2}, rngs=nnx.Rngs(0)),
-            "LinearGeneral: the axes of batch_axis, (1,), must be the first ones in order: (0,), (0, 1) and so on.",
+            "LinearGeneral: the axes of batch_axis, (1,), must be the first axes in order: (0,), (0, 1) and so on.",
         ),
         (
             lambda d: nnx.LinearGeneral((5, 3), 4, axis=(0, 1), rngs=nnx.Rngs(0))(d(5, 4)),

@@ -110,12 +110,12 @@ def test_a_metric_in_a_jitted_step():
         (
             lambda: nnx.metrics.Accuracy().update(logits=jnp.ones((2, 3)), labels=jnp.ones((2, 3), int)),
             ValueError,
-            r"`logits` must have one axis more than labels, the classes, got float32\[2,3\] and labels int32\[2,3\]",
+            r"must have one axis more than the labels, for the classes, got float32\[2,3\] and labels int32\[2,3\]",
         ),
         (
             lambda: nnx.metrics.Accuracy(threshold=0.5).update(logits=jnp.ones((2, 3)), labels=jnp.ones(2, int)),
             ValueError,
-            r"`logits` must have as many axes, with threshold=0.5, got float32\[2,3\] and labels int32\[2\]",
+            r"must have as many axes as the labels, with threshold=0.5, got float32\[2,3\] and labels int32\[2\]",
         ),
         (
             lambda: nnx.metrics.Accuracy().update(logits=jnp.ones((2, 3)), labels=jnp.ones(2)),

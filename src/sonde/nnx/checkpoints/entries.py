@@ -1,7 +1,7 @@
 """What a checkpoint stores of a model: an entry per Variable or bare array, and a part per array inside.
 
-Nearly every Variable holds one array. One that holds a pytree has a part for each of its leaves, named by the keys that
-lead there; one that holds None has none.
+Nearly every Variable holds one array. A Variable that holds a pytree has a part for each leaf, named by the keys that
+lead to it; a Variable that holds None has no parts.
 """
 
 from __future__ import annotations

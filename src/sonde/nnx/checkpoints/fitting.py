@@ -37,7 +37,7 @@ def is_key(x: Any) -> bool:
 
 
 def kind_of(x: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype as in a checkpoint; for random keys, of the numbers inside."""
+    """Shape and dtype as in a checkpoint; for random keys, those of the numbers inside."""
     if is_key(x):
         x = jax.eval_shape(jax.random.key_data, x)
     if not hasattr(x, "dtype"):

@@ -1,8 +1,8 @@
-"""Directories of orbax, in Flax's layout: nested names, the last of which is `value` for a Variable.
+"""Orbax directories, in Flax's layout: nested names, which end in `value` for a Variable.
 
 Sharp edges:
 
-* The arrays are read through orbax's handler of plain pytrees, because the standard one cannot leave anything out. The
+* The arrays are read through orbax's handler for plain pytrees, because the standard one cannot leave anything out. The
   result is the same.
 * orbax turns numbers in paths into strings, and keeps lists that are inside a value as lists.
 """
@@ -84,13 +84,13 @@ def _tree(path: str, checkpointer: Any) -> Any:
 def _not_a_checkpoint(path: Path) -> str:
     if not path.exists():
         old = set_aside(str(path))
-        interrupted = f" A save that should replace it was interrupted; the old checkpoint is at {old}: rename it."
+        interrupted = f" A save that was to replace it was interrupted; the old checkpoint is at {old}: rename it."
         return f"There is no checkpoint at {path}.{interrupted if os.path.exists(old) else ''}"
     inside = sorted(p.parent for depth in ("*", "*/*") for p in path.glob(f"{depth}/_METADATA"))
     if not inside:
-        return f"{path} is not a checkpoint of orbax: it has no file _METADATA."
+        return f"{path} is not an orbax checkpoint: it has no file _METADATA."
     hint = f"; it contains {len(inside)} of them, the last is {inside[-1]}"
-    return f"{path} is not a checkpoint of orbax itself{hint}."
+    return f"{path} is not itself an orbax checkpoint{hint}."
 
 
 def _leaves(tree: Any) -> Iterator[tuple[Name, Any]]:

@@ -24,7 +24,7 @@ def sharding_of(wanted: Any) -> Sharding | None:
 
 
 def _generator(keys: Any) -> Any:
-    """The random generator of keys, or of a ShapeDtypeStruct of keys, which only a trace can find out."""
+    """The random generator of keys. Found by tracing, because a ShapeDtypeStruct of keys does not say it."""
     found: list[Any] = []
     jax.eval_shape(lambda k: found.append(jax.random.key_impl(k)), keys)
     return found[0]

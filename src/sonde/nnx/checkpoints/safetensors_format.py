@@ -1,10 +1,10 @@
-"""Files of safetensors: bare arrays under names such as `layers.0.kernel`, as other libraries exchange them.
+"""Safetensors files: bare arrays under names such as `layers.0.kernel`, as other libraries exchange them.
 
 Sharp edges:
 
 * Random keys are stored as the numbers inside; their generator is that of the model they are restored into.
 * The format cannot hold JAX's eight-bit floats and four-bit integers that NumPy does not have: an error.
-* Only one process can write a file, and it needs all of each array.
+* Only one process can write a file, and it needs every array whole.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def describe(path: str) -> dict[Name, jax.ShapeDtypeStruct]:
 
 
 def fetch(path: str, wanted: Mapping[Name, Any]) -> dict[Name, Any]:
-    """Reads arrays; of a sharded one, every device reads its own part.
+    """Reads arrays; every device reads only its own part of a sharded array.
 
     Args:
         path: the file.

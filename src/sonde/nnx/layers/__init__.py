@@ -1,1 +1,1 @@
-"""Layers: parameters, and one call of `sonde.ops` each."""
+"""Layers: each holds parameters and makes one call of `sonde.ops`."""

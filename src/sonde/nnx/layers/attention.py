@@ -60,8 +60,8 @@ def dot_product_attention(
         dropout_rate: the share of weights that is dropped.
         deterministic: drop nothing.
         dtype: the dtype to compute in; None derives it from the arrays.
-        precision: of the products.
-        module: sows the weights as `attention_weights`, an `nnx.Intermediate`. Captures see them without it.
+        precision: the precision of the products.
+        module: a Module that sows the weights as `attention_weights`, an `nnx.Intermediate`. Captures see them anyway.
         promote_dtype: how the arrays are cast to `dtype`.
         is_causal: mask the positions after the query.
 
@@ -117,22 +117,22 @@ class MultiHeadAttention(Module):
         broadcast_dropout: the same dropout for all batch elements and heads.
         dropout_rate: the share of weights that is dropped.
         deterministic: drop nothing; the call can override it.
-        precision: of the products.
+        precision: the precision of the products.
         kernel_init: initializer of the kernels.
         out_kernel_init: initializer of the last kernel, if different.
         bias_init: initializer of the biases.
         out_bias_init: initializer of the last bias, if different.
         use_bias: whether projections have biases.
-        attention_fn: in place of `nnx.dot_product_attention`.
+        attention_fn: the function to use in place of `nnx.dot_product_attention`.
         decode: whether calls take one position and write it into a cache; the call can override it.
         normalize_qk: whether queries and keys are normalised before they are compared.
         qkv_promote_dtype: how the first projections cast their arrays.
         out_promote_dtype: how the last projection casts its arrays.
         ln_promote_dtype: how the normalisation of queries and keys casts its arrays.
-        qkv_dot_general: the product of the first projections.
-        out_dot_general: the product of the last projection.
-        qkv_dot_general_cls: a class whose instances are products.
-        out_dot_general_cls: a class whose instances are products.
+        qkv_dot_general: the function that the first projections multiply with.
+        out_dot_general: the function that the last projection multiplies with.
+        qkv_dot_general_cls: a class whose instances are such functions.
+        out_dot_general_cls: a class whose instances are such functions.
         rngs: random streams for the initial parameters and for dropout.
         keep_rngs: whether to keep a stream for dropout; otherwise pass one to the call.
         kernel_metadata: metadata of the kernels.
@@ -390,7 +390,7 @@ class MultiHeadAttention(Module):
 
         Args:
             input_shape: `(batch..., length, in_features)` of all positions together.
-            dtype: of the cache.
+            dtype: the dtype of the cache.
 
         Example:
             >>> from sonde import nnx
@@ -424,7 +424,7 @@ class MultiHeadAttention(Module):
                 setattr(self, setting, value)
         if (batch_size is None) != (max_length is None):
             raise LayerInputError(
-                f"`batch_size` and `max_length` make a cache only together, got {batch_size} and {max_length}.",
+                f"`batch_size` and `max_length` must both be given for a cache, got {batch_size} and {max_length}.",
                 place=type(self).__name__,
             )
         if batch_size is not None and max_length is not None:

@@ -30,11 +30,11 @@ class Conv(Module):
         strides: step of the window, one number or one per spatial axis.
         padding: `'SAME'`, `'VALID'`, `'CIRCULAR'`, `'REFLECT'`, `'CAUSAL'`, a number, or one number or (low, high) pair
             per spatial axis.
-        input_dilation: spread of the inputs.
-        kernel_dilation: spread of the kernel.
+        input_dilation: dilation factor of the inputs.
+        kernel_dilation: dilation factor of the kernel.
         feature_group_count: number of independent groups that the features are split into.
         use_bias: whether to add a bias.
-        mask: of the kernel's shape; multiplies it.
+        mask: multiplies the kernel; has its shape.
         dtype: the dtype to compute in; None derives it from inputs and parameters.
         param_dtype: the dtype that parameters are stored in.
         precision: as in `jax.lax.conv_general_dilated`.
@@ -145,9 +145,9 @@ class ConvTranspose(Module):
         kernel_size: one number per spatial axis; a single number means one spatial axis.
         strides: by how much to enlarge, one number or one per spatial axis.
         padding: `'SAME'`, `'VALID'`, `'CIRCULAR'`, a number, or one number or (low, high) pair per spatial axis.
-        kernel_dilation: spread of the kernel.
+        kernel_dilation: dilation factor of the kernel.
         use_bias: whether to add a bias.
-        mask: of the kernel's shape; multiplies it.
+        mask: multiplies the kernel; has its shape.
         dtype: the dtype to compute in; None derives it from inputs and parameters.
         param_dtype: the dtype that parameters are stored in.
         precision: as in `jax.lax.conv_transpose`.

@@ -27,7 +27,7 @@ class KeyValues(NamedTuple):
 
 
 class GroupedAttention(Module):
-    """Attention with fewer key heads than heads.
+    """Attention that may have fewer key heads than query heads.
 
     Sites: `q`, `k`, `v` (as projected), `q_rotated`, `k_rotated` (as compared), `scores`, `weights`, `heads`, `out`;
     and `results`, what each head adds to the output, if `per_head`.
@@ -38,10 +38,10 @@ class GroupedAttention(Module):
         key_heads: how many heads keys and values have; as many as `heads` if None.
         depth: how many features a head has; `features / heads` if None.
         use_bias: whether the projections to queries, keys and values have biases.
-        use_out_bias: whether the output has one; as `use_bias` if None.
-        norm: makes a norm for the queries and one for the keys of a head, called with `depth` and `rngs`.
+        use_out_bias: whether the output projection has a bias; the same as `use_bias` if None.
+        norm: called as `norm(depth, rngs=rngs)`, once to make a norm for the queries of a head, once for the keys.
         scale: what scores are multiplied by; 1/√depth if None.
-        cap: soft cap of the scores.
+        cap: a soft limit for the scores.
         implementation: `"cudnn"` or `"xla"`: uses that implementation of `jax.nn.dot_product_attention`.
         per_head: whether to compute each head's contribution to the output separately, so that `results` is a site.
         dtype: the dtype to compute in; None derives it from inputs and parameters.

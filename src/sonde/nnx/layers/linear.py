@@ -30,7 +30,7 @@ class Linear(Module):
         precision: as in `jax.lax.dot_general`.
         kernel_init: initializer of the kernel.
         bias_init: initializer of the bias.
-        dot_general: the product to use.
+        dot_general: the function to multiply with, in place of `jax.lax.dot_general`.
         promote_dtype: how inputs and parameters are cast to `dtype`.
         preferred_element_type: as in `jax.lax.dot_general`.
         rngs: random streams for the initial parameters.
@@ -115,8 +115,8 @@ class LinearGeneral(Module):
         bias_init: initializer of the bias.
         precision: as in `jax.lax.dot_general`.
         promote_dtype: how inputs and parameters are cast to `dtype`.
-        dot_general: the product to use.
-        dot_general_cls: a class whose instances are products; used if `dot_general` is None.
+        dot_general: the function to multiply with, in place of `jax.lax.dot_general`.
+        dot_general_cls: a class whose instances are such functions; used if `dot_general` is None.
         preferred_element_type: as in `jax.lax.dot_general`.
         rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernel's Variable.
@@ -173,7 +173,7 @@ class LinearGeneral(Module):
         axes = tuple(axis for axis, _ in self.batch_axis)
         if axes != tuple(range(len(axes))):
             raise LayerInputError(
-                f"the axes of batch_axis, {axes}, must be the first ones in order: (0,), (0, 1) and so on.", place=name
+                f"the axes of batch_axis, {axes}, must be the first axes in order: (0,), (0, 1) and so on.", place=name
             )
         batch = tuple(size for _, size in self.batch_axis)
         shape = batch + self.in_features + self.out_features
@@ -232,15 +232,15 @@ class Einsum(Module):
 
     Args:
         einsum_str: two operands, the inputs first: `"...d,dhk->...hk"`.
-        kernel_shape: of the second operand.
-        bias_shape: of the bias, the kernel's letters in the order of the result; None for no bias.
+        kernel_shape: the shape of the second operand.
+        bias_shape: the shape of the bias: the kernel's axes that the result has, in its order; None for no bias.
         dtype: the dtype to compute in; None derives it from inputs and parameters.
         param_dtype: the dtype that parameters are stored in.
         precision: as in `jnp.einsum`.
         kernel_init: initializer of the kernel.
         bias_init: initializer of the bias.
         promote_dtype: how inputs and parameters are cast to `dtype`.
-        einsum_op: the product to use.
+        einsum_op: the function to use in place of `jnp.einsum`.
         preferred_element_type: as in `jnp.einsum`.
         rngs: random streams for the initial parameters.
         kernel_metadata: metadata of the kernel's Variable.
@@ -323,7 +323,7 @@ class Embed(Module):
     Args:
         num_embeddings: number of vectors.
         features: their length.
-        dtype: of the result; None keeps the table's.
+        dtype: the dtype of the result; None keeps the table's.
         param_dtype: the dtype that the table is stored in.
         embedding_init: initializer of the table.
         promote_dtype: how vectors are cast to `dtype`.

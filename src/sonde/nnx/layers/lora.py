@@ -108,7 +108,7 @@ class LoRALinear(Linear):
         in_features: number of input features.
         out_features: number of output features.
         lora_rank: the rank of the correction.
-        lora_dtype: what the correction is computed in.
+        lora_dtype: the dtype to compute the correction in.
         lora_param_dtype: the dtype that the correction's parameters are stored in.
         a_initializer: initializer of the first factor.
         b_initializer: initializer of the second factor.

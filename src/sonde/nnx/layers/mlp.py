@@ -24,7 +24,7 @@ class MLP(Module):
         features: number of input and output features.
         hidden: number of hidden features.
         activation: the nonlinearity.
-        gated: whether the nonlinearity of one map multiplies the other.
+        gated: whether one map, after the nonlinearity, multiplies another.
         use_bias: whether the maps have biases.
         dtype: the dtype to compute in; None derives it from inputs and parameters.
         param_dtype: the dtype that parameters are stored in.

@@ -29,7 +29,7 @@ class BatchNorm(Module):
         axis: the feature axis or axes; all others are averaged over.
         momentum: the weight of the old running averages in a step.
         epsilon: added to the variance.
-        dtype: of the result; None derives it from inputs and parameters.
+        dtype: the dtype of the result; None derives it from inputs and parameters.
         param_dtype: the dtype that scale and bias are stored in.
         use_bias: whether to add a bias.
         use_scale: whether to multiply by a scale.
@@ -143,7 +143,7 @@ class LayerNorm(Module):
     Args:
         num_features: number of features.
         epsilon: added to the variance.
-        dtype: of the result; None derives it from inputs and parameters.
+        dtype: the dtype of the result; None derives it from inputs and parameters.
         param_dtype: the dtype that scale and bias are stored in.
         use_bias: whether to add a bias.
         use_scale: whether to multiply by a scale.
@@ -230,7 +230,7 @@ class RMSNorm(Module):
     Args:
         num_features: number of features.
         epsilon: added to the mean square.
-        dtype: of the result; None derives it from inputs and parameters.
+        dtype: the dtype of the result; None derives it from inputs and parameters.
         param_dtype: the dtype that the scale is stored in.
         use_scale: whether to multiply by a scale.
         scale_init: initializer of the scale.
@@ -310,13 +310,13 @@ class GroupNorm(Module):
         num_groups: how many groups; None if `group_size` is given.
         group_size: how many features a group has.
         epsilon: added to the variance.
-        dtype: of the result; None derives it from inputs and parameters.
+        dtype: the dtype of the result; None derives it from inputs and parameters.
         param_dtype: the dtype that scale and bias are stored in.
         use_bias: whether to add a bias.
         use_scale: whether to multiply by a scale.
         bias_init: initializer of the bias.
         scale_init: initializer of the scale.
-        reduction_axes: the axes to average over, the last among them; None means all but the first.
+        reduction_axes: the axes to average over, including the last; None means all but the first.
         axis_name: a mapped axis to average over as well.
         axis_index_groups: groups of the mapped axis that are averaged separately.
         use_fast_variance: compute the variance in one pass; less exact when the mean is large.
@@ -399,7 +399,7 @@ class InstanceNorm(Module):
     Args:
         num_features: number of features.
         epsilon: added to the variance.
-        dtype: of the result; None derives it from inputs and parameters.
+        dtype: the dtype of the result; None derives it from inputs and parameters.
         param_dtype: the dtype that scale and bias are stored in.
         use_bias: whether to add a bias.
         use_scale: whether to multiply by a scale.

@@ -18,7 +18,7 @@ from sonde.ops.initializers import SAME_WHEN_COMPILED, compiled_draw
 
 Metadata = Mapping[str, Any]
 Init = Callable[..., Any]
-"""An initializer, `init(key, shape, dtype)`; its value may come with metadata around it."""
+"""An initializer, `init(key, shape, dtype)`; its value may be wrapped in a `VariableMetadata`."""
 NO_METADATA: Metadata = {}
 
 
@@ -39,8 +39,8 @@ def new_param(
         layer: the layer it is for, named in errors.
         rngs: the random streams.
         init: the initializer.
-        shape: of the parameter.
-        dtype: of the parameter.
+        shape: the shape of the parameter.
+        dtype: the dtype of the parameter.
         metadata: for the Variable.
         kind: the type of the Variable.
         drawn_as: the shape the initializer draws, if it differs from `shape`.
@@ -56,7 +56,7 @@ def new_param(
         )
     value = _drawn(init, rngs.params, tuple(shape if drawn_as is None else drawn_as), dtype)
     if drawn_as is not None:
-        # A wrapped initializer returns its value with metadata around it.
+        # A wrapped initializer returns its value wrapped in metadata.
         if isinstance(value, VariableMetadata):
             value = dataclasses.replace(value, raw_value=jnp.reshape(value.raw_value, tuple(shape)))
         else:

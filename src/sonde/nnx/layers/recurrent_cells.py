@@ -132,7 +132,7 @@ class _VectorCell(RNNCellBase):
 class _GatedCell(_VectorCell):
     """The base of cells with gates: their arguments, and the linear maps made from these."""
 
-    # Whether the bias of a gate belongs to its map of the inputs, or to that of the memory.
+    # Whether a gate's bias belongs to its map of the inputs; if not, to its map of the memory.
     _bias_is_of_inputs = False
 
     def __init__(
@@ -324,7 +324,7 @@ class GRUCell(_GatedCell):
             inputs: `(batch..., in_features)`.
 
         Returns:
-            The new state, twice.
+            The new state, both as the carry and as the output.
         """
         ops.check_carry(carry, inputs, self.hidden_features, parts=1)
         r_i, z_i, n_i = ops.split_gates(self.dense_i(inputs), 3)
@@ -424,7 +424,7 @@ class SimpleCell(_VectorCell):
             inputs: `(batch..., in_features)`.
 
         Returns:
-            The new state, twice.
+            The new state, both as the carry and as the output.
         """
         ops.check_carry(carry, inputs, self.hidden_features, parts=1)
         total = self.dense_i(inputs) + self.dense_h(carry)

@@ -25,8 +25,8 @@ class RoPE(Module):
 
     Args:
         theta: the base of the frequencies; the larger, the slower the slowest pair rotates.
-        embedding_size: the features of a vector, an even number. With `max_seq_len`, the tables of cosines and sines
-            are made once and kept in Variables.
+        embedding_size: how many features a vector has, an even number. With `max_seq_len`, the tables of cosines and
+            sines are made once and kept in Variables.
         max_seq_len: how many positions those tables have.
 
     Example:

@@ -21,7 +21,7 @@ class Dropout(Module):
 
     Args:
         rate: the probability of being dropped.
-        broadcast_dims: along these axes, all or none are dropped.
+        broadcast_dims: axes along which inputs are dropped all together or not at all.
         deterministic: drop nothing; `train()`, `eval()` and the call can override it.
         rng_collection: the random stream to draw from.
         rngs: random streams, from which the layer forks its own; or None, to pass them to the call.

@@ -1,7 +1,7 @@
 """Wrappers that normalise the weights of a layer before every call.
 
 Sharp edge, as in Flax: the normalised weights are written into the wrapped layer. After a call the layer holds the
-weights it was called with, not those it held before.
+normalised weights, not those it held before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SpectralNorm(Module):
         layer_instance: the layer to wrap.
         n_steps: how many iterations per call.
         epsilon: added to squared lengths.
-        dtype: of the divided kernels; None keeps theirs.
+        dtype: the dtype of the divided kernels; None keeps theirs.
         param_dtype: the dtype that the iteration's state is stored in.
         error_on_non_matrix: refuse kernels with more than two axes instead of flattening them.
         update_stats: whether calls update the iteration's state; the call can override it.
@@ -111,15 +111,15 @@ class SpectralNorm(Module):
 
 
 class WeightNorm(Module):
-    """Gives every feature of a layer's kernels a length, which is a parameter: the scale.
+    """Makes the length of every feature of a layer's kernels a parameter: the scale.
 
     Args:
         layer_instance: the layer to wrap.
-        feature_axes: the axes that have a length per index; None takes one length for all.
+        feature_axes: the axes with one length per index; None means one length for the whole kernel.
         use_scale: whether there is a scale; otherwise every length is 1.
         scale_init: initializer of the scales.
         epsilon: added to squared lengths.
-        dtype: of the normalised kernels; None derives it from kernel and scale.
+        dtype: the dtype of the normalised kernels; None derives it from kernel and scale.
         param_dtype: the dtype that scales are stored in.
         variable_filter: which parameters to normalise.
         promote_dtype: accepted, but without effect, as in Flax.

@@ -101,7 +101,7 @@ class Average(_Sums):
         """Adds more values.
 
         Args:
-            mask: which of them count; of their shape.
+            mask: which of the values count; must have their shape.
             **kwargs: the values, under the name given as `argname`; others are ignored.
 
         Raises:
@@ -131,7 +131,7 @@ class Accuracy(Average):
     """The share of labels that were predicted correctly.
 
     Args:
-        threshold: None if there is a score per class, of which the largest is the prediction. A float if there is one
+        threshold: None if there is one score per class: the largest is the prediction. A float if there is only one
             score: a score of at least the threshold predicts class 1, and labels above 0 count as class 1.
         *args: as in `Average`.
         **kwargs: as in `Average`.
@@ -169,9 +169,9 @@ class Accuracy(Average):
         by_class = self.threshold is None
         if logits.ndim - labels.ndim != by_class:
             form = (
-                "one axis more than labels, the classes"
+                "one axis more than the labels, for the classes"
                 if by_class
-                else f"as many axes, with threshold={self.threshold}"
+                else f"as many axes as the labels, with threshold={self.threshold}"
             )
             raise ValueError(
                 f"Accuracy.update: `logits` must have {form}, got {describe(logits)} and labels {describe(labels)}."
@@ -225,7 +225,7 @@ class Welford(_Sums):
         values = self._values(kwargs, jnp.float32)
         before, mean = self.count[...], self.mean[...]
         count = before + values.size
-        # The spread within the batch, plus that of the batch mean against the mean before.
+        # The spread within the batch, plus that between the batch mean and the mean so far.
         batch_mean = jnp.mean(values)
         delta = batch_mean - mean
         self.count.set_value(count)

@@ -80,7 +80,7 @@ class Optimizer(Pytree, Generic[M]):
         if wrt is _MISSING:
             raise TypeError(
                 "Missing required argument `wrt`: which Variables of the model to update, such as "
-                "nnx.Optimizer(model, tx, wrt=nnx.Param). nnx.ModelAndOptimizer takes parameters by default."
+                "nnx.Optimizer(model, tx, wrt=nnx.Param). nnx.ModelAndOptimizer updates nnx.Param by default."
             )
         self.graph = graph
         self.step = OptState(jnp.array(0, dtype=jnp.uint32))
@@ -120,7 +120,7 @@ class Optimizer(Pytree, Generic[M]):
         grads = state_in(grads)
         grads = graphs.pure(graphs.state(grads, graph=self.graph) if isinstance(grads, Pytree) else grads)
         grads = _checked_gradients(grads, params, self.wrt)
-        # a Variable may hold something without leaves, as where optax.masked leaves out a parameter
+        # a Variable may hold a value without leaves, for example where optax.masked leaves out a parameter
         remembered, form = jax.tree.flatten(self.opt_state, is_leaf=_is_variable)
         old = form.unflatten([variable.get_value() for variable in remembered])
         updates, new = self.tx.update(grads, old, params, **graphs.pure(kwargs))
@@ -161,7 +161,7 @@ def _is_variable(x: Any) -> bool:
 
 
 def _as_opt_state(tree: Any) -> Any:
-    """Variables of optax's state become OptVariables with the same metadata, arrays OptArrays."""
+    """Turns Variables in optax's state into OptVariables with the same metadata, and arrays into OptArrays."""
 
     def convert(x: Any) -> OptState:
         if not isinstance(x, Variable):
