@@ -257,9 +257,10 @@ def _run(
 
 
 def captures_of(module: Module) -> tuple[Variable[Any], ...] | None:
-    """What the innermost running `nnx.capture` has recorded in a Module so far; None if there is no such capture.
+    """What the innermost running `nnx.capture` has recorded in a Module so far.
 
     There is one Variable for each type that is recorded or has initial values; it holds a dict from names to values.
+    None if no `nnx.capture` runs, or the Module is not in its model.
     """
     found: dict[type, dict[str, Any]] = {}
     root: Any = None

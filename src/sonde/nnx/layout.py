@@ -2,8 +2,8 @@
 
 Thousands of objects of one class have the same attributes, so a layout is made once and shared (other systems call this
 a hidden class or a shape). Two layouts with the same content are the same object: they compare and hash by identity,
-which makes comparing the structure of two models cheap. A layout stays alive while it
-is used; it keeps alive the layouts that were reached from it by adding or removing an attribute.
+which makes comparing the structure of two models cheap. A layout stays alive while it is
+used, and keeps alive the layouts that were reached from it by adding or removing an attribute.
 """
 
 from __future__ import annotations

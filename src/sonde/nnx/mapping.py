@@ -23,8 +23,7 @@ def map(
     """A copy of a model with `f(path, leaf)` in place of every leaf.
 
     Args:
-        f: gets a path and a Variable or array. A bare value returned for a Variable is wrapped in
-            a new one.
+        f: gets a path and a Variable or array. A bare value returned for a Variable is wrapped in a new one.
         node: a Module, any other node, or a pytree of them.
         graph: True allows shared references, False demands a tree. None: the current mode.
         recreate_variables: False leaves bare values bare.

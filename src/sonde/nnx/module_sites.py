@@ -126,7 +126,7 @@ def sow(
 
 
 def _note(module: Any, tag: Sown, value: Any) -> None:
-    """Keeps a value sown while a function is traced, until its call ends: the capture does not have it before."""
+    """Keeps a value sown while a function is traced, until its call ends: only then does the capture get it."""
     for trail in thread.trails:
         stretch = trail.stretches[-1]
         if len(trail.stretches) > 1 and stretch.frames and stretch.frames[0].level is _jax.trace_level():

@@ -61,8 +61,8 @@ def prefix(
     """One value per leaf of a model, for `in_axes`, `out_axes` and the like.
 
     Args:
-        node: a Module, any other node, or a pytree of them. If several arguments of a transform share
-            references, pass them together, in the order of the arguments.
+        node: a Module, any other node, or a pytree of them. If several arguments of a transform share references,
+            pass them together, in the order of the arguments.
         filter_map: values by filter, where the first filter that matches is used; or a function of (path, leaf).
         graph: True allows shared references, False demands a tree. None: the current mode.
 

@@ -352,7 +352,7 @@ class Variable(ArrayLike, Generic[A]):
         _set_value(self, variable_state._held())
         metadata = variable_state._metadata
         if self._metadata is not metadata:
-            if metadata.by_reference or self._metadata.by_reference:  # keep its own `hijax` and `ref`
+            if metadata.by_reference or self._metadata.by_reference:  # its own `hijax` and `ref` stay
                 metadata = metadata.replaced(hijax=self._metadata["hijax"], ref=self._metadata["ref"])
             changed = self._metadata != metadata
             _set_metadata(self, metadata)
