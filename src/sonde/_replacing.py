@@ -54,7 +54,7 @@ def _to_disk(path: Path) -> None:
     """Waits until a file or folder is on disk, if the system supports it."""
     try:
         opened = os.open(path, os.O_RDONLY)
-    except OSError:  # folders cannot be opened everywhere
+    except OSError:  # some systems cannot open folders
         return
     try:
         if path.is_file():

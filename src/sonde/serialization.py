@@ -265,7 +265,7 @@ def _partial_from_state(target: Any, state: Mapping[str, Any]) -> Any:
 register_serialization_state(dict, _dict_to_state, _dict_from_state)
 register_serialization_state(list, _list_to_state, _list_from_state)
 register_serialization_state(tuple, _list_to_state, lambda old, state: tuple(_list_from_state(old, state)))
-_STATE_DICT_REGISTRY[jax.tree_util.Partial] = _Form(  # Flax has its own
+_STATE_DICT_REGISTRY[jax.tree_util.Partial] = _Form(  # not passed on to Flax, which has its own
     lambda target: {"args": to_state_dict(target.args), "keywords": to_state_dict(target.keywords)},
     _partial_from_state,
 )
@@ -341,7 +341,7 @@ def _packed(thing: Any) -> Any:
     if isinstance(thing, complex):
         return msgpack.ExtType(_COMPLEX, _pack((thing.real, thing.imag)))
     raise TypeError(
-        f"A {type(thing).__name__} cannot be written as bytes: it is not an array, number, string or dict of them. "
+        f"A {type(thing).__name__} cannot be written as bytes: it is not an array, number, string or dict of these. "
         "Call `register_serialization_state` to say how the type becomes a dict."
     )
 

@@ -266,7 +266,9 @@ def test_a_bound_module_cannot_take_a_value_out_of_a_transform():
     bound = Sower().bind({}, mutable=["intermediates"])
     bound(X)
     assert len(bound.variables["intermediates"]["x"]) == 1
-    with pytest.raises(JaxTransformError, match=r"module /, which is bound by bind, sows 'x' inside a JAX transform"):
+    with pytest.raises(
+        JaxTransformError, match=r"module /, which was bound with bind, sows 'x' inside a JAX transform"
+    ):
         jax.jit(lambda x: bound(x))(X)
 
 

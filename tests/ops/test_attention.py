@@ -199,7 +199,7 @@ def test_decoding_step_by_step_equals_causal_attention(draw):
             lambda d: ops.fused_attention(d(4, 8), d(4, 8), d(4, 8)),
             "`query` must have the axes (batch..., length, heads, depth), as many as the query, got "
             "float32[4,8] "
-            "beside a query float32[4,8].",
+            "for a query float32[4,8].",
         ),
         (
             lambda d: ops.dot_product_attention(d(2, 5, 4, 8), *[d(2, 7, 4, 8)] * 2, mask=d(3, 1, 5, 7) > 0),

@@ -147,7 +147,7 @@ def test_conv_local_equals_flax(draw, close, padding, strides, dilation):
         ),
         (
             lambda d: ops.conv_transpose(d(2, 8, 3), d(3, 3, 4), padding="CAUSAL"),
-            "unknown padding 'CAUSAL' of a transposed convolution: expected 'SAME', 'VALID', 'CIRCULAR', a "
+            "unknown padding 'CAUSAL' for a transposed convolution: expected 'SAME', 'VALID', 'CIRCULAR', a "
             "number, "
             "or pairs of numbers.",
         ),

@@ -127,7 +127,7 @@ def arrays_described(info: Any, types: Sequence[Any]) -> list[Any] | None:
     if type(info) is not _Description:
         return None
     found = [None if ref is None else ref() for ref in info.arrays[: len(types)]]
-    if len(info.arrays) != len(types):  # a rule gets tangents after the arguments, or not all of them
+    if len(info.arrays) != len(types):  # a rule may get tangents after the arguments, or only some arguments
         ranks = [(np.ndim(x), len(getattr(t, "shape", ()))) for x, t in zip(found, types) if x is not None]
         if any(mine != other for mine, other in ranks):
             return None

@@ -1,4 +1,4 @@
-"""The types of arrays: of one element along an axis, of zeros, of values that are not arrays."""
+"""Types of arrays: how mapping changes them, zeros of a type, and types that are not of numbers."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ __all__ = ["MadeBy", "are_mapped_apart", "become", "copy_of_tracer", "has_ended"
 
 
 def has_ended(value: Any) -> bool:
-    """Whether a value is a tracer of a trace that has ended: one that is not among those around the current one.
+    """Whether a value is a tracer of a trace that has ended: one that is neither current nor around it.
 
     JAX marks most traces as ended, but not those of jitted functions. If it does not say what is around a trace, the
     result is False.

@@ -253,7 +253,7 @@ class Module(nnx.Module, metaclass=ModuleMeta):
             if make is None or (collection == "params" and not scope.may_change("params")):
                 raise ScopeParamNotFoundError(
                     f"{type(self).__name__} needs {name!r} of the collection {collection!r}, but the variables given "
-                    "to `apply` have none. Pass those that `init` returned."
+                    "to `apply` lack it. Pass those that `init` returned."
                 )
             waiting = to_nnx_var(collection, make(), nnx)
         setattr(self, name, waiting)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def short(value: Any) -> str:
-    """A value in a line of an error: its text if that is short, else its class."""
+    """A value as errors show it: its text if that is short, else its class."""
     text = repr(value)
     return text if len(text) < 80 and "\n" not in text else type(value).__name__
 

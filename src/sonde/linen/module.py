@@ -133,9 +133,8 @@ class Module:
             )
         if is_field:
             raise SetAttributeInModuleSetupError(
-                f"setup of {attach.describe(self)} sets {name!r}, which is a field of the module; fields are "
-                "set by the "
-                "constructor, use another attribute"
+                f"setup of {attach.describe(self)} sets {name!r}, which is a field of the module; fields are set by "
+                "the constructor: use another attribute"
             )
         object.__setattr__(self, name, attach.adopt(self, name, value))
 
@@ -495,7 +494,7 @@ def merge_param(name: str, a: T | None, b: T | None) -> T:
     if (a is None) == (b is None):
         found = "neither" if a is None else "both"
         raise ValueError(
-            f"parameter {name!r} must be given either to the constructor or to the call: {found} was given, "
-            f"namely {a!r} and {b!r}"
+            f"parameter {name!r} must be given either to the constructor or to the call: {found} was given "
+            f"({a!r} and {b!r})"
         )
     return a if b is None else b  # pyright: ignore[reportReturnType]

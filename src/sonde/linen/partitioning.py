@@ -115,8 +115,8 @@ def _note(module: Module, collection: str, name: str, axes: Any) -> None:
     new, old = AxisMetadata(axes), scope.get(collection, name)
     if old is not None and old != new:
         raise ValueError(
-            f"module {scope.path_text} names the axes of {name.removesuffix(_SUFFIX)!r} {new.names}, but has named "
-            f"them {getattr(old, 'names', old)} before"
+            f"module {scope.path_text} names the axes of {name.removesuffix(_SUFFIX)!r} {new.names}, but named them "
+            f"{getattr(old, 'names', old)} before"
         )
     scope.put(collection, name, new)
 

@@ -137,8 +137,8 @@ def gathering(run: Run, scopes: Sequence[Scope], fn: Callable[[], T]) -> T:
 class _ModuleName(ScopeName):
     """The path of a module in JAX's name stack.
 
-    Scopes nest as calls do, but modules as they were made: a module that is called by one that does not own it is still
-    found under its owner.
+    Scopes nest as calls do, but modules nest as they were made: a module called by one that does not own it still has
+    its path under its owner.
     """
 
     own: Path
@@ -267,9 +267,9 @@ def sow(
         _mark(scope, name, value, None)
     elif home.gather is None:
         raise JaxTransformError(
-            f"module {scope.path_text}, which is bound by bind, sows {name!r} inside a JAX transform, from "
-            "where the value cannot "
-            f"get into collection {collection!r}; use apply(..., mutable={[collection]!r}) inside the transform"
+            f"module {scope.path_text}, which was bound with bind, sows {name!r} inside a JAX transform, from which "
+            f"the value cannot reach collection {collection!r}; use apply(..., mutable={[collection]!r}) inside the "
+            "transform"
         )
     else:
         _mark(scope, name, value, SownTag(home.level, collection, scope.path, name, reduce_fn, init_fn))
@@ -327,9 +327,8 @@ def perturb(module: Module, name: str, value: Any, collection: str) -> Any:
             scope.put(collection, name, jax.tree.map(jnp.zeros_like, value))
         elif scope.has_collection(collection):
             raise ValueError(
-                f"module {scope.path_text} perturbs {name!r}, which collection {collection!r} does not have, "
-                "although the "
-                "collection was given; make it again with init"
+                f"module {scope.path_text} perturbs {name!r}, but the given collection {collection!r} lacks it; make "
+                "the collection again with init"
             )
         else:
             return _perturbed(scope, name, value)

@@ -342,7 +342,7 @@ def _check(
         if x.ndim < 3 or x.ndim != query.ndim:
             raise LayerInputError(
                 f"`{name}` must have the axes (batch..., length, heads, depth), as many as the query, "
-                f"got {describe(x)} beside a query {describe(query)}."
+                f"got {describe(x)} for a query {describe(query)}."
             )
         if x.shape[:-3] != query.shape[:-3]:
             raise LayerInputError(

@@ -80,7 +80,7 @@ def conv(
     _check_groups(folded, kernel, feature_group_count)
     kernel_dilation = per_axis(kernel_dilation, rank, option="kernel_dilation")
     input_dilation = per_axis(input_dilation, rank, option="input_dilation")
-    # padded before it is cast, as in Flax: the gradients of an element that occurs twice are added in its own dtype
+    # Padded before the cast, as in Flax: if padding repeats an element, its gradients are added in its own dtype.
     folded, padding = apply_padding(folded, padding, kernel_size=kernel.shape[:-2], kernel_dilation=kernel_dilation)
     folded, kernel, bias = promote_all(promote_dtype, (folded, _masked(kernel, mask), bias), dtype)
     if isinstance(padding, str) and padding != "VALID" and any(d > 1 for d in input_dilation):
@@ -161,7 +161,7 @@ def conv_transpose(
     padding = canonicalize_padding(padding, rank)
     if isinstance(padding, str) and padding not in ("SAME", "VALID", "CIRCULAR"):
         raise LayerInputError(
-            f"unknown padding {padding!r} of a transposed convolution: expected 'SAME', 'VALID', "
+            f"unknown padding {padding!r} for a transposed convolution: expected 'SAME', 'VALID', "
             "'CIRCULAR', a number, "
             "or pairs of numbers."
         )

@@ -48,7 +48,7 @@ def canonicalize_dtype(*args: Any, dtype: Dtype | None = None, inexact: bool = T
     """
     if dtype is not None:
         if inexact and not jnp.issubdtype(dtype, jnp.inexact):
-            raise ValueError(f"dtype must be inexact, that is floating or complex, to compute in, got {dtype}.")
+            raise ValueError(f"dtype must be inexact (floating or complex) to compute in, got {dtype}.")
         return dtype
     present = [jnp.asarray(x) for x in args if x is not None]
     found = jnp.result_type(*present)

@@ -1,4 +1,4 @@
-"""Products of matrices in 8-bit floats, with scales that follow the earlier arrays.
+"""Products of matrices in 8-bit floats, with scales derived from earlier arrays.
 
 An array is divided by a scale, so that it fits into 8-bit floats, and the product is multiplied by the scale again. The
 scale comes from a history of largest magnitudes, one for each of the last calls. Both are updated by the backward pass:

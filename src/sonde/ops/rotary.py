@@ -43,8 +43,8 @@ class Rotary:
         scale: what cosines and sines are multiplied by; None: chosen by the kind.
         mscale: `yarn`: together with `mscale_all_dim`, determines `scale`.
         mscale_all_dim: see `mscale`.
-        short_factors: `longrope`: a divisor for every pair up to the trained length.
-        long_factors: `longrope`: a divisor for every pair beyond it.
+        short_factors: `longrope`: a divisor for every pair, for texts up to the trained length.
+        long_factors: `longrope`: a divisor for every pair, for longer texts.
     """
 
     width: int
@@ -65,9 +65,9 @@ class Rotary:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise LayerInputError(f"unknown scaling {self.kind!r} of rotary embeddings; known are {', '.join(KINDS)}.")
+            raise LayerInputError(f"unknown scaling {self.kind!r} for rotary embeddings; known are {', '.join(KINDS)}.")
         if self.width % 2:
-            raise LayerInputError(f"a rotary embedding rotates pairs of features, got {self.width} features.")
+            raise LayerInputError(f"a rotary embedding rotates pairs of features, so it cannot rotate {self.width}.")
 
     @classmethod
     def from_config(
@@ -161,8 +161,8 @@ def rotary_tables(
     Args:
         positions: integers, `(batch..., length)`.
         rotary: the frequencies.
-        length: the length of each text, broadcast to `(batch..., 1)`, if frequencies depend on it; up to the last of
-            the positions if None.
+        length: the length of each text, broadcast to `(batch..., 1)`, if frequencies depend on it; if None,
+            each text ends at the last of its positions.
 
     Returns:
         Two arrays `(*positions.shape, width / 2)`.

@@ -1,6 +1,6 @@
 """`Dense`, `Embed` and `LayerNorm` whose parameters have names for their axes, in the collection `params_axes`.
 
-They are the layers of `sonde.linen` that compute in float32 by default and make their parameters with
+They are the layers of `sonde.linen`, but compute in float32 by default and make their parameters with
 `partitioning.name_axes`.
 """
 

@@ -49,7 +49,7 @@ class Sequential(Module):
 
 
 class BatchApply:
-    """Calls a function with the first axes of its inputs merged into one, and splits that of its outputs again.
+    """Calls a function with the first axes of its inputs merged into one, and splits that axis of the outputs again.
 
     Args:
         f: The function.

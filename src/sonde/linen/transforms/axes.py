@@ -65,7 +65,7 @@ def group(variable_axes: Mapping[Any, Any]) -> Grouped:
 
 
 def axes_of_leaves(axes: Any, tree: Any) -> list[Any]:
-    """The axis of every leaf of a tree, where `axes` is a tree prefix of axes, None among them."""
+    """The axis of every leaf of a tree, where `axes` is a tree prefix of axes, which may include None."""
     found: list[Any] = []
 
     def note(axis: Any, part: Any) -> None:

@@ -48,7 +48,7 @@ def remat_options(
     """The options of `run_checkpoint`, checked."""
     if concrete:
         raise ValueError(
-            "nn.remat(concrete=True) has no meaning in JAX any more; use static_argnums for arguments not to be traced"
+            "nn.remat(concrete=True) has no meaning in JAX any more; use static_argnums for what must not be traced"
         )
     return {
         "variables": variables,
