@@ -86,7 +86,7 @@ def not_a_literal(value: Any) -> Any:
 
 
 def is_array_type(aval: Any) -> bool:
-    """Whether a type is that of arrays of numbers or keys, and not of references or other objects."""
+    """Whether values of a type are arrays of numbers or keys, and not references or other objects."""
     return type(aval) is _core.ShapedArray
 
 

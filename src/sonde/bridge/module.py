@@ -1,7 +1,7 @@
 """`Module`: an nnx Module that is written, initialised and applied like a linen module.
 
-Fields are those of a dataclass; submodules and parameters are made in `setup` or in a method marked `compact`; `init`
-returns the variables and `apply` takes them. While a method runs, its parameters are `nnx.Param` in attributes.
+Fields are declared as in a dataclass; submodules and parameters are made in `setup` or in a method marked `compact`;
+`init` returns the variables and `apply` takes them. While a method runs, its parameters are `nnx.Param` in attributes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ModuleMeta(NnxModuleMeta):
 
 
 def next_name(entry: ModuleStackEntry, base: str) -> str:
-    """A name for an unnamed submodule: that of its class and a number."""
+    """A name for an unnamed submodule: its class name and a number."""
     number = entry.type_counter[base]
     entry.type_counter[base] += 1
     return f"{base}_{number}"

@@ -69,7 +69,7 @@ def dot_product_attention_weights(
         dropout_rate: the share of weights that is dropped.
         deterministic: drop nothing.
         dtype: the dtype to compute in; None derives it from the arrays.
-        precision: of the product.
+        precision: the precision of the product.
         force_fp32_for_softmax: softmax in float32; the weights stay float32 then.
         einsum: the product to use.
         promote_dtype: how the arrays are cast to `dtype`.
@@ -122,7 +122,7 @@ def mix_values(
     Args:
         weights: `(batch..., heads, queries, keys)`.
         value: `(batch..., keys, key heads, depth)`.
-        precision: of the product.
+        precision: the precision of the product.
         einsum: the product to use.
 
     Returns:
@@ -156,7 +156,7 @@ def dot_product_attention(
         key: `(batch..., keys, key heads, depth)`.
         value: `(batch..., keys, key heads, value depth)`.
         dtype: the dtype to compute in; None derives it from the arrays.
-        precision: of the products.
+        precision: the precision of the products.
         promote_dtype: how the arrays are cast to `dtype`.
         qk_einsum: the product of queries and keys.
         value_einsum: the product of weights and values.
@@ -208,7 +208,7 @@ def fused_attention(
         bias: added to the scores; broadcast to `(batch..., heads, queries, keys)`.
         mask: broadcast to `(batch..., heads, queries, keys)`; positions that are False get no weight.
         is_causal: mask the positions after the query.
-        dtype: of the result; None derives it from the arrays.
+        dtype: the dtype of the result; None derives it from the arrays.
         promote_dtype: how the arrays are cast to `dtype`.
 
     Returns:
@@ -293,9 +293,9 @@ def decode_step(
     Args:
         query: `(batch..., 1, heads, depth)`.
         key: `(batch..., 1, key heads, depth)`.
-        value: as `key`.
+        value: like `key`.
         cached_key: `(batch..., length, key heads, depth)`.
-        cached_value: as `cached_key`.
+        cached_value: like `cached_key`.
         index: how many positions have been written, a scalar.
         mask: a further mask for the attention that follows.
 

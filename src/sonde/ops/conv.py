@@ -56,7 +56,7 @@ def conv(
             padding.
         kernel_dilation: spread of the kernel ("atrous").
         feature_group_count: number of independent groups that the features are split into.
-        mask: of the kernel's shape; multiplies it.
+        mask: an array of the kernel's shape; the kernel is multiplied by it.
         dtype: the dtype to compute in; None derives it from the arrays.
         precision: as in `jax.lax.conv_general_dilated`.
         preferred_element_type: as in `jax.lax.conv_general_dilated`.
@@ -128,7 +128,7 @@ def conv_transpose(
         strides: by how much to enlarge, one number or one per spatial axis.
         padding: `'SAME'`, `'VALID'`, `'CIRCULAR'`, a number, or one number or pair per spatial axis.
         kernel_dilation: spread of the kernel.
-        mask: of the kernel's shape; multiplies it.
+        mask: an array of the kernel's shape; the kernel is multiplied by it.
         transpose_kernel: flip the kernel and swap its last axes, which makes this the gradient of a
             convolution.
         dtype: the dtype to compute in; None derives it from the arrays.
@@ -208,7 +208,7 @@ def conv_local(
         padding: see `sonde.ops.padding`.
         input_dilation: spread of the inputs.
         kernel_dilation: spread of the window.
-        mask: of the kernel's shape; multiplies it.
+        mask: an array of the kernel's shape; the kernel is multiplied by it.
         dtype: the dtype to compute in; None derives it from the arrays.
         precision: as in `jax.lax.conv_general_dilated_local`.
         promote_dtype: how the arrays are cast to `dtype`.

@@ -27,7 +27,7 @@ def dropout(inputs: jax.Array, rng: jax.Array | None, *, rate: float, broadcast_
         broadcast_dims: along these axes, all or none are dropped.
 
     Returns:
-        An array shaped as the inputs.
+        An array shaped like the inputs.
 
     Raises:
         LayerInputError: `rate` is not from 0 to 1, or a key is needed and missing.

@@ -31,7 +31,7 @@ def embed(
     Args:
         indices: integers, any shape.
         table: `(rows, features)`.
-        dtype: of the result; None keeps the table's.
+        dtype: the dtype of the result; None keeps the table's.
         promote_dtype: how the rows are cast to `dtype`.
         out_sharding: sharding of the result, under explicit sharding; None: that of the indices and the features.
 

@@ -41,7 +41,7 @@ def grouped_attention(
     Args:
         query: `(batch, queries, heads, depth)`.
         key: `(batch, keys, key heads, depth)`.
-        value: as `key`.
+        value: like `key`.
         mask: boolean, broadcast to `(batch, queries, keys)`; positions that are False get no weight. A query without
             visible keys gets equal weights.
         scale: what scores are multiplied by; 1/√depth if None.
@@ -120,7 +120,7 @@ def head_results(heads: jax.Array, kernel: jax.Array) -> jax.Array:
 
     Args:
         heads: `(batch..., heads, depth)`.
-        kernel: of the output projection, `(heads * depth, features)`.
+        kernel: the kernel of the output projection, `(heads * depth, features)`.
 
     Returns:
         `(batch..., heads, features)`.

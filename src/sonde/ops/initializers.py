@@ -78,8 +78,8 @@ def compiled_draw(
 
     Args:
         init: one of `SAME_WHEN_COMPILED`.
-        shape: of the parameter.
-        dtype: of the parameter.
+        shape: the shape of the parameter.
+        dtype: the dtype of the parameter.
 
     Returns:
         A function from the stream's key and counter to the parameter and the next counter.

@@ -30,7 +30,7 @@ def make_attention_mask(
         key_input: `(batch..., keys)`.
         pairwise_fn: compares two elements.
         extra_batch_dims: how many leading axes of length 1 to add.
-        dtype: of the mask.
+        dtype: the dtype of the mask.
 
     Returns:
         `(batch..., 1, queries, keys)`: one mask for all heads.
@@ -52,7 +52,7 @@ def make_causal_mask(x: jax.Array, extra_batch_dims: int = 0, dtype: Dtype = jnp
     Args:
         x: `(batch..., length)`; only its shape matters.
         extra_batch_dims: how many leading axes of length 1 to add.
-        dtype: of the mask.
+        dtype: the dtype of the mask.
 
     Returns:
         `(batch..., 1, length, length)`.
@@ -71,8 +71,8 @@ def combine_masks(*masks: jax.Array | None, dtype: Dtype = jnp.float32) -> jax.A
     """A mask of what all masks allow; None is a mask that allows everything.
 
     Args:
-        *masks: with the same number of axes.
-        dtype: of the mask.
+        *masks: masks with the same number of axes.
+        dtype: the dtype of the mask.
 
     Returns:
         One mask, or None when all were None.

@@ -127,17 +127,17 @@ def normalize(
 
     Args:
         x: the inputs.
-        mean: without the reduction axes, or with them; None subtracts nothing.
-        var: shaped as `mean`.
-        scale: with the feature axes of `x`, or None.
-        bias: with the feature axes of `x`, or None.
+        mean: the mean, with or without the reduction axes; None subtracts nothing.
+        var: shaped like `mean`.
+        scale: an array with the feature axes of `x`, or None.
+        bias: an array with the feature axes of `x`, or None.
         reduction_axes: the axes that `mean` and `var` lack.
         feature_axes: the axes that `scale` and `bias` have.
         epsilon: added to the variance.
-        dtype: of the result; None derives it from the inputs, scale and bias.
+        dtype: the dtype of the result; None derives it from the inputs, scale and bias.
 
     Returns:
-        An array shaped as `x`.
+        An array shaped like `x`.
 
     Raises:
         LayerInputError: scale, bias, mean or variance do not fit the inputs.
@@ -224,8 +224,8 @@ def batch_norm(
         momentum: the weight of the old running averages.
         epsilon: added to the variance.
         mask: which elements count for the statistics.
-        dtype: of the result; None derives it from inputs, scale and bias.
-        promote_dtype: casts all arrays first, as `flax.nnx` does; None does not, as `flax.linen`.
+        dtype: the dtype of the result; None derives it from inputs, scale and bias.
+        promote_dtype: casts all arrays first, as in `flax.nnx`; None casts nothing, as in `flax.linen`.
         **averaging: the mapped axis to average over as well, and so on; see `moments`.
 
     Returns:
@@ -275,19 +275,19 @@ def layer_norm(
 
     Args:
         x: the inputs.
-        scale: with the feature axes, or None.
-        bias: with the feature axes, or None.
+        scale: an array with the feature axes, or None.
+        bias: an array with the feature axes, or None.
         reduction_axes: the axes to average over.
         feature_axes: the axes that scale and bias have.
         epsilon: added to the variance.
         use_mean: subtract the mean.
         mask: which elements count for the statistics.
-        dtype: of the result; None derives it from inputs, scale and bias.
-        promote_dtype: casts all arrays first, as `flax.nnx` does; None does not, as `flax.linen`.
+        dtype: the dtype of the result; None derives it from inputs, scale and bias.
+        promote_dtype: casts all arrays first, as in `flax.nnx`; None casts nothing, as in `flax.linen`.
         **averaging: the mapped axis to average over as well, and so on; see `moments`.
 
     Returns:
-        An array shaped as `x`.
+        An array shaped like `x`.
 
     Raises:
         LayerInputError: the inputs have another number of features, or the mask does not fit.
@@ -335,13 +335,13 @@ def instance_norm(
 
     Args:
         x: `(batch, ..., features)`.
-        scale: with the feature axes, or None.
-        bias: with the feature axes, or None.
+        scale: an array with the feature axes, or None.
+        bias: an array with the feature axes, or None.
         feature_axes: any axes but the first.
         **options: as in `layer_norm`.
 
     Returns:
-        An array shaped as `x`.
+        An array shaped like `x`.
 
     Raises:
         LayerInputError: the first axis, which is the batch, is among the feature axes.
@@ -378,12 +378,12 @@ def group_norm(
         reduction_axes: the axes to average over, including the last; None means all but the first.
         epsilon: added to the variance.
         mask: which elements count for the statistics.
-        dtype: of the result; None derives it from inputs, scale and bias.
-        promote_dtype: casts all arrays first, as `flax.nnx` does; None does not, as `flax.linen`.
+        dtype: the dtype of the result; None derives it from inputs, scale and bias.
+        promote_dtype: casts all arrays first, as in `flax.nnx`; None casts nothing, as in `flax.linen`.
         **averaging: the mapped axis to average over as well, and so on; see `moments`.
 
     Returns:
-        An array shaped as `x`.
+        An array shaped like `x`.
 
     Raises:
         LayerInputError: the features cannot be split into these groups, or the mask does not fit.

@@ -33,7 +33,7 @@ def pool(
     Args:
         inputs: `(batch..., spatial..., features)`.
         init: the neutral element of `reduce_fn`.
-        reduce_fn: of two values; `lax.add`, `lax.max` and `lax.min` can be differentiated.
+        reduce_fn: a function of two values; `lax.add`, `lax.max` and `lax.min` can be differentiated.
         window_shape: one number per spatial axis.
         strides: one number per spatial axis; None means 1.
         padding: `'SAME'`, `'VALID'`, or a (low, high) pair per spatial axis.

@@ -189,11 +189,11 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool = 
     Args:
         x: `(batch..., length, heads, depth)`.
         cos: `(batch..., length, pairs)`, with at most as many batch axes as `x`.
-        sin: as `cos`.
+        sin: like `cos`.
         interleaved: whether feature `2i` is paired with `2i + 1`.
 
     Returns:
-        An array shaped as `x`, in its dtype.
+        An array shaped like `x`, in its dtype.
 
     Raises:
         LayerInputError: there are more pairs than a head has.

@@ -36,7 +36,7 @@ def flip_sequences(
         time_major: whether time is the first axis.
 
     Returns:
-        An array shaped as the inputs.
+        An array shaped like the inputs.
 
     Example:
         >>> import jax.numpy as jnp

@@ -36,13 +36,13 @@ def weight_norm(
 
     Args:
         value: the weight.
-        scale: with the feature axes, or None.
+        scale: an array with the feature axes, or None.
         feature_axes: the axes with a separate length for each index; None means one length for all.
         epsilon: added to the squared length.
-        dtype: of the result; None derives it from weight and scale.
+        dtype: the dtype of the result; None derives it from weight and scale.
 
     Returns:
-        An array shaped as `value`.
+        An array shaped like `value`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -77,7 +77,7 @@ def spectral_norm(
         u: `(1, columns)`: the result of the last iteration.
         n_steps: how many iterations.
         epsilon: added to squared lengths.
-        dtype: of the result; None derives it from the weight.
+        dtype: the dtype of the result; None derives it from the weight.
 
     Returns:
         The divided weight, the new `u`, and the singular value. No gradient flows through the iteration

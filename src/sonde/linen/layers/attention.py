@@ -61,7 +61,7 @@ def dot_product_attention_weights(
         dropout_rate: The probability of being dropped.
         deterministic: Whether to drop nothing.
         dtype: The dtype to compute in; None derives it from the inputs.
-        precision: Of the product.
+        precision: The precision of the product.
         module: A module that sows the weights as `attention_weights`.
         force_fp32_for_softmax: Whether softmax runs in float32.
         einsum_dot_general: A replacement for `jax.lax.dot_general`.
@@ -118,7 +118,7 @@ def dot_product_attention(
         dropout_rate: The probability of being dropped.
         deterministic: Whether to drop nothing.
         dtype: The dtype to compute in; None derives it from the inputs.
-        precision: Of the products.
+        precision: The precision of the products.
         module: A module that sows the weights as `attention_weights`.
         force_fp32_for_softmax: Whether softmax runs in float32.
         einsum_dot_general: A replacement for `jax.lax.dot_general`.
@@ -172,7 +172,7 @@ class MultiHeadDotProductAttention(Module):
         broadcast_dropout: Whether dropout is the same for all batch elements and heads.
         dropout_rate: The probability of a weight being dropped.
         deterministic: Whether to drop nothing; may be given to the call instead.
-        precision: Of all products.
+        precision: The precision of all products.
         kernel_init: Initializer of the kernels.
         out_kernel_init: Initializer of the kernel of the output, `kernel_init` if None.
         bias_init: Initializer of the biases.

@@ -13,8 +13,8 @@ def kernel_and_bias(
 
     Args:
         module: The layer, with the fields `kernel_init`, `bias_init`, `use_bias` and `param_dtype`.
-        shape: Of the kernel.
-        bias_shape: Of the bias, or a function that returns it, which is called only if there is a bias.
+        shape: The shape of the kernel.
+        bias_shape: The shape of the bias, or a function that returns it, which is called only if there is a bias.
     """
     kernel = module.param("kernel", module.kernel_init, tuple(shape), module.param_dtype)
     if not module.use_bias:
