@@ -87,7 +87,7 @@ class Dropout(Module):
         """Sets what `nnx.view` may set.
 
         Args:
-            deterministic: if True, disables dropout masking.
+            deterministic: whether calls return their input as it is.
         """
         if deterministic is not None:
             self.deterministic = deterministic
