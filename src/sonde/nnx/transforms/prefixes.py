@@ -146,12 +146,12 @@ def refuse_prefixes(verb: str, what: str, prefix: Any, mode: Mode) -> None:
             )
         if isinstance(x, Variable):
             raise ValueError(
-                f"nnx.{verb}: Variables prefixes are not supported, but `{what}` holds a {name}. Use its value."
+                f"nnx.{verb}: `{what}` holds a {name}, a Variable, which cannot be a prefix. Use its value."
             )
         if kind_of(x) == NODE and mode.updates:
             raise ValueError(
-                f"nnx.{verb}: Graph nodes are not allowed as prefixes when graph updates are on, but `{what}` holds a "
-                f"{name}. Use filters: StateAxes, StateSharding or DiffState."
+                f"nnx.{verb}: `{what}` holds a {name}, an object that cannot be a prefix while graph updates are on. "
+                f"Use filters: StateAxes, StateSharding or DiffState."
             )
 
 
