@@ -66,6 +66,7 @@ def register_partial_evaluation(
     primitive: Primitive,
     plain: Primitive,
     n_values: Callable[[dict[str, Any], Sequence[Any]], int],
+    may_divide: Callable[[dict[str, Any]], bool],
 ) -> None:
     """Under remat, `primitive` runs in the forward pass only; the recomputation gets `plain` in its place.
 
@@ -73,8 +74,8 @@ def register_partial_evaluation(
     twice. Of the operands and outputs of an equation, the first `n_values(params, operands)` are what `plain` passes
     on; other outputs are saved from the forward pass and become further operands of `plain`.
 
-    In the rule of a derivative, values are known and tangents are not. A known value stays known next to an unknown
-    tangent; JAX itself would treat all results of the equation as unknown.
+    In the rule of a derivative, values are known and tangents are not. If `may_divide(params)`, a known value stays
+    known next to an unknown tangent; JAX itself would treat all results of the equation as unknown.
     """
 
     def rule(saveable: Any, unknown_in: Sequence[bool], instantiated_in: Sequence[bool], eqn: Any) -> Any:
@@ -82,6 +83,7 @@ def register_partial_evaluation(
         n, n_out = n_values(eqn.params, eqn.invars), len(eqn.outvars)
         residuals = [x for x, i in zip(eqn.invars, instantiated_in) if type(x) is Var and not i]
         if any(unknown_in):
+            n = n if may_divide(eqn.params) else 0
             known = [(x, out) for x, out, u in zip(eqn.invars[:n], eqn.outvars, unknown_in) if not u]
             unknown_out = [*unknown_in[:n], *[True] * (n_out - n)]
             return _passing_on(known), eqn, unknown_out, [True] * n_out, residuals
@@ -94,7 +96,7 @@ def register_partial_evaluation(
 
     def rule_of_trace(trace: Any, *tracers: Any, **params: Any) -> Any:
         outs = list(trace.default_process_primitive(primitive, tracers, params))
-        if not all(t.is_known() for t in tracers):
+        if may_divide(params) and not all(t.is_known() for t in tracers):
             n = n_values(params, tracers)
             outs[:n] = [t if t.is_known() else out for t, out in zip(tracers[:n], outs[:n])]
         return outs

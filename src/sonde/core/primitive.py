@@ -121,7 +121,12 @@ def _n_values(params: dict[str, Any], args: Sequence[Any]) -> int:
     return 0 if view.role == "look" else len(operands_of(args, site, view).arrays)
 
 
-_jax.register_partial_evaluation(site_p, plain_p, _n_values)
+def _may_divide(params: dict[str, Any]) -> bool:
+    # What is sown must keep its site: a value that passes by it would have no gradient of the next order.
+    return params["site"].depths is not None
+
+
+_jax.register_partial_evaluation(site_p, plain_p, _n_values, _may_divide)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Differentiation

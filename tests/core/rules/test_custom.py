@@ -225,24 +225,20 @@ def test_a_site_only_in_a_rule_that_runs_outside_the_capture_is_an_error():
         jax.grad(jax.jit(capture(lambda x: f(x).sum())), has_aux=True)(X)
 
 
-@pytest.mark.parametrize("jitted", [False, True], ids=["plain", "jitted"])
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside its value"])
-def test_a_sown_tangent_has_no_value_in_reverse_mode_and_its_cotangent_as_gradient(beside, jitted):
+def test_a_sown_tangent_has_no_value_in_reverse_mode_and_its_cotangent_as_gradient():
     @jax.custom_jvp
     def square(x):
         return x**2
 
-    def rule(primals, tangents):
+    @square.defjvp
+    def _rule(primals, tangents):
         (x,), (dx,) = primals, tangents
-        x, dx = sow((x, dx), "dx") if beside else (x, sow(dx, "dx"))
-        return square(x), 2 * x * dx
+        return square(x), 2 * x * sow(dx, "dx")
 
-    square.defjvp(jax.jit(rule) if jitted else rule)
     x = jnp.arange(3.0)
-    for wrap in (lambda f: f, jax.jit, jax.checkpoint):
-        gradient, records = capture(jax.grad(wrap(lambda x: square(x).sum())), grads=True)(x)
-        np.testing.assert_array_equal(gradient, 2 * x)
+    for wrap in (lambda f: f, jax.jit):
+        _, records = capture(wrap(jax.grad(lambda x: square(x).sum())), grads=True)(x)
         assert records["dx"].values == ()
-        np.testing.assert_array_equal(records["dx"].grad[1] if beside else records["dx"].grad, 2 * x)
+        np.testing.assert_array_equal(records["dx"].grad, 2 * x)
     _, records = capture(lambda x: jax.jvp(square, (x,), (x + 1,)))(x)
-    np.testing.assert_array_equal(records["dx"].value[1] if beside else records["dx"].value, x + 1)
+    np.testing.assert_array_equal(records["dx"].value, x + 1)
