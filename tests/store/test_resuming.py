@@ -124,6 +124,9 @@ def test_killed_after_the_first_file(tmp_path):
     for name in ("zarr.json", "values", "progress"):
         whole = tmp_path / name
         shutil.rmtree(whole) if whole.is_dir() else whole.unlink()
+    left = store.open(tmp_path)
+    assert store.check(tmp_path) == [] and left["h"][:].shape == (0, 3) and left["h"][:, 1:].dtype == "float32"
+    assert [*left.batches(2, shuffle=0)] == []
     assert make()["h"].shape == (2, 3)
     assert zarr.open_group(str(tmp_path), mode="r")["values/h"].shape == (2, 3)
 

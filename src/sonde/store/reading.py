@@ -48,18 +48,22 @@ class StoredArray:
     @property
     def rows_per_chunk(self) -> int:
         """How many rows are compressed together: the smallest unit that is read."""
-        return self._opened().chunk_layout.read_chunk.shape[0]
+        return self._opened().chunk_layout.read_chunk.shape[0] if len(self) else 1
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> np.ndarray:
+        if not len(self):  # a process that was killed early may have left no file
+            return np.empty(self.shape, self.dtype)[index]
         wanted, flips = _plain_index(index, self.shape)
         found = self._waited(self._opened().oindex[wanted].read())
         return np.flip(found, flips) if flips else np.asarray(found)
 
     def read_spans(self, spans: Sequence[tuple[int, int]], into: np.ndarray) -> None:
         """Reads spans of rows, each from a first to before a last, into consecutive rows of an array."""
+        if not spans:
+            return
         opened = self._opened()
         reads, start = [], 0
         ts = tensorstore()
