@@ -414,10 +414,10 @@ class MultiHeadAttention(Module):
         """Sets what `nnx.view` may set.
 
         Args:
-            deterministic: whether calls leave dropout out.
-            decode: whether each call gets one position and looks back at the cached ones.
-            batch_size: how many sequences a new cache is for; needs `max_length`.
-            max_length: how many positions a new cache holds; needs `batch_size`.
+            deterministic: if True, the module is set to deterministic mode.
+            decode: if True, the module is set to decode mode.
+            batch_size: the batch size to use for the cache.
+            max_length: the max length to use for the cache.
         """
         for setting, value in {"deterministic": deterministic, "decode": decode}.items():
             if value is not None:

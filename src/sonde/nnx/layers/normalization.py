@@ -130,7 +130,8 @@ class BatchNorm(Module):
         """Sets what `nnx.view` may set.
 
         Args:
-            use_running_average: whether calls normalise with the stored statistics, not those of their input.
+            use_running_average: if True, the stored batch statistics will be
+                used instead of computing the batch statistics on the input.
         """
         if use_running_average is not None:
             self.use_running_average = use_running_average

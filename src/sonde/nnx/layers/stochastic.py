@@ -87,7 +87,7 @@ class Dropout(Module):
         """Sets what `nnx.view` may set.
 
         Args:
-            deterministic: whether calls return their input as it is.
+            deterministic: if True, disables dropout masking.
         """
         if deterministic is not None:
             self.deterministic = deterministic
