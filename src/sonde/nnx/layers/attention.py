@@ -404,6 +404,7 @@ class MultiHeadAttention(Module):
         self.cached_key, self.cached_value = Cache(jnp.zeros(shape, dtype)), Cache(jnp.zeros(shape, dtype))
         self.cache_index = Cache(jnp.zeros((), jnp.int32))
 
+    # `nnx.view_info` prints these lines as they are; its output is specified.
     def set_view(
         self,
         deterministic: bool | None = None,
