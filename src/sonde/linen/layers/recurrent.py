@@ -150,14 +150,12 @@ class OptimizedLSTMCell(_LSTM):
             parameters = _Parameters(width, use_bias, self.param_dtype, kernel_init, self.bias_init, name=name)
             return parameters(x.shape[-1])
 
-        maps = [
-            (
-                made(inputs, "i" + gate, False, self.kernel_init),
-                made(hidden, "h" + gate, True, self.recurrent_kernel_init),
-            )
-            for gate in "ifgo"
-        ]
-        (input_kernels, _), (hidden_kernels, biases) = (tuple(zip(*one)) for one in zip(*maps))
+        input_kernels, hidden_kernels, biases = [], [], []
+        for gate in "ifgo":  # gate by gate: the order in which Flax makes them
+            input_kernels.append(made(inputs, "i" + gate, False, self.kernel_init)[0])
+            kernel, bias = made(hidden, "h" + gate, True, self.recurrent_kernel_init)
+            hidden_kernels.append(kernel)
+            biases.append(bias)
         of_hidden = ops.dense_gates(hidden, hidden_kernels, biases, dtype=self.dtype)
         of_inputs = ops.dense_gates(inputs, input_kernels, None, dtype=self.dtype)
         gates = [h + i for h, i in zip(of_hidden, of_inputs)]

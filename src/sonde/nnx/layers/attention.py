@@ -404,7 +404,7 @@ class MultiHeadAttention(Module):
         self.cached_key, self.cached_value = Cache(jnp.zeros(shape, dtype)), Cache(jnp.zeros(shape, dtype))
         self.cache_index = Cache(jnp.zeros((), jnp.int32))
 
-    # `nnx.view_info` prints these lines as they are; its output is specified.
+    # `nnx.view_info` prints what the docstring says of the arguments, and its output is that of Flax.
     def set_view(
         self,
         deterministic: bool | None = None,

@@ -126,7 +126,7 @@ class BatchNorm(Module):
                 variable.set_value(jnp.asarray(new, variable.dtype))
         return y
 
-    # `nnx.view_info` prints these lines as they are; its output is specified.
+    # `nnx.view_info` prints what the docstring says of the arguments, and its output is that of Flax.
     def set_view(self, use_running_average: bool | None = None) -> None:
         """Sets what `nnx.view` may set.
 

@@ -83,7 +83,7 @@ class Dropout(Module):
         key = next_key(source, self.rng_collection)
         return ops.dropout(inputs, key, rate=self.rate, broadcast_dims=self.broadcast_dims)
 
-    # `nnx.view_info` prints these lines as they are; its output is specified.
+    # `nnx.view_info` prints what the docstring says of the arguments, and its output is that of Flax.
     def set_view(self, deterministic: bool | None = None) -> None:
         """Sets what `nnx.view` may set.
 
