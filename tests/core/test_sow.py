@@ -129,3 +129,19 @@ def test_without_a_capture_nothing_is_marked() -> None:
 def test_the_count_of_lookers_is_pickled_by_name():
     """Classes of `__main__` are pickled with their methods, and those refer to it."""
     assert pickle.loads(pickle.dumps(RUNNING_CAPTURES)) is RUNNING_CAPTURES
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))])
+@pytest.mark.parametrize("grads", [False, True])
+def test_a_numpy_array_that_the_program_writes_into(wrap, grads):
+    def f(x):
+        table = sonde.sow(np.zeros(2, np.float32), "table")
+        table[0] = 3
+        table = sonde.sow(table, "table")
+        table += 1
+        return (x * table).sum()
+
+    x = jnp.array([1.0, 2.0])
+    result, records = sonde.capture(wrap(f), grads=grads)(x)
+    np.testing.assert_array_equal(result, wrap(f)(x))
+    np.testing.assert_array_equal(records["table"].values, [[0, 0], [3, 0]])

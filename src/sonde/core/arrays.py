@@ -7,6 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+
+
+def as_now(x: Any) -> Any:
+    """A copy of a NumPy array that can change; any other value as it is.
+
+    The program may write into the array later. A record holds what was in it at its site. And JAX reads an array that
+    it is given only once, even if it is used again later, so it must not be given the program's own.
+    """
+    if not isinstance(x, np.ndarray) or not (x.flags.writeable or isinstance(x.base, np.ndarray)):
+        return x
+    return x.copy()
 
 
 def is_array_like(x: Any) -> bool:

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sonde import _jax
+from sonde.core.arrays import as_now
 from sonde.core.context import looking, sows_are_seen
 from sonde.core.identity import note_all
 from sonde.core.path import checked_name
@@ -187,9 +189,14 @@ def _marked(
         depths=depths,
     )
     trace = _jax.current_trace()
-    if type(trace) is SiteTrace:  # the capture's own level: no need to go through the primitive
-        outs = trace.at_site(leaves, site, PLAIN)
-    else:
-        outs = site_p.bind(*leaves, site=site, view=PLAIN)
+    given = [as_now(x) for x in leaves]
+    own = type(trace) is SiteTrace  # the capture's own level: no need to go through the primitive
+    outs = trace.at_site(given, site, PLAIN) if own else site_p.bind(*given, site=site, view=PLAIN)
+    outs = [x if a is b or _is_constant(x, b, state) else b for x, a, b in zip(leaves, given, outs)]
     note_all(leaves, outs)
-    return site.rebuild(outs[: len(leaves)]), site
+    return site.rebuild(outs), site
+
+
+def _is_constant(before: Any, after: Any, state: Any) -> bool:
+    """Whether what came out of a site has the numbers of the NumPy array that went in."""
+    return isinstance(before, np.ndarray) and not state.edits and not isinstance(after, _jax.Tracer)

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
+from sonde.core.arrays import as_now
 from sonde.core.context import Looking, look
 from sonde.core.identity import note
 from sonde.core.primitive import site_p
@@ -156,10 +157,12 @@ def marked(
         depths=depths,
     )
     site.has_gradient = not in_place
+    passed = list(map(as_now, given))
     with _jax.evaluated_late() if early else contextlib.nullcontext():
-        outs = trace.at_site(given, site, PLAIN) if own else site_p.bind(*given, site=site, view=PLAIN)
+        outs = trace.at_site(passed, site, PLAIN) if own else site_p.bind(*passed, site=site, view=PLAIN)
     if in_place:
         return value
+    outs = [before if after is now else after for before, now, after in zip(given, passed, outs)]
     if not state.edits:
         # Numbers without gradients stay as they are: in a tuple with a mapped array they would be mapped too.
         outs = [after if _is_inexact(before) else before for before, after in zip(given, outs)]
