@@ -21,8 +21,8 @@ import jax
 
 from sonde.errors import InsideError
 from sonde.inside.marks import FunctionMarks
-from sonde.inside.source import file_named, function_of
-from sonde.inside.swapping import marks_of
+from sonde.inside.source import CHANGED, SourceFile, file_named, function_of
+from sonde.inside.swapping import functions_of, marks_of
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -194,6 +194,7 @@ def _modules(names: list[str], asked: set[str]) -> Found:
     """All functions in the files of some modules, and those that these re-export from their own package."""
     functions: dict[FunctionMarks, None] = {}
     left_out: list[LeftOut] = []
+    files: dict[str, SourceFile] = {}
     mirrored = [m for name in names for m in _mirror(name)]
     for name in dict.fromkeys([*names, *mirrored]):
         module = sys.modules.get(name)
@@ -205,7 +206,10 @@ def _modules(names: list[str], asked: set[str]) -> Found:
         if reason is not None or file is None:
             left_out.append(LeftOut(name, filename, reason or "its source is not available"))
         else:
-            functions.update(dict.fromkeys(file.functions))
+            files[filename] = file
+    written, changed = _written_in(files)
+    functions.update(dict.fromkeys(written))
+    left_out += changed
     for name in asked:
         functions.update(dict.fromkeys(_shown_by(sys.modules[name])))
     usable = frozenset(f for f in functions if f.reason is None)
@@ -214,6 +218,21 @@ def _modules(names: list[str], asked: set[str]) -> Found:
         reason = left_out[0].reason if left_out else "it has no functions"
         raise InsideError(f"inside= cannot look into {', '.join(sorted(asked))}: {reason}")
     return Found(usable, tuple(left_out))
+
+
+def _written_in(files: dict[str, SourceFile]) -> tuple[list[FunctionMarks], list[LeftOut]]:
+    """The functions of some files; and those that run, but are not what is written in their file now."""
+    live: dict[str, dict[FunctionMarks, None]] = {name: {} for name in files}
+    changed: dict[str, dict[LeftOut, None]] = {name: {} for name in files}
+    for function, marks in functions_of(files):
+        code = function.__code__
+        if marks is not None:
+            live[marks.filename].update(dict.fromkeys([marks, *marks.inner]))
+        elif not files[code.co_filename].has_several(code):
+            place = f"{code.co_filename}:{code.co_firstlineno}"
+            changed[code.co_filename][LeftOut(code.co_qualname, place, CHANGED)] = None
+    functions = [f for name in files for f in (live[name] if changed[name] else {*live[name], *files[name].functions})]
+    return functions, [x for name in files for x in changed[name]]
 
 
 def _mirror(name: str) -> list[str]:
@@ -296,7 +315,8 @@ def _written(module: types.ModuleType, qualname: str) -> Found | None:
         return None
     file = file_named(filename)
     wanted = qualname.replace(".<locals>", "")
-    found = [] if file is None else [f for f in file.functions if f.qualname.replace(".<locals>", "") == wanted]
+    functions = [] if file is None else _written_in({filename: file})[0]
+    found = [f for f in functions if f.qualname.replace(".<locals>", "") == wanted]
     return _with_inner(found)._replace(by_name=True) if found and all(f.reason is None for f in found) else None
 
 
@@ -305,8 +325,11 @@ def _in_file(filename: str, qualname: str, asked: str) -> Found:
     file = file_named(filename)
     if file is None:
         raise InsideError(f"inside={asked!r}: there is no Python file {filename!r}")
-    functions = [f for f in file.functions if f.parent is None]
+    functions, changed = _written_in({filename: file})
+    if changed and not functions:
+        raise InsideError(f"inside={asked!r}: cannot look into {changed[0].name} ({changed[0].place}): {CHANGED}")
     found = _with_inner(functions)
+    found = found._replace(left_out=(*found.left_out, *changed))
     return found if not qualname else _chosen(found, qualname, asked)
 
 
@@ -315,6 +338,9 @@ def _chosen(found: Found, qualname: str, name: str) -> Found:
     wanted = qualname.replace(".<locals>", "")
     chosen = [f for f in found.functions if fnmatch.fnmatchcase(f.qualname.replace(".<locals>", ""), wanted)]
     if not chosen:
+        for out in found.left_out:
+            if fnmatch.fnmatchcase(out.name.replace(".<locals>", ""), wanted):
+                raise InsideError(f"inside={name!r}: cannot look into {out.name} ({out.place}): {out.reason}")
         near = difflib.get_close_matches(qualname, [f.qualname for f in found.functions], n=5, cutoff=0.3)
         raise InsideError(f"inside={name!r}: no function of that name; nearest: {', '.join(map(repr, near))}")
     return _with_inner(chosen)

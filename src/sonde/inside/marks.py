@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -74,6 +74,14 @@ class FunctionMarks:
     def qualname(self) -> str:
         """Its qualified name."""
         return self.function.qualname
+
+    @property
+    def outer(self) -> Iterator[FunctionMarks]:
+        """The functions that it is defined in, the innermost first."""
+        outer = self.parent
+        while outer is not None:
+            yield outer
+            outer = outer.parent
 
     @property
     def place(self) -> str:
@@ -165,4 +173,6 @@ class FunctionMarks:
         state = looking()
         if state is not None and state.inside is not None:
             state.inside.adopt(self, function)
+        elif self.plain is not None:  # a thread that captures nothing has made it
+            function.__code__ = self.plain
         return function

@@ -2,19 +2,21 @@
 
 A file is parsed and compiled whole, so that names in classes, closures and `super()` keep their meaning. The unmarked
 result is compared with the code that runs: if they differ, the function was made from another source, and nothing is
-marked. Tools that change the syntax tree on import (as pytest does with `assert`) are allowed for.
+marked. Tools that change the syntax tree on import (as pytest does with `assert`) are allowed for (`comparing`).
 """
 
 from __future__ import annotations
 import __future__
 
 import ast
+import functools
 import linecache
 import threading
 from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
+from sonde.inside.comparing import OpenLines, is_made_from, open_lines
 from sonde.inside.marks import FunctionMarks
 from sonde.inside.syntax import functions_in, marked_tree, read_word
 from sonde.inside.values import called_from_c
@@ -24,6 +26,9 @@ for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 
 _lock = threading.RLock()
+
+CHANGED = "its source has changed since it was loaded, or a tool changed it on import; load it again, without the tool"
+NOT_ALONE = "it cannot be told apart from others on its line; write it on a line of its own"
 
 
 class SourceFile:
@@ -43,9 +48,8 @@ class SourceFile:
         for _, function in functions_in(tree):
             parent = None if function.parent is None else self.functions[function.parent]
             self.functions.append(FunctionMarks(function, filename, parent, self._marked_code))
-            while parent is not None:
-                parent.inner.append(self.functions[-1])
-                parent = parent.parent
+            for outer in self.functions[-1].outer:
+                outer.inner.append(self.functions[-1])
         self._by_code: dict[CodeType, FunctionMarks] = {}
         self._by_place: dict[tuple[str, int], list[FunctionMarks]] = {}
         self._match(compile(tree, filename, "exec", flags, dont_inherit=True))
@@ -62,7 +66,8 @@ class SourceFile:
                 self._by_code[code] = found[0]
         for function in self.functions:
             if function.plain is None and function.reason is None:
-                function.reason = "it cannot be told apart from others on its line"
+                others = self._by_place[function.qualname, function.function.line]
+                function.reason = NOT_ALONE if len(others) > 1 else "Python makes no code for it"
 
     def find(self, code: CodeType) -> FunctionMarks | None:
         """The function that has this code; None if the source is not what the code was made from."""
@@ -70,7 +75,16 @@ class SourceFile:
         if exact is not None:
             return exact
         found = self._by_place.get((code.co_qualname, code.co_firstlineno), [])
-        return found[0] if len(found) == 1 and _could_be(found[0].plain, code) else None
+        plain = found[0].plain if len(found) == 1 else None
+        return found[0] if plain is not None and is_made_from(plain, code, self._open_lines) else None
+
+    def has_several(self, code: CodeType) -> bool:
+        """Whether several functions in it have the name and line of a code."""
+        return len(self._by_place.get((code.co_qualname, code.co_firstlineno), [])) > 1
+
+    @functools.cached_property
+    def _open_lines(self) -> OpenLines:
+        return open_lines(ast.parse(self._source, self.filename))
 
     def _marked_code(self, function: FunctionMarks, parts: bool) -> CodeType | None:
         with _lock:
@@ -114,21 +128,6 @@ def _start(code: CodeType) -> tuple[int, int] | None:
     return min(places, default=None)
 
 
-def _could_be(plain: CodeType | None, code: CodeType) -> bool:
-    """Whether code may have been made from the same source, with statements added to it."""
-    if plain is None:
-        return False
-    n = plain.co_argcount + plain.co_kwonlyargcount
-    return (
-        plain.co_varnames[:n] == code.co_varnames[:n]
-        and (plain.co_argcount, plain.co_posonlyargcount, plain.co_kwonlyargcount)
-        == (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
-        and plain.co_freevars == code.co_freevars
-        and set(plain.co_names) <= set(code.co_names)
-        and set(plain.co_varnames) <= set(code.co_varnames)
-    )
-
-
 _files: dict[tuple[str, int], tuple[list[str], SourceFile | None]] = {}
 
 
@@ -136,6 +135,7 @@ def file_named(filename: str, flags: int = 0) -> SourceFile | None:
     """The file of a name; None if there is no source."""
     key = (filename, flags)
     with _lock:
+        linecache.checkcache(filename)  # a file may be edited and loaded again
         lines = linecache.getlines(filename)
         known = _files.get(key)
         if known is not None and (known[0] is lines or known[0] == lines):
@@ -150,16 +150,13 @@ def file_named(filename: str, flags: int = 0) -> SourceFile | None:
 
 def function_of(code: CodeType) -> FunctionMarks | str:
     """The function that a code was made from, or why it is not known."""
-    for again in (False, True):
-        if again:
-            linecache.checkcache(code.co_filename)
-        file = file_named(code.co_filename)
-        if file is None:
-            return "its source is not available"
-        found = file.find(code)
-        if found is None and code.co_flags & _FUTURE:  # a notebook's cell inherits the future imports of earlier ones
-            file = file_named(code.co_filename, code.co_flags & _FUTURE)
-            found = None if file is None else file.find(code)
-        if found is not None:
-            return found
-    return "its source has changed since it was loaded, or it cannot be told apart from others on its line"
+    file = file_named(code.co_filename)
+    if file is None:
+        return "its source is not available"
+    found = file.find(code)
+    if found is None and code.co_flags & _FUTURE:  # a notebook's cell inherits the future imports of earlier ones
+        file = file_named(code.co_filename, code.co_flags & _FUTURE)
+        found = None if file is None else file.find(code)
+    if found is not None:
+        return found
+    return NOT_ALONE if file is not None and file.has_several(code) else CHANGED

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from sonde.inside.calls import Through
 from sonde.inside.marks import FunctionMarks
-from sonde.inside.source import function_of
+from sonde.inside.source import SourceFile, file_named, function_of
 
 _lock = threading.RLock()
 
@@ -105,8 +105,8 @@ class Session:
 # Function objects by their code
 # ---------------------------------------------------------------------------------------------------------------------
 
-# For code objects that were met: the function in the file, or None.
-_known: dict[int, tuple[CodeType, FunctionMarks | None]] = {}
+# For code objects that were met: the function in the file; or None, and the file that it was not found in.
+_known: dict[int, tuple[CodeType, FunctionMarks | None, SourceFile | None]] = {}
 
 
 def marks_of(function: FunctionType) -> FunctionMarks | None:
@@ -118,9 +118,10 @@ def marks_of(function: FunctionType) -> FunctionMarks | None:
             return entry.marks
         code = entry.own
     known = _known.get(id(code))
-    if known is None:
+    if known is None or (known[1] is None and known[2] is not file_named(code.co_filename)):
         found = function_of(code)
-        known = _known[id(code)] = (code, found if isinstance(found, FunctionMarks) else None)
+        marks = found if isinstance(found, FunctionMarks) else None
+        known = _known[id(code)] = (code, marks, None if marks is not None else file_named(code.co_filename))
     return known[1]
 
 
@@ -212,12 +213,12 @@ def _reachable() -> list[Any]:
 _heap = _Heap()
 
 
+def functions_of(files: Collection[str]) -> list[tuple[FunctionType, FunctionMarks | None]]:
+    """The function objects of some files, each with the function that it was made from; None if that is not known."""
+    return [(function, marks_of(function)) for function in _heap.functions(files)]
+
+
 def live_functions(wanted: Collection[FunctionMarks]) -> list[tuple[FunctionType, FunctionMarks]]:
     """The function objects that were made from some functions in files."""
-    files = {marks.filename for marks in wanted}
-    found = []
-    for function in _heap.functions(files):
-        marks = marks_of(function)
-        if marks is not None and marks in wanted:
-            found.append((function, marks))
-    return found
+    found = functions_of({marks.filename for marks in wanted})
+    return [(function, marks) for function, marks in found if marks is not None and marks in wanted]

@@ -1,0 +1,95 @@
+"""Whether code was made from a source, if a tool changed the syntax tree on import.
+
+pytest rewrites `assert` statements. Other tools decorate every function, or check the values of annotated variables.
+All else must be the same: the same instructions at the same lines and columns. Otherwise the file is not the one that
+was imported, and its marked code would compute something else.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import re
+from types import CodeType
+from typing import Any, NamedTuple
+
+_JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+_CONDITION = re.compile(r"IF_(TRUE|FALSE|NONE|NOT_NONE)")
+# Which of these there are, and how often, depends on the statements around.
+_PASSED_OVER = frozenset(
+    ("RESUME", "NOP", "EXTENDED_ARG", "CACHE", "MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR", "RETURN_VALUE")
+    + ("RETURN_CONST", "POP_TOP")
+)
+_ALIKE = {"LOAD_FAST_CHECK": "LOAD_FAST", "LOAD_FAST_BORROW": "LOAD_FAST"}
+
+
+class OpenLines(NamedTuple):
+    """Lines of a file that tools may change: those that they rewrite, and those that they only add to."""
+
+    rewritten: frozenset[int]
+    extended: frozenset[int]
+
+
+def open_lines(tree: ast.Module) -> OpenLines:
+    """The lines of `assert` statements; those of definitions and annotated assignments."""
+    rewritten: set[int] = set()
+    extended: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            rewritten.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, ast.AnnAssign):
+            extended.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            extended.update((node.lineno, *(d.lineno for d in node.decorator_list)))
+    return OpenLines(frozenset(rewritten), frozenset(extended))
+
+
+def is_made_from(plain: CodeType, code: CodeType, lines: OpenLines) -> bool:
+    """Whether code differs from the code of its source only where tools change it."""
+    n = plain.co_argcount + plain.co_kwonlyargcount
+    if not (
+        plain.co_varnames[:n] == code.co_varnames[:n]
+        and (plain.co_argcount, plain.co_posonlyargcount, plain.co_kwonlyargcount)
+        == (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+        and plain.co_freevars == code.co_freevars
+        and set(plain.co_varnames) <= set(code.co_varnames)
+    ):
+        return False
+    mine, other = _instructions(plain, lines), _instructions(code, lines)
+    if mine is None or other is None or not mine <= other:
+        return False
+    if any(line not in lines.extended for line, *_ in other - mine):
+        return False
+    made = [c for c in code.co_consts if isinstance(c, CodeType)]
+    return all(
+        any(_key(inner) == _key(c) and is_made_from(inner, c, lines) for c in made)
+        for inner in plain.co_consts
+        if isinstance(inner, CodeType) and inner.co_firstlineno not in lines.rewritten
+    )
+
+
+def _key(code: CodeType) -> tuple[str, int]:
+    return code.co_qualname, code.co_firstlineno
+
+
+def _instructions(code: CodeType, lines: OpenLines) -> set[tuple[Any, ...]] | None:
+    """The instructions of a function, each with its place; None if Python keeps no columns."""
+    found: set[tuple[Any, ...]] = set()
+    for instruction in dis.get_instructions(code):
+        place = instruction.positions
+        if place is None or place.lineno is None or place.lineno in lines.rewritten:
+            continue
+        name, value = instruction.opname, instruction.argval
+        if name in _PASSED_OVER or (name == "LOAD_CONST" and value is None):
+            continue
+        if place.col_offset is None:
+            return None
+        if instruction.opcode in _JUMPS:
+            condition = _CONDITION.search(name)
+            if condition is None and name.startswith("JUMP"):
+                continue
+            name, value = condition[0] if condition is not None else name, None
+        if isinstance(value, CodeType):
+            value = _key(value)
+        found.add((*place, _ALIKE.get(name, name), type(value).__name__, repr(value)))
+    return found
