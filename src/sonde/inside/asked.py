@@ -130,12 +130,14 @@ class Asked:
         requests: Each with the depth of its capture, the outermost first.
     """
 
-    __slots__ = ("__weakref__", "_depths", "_functions", "requests")
+    __slots__ = ("__weakref__", "_depths", "_functions", "_makers", "requests")
 
     def __init__(self, requests: tuple[tuple[int, Request], ...]) -> None:
         self.requests = requests
         self._depths: dict[FunctionMarks, Depths | None] = {}
         self._functions = frozenset[FunctionMarks]().union(*(r.functions for _, r in requests))
+        # The functions that make them: their own variables are no sites, but what they make must be known.
+        self._makers = frozenset(outer for f in self._functions for outer in f.outer) - self._functions
 
     def depths_of(self, function: FunctionMarks) -> Depths | None:
         """Which captures see the sites of a function; None if none does."""
@@ -174,7 +176,7 @@ class Asked:
         around = {hook for asked, _ in _sessions.open for _, r in asked.requests for hook in r.hooks}
         _sessions.open.append((self, session))
         try:
-            for function, marks in live_functions(self._functions) if self._functions else ():
+            for function, marks in live_functions(self._functions | self._makers) if self._functions else ():
                 session.swap(function, marks, self._use(marks))
             for function in {f: None for _, r in self.requests for f in r.calls}:
                 session.swap(function, marks_of(function) if self._functions else None, "calls")
@@ -196,8 +198,7 @@ class Asked:
     def adopt(self, function: FunctionMarks, made: FunctionType) -> None:
         """Registers a function object that marked code has made, in all runs that request it."""
         for asked, session in _sessions.open:
-            depths = asked.depths_of(function)
-            if depths is not None:
+            if function in asked._functions or function in asked._makers:
                 session.swap(made, function, asked._use(function))
 
     def _use(self, function: FunctionMarks) -> Use:

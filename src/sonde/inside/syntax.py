@@ -24,12 +24,14 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeVar
 
 Role = Literal["enter", "scope", "mark", "part", "call", "get", "made", "same"]
 _PREFIX = "\0sonde:"
+_INDEX = "sonde_index"  # the attribute of a node that has the number of its function
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _COMPREHENSIONS = {ast.ListComp: "<listcomp>", ast.SetComp: "<setcomp>", ast.DictComp: "<dictcomp>"}
@@ -106,25 +108,50 @@ def functions_in(tree: ast.Module) -> list[tuple[Definition, Function]]:
 
 def _collect(node: ast.AST, prefix: str, parent: int | None, found: list[tuple[Definition, Function]]) -> None:
     for child in ast.iter_child_nodes(node):
-        below, inside = prefix, parent
-        if isinstance(child, ast.ClassDef):
-            below = f"{prefix}{child.name}."
-        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            name = "<lambda>" if isinstance(child, ast.Lambda) else child.name
-            decorators = [] if isinstance(child, ast.Lambda) else child.decorator_list
-            line = min([child.lineno, *(d.lineno for d in decorators)])
-            start = (child.body.lineno, child.body.col_offset) if isinstance(child, ast.Lambda) else None
-            inside = len(found)
-            found.append(
-                (child, Function(inside, prefix + name, line, child.end_lineno or line, start, parent, _reason(child)))
-            )
-            # Decorators and defaults belong to the enclosing scope, but that does not matter for finding functions.
-            below = f"{prefix}{name}.<locals>."
-        elif isinstance(child, ast.GeneratorExp):
-            below = f"{prefix}<genexpr>.<locals>."
-        elif sys.version_info < (3, 12) and type(child) in _COMPREHENSIONS:
-            below = f"{prefix}{_COMPREHENSIONS[type(child)]}.<locals>."
-        _collect(child, below, inside, found)
+        _collect_from(child, prefix, parent, found)
+
+
+def _collect_from(node: Any, prefix: str, parent: int | None, found: list[tuple[Definition, Function]]) -> None:
+    if isinstance(node, _SCOPES):
+        is_lambda = isinstance(node, ast.Lambda)
+        name = "<lambda>" if is_lambda else node.name
+        inner = f"{prefix}{name}." if isinstance(node, ast.ClassDef) else f"{prefix}{name}.<locals>."
+        if not isinstance(node, ast.ClassDef):
+            decorators = [] if is_lambda else node.decorator_list
+            line = min([node.lineno, *(d.lineno for d in decorators)])
+            start = (node.body.lineno, node.body.col_offset) if is_lambda else None
+            new = Function(len(found), prefix + name, line, node.end_lineno or line, start, parent, _reason(node))
+            parent = new.index
+            setattr(node, _INDEX, parent)  # copies of the tree have it too
+            found.append((node, new))
+        for part in _around(node):
+            _collect_from(part, prefix, parent, found)
+        for part in [node.body] if is_lambda else node.body:
+            _collect_from(part, inner, parent, found)
+        return
+    if isinstance(node, ast.JoinedStr):  # before Python 3.12, code in strings has no places
+        start = len(found)
+        _collect(node, prefix, parent, found)
+        found[start:] = [(n, dataclasses.replace(f, reason="it is part of a string")) for n, f in found[start:]]
+        return
+    name = "<genexpr>" if isinstance(node, ast.GeneratorExp) else _COMPREHENSIONS.get(type(node))
+    if name is None or (name != "<genexpr>" and sys.version_info >= (3, 12)):
+        _collect(node, prefix, parent, found)
+        return
+    first = node.generators[0].iter  # evaluated in the enclosing scope
+    for part in ast.iter_child_nodes(node):
+        for inner in ast.iter_child_nodes(part) if part is node.generators[0] else [part]:
+            below = prefix if inner is first else f"{prefix}{name}.<locals>."
+            _collect_from(inner, below, parent, found)
+
+
+def _around(node: Any) -> list[ast.AST]:
+    """The parts of a function or class that are evaluated in the enclosing scope: defaults, decorators, bases."""
+    if isinstance(node, ast.Lambda):
+        return [node.args]
+    if isinstance(node, ast.ClassDef):
+        return [*node.decorator_list, *node.bases, *node.keywords]
+    return [*node.decorator_list, node.args, *([node.returns] if node.returns is not None else [])]
 
 
 def _reason(node: Definition) -> str | None:
@@ -142,24 +169,23 @@ def _own_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """These nodes and all below that belong to the same scope."""
     for node in nodes:
         yield node
-        if not isinstance(node, _SCOPES):
-            yield from _own_nodes(ast.iter_child_nodes(node))
+        yield from _own_nodes(_around(node) if isinstance(node, _SCOPES) else ast.iter_child_nodes(node))
 
 
 def marked_tree(source: str, filename: str, *, parts: bool) -> ast.Module:
     """The tree of a file with marked bodies in it; with the values of calls and operators too, if `parts`."""
     # Parsing a second time is the fastest way to copy the tree, for the unmarked bodies.
     tree, plain = ast.parse(source, filename), ast.parse(source, filename)
-    known = {id(node): function for node, function in functions_in(tree)}
+    known = [function for _, function in functions_in(tree)]
     bodies = [node.body for node, _ in functions_in(plain)]
     return _Outside(_File(known, bodies, parts)).visit(tree)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _File:
-    """The functions of a file by their nodes, their bodies as they are, and whether to mark calls and operators."""
+    """The functions of a file, their bodies as they are, and whether to mark calls and operators."""
 
-    known: dict[int, Function]
+    known: list[Function]
     bodies: list[Any]
     parts: bool
 
@@ -196,8 +222,13 @@ def _names(target: ast.expr) -> list[ast.Name]:
 
 def _arguments(node: Definition) -> list[ast.arg]:
     a = node.args
-    every = [*a.posonlyargs, *a.args, *([a.vararg] if a.vararg else []), *a.kwonlyargs, *([a.kwarg] if a.kwarg else [])]
-    return every[1:] if every and every[0].arg in ("self", "cls") else every
+    return [*a.posonlyargs, *a.args, *filter(None, [a.vararg]), *a.kwonlyargs, *filter(None, [a.kwarg])]
+
+
+def _is_method(function: Function) -> bool:
+    """Whether a function is written in the body of a class."""
+    around = function.qualname.rpartition(".")[0]
+    return bool(around) and not around.endswith("<locals>")
 
 
 class _Outside(ast.NodeTransformer):
@@ -216,9 +247,11 @@ class _Outside(ast.NodeTransformer):
         return self._function(node)
 
     def _unmarked(self, node: Any) -> Any:
-        """Visits a function whose own body is not marked; functions inside it may be."""
-        inner = _Outside(self.file)
-        node.body = _visited(inner, node.body) if isinstance(node.body, list) else inner.visit(node.body)
+        """Visits a function whose own body is not marked; functions that it makes may be."""
+        if not isinstance(node, ast.Lambda) and _makes(node.body):
+            n = _docstring(node.body)
+            test = _at(ast.If(_call("enter", getattr(node, _INDEX), [], node), [_at(ast.Pass(), node)], []), node)
+            node.body = [*node.body[:n], test, *_visited(_Unmarked(self.file), node.body[n:])]
         self._surroundings(node)
         return node
 
@@ -229,7 +262,7 @@ class _Outside(ast.NodeTransformer):
             node.decorator_list = [self.visit(d) for d in node.decorator_list]
 
     def _function(self, node: Any) -> Any:
-        function = self.file.known[id(node)]
+        function = self.file.known[getattr(node, _INDEX)]
         if function.reason:
             return self._unmarked(node)
         plain = self.file.bodies[function.index]
@@ -248,6 +281,59 @@ def _visited(transformer: ast.NodeTransformer, body: list[ast.stmt]) -> list[ast
     return new
 
 
+def _docstring(body: list[ast.stmt]) -> int:
+    """The number of statements that must stay first: 1 if there is a docstring."""
+    return int(isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant))
+
+
+def _makes(body: Iterable[ast.AST]) -> bool:
+    """Whether functions or classes are defined in a body."""
+    return any(isinstance(n, _SCOPES) for n in _own_nodes(body))
+
+
+class _Making(ast.NodeTransformer):
+    """The second, unmarked body of a function: the functions that it makes are registered, and may then be marked."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._made(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._made(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        return self._made(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        return node
+
+    def _made(self, node: Any) -> Any:
+        node.args = self.visit(node.args)
+        if not isinstance(node, ast.Lambda):
+            node.decorator_list = [self.visit(d) for d in node.decorator_list]
+        return _made(node)
+
+
+class _Unmarked(_Outside):
+    """The body of a function that has no marked one: the functions that it makes have."""
+
+    def _function(self, node: Any) -> Any:
+        return _made(super()._function(node))
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._function(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        return node
+
+
+def _made(node: Any) -> Any:
+    """A definition whose function is registered when it is made."""
+    if isinstance(node, ast.Lambda):
+        return _call("made", getattr(node, _INDEX), [node], node)
+    node.decorator_list.append(_object("made", getattr(node, _INDEX), node))
+    return node
+
+
 class _Inside(_Outside):
     """The marked body of one function."""
 
@@ -256,23 +342,24 @@ class _Inside(_Outside):
         self.index = function.index
         body = [node.body] if isinstance(node, ast.Lambda) else node.body
         own = list(_own_nodes(body))
+        every = _arguments(node)
+        is_self = bool(every) and every[0].arg in ("self", "cls") and _is_method(function)
+        self.arguments = every[1:] if is_self else every
         self.foreign = {name for n in own if isinstance(n, ast.Global) for name in n.names}
-        self.labels = _part_labels(own) if file.parts else {}
+        self.labels = _part_labels(own, {a.arg for a in every}) if file.parts else {}
 
     # -- bodies --------------------------------------------------------------------------------------------------------
 
     def function_body(self, node: ast.FunctionDef, plain: list[ast.stmt]) -> list[ast.stmt]:
-        head: list[ast.stmt] = []
-        if isinstance(plain[0], ast.Expr) and isinstance(plain[0].value, ast.Constant):
-            head.append(plain[0])  # a docstring stays the first statement
-        plain = plain[len(head) :]
-        body = node.body[len(head) :]
+        n = _docstring(plain)
+        head, plain, body = plain[:n], plain[n:], node.body[n:]
         # Declarations of global and nonlocal names must come before their first use.
         said = [n for n in _own_nodes(plain) if isinstance(n, (ast.Global, ast.Nonlocal))]
-        if said:
-            plain = [_NoDeclarations().visit(copy.deepcopy(n)) for n in plain]
+        if said or _makes(plain):
+            plain = copy.deepcopy(plain)  # the body of the enclosing function has the same statements
+            plain = _visited(_Making(), [_NoDeclarations().visit(n) for n in plain])
             body = [_NoDeclarations().visit(n) for n in body]
-        marked = [*(self._again(a, a.arg) for a in _arguments(node)), *_visited(self, body)]
+        marked = [*(self._again(a, a.arg) for a in self.arguments), *_visited(self, body)]
         scope = _object("scope", self.index, node)
         block = _at(ast.With([ast.withitem(scope, None)], marked or [_at(ast.Pass(), node)]), node)
         test = _call("enter", self.index, [], node)
@@ -281,13 +368,14 @@ class _Inside(_Outside):
     def lambda_body(self, node: ast.Lambda, plain: ast.expr) -> ast.expr:
         # An expression cannot open a block: the marked body is a function of the same arguments, which CALL runs.
         place = node.body
-        a = node.args
-        every = [*a.posonlyargs, *a.args, *filter(None, [a.vararg]), *a.kwonlyargs, *filter(None, [a.kwarg])]
+        every = _arguments(node)
         inner = ast.arguments([], [_at(ast.arg(x.arg), place) for x in every], None, [], [], None, [])
-        names = _at(ast.Constant(" ".join(x.arg for x in _arguments(node))), place)
+        names = _at(ast.Constant(" ".join(x.arg for x in self.arguments)), place)
         given = [_at(ast.Name(x.arg, ast.Load()), place) for x in every]
         body = _at(ast.Lambda(inner, self.visit(node.body)), place)
         run = _call("get" if _only_gets(plain) else "call", self.index, [body, names, *given], place)
+        if _makes([plain]):
+            plain = _Making().visit(copy.deepcopy(plain))
         return _at(ast.IfExp(_call("enter", self.index, [], place), run, plain), place)
 
     # -- marks ---------------------------------------------------------------------------------------------------------
@@ -303,24 +391,27 @@ class _Inside(_Outside):
         value = self._mark("mark", _at(ast.Name(name, ast.Load()), place), name, place)
         return _at(ast.Assign([_at(ast.Name(name, ast.Store()), place)], value), place)
 
+    def _again_in_place(self, place: Any, name: str) -> ast.expr:
+        """The same as an expression."""
+        value = self._mark("mark", _at(ast.Name(name, ast.Load()), place), name, place)
+        return _at(ast.NamedExpr(_at(ast.Name(name, ast.Store()), place), value), place)
+
     def _all_again(self, targets: Iterable[ast.expr]) -> list[ast.stmt]:
-        return [self._again(n, n.id) for target in targets for n in _names(target) if n.id not in self.foreign]
+        last = {n.id: n for target in targets for n in _names(target)}  # a name that is bound twice has one value
+        return [self._again(n, n.id) for n in last.values() if n.id not in self.foreign]
 
     # -- functions defined here ----------------------------------------------------------------------------------------
 
     def _function(self, node: Any) -> Any:
-        node = super()._function(node)
-        function = self.file.known[id(node)]
-        if function.reason:
-            return node
-        if isinstance(node, ast.Lambda):
-            return _call("made", function.index, [node], node)
-        node.decorator_list.append(_object("made", function.index, node))
-        return node
+        return _made(super()._function(node))
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._function(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        outside = _InsideClass(self)
-        node.body = _visited(outside, node.body)
+        for field in (node.decorator_list, node.bases, node.keywords):
+            field[:] = [self.visit(x) for x in field]
+        node.body = _visited(_InsideClass(self), node.body)
         return node
 
     # -- statements ----------------------------------------------------------------------------------------------------
@@ -358,23 +449,29 @@ class _Inside(_Outside):
         return node
 
     def visit_With(self, node: ast.With) -> Any:
-        for item in node.items:
+        body = _visited(self, node.body)
+        for item in reversed(node.items):  # one block each: the next item may use the name that this one binds
             item.context_expr = self.visit(item.context_expr)
-        targets = [item.optional_vars for item in node.items if item.optional_vars is not None]
-        node.body = [*self._all_again(targets), *_visited(self, node.body)]
-        return node
+            marks = [] if item.optional_vars is None else self._all_again([item.optional_vars])
+            body = [_at(ast.With([item], [*marks, *body]), node)]
+        return body[0]
 
     def visit_match_case(self, node: ast.match_case) -> Any:
-        bound = [
-            name
+        bound = {
+            name: n
             for n in ast.walk(node.pattern)
             for name in (getattr(n, "name", None), getattr(n, "rest", None))
-            if name and isinstance(n, (ast.MatchAs, ast.MatchStar, ast.MatchMapping))
-        ]
-        marks = [self._again(node.body[0], name) for name in bound if name not in self.foreign]
-        if node.guard is not None:
-            node.guard = self.visit(node.guard)
-        node.body = [*marks, *_visited(self, node.body)]
+            if name and name not in self.foreign and isinstance(n, (ast.MatchAs, ast.MatchStar, ast.MatchMapping))
+        }
+        body = _visited(self, node.body)
+        if node.guard is None:
+            node.body = [*(self._again(n, name) for name, n in bound.items()), *body]
+        else:  # names are bound before the guard: `(x := MARK(x), guard)[-1]`
+            guard: ast.expr = self.visit(node.guard)
+            marks = [self._again_in_place(n, name) for name, n in bound.items()]
+            both = _at(ast.Tuple([*marks, guard], ast.Load()), guard)
+            last = _at(ast.UnaryOp(ast.USub(), _at(ast.Constant(1), guard)), guard)
+            node.guard, node.body = _at(ast.Subscript(both, last, ast.Load()), guard), body
         return node
 
     def visit_Return(self, node: ast.Return) -> Any:
@@ -442,18 +539,25 @@ class _NoDeclarations(ast.NodeTransformer):
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _stop
 
 
-def _part_labels(own: Iterable[ast.AST]) -> dict[int, str]:
-    """A name for every call and operator of a function, after what is called; numbered where there are several."""
+def _part_labels(own: Iterable[ast.AST], arguments: set[str]) -> dict[int, str]:
+    """A name for every call and operator of a function, after what is called; numbered where there are several.
+
+    Variables count too: if one has the name, the calls are numbered, with numbers that are not in use.
+    """
+    own = list(own)
+    taken = {n.id for n in own if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | arguments
     named = [(node, name) for node in own if (name := _part_name(node)) is not None]
     named.sort(key=lambda pair: (pair[0].end_lineno, pair[0].end_col_offset))  # pyright: ignore
     counts: dict[str, int] = {}
     for _, name in named:
         counts[name] = counts.get(name, 0) + 1
-    given: dict[str, int] = {}
+    alone = {name for name, n in counts.items() if n == 1 and name not in taken}
+    taken |= alone
+    numbers: dict[str, Iterator[int]] = {name: itertools.count() for name in counts}
     labels: dict[int, str] = {}
     for node, name in named:
-        number = given[name] = given.get(name, -1) + 1
-        labels[id(node)] = f"{name}_{number}" if counts[name] > 1 else name
+        free = (f"{name}_{n}" for n in numbers[name] if f"{name}_{n}" not in taken)
+        labels[id(node)] = name if name in alone else next(free)
     return labels
 
 
