@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import importlib
 import inspect
 import os
@@ -59,13 +60,27 @@ def find(thing: Any) -> Found:
         return _modules([thing.__name__, *_below(thing.__name__)], {thing.__name__})
     if isinstance(thing, type):
         return _class(thing)
-    function = plain_function(thing)
-    if function is None:
+    functions = [f for part in _parts_of(thing) if (f := plain_function(part)) is not None]
+    if not functions:
         raise TypeError(
             f"inside= takes functions, classes, Python modules, their names and models; got {thing!r} of type "
             f"{type(thing).__name__}, which has no Python function"
         )
-    return _asked_for(function)
+    found = [_asked_for(function) for function in dict.fromkeys(functions)]
+    return Found(
+        frozenset().union(*(each.functions for each in found)),
+        tuple(out for each in found for out in each.left_out),
+        by_name=True,
+    )
+
+
+def _parts_of(thing: Any) -> list[Any]:
+    """The functions of a property, those that `functools.singledispatch` chooses from, or the thing itself."""
+    if isinstance(thing, property):
+        return [thing.fget, thing.fset, thing.fdel]
+    thing = getattr(thing, "dispatcher", thing) if isinstance(thing, functools.singledispatchmethod) else thing
+    registry = getattr(thing, "registry", None) if hasattr(thing, "dispatch") else None
+    return list(registry.values()) if isinstance(registry, types.MappingProxyType) else [thing]
 
 
 def plain_function(thing: Any) -> types.FunctionType | None:
@@ -81,10 +96,10 @@ def plain_function(thing: Any) -> types.FunctionType | None:
 def _unwrapped(thing: Any) -> Any:
     if isinstance(thing, type):
         return None
-    for name in ("__wrapped__", "__func__", "func", "fget"):
+    for name in ("__wrapped__", "__func__", "func", "fget", "__partialmethod__", "_partialmethod"):
         inner = inspect.getattr_static(thing, name, None)
         inner = None if inner is None else getattr(thing, name, None)
-        if callable(inner) and inner is not thing:
+        if (callable(inner) or isinstance(inner, functools.partialmethod)) and inner is not thing:
             return inner
     if isinstance(thing, types.FunctionType):
         return None
@@ -104,7 +119,7 @@ def _asked_for(function: types.FunctionType) -> Found:
         found = marks if marks is not None else function_of(function.__code__)
         reason = found if isinstance(found, str) else found.reason
         if reason is None and isinstance(found, FunctionMarks):
-            return _with_inner([found])._replace(by_name=True)
+            return _with_inner([found])
     raise InsideError(f"inside= cannot look into {name} ({place}): {reason}")
 
 
