@@ -21,6 +21,7 @@ __all__ = [
     "added_amount",
     "close_jaxpr",
     "eval_jaxpr",
+    "first_outputs",
     "jaxprs_in",
     "new_var",
     "open_jaxpr",

@@ -5,4 +5,4 @@ around, binds a rewritten primitive there, gives the extra outputs to the handle
 program.
 """
 
-from sonde.core.rules import cond, custom, inlined, jit, remat, scan, shard_map, while_loop  # noqa: F401
+from sonde.core.rules import cond, custom, inlined, jit, linear_solve, remat, scan, shard_map, while_loop  # noqa: F401

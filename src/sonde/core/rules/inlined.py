@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sonde import _jax
-from sonde.core.trace import RULES, SiteTrace, unsupported
+from sonde.core.trace import RULES, SiteTrace, check_may_miss_all
 
 
 def inlined_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
@@ -22,9 +22,10 @@ def inlined_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) 
 
 def custom_vmap_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """A call of a `jax.custom_batching.custom_vmap` function."""
-    if trace.parent is not _jax.eval_trace:
-        raise unsupported(_jax.custom_vmap_p, params)
-    return inlined_rule(trace, args, params)
+    if trace.parent is _jax.eval_trace:
+        return inlined_rule(trace, args, params)
+    check_may_miss_all(_jax.custom_vmap_p, params)
+    return _jax.custom_vmap_p.bind(*args, **params)
 
 
 RULES[_jax.custom_vmap_p] = custom_vmap_rule
