@@ -906,27 +906,6 @@ def test_numbers_next_to_a_mapped_array_are_not_mapped():
     assert not ran and any(path.endswith("guarded/x") for path in records)
 
 
-def test_what_vmap_does_not_map_stays_so_next_to_what_it_maps():
-    def parts(x, weight):
-        scaled = weight * 2.0
-        pair = (x * scaled, scaled)
-        return pair
-
-    def run(x, weight):
-        return jax.vmap(parts, in_axes=(0, None), out_axes=(0, None))(x, weight)  # an error if the second is mapped
-
-    def loss(x, weight):
-        mapped, shared = run(x, weight)
-        return (mapped * shared).sum()
-
-    x, weight = jnp.arange(6.0).reshape(3, 2), jnp.array([1.0, 2.0])
-    result, records = sonde.capture(jax.grad(loss, argnums=(0, 1)), inside=parts, grads=True)(x, weight)
-    jax.tree.map(np.testing.assert_array_equal, result, jax.grad(loss, argnums=(0, 1))(x, weight))
-    found = {path.rpartition("/")[2]: record for path, record in records.items()}
-    np.testing.assert_array_equal(found["x"].grad, result[0])
-    assert not found["pair"].grads and not found["return"].grads  # read, and not passed through
-
-
 class Named:
     def __enter__(self):
         self.scope = jax.named_scope("block")

@@ -14,7 +14,7 @@ from jax._src.interpreters import partial_eval as _pe
 from sonde._jax.imported import Primitive, Tracer, eval_trace
 from sonde._jax.traces import current_trace
 
-__all__ = ["MadeBy", "are_mapped_apart", "become", "copy_of_tracer", "has_ended", "origin_of"]
+__all__ = ["MadeBy", "become", "copy_of_tracer", "has_ended", "origin_of"]
 
 
 def has_ended(value: Any) -> bool:
@@ -33,15 +33,6 @@ def has_ended(value: Any) -> bool:
             return False
         around = getattr(around, "parent_trace", None) or getattr(around, "parent", None)
     return around is eval_trace
-
-
-def are_mapped_apart(values: Sequence[Any]) -> bool:
-    """Whether the `vmap` that runs now maps some of the values and not others."""
-    trace: Any = current_trace()
-    if len(values) < 2 or not isinstance(trace, _batching.BatchTrace):
-        return False
-    mapped = [isinstance(x, _batching.BatchTracer) and x._trace is trace for x in values]
-    return any(mapped) and not all(mapped)
 
 
 class MadeBy(NamedTuple):

@@ -58,6 +58,10 @@ class Looking:
         new.methods = frozenset[str]().union(*[wanted.methods for wanted in modules])
         return _known.setdefault(key, new)
 
+    def may_miss(self, site: Any) -> bool:
+        """Whether a site that the captures cannot see may be left out: `inside=` reached it through a package."""
+        return site.depths is not None and (self.inside is None or not self.inside.must_see(site.source))
+
 
 _context = jax.make_user_context(None)
 

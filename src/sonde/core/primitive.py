@@ -73,7 +73,7 @@ def _outside_of_a_capture(args: Any, site: Site, view: View) -> list[Any]:
         CaptureError: A capture runs, and cannot see this.
     """
     state = looking()
-    if state is not None and (site.depths is None or (state.inside is not None and state.inside.must_see(site.source))):
+    if state is not None and not state.may_miss(site):
         raise CaptureError(
             f"site {site.path!r} ({site.source}) runs where the capture cannot see it: it was compiled or evaluated "
             "outside the captured program: in a callback, under `jax.ensure_compile_time_eval`, by "
@@ -175,7 +175,8 @@ def _marked(tangents: Any, token: Any, site: Site, view: View) -> list[Any]:
 
 
 def _gradient_view(view: View, parts: tuple[int, ...]) -> View:
-    return View(order=view.order, gradient_of=parts, axes=tuple(axis.inherited() for axis in view.axes))
+    axes = tuple(axis.inherited() for axis in view.axes)
+    return View(order=view.order, gradient_of=parts, axes=axes, beside=view.beside)
 
 
 def _site_transpose(cotangents: Any, *args: Any, site: Site, view: View) -> Any:
@@ -248,13 +249,13 @@ def _front(array: Any, dim: Any) -> Any:
     return array if dim is None or dim == 0 else jnp.moveaxis(array, dim, 0)
 
 
-def _needs_all_axes(site: Site, dims: Sequence[Any]) -> bool:
-    """Whether all arrays of a site must get a mapped axis that only some have, at these positions.
+def _shared_pass_beside(site: Site, view: View) -> bool:
+    """Whether arrays that the examples share pass beside a site of which other arrays are mapped.
 
-    A new value may vary where the old one does not. A gradient has a part for each example; that of an array that the
-    examples share would be their sum.
+    A gradient has a part for each example; that of a shared array would be their sum, so the array must be mapped too.
+    But code that was not written for Sonde may rely on what is mapped and what is not.
     """
-    return _edited() or (site.grads and any(d is not None for d in dims))
+    return view.is_value and site.depths is not None
 
 
 def _with_mapped_axis(
@@ -289,12 +290,20 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
     extra_dims = {"token": at.token, "taken": at.gate}
     stopping = [loop for loop, d in zip(view.whiles, at.active) if d is not None]
     view = view.replace(whiles=tuple(loop for loop in view.whiles if loop not in stopping)) if stopping else view
+    beside: list[int] = []
     if stopping or any(d is not None for d in (*out_dims, *extra_dims.values())):
-        if _needs_all_axes(site, out_dims):
+        is_mapped = any(d is not None for d in out_dims)
+        if site.grads and is_mapped and not _edited() and _shared_pass_beside(site, view):
+            beside = [i for i, d in enumerate(out_dims) if d is None]
+            view = view.replace(beside=view.beside.union(beside))
+        elif _edited() or (site.grads and is_mapped):  # a new value may vary where the old one does not
             new.arrays = [x if d == 0 else repeated(x, axis_data) for x, d in zip(new.arrays, out_dims)]
             out_dims = [0] * len(out_dims)
         view = _with_mapped_axis(view, axis_data, out_dims, extra_dims, stopping)
     outs = bind_site(new, site, view)
+    if view.role != "look":
+        for i in beside:
+            outs[i] = new.arrays[i]
     return outs, [*out_dims, None][: len(outs)]
 
 

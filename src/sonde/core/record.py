@@ -56,8 +56,10 @@ class Record:
     def grads(self) -> tuple[Any, ...]:
         """The gradients, one for each of `values`; empty if no backward pass went through the site.
 
-        Each has the structure of the value; parts that cannot have a gradient are zeros. If several backward passes
-        went through a call, it is their sum; if none did, None.
+        Each has the structure of the value. Parts that no backward pass went through are zeros; they are None if the
+        value itself was not recorded, and for arrays that the examples of a `vmap` share in a tuple with others that
+        they do not, in code under `inside=`. If several backward passes went through a call, it is their sum; if none
+        did, None.
         """
         return self.gradients(1)
 
@@ -76,7 +78,7 @@ class Record:
         for call, arrays in self.calls():
             if not call.value.view.is_value:
                 found.append(self._put_together(call, call.value, arrays) if order == 1 else None)
-            elif len(call.grads) < order:
+            elif len(call.grads) < order or (call.value.reduced is not None and call.value.view.beside):
                 found.append(None)
             else:
                 value, _, grads = call.parts(arrays)
@@ -155,19 +157,25 @@ class Record:
             indices = leaf_indices(spec.view, spec.n)
             parts = {index: spec.spread(x, i) for i, (index, x) in enumerate(zip(indices, arrays))}
         if call.value.reduced is None and value:
-            zeros = [jnp.zeros_like(call.value.spread(x, i)) for i, x in enumerate(value)]
+            zeros: list[Any] = [jnp.zeros_like(call.value.spread(x, i)) for i, x in enumerate(value)]
         else:
             zeros = [jnp.zeros(t.shape, t.dtype) for t in call.types]
-        whole = [parts.get(i, zeros[i]) if i < len(zeros) else parts[i] for i in range(sum(call.site.arrays))]
-        return call.site.rebuild(whole)
+        n = sum(call.site.arrays)
+        zeros += [None] * (n - len(zeros))  # no value was recorded, so nothing is known about its other parts
+        for i in call.value.view.beside:
+            zeros[i] = None
+        return call.site.rebuild([parts.get(i, zeros[i]) for i in range(n)])
 
     def _only(self, found: tuple[Any, ...], what: str) -> Any:
         if what == "grads" and not found:
-            wanted = any(call.site.grads for call in self._calls)
-            raise ValueError(
-                f"record {self.path!r} has no gradient: "
-                + ("no backward pass went through it" if wanted else "capture with `grads=True`")
-            )
+            why = "no backward pass went through it"
+            if not any(call.site.grads for call in self._calls):
+                why = "capture with `grads=True`"
+                if any(call.site.in_place for call in self._calls):
+                    why += (
+                        "; if you did, it is a constant, or a container that something else refers to: it is only read"
+                    )
+            raise ValueError(f"record {self.path!r} has no gradient: {why}")
         if len(found) != 1:
             raise ValueError(f"record {self.path!r} has {len(found)} {what}, not one: use `.{what}`")
         return found[0]

@@ -165,6 +165,8 @@ class View:
         whiles: The `while_loop`s around the site whose predicate is being mapped, each a separate object; there is an
             additional operand for each, which is mapped too. See `Axis.stopping`.
         rows: For a recorded value in named loops, the requested rows; None: all.
+        beside: The arrays, by index, that the program does not take from the site, because the examples of a `vmap`
+            share them and not the others: they have no gradient.
     """
 
     order: int = 0
@@ -175,6 +177,7 @@ class View:
     gates: frozenset[Gate] = frozenset()
     whiles: tuple[object, ...] = ()
     rows: tuple[tuple[int, ...], ...] | None = None
+    beside: frozenset[int] = frozenset()
 
     @property
     def is_value(self) -> bool:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sonde import _jax
+from sonde.core.context import looking
 from sonde.core.handler import Handler
 from sonde.core.item import in_runs_of_maps
 from sonde.core.modules.array_origins import Changed
 from sonde.core.primitive import marker_p, site_p
 from sonde.core.site import Site, View
-from sonde.core.site_search import first_site, has_sites
+from sonde.core.site_search import has_sites, sites_inside
 from sonde.errors import CaptureError
 
 Rule = Callable[["SiteTrace", Sequence[Any], dict[str, Any]], list[Any]]
@@ -83,10 +84,10 @@ class SiteTrace(_jax.Trace):
         else:
             found = _jax.sub_jaxprs(params)
             inside = bool(found) and any(map(has_sites, found))
-        if inside:
-            rule = RULES.get(primitive)
-            if rule is None:
-                raise unsupported(primitive, params)
+        rule = RULES.get(primitive) if inside else None
+        if inside and rule is None:
+            check_may_miss_all(primitive, params)
+        if rule is not None:
             outs = self.follow(rule, tracers, params)
             if self.changed is not None:
                 self.changed.note(primitive, params, tracers, outs)
@@ -133,10 +134,18 @@ def run_under(handler: Handler, fn: Callable[..., Any], *args: Any) -> Any:
         trace.invalidate()
 
 
-def unsupported(primitive: Any, params: dict[str, Any]) -> CaptureError:
-    """The error for a site in a primitive without a rule."""
-    site = next(s for j in _jax.sub_jaxprs(params) if (s := first_site(j)) is not None)
-    return CaptureError(
+def check_may_miss_all(primitive: Any, params: dict[str, Any]) -> None:
+    """Checks the sites in a primitive that has no rule: there they are not seen.
+
+    Raises:
+        CaptureError: A site was sown, or is in a function that was requested by name.
+    """
+    state = looking()
+    sites = (found.site for jaxpr in _jax.sub_jaxprs(params) for found in sites_inside(jaxpr))
+    site = next((site for site in sites if state is None or not state.may_miss(site)), None)
+    if site is None:
+        return
+    raise CaptureError(
         f"site {site.path!r} ({site.source}) cannot be captured: it is inside a {_name_of(primitive, params)!r}, which "
         "Sonde has no rule for; sow the value before or after it"
     )

@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any
 
 from sonde.core.modules.index import module_kind
+from sonde.inside.libraries import comparing_functions
 from sonde.inside.marks import Depths, FunctionMarks
 from sonde.inside.swapping import Session, Use, live_functions, marks_of
 
@@ -178,6 +179,8 @@ class Asked:
         try:
             for function, marks in live_functions(self._functions | self._makers) if self._functions else ():
                 session.swap(function, marks, self._use(marks))
+            for function in comparing_functions():
+                session.swap(function, marks_of(function), "names")
             for function in {f: None for _, r in self.requests for f in r.calls}:
                 session.swap(function, marks_of(function) if self._functions else None, "calls")
             for hook in {hook for _, r in self.requests for hook in r.hooks} - around:

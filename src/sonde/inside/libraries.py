@@ -23,6 +23,8 @@ _ADAPTERS = {
 }
 # Libraries with their own array types, which may be variables of functions.
 _WITH_ARRAYS = {"penzai"}
+# Functions that compare arrays by identity, also those that marked functions elsewhere gave them.
+_COMPARING = {"equinox": ("tree_at",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,17 @@ class Model:
 
     calls: frozenset[types.FunctionType] = frozenset()
     hooks: frozenset[Callable[[], Any]] = frozenset()
+
+
+def comparing_functions() -> list[types.FunctionType]:
+    """The functions of imported libraries that must know which arrays are one object in the program without marks."""
+    found = [
+        getattr(sys.modules[name], each, None)
+        for name, own in _COMPARING.items()
+        if name in sys.modules
+        for each in own
+    ]
+    return [f for f in found if isinstance(f, types.FunctionType)]
 
 
 def with_methods(model: Any, methods: frozenset[str]) -> Model:

@@ -175,7 +175,7 @@ def _own_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 def marked_tree(source: str, filename: str, *, parts: bool) -> ast.Module:
     """The tree of a file with marked bodies in it; with the values of calls and operators too, if `parts`."""
     # Parsing a second time is the fastest way to copy the tree, for the unmarked bodies.
-    tree, plain = ast.parse(source, filename), ast.parse(source, filename)
+    tree, plain = ast.parse(source, filename), _Same().visit(ast.parse(source, filename))
     known = [function for _, function in functions_in(tree)]
     bodies = [node.body for node, _ in functions_in(plain)]
     return _Outside(_File(known, bodies, parts)).visit(tree)
@@ -489,17 +489,34 @@ class _Inside(_Outside):
     visit_Call = visit_BinOp = visit_UnaryOp = _part
 
     def visit_Compare(self, node: ast.Compare) -> Any:
-        if not (len(node.ops) == 1 and isinstance(node.ops[0], (ast.Is, ast.IsNot))):
-            return self._part(node)
-        node = self.generic_visit(node)  # pyright: ignore[reportAssignmentType]
-        if any(isinstance(side, ast.Constant) for side in (node.left, *node.comparators)):  # `x is None`
-            return node
-        same = _call("same", self.index, [node.left, *node.comparators], node)
-        return same if isinstance(node.ops[0], ast.Is) else _at(ast.UnaryOp(ast.Not(), same), node)
+        return _same(self.generic_visit(node)) if _asks_identity(node) else self._part(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
         # Before Python 3.12 the parts of an f-string have no line numbers, but they may still bind a name.
         return self.generic_visit(node) if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node)) else node
+
+
+class _Same(ast.NodeTransformer):
+    """Unmarked bodies: `a is b` of arrays has the answer that it has without marks elsewhere."""
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        self.generic_visit(node)
+        return _same(node) if _asks_identity(node) else node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
+        return node  # see `_Inside`
+
+
+def _asks_identity(node: ast.Compare) -> bool:
+    """Whether a comparison is `a is b` or `a is not b`, and not with a constant such as None."""
+    if len(node.ops) != 1 or not isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+        return False
+    return not any(isinstance(side, ast.Constant) for side in (node.left, *node.comparators))
+
+
+def _same(node: Any) -> ast.expr:
+    same = _call("same", 0, [node.left, *node.comparators], node)  # no matter of which function
+    return same if isinstance(node.ops[0], ast.Is) else _at(ast.UnaryOp(ast.Not(), same), node)
 
 
 def _only_gets(node: ast.expr) -> bool:

@@ -6,11 +6,10 @@ objects.
 
 For gradients and edits a value must pass through its site, and the program continues with the result. Arrays do that. A
 tuple, list or dict of arrays is rebuilt if nothing else refers to it, and only read otherwise: such a record has no
-gradient, and editing it is an error. The same holds for a container of arrays of which `vmap` maps only some. An array
-whose numbers are known while a function is traced (a constant) is also only read, unless an edit runs and its numbers
-are floats. Objects that a library uses like arrays (`register_arrays`) are rebuilt too. Everything else is not a site,
-including modules and other objects that hold arrays; nor are the tangents in the rule of a derivative that is taken in
-reverse mode, which have no numbers.
+gradient, and editing it is an error. An array whose numbers are known while a function is traced (a constant) is also
+only read, unless an edit runs and its numbers are floats. Objects that a library uses like arrays (`register_arrays`)
+are rebuilt too. Everything else is not a site, including modules and other objects that hold arrays; nor are the
+tangents in the rule of a derivative that is taken in reverse mode, which have no numbers.
 """
 
 from __future__ import annotations
@@ -141,8 +140,6 @@ def marked(
     passes = state.grads or state.edits
     early = _jax.evaluates_early()  # values computed now are constants of the program
     in_place = not passes or is_kept or shared or early or not (own or all(_may_be_replaced(x, state) for x in given))
-    if not state.edits and _jax.are_mapped_apart(given):
-        in_place = True  # together in one site, all of them would be mapped
     check_scopes(name)
     site = Site(
         name,

@@ -1,0 +1,131 @@
+"""Marked functions among code that is not marked, and that relies on what is the same object, mapped, or solved."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sonde
+from sonde.errors import CaptureError
+
+X = jnp.arange(6.0).reshape(3, 2)
+WEIGHT = jnp.array([1.0, 2.0])
+
+
+# -- an array is what it was -------------------------------------------------------------------------------------------
+
+
+class Pair(eqx.Module):
+    left: jax.Array
+    right: jax.Array
+
+
+def left_of(pair):
+    found = [pair.left]
+    return found
+
+
+def doubled(x):
+    pair = eqx.tree_at(left_of, Pair(x * 2, x * 3), replace_fn=lambda leaf: leaf * 2)
+    return (pair.left * pair.right).sum()
+
+
+def test_a_marked_function_selects_a_leaf_for_code_without_marks():
+    """`equinox.tree_at` compares what the function selects with the leaves of the tree."""
+    own = eqx.tree_at.__code__
+    result, records = sonde.capture(jax.grad(doubled), inside=left_of, grads=True)(WEIGHT)
+    np.testing.assert_array_equal(result, jax.grad(doubled)(WEIGHT))
+    assert "left_of/return" in records
+    assert eqx.tree_at.__code__ is own
+
+
+# -- what vmap does not map stays so -----------------------------------------------------------------------------------
+
+
+def parts(x, weight):
+    scaled = weight * 2.0
+    pair = (x * scaled, scaled)
+    return pair
+
+
+@pytest.mark.parametrize("function", [parts, jax.jit(parts)], ids=["", "jit"])
+def test_arrays_that_examples_share_pass_beside_the_site_of_a_tuple(function):
+    def loss(x, weight):  # an error if the second output is mapped
+        mapped, shared = jax.vmap(function, in_axes=(0, None), out_axes=(0, None))(x, weight)
+        return (mapped * shared).sum()
+
+    run = jax.grad(loss, argnums=(0, 1))
+    result, records = sonde.capture(run, inside=parts, grads=True)(X, WEIGHT)
+    jax.tree.map(np.testing.assert_array_equal, result, run(X, WEIGHT))
+    mapped, shared = records["parts/pair"].value
+    np.testing.assert_array_equal(mapped, X * WEIGHT * 2)
+    np.testing.assert_array_equal(shared, np.broadcast_to(WEIGHT * 2, X.shape))
+    gradient, none = records["parts/pair"].grad
+    np.testing.assert_array_equal(gradient, np.broadcast_to(WEIGHT * 2, X.shape))
+    assert none is None  # it would be a sum over the examples
+    np.testing.assert_array_equal(records["parts/scaled"].grad, 2 * (X * WEIGHT * 2).sum(0))  # which a variable has
+
+    # Differentiated inside the map, every example has its own gradient of what all share.
+    run = jax.vmap(jax.grad(lambda x, w: jnp.prod(jnp.stack(function(x, w)), 0).sum(), (0, 1)), (0, None))
+    result, records = sonde.capture(run, inside=parts, grads=True)(X, WEIGHT)
+    jax.tree.map(np.testing.assert_array_equal, result, run(X, WEIGHT))
+    np.testing.assert_array_equal(records["parts/pair"].grad[1], X * WEIGHT * 2)
+
+
+def test_a_reduced_gradient_has_all_its_parts_or_none():
+    total = lambda tree: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(tree))
+    run = jax.grad(lambda x: jax.vmap(parts, (0, None))(x, WEIGHT)[0].sum())
+    _, records = sonde.capture(run, inside=parts, grads=True, reduce=total)(X)
+    assert not records["parts/pair"].grads
+    np.testing.assert_array_equal(records["parts/x"].grad, np.full(3, (WEIGHT * 2).sum()))
+
+
+@jax.custom_jvp
+def squared(x):
+    return x**2
+
+
+@squared.defjvp
+@jax.jit
+def squared_rule(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return x**2, 2 * x * t
+
+
+def test_a_rule_that_returns_value_and_tangent_under_jacfwd():
+    """It maps the tangent alone, and refuses a mapped value."""
+    run = jax.jacfwd(squared)
+    result, records = sonde.capture(run, inside=[squared, squared_rule], grads=True)(WEIGHT)
+    np.testing.assert_array_equal(result, run(WEIGHT))
+    value, tangent = records["squared_rule/return"].value
+    np.testing.assert_array_equal(value, np.broadcast_to(WEIGHT**2, (2, 2)))
+    np.testing.assert_array_equal(tangent, np.diag(2 * WEIGHT))
+
+
+# -- primitives without a rule -----------------------------------------------------------------------------------------
+
+
+class Hidden:
+    """As a package would have it."""
+
+    @staticmethod
+    @jax.custom_batching.custom_vmap
+    def halved(x):
+        half = x / 2
+        return half
+
+
+Hidden.halved.def_vmap(lambda size, is_mapped, x: (x / 2, is_mapped[0]))
+
+
+@pytest.mark.parametrize("grads", [False, True])
+def test_what_came_with_a_class_is_left_out_where_no_rule_lets_it_out(grads):
+    run = jax.jit(lambda x: Hidden.halved(x * 2) + parts(x, x)[0])
+    result, records = sonde.capture(run, inside=[Hidden, parts], grads=grads)(WEIGHT)
+    np.testing.assert_array_equal(result, run(WEIGHT))
+    assert "parts/pair" in records and not any("halved" in path for path in records)
+    with pytest.raises(CaptureError, match="custom_vmap_call.*no rule for"):
+        sonde.capture(run, inside=[Hidden.halved, parts], grads=grads)(WEIGHT)
