@@ -286,6 +286,27 @@ def test_a_keras_model_that_is_called_without_state():
     np.testing.assert_allclose(sonde.edit(run, {"out": lambda y: y * 2}, inside=net)(x), 2 * net(x), rtol=1e-6)
 
 
+def test_layers_of_keras_in_nested_containers_and_private_attributes():
+    import keras
+
+    class Net(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = {"a": [keras.layers.Dense(4), (keras.layers.BatchNormalization(),)]}
+            self.attention = keras.layers.MultiHeadAttention(2, 2)
+
+        def call(self, x):
+            x = self.parts["a"][1][0](self.parts["a"][0](x))
+            return self.attention(x, x)
+
+    net: Any = Net()
+    net(X)
+    _, records = sonde.capture(net, "**/out", inside=net)(X)
+    parts = ["parts/a/0", "parts/a/1/0", *(f"attention/{x}" for x in ("query", "key", "value", "attention_output"))]
+    assert list(records) == [f"{path}/out" for path in [*parts, "attention"]] + ["out"]
+    np.testing.assert_allclose(records["parts/a/0/out"].value, net.parts["a"][0](X), rtol=1e-5)
+
+
 def test_a_loop_of_linen_that_flax_tries_first():
     """Flax traces the body once more to see what depends on the iteration; that trial has no sites."""
     import flax.linen as nn

@@ -12,16 +12,12 @@ from sonde.inside.libraries import Model, with_methods
 
 
 def _children(layer: Any) -> Iterator[tuple[Any, Any]]:
-    attributes = [(name, value) for name, value in vars(layer).items() if not name.startswith("_")]
-    for name, value in attributes:
-        if isinstance(value, keras.Layer):
+    for name, value in vars(layer).items():
+        if not name.startswith("_") and isinstance(value, (keras.Layer, list, tuple, dict)):
             yield name, value
-        elif isinstance(value, (list, tuple)):
-            yield name, list(value)
-        elif isinstance(value, dict):
-            yield name, dict(value)
-    # The layers of Sequential and functional models are not attributes; other models list their attributes here.
-    for part in getattr(layer, "layers", None) or ():
+    # The layers of Sequential and functional models are not attributes, and those of `MultiHeadAttention` are private
+    # ones: both are found here.
+    for part in getattr(layer, "_layers", None) or ():
         yield part.name, part
 
 

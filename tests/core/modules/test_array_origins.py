@@ -78,6 +78,9 @@ def test_arrays_outside_of_programs_are_noted():
     assert changed.ends(flat) == changed.ends(half) == {id(weight)}
     programs = [jax.make_jaxpr(f)(weight) for f in (lambda w: w * 2, lambda w: w[0][None], lambda w: w @ w.T)]
     assert [changed.can_be_change({"jaxpr": jaxpr}) for jaxpr in programs] == [True, True, False]
+    # `debug.print` is an equation without results.
+    printing = jax.make_jaxpr(lambda w: (jax.debug.print("{}", w[0, 0]), w[0])[1])(weight)
+    assert changed.can_be_change({"jaxpr": printing})
     del other, flat, half
     assert len(changed._ends) == 1
 

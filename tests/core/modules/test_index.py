@@ -1,7 +1,7 @@
 """Modules of any library, found by identity among the attributes of others."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +85,20 @@ def test_modules_are_found_through_containers_but_not_inside_modules():
     assert found == [(("x", 0), a), (("y", "left"), b), (("y", "right", 1), c)]
     assert list(outermost_modules([1, "text", np.ones(2), jnp.ones(2), None])) == []
     assert list(outermost_modules([a, (b, a)])) == [a, b, a]
+
+
+def test_containers_with_a_class_of_their_own_are_searched():
+    class Layers(list):
+        pass
+
+    class Named(NamedTuple):
+        left: Any
+
+    a, b = Plain(), Plain()
+    root = Plain(parts={"x": Layers([Layers([a])])}, pair=Layers([Named(b)]))
+    assert path_between(root, a) == ("parts", "x", 0, 0)
+    assert path_between(root, b) == ("pair", 0, "left")
+    assert list(outermost_in(Layers([1, (a,)]), ())) == [((1, 0), a)]
 
 
 def test_a_shared_module_has_its_first_path():

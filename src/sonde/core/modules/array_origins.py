@@ -114,7 +114,9 @@ def _moves(primitive: Any, params: dict[str, Any], inputs: Sequence[Any]) -> boo
     if primitive.name == "broadcast_in_dim":  # for axes of one element
         return math.prod(params["shape"]) == inputs[0].size
     if primitive is _jax.jit_p:
-        eqns = [e for e in _jax.open_jaxpr(params["jaxpr"]).eqns if getattr(e.outvars[0].aval, "ndim", 0)]
+        eqns = [
+            eqn for eqn in _jax.open_jaxpr(params["jaxpr"]).eqns if any(getattr(v.aval, "ndim", 0) for v in eqn.outvars)
+        ]
         return all(_moves(e.primitive, e.params, [var.aval for var in e.invars]) for e in eqns)
     return primitive.name in _MOVES
 

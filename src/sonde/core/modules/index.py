@@ -138,8 +138,7 @@ def children_of(value: Any) -> Iterable[tuple[Any, Any]]:
     kind = module_kind(value)
     if kind is not None:
         return kind.children(value)
-    cls = type(value)
-    if cls is list or cls is tuple:
+    if _is_sequence(value):
         return enumerate(value)
     if isinstance(value, Mapping):
         return value.items()
@@ -149,6 +148,11 @@ def children_of(value: Any) -> Iterable[tuple[Any, Any]]:
     return [(key_of(path[0]), child) for path, child in found if path]
 
 
+def _is_sequence(value: Any) -> bool:
+    """Whether a value is a list or a tuple, also one with a class of its own; the parts of a named tuple have names."""
+    return isinstance(value, list) or (isinstance(value, tuple) and not hasattr(value, "_fields"))
+
+
 def _is_plain(value: Any) -> bool:
     cls = type(value)
     if cls in WITHOUT_MODULES:
@@ -156,7 +160,10 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (jax.Array, np.generic, np.dtype)):
         WITHOUT_MODULES.add(cls)
         return True
-    return isinstance(value, type) or jax.tree_util.all_leaves([value])
+    # Lists and dicts with a class of their own, as Keras keeps them, may be leaves to JAX.
+    return isinstance(value, type) or (
+        jax.tree_util.all_leaves([value]) and not isinstance(value, (list, tuple, Mapping))
+    )
 
 
 def outermost_modules(values: Iterable[Any]) -> Iterator[Any]:
@@ -199,7 +206,7 @@ def _child(value: Any, key: Any) -> Any:
     kind = module_kind(value)
     if kind is not None:
         return kind.child(value, key)
-    if isinstance(value, (list, tuple, Mapping)):
+    if _is_sequence(value) or isinstance(value, Mapping):
         return value[key]
     return dict(children_of(value))[key]
 
