@@ -156,6 +156,24 @@ def test_modules_of_a_model_called_by_a_function_have_their_paths():
     np.testing.assert_allclose(records["right/in"].value, records["left/out"].values[0])
 
 
+def test_a_shared_module_of_nnx_has_one_path_before_and_after_a_split():
+    from flax import nnx
+
+    class Tied(nnx.Module):
+        def __init__(self):
+            self.up = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+            self.down = self.up
+
+        def __call__(self, x):
+            return self.down(self.up(x))
+
+    tied = Tied()
+    merged = lambda tied, x: nnx.merge(*nnx.split(tied))(x)
+    for f in (lambda tied, x: tied(x), nnx.jit(lambda tied, x: tied(x)), merged, lambda tied, x: nnx.clone(tied)(x)):
+        _, records = sonde.capture(f, inside=tied)(tied, X)
+        assert list(records) == ["in", "down/in", "down/out", "out"]
+
+
 def test_layers_that_are_stacked_for_a_scan_have_their_path():
     import equinox as eqx
     from flax import nnx

@@ -14,7 +14,7 @@ from sonde.inside.libraries import Model, with_methods
 
 
 def _children(module: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(module).items():
+    for name, value in sorted(vars(module).items()):  # as `nnx.merge` orders them: a shared module keeps its first path
         if not name.startswith("_") and not isinstance(value, nnx.Variable):
             yield name, value
 
