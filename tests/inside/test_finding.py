@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import zipfile
 
 import jax.numpy as jnp
 import pytest
 
 import sonde
+from sonde.errors import InsideError
 
 X = jnp.linspace(0.1, 1.0, 4)
 
@@ -75,3 +78,60 @@ def sets(x):
 )
 def test_objects_that_stand_for_functions(run, inside, path):
     assert path in sonde.capture(run, inside=inside)(X)[1]
+
+
+def hidden_by(function):
+    return lambda x: function(x) * 1
+
+
+@hidden_by
+def decorated(x):
+    y = x + 1
+    return y
+
+
+def replaced(x):
+    old = x
+    return old
+
+
+def replacement(x):
+    new = x
+    return new
+
+
+def test_a_name_means_the_function_that_has_it_now(monkeypatch):
+    monkeypatch.setitem(globals(), "replaced", replacement)
+    assert "replacement/new" in sonde.capture(lambda x: replaced(x), inside=f"{__name__}:replaced")(X)[1]
+    paths = list(sonde.capture(decorated, inside=f"{__name__}:decorated")(X)[1])
+    assert paths == ["decorated/x", "decorated/y", "decorated/return"]
+
+
+def test_a_pattern_has_the_package_itself_and_imports_it(tmp_path, monkeypatch):
+    folder = tmp_path / "found_by_pattern"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from . import inner\n\ndef top(x):\n    y = x\n    return y\n")
+    (folder / "inner.py").write_text("def f(x):\n    z = x\n    return z\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = [name.partition(" ")[0] for name in sonde.Inside("found_by_pattern.*").functions]
+    assert names == ["f", "top"]
+    with pytest.raises(InsideError, match="there is no module 'found_by_patterns'"):
+        sonde.Inside("found_by_patterns.*")
+    with pytest.raises(InsideError, match="no function of that name; nearest: nothing"):
+        sonde.Inside("found_by_pattern.*:qqqq")
+
+
+def test_what_is_not_written_in_python():
+    with pytest.raises(InsideError, match="cannot look into math: its source is not available"):
+        sonde.Inside("math")
+    with pytest.raises(InsideError, match=r"class builtins\.int: it has no methods written in Python"):
+        sonde.Inside(int)
+
+
+def test_a_module_in_an_archive(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        archive.writestr("in_an_archive.py", "def f(x):\n    y = x * 2\n    return y\n")
+    monkeypatch.syspath_prepend(tmp_path / "archive.zip")
+    module = importlib.import_module("in_an_archive")
+    for inside in (module, module.f, "in_an_archive:f"):
+        assert list(sonde.capture(module.f, inside=inside)(X)[1]) == ["f/x", "f/y", "f/return"]

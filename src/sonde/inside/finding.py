@@ -11,6 +11,7 @@ import fnmatch
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -116,7 +117,7 @@ def _asked_for(function: types.FunctionType) -> Found:
     reason = machinery(function.__code__.co_filename)
     marks = marks_of(function)
     if reason is None:
-        found = marks if marks is not None else function_of(function.__code__)
+        found = marks if marks is not None else function_of(function.__code__, function.__globals__)
         reason = found if isinstance(found, str) else found.reason
         if reason is None and isinstance(found, FunctionMarks):
             return _with_inner([found])
@@ -155,12 +156,12 @@ def _class(cls: type) -> Found:
         else:
             code = function.__code__
             place = f"{code.co_filename}:{code.co_firstlineno}"
-            left_out.append(LeftOut(code.co_qualname, place, str(function_of(code))))
+            left_out.append(LeftOut(code.co_qualname, place, str(function_of(code, function.__globals__))))
     usable = [f for f in found if f.reason is None and machinery(f.filename) is None]
     if not usable:
         name = f"{cls.__module__}.{cls.__qualname__}"
         reasons = [machinery(f.filename) or f.reason for f in found] + [x.reason for x in left_out]
-        why = next(filter(None, reasons), "it defines no methods")
+        why = next(filter(None, reasons), "it has no methods written in Python")
         raise InsideError(f"inside= cannot look into class {name}: {why}")
     whole = _with_inner(found)
     return Found(whole.functions, (*whole.left_out, *left_out))
@@ -215,9 +216,11 @@ def _modules(names: list[str], asked: set[str]) -> Found:
         module = sys.modules.get(name)
         filename = getattr(module, "__file__", None)
         if module is None or not isinstance(filename, str) or not filename.endswith(".py"):
+            if name in asked:
+                left_out.append(LeftOut(name, str(filename), "its source is not available"))
             continue
         reason = machinery(filename)
-        file = file_named(filename) if reason is None else None
+        file = file_named(filename, loaded_by=vars(module)) if reason is None else None
         if reason is not None or file is None:
             left_out.append(LeftOut(name, filename, reason or "its source is not available"))
         else:
@@ -287,7 +290,9 @@ def _named(name: str) -> Found:
         return _in_file(os.path.abspath(file_name), in_file, name)
     module_name, colon, qualname = name.partition(":")
     if any(c in module_name for c in "*?["):
-        names = [m for m in list(sys.modules) if fnmatch.fnmatchcase(m, module_name)]
+        _import_around(module_name, name)
+        patterns = (module_name, module_name.removesuffix(".*"))  # `pkg.*` has `pkg` itself too
+        names = [m for m in list(sys.modules) if any(fnmatch.fnmatchcase(m, pattern) for pattern in patterns)]
         if not names:
             raise InsideError(f"inside={name!r}: no module of that name has been imported")
         asked = set(names)
@@ -300,9 +305,16 @@ def _named(name: str) -> Found:
             return find(thing)
         if not any(c in qualname for c in "*?["):
             written = _written(thing, qualname)
-            return written if written is not None else find(_attribute(thing, qualname, name))
+            return find(_attribute(thing, qualname, name)) if written is None else _with_other(written, thing, qualname)
     found = _modules(names, asked)
     return found if not colon else _chosen(found, qualname, name)
+
+
+def _import_around(pattern: str, asked: str) -> None:
+    """Imports the package that a pattern such as `pkg.*` begins with."""
+    whole = list(itertools.takewhile(lambda part: not any(c in part for c in "*?["), pattern.split(".")))
+    if whole:
+        _imported(".".join(whole), asked)
 
 
 def object_named(name: str) -> Any:
@@ -335,6 +347,21 @@ def _written(module: types.ModuleType, qualname: str) -> Found | None:
     return _with_inner(found)._replace(by_name=True) if found and all(f.reason is None for f in found) else None
 
 
+def _with_other(written: Found, module: types.ModuleType, qualname: str) -> Found:
+    """Functions that are written under a name, and the one that has the name now, if another was put in their place."""
+    try:
+        now = _attribute(module, qualname, "")
+    except InsideError:  # the name of an inner function
+        return written
+    if not isinstance(now, types.FunctionType):
+        return written
+    below = {marks_of(function) for function in _functions_below(now, 4)}
+    if below & written.functions:  # decorated
+        return written
+    other = find(now)
+    return Found(written.functions | other.functions, (*written.left_out, *other.left_out), by_name=True)
+
+
 def _in_file(filename: str, qualname: str, asked: str) -> Found:
     """The functions of a file."""
     file = file_named(filename)
@@ -357,7 +384,9 @@ def _chosen(found: Found, qualname: str, name: str) -> Found:
             if fnmatch.fnmatchcase(out.name.replace(".<locals>", ""), wanted):
                 raise InsideError(f"inside={name!r}: cannot look into {out.name} ({out.place}): {out.reason}")
         near = difflib.get_close_matches(qualname, [f.qualname for f in found.functions], n=5, cutoff=0.3)
-        raise InsideError(f"inside={name!r}: no function of that name; nearest: {', '.join(map(repr, near))}")
+        raise InsideError(
+            f"inside={name!r}: no function of that name; nearest: {', '.join(map(repr, near)) or 'nothing'}"
+        )
     return _with_inner(chosen)
 
 

@@ -131,10 +131,18 @@ def _start(code: CodeType) -> tuple[int, int] | None:
 _files: dict[tuple[str, int], tuple[list[str], SourceFile | None]] = {}
 
 
-def file_named(filename: str, flags: int = 0) -> SourceFile | None:
-    """The file of a name; None if there is no source."""
+def file_named(filename: str, flags: int = 0, *, loaded_by: dict[str, Any] | None = None) -> SourceFile | None:
+    """The file of a name; None if there is no source.
+
+    Args:
+        filename: The name.
+        flags: The future imports that it inherits.
+        loaded_by: The globals of its module, with the loader of files that are in an archive.
+    """
     key = (filename, flags)
     with _lock:
+        if loaded_by is not None:
+            linecache.lazycache(filename, loaded_by)
         linecache.checkcache(filename)  # a file may be edited and loaded again
         lines = linecache.getlines(filename)
         known = _files.get(key)
@@ -148,9 +156,9 @@ def file_named(filename: str, flags: int = 0) -> SourceFile | None:
         return found
 
 
-def function_of(code: CodeType) -> FunctionMarks | str:
-    """The function that a code was made from, or why it is not known."""
-    file = file_named(code.co_filename)
+def function_of(code: CodeType, loaded_by: dict[str, Any] | None = None) -> FunctionMarks | str:
+    """The function that a code was made from, or why it is not known; `loaded_by` are the globals of its module."""
+    file = file_named(code.co_filename, loaded_by=loaded_by)
     if file is None:
         return "its source is not available"
     found = file.find(code)

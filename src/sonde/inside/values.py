@@ -111,8 +111,8 @@ def marked(
         source = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if is_array(value) and state.inside is not None and state.inside.must_see(source):
             raise CaptureError(
-                f"variable {name!r} ({source}) cannot be captured: its function was requested by name, but runs on "
-                "the host, outside the captured program. Leave it out of inside="
+                f"variable {name!r} of {frame.f_code.co_qualname} ({source}) cannot be captured: the function was "
+                "requested by name, but runs on the host, outside the captured program. Leave it out of inside="
             )
         return value
     if isinstance(value, (jax.Array, np.ndarray)):
