@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -23,42 +23,40 @@ _MISSING = object()
 
 
 class InPlace:
-    """Changes that are in place while it is entered. One object serves all threads."""
+    """Changes that are in place while somebody uses them. One object serves all threads.
+
+    `leave` may be called again, and after an `enter` that an interrupt cut short.
+    """
 
     def __init__(self, *changes: Change) -> None:
         self.changes: tuple[Change, ...] = ()
         self._lock = threading.Lock()
-        self._users = 0
+        self._users: set[Hashable] = set()
         self._make: list[Callable[[], Any]] = []
         self._undo: list[Callable[[], Any]] = []
         self.add(*changes)
 
     def add(self, *changes: Change) -> None:
-        """Adds changes; they are in place when it is entered again."""
+        """Adds changes; they are in place from the next `enter` on."""
         with self._lock:
             self.changes += changes
             self._undo += _steps([Change(owner, name, _own(owner, name)) for owner, name, _ in changes])
             self._make += _steps(changes)
 
-    def __enter__(self) -> None:
+    def enter(self, user: Hashable) -> None:
+        """Makes the changes."""
         with self._lock:
-            self._users += 1
-            try:
-                for step in self._make:  # even if others have entered: an interrupt may have cut their steps short
-                    step()
-            except BaseException:
-                self._leave()
-                raise
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._leave()
-
-    def _leave(self) -> None:
-        self._users -= 1
-        if self._users == 0:
-            for step in self._undo:
+            self._users.add(user)
+            for step in self._make:  # even if others have entered: an interrupt may have cut their steps short
                 step()
+
+    def leave(self, user: Hashable) -> None:
+        """Undoes the changes, if this is the last user."""
+        with self._lock:
+            self._users.discard(user)
+            if not self._users:
+                for step in self._undo:
+                    step()
 
 
 def _table(owner: Any) -> Any:
@@ -72,13 +70,18 @@ def _own(owner: Any, name: Any) -> Any:
     return (vars(owner) if table is None else table).get(name, _MISSING)
 
 
+def _delete(owner: Any, name: str) -> None:
+    if name in vars(owner):
+        delattr(owner, name)
+
+
 def _steps(changes: Iterable[Change]) -> Iterator[Callable[[], Any]]:
     """Functions that make some changes: one per dict, to save time, since every capture makes them."""
     of_tables: dict[int, dict[Any, Any]] = {}
     for owner, name, value in changes:
         table = _table(owner)
         if table is None:
-            yield functools.partial(*((delattr, owner, name) if value is _MISSING else (setattr, owner, name, value)))
+            yield functools.partial(*((_delete, owner, name) if value is _MISSING else (setattr, owner, name, value)))
         elif value is _MISSING:
             yield functools.partial(table.pop, name, None)
         elif id(table) in of_tables:

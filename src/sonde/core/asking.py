@@ -7,7 +7,7 @@ The engine does not know how functions and modules become sites. It stores each 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
@@ -15,11 +15,11 @@ class AskedInside(Protocol):
     """The requests of the nested captures of a thread. Compared by identity; equal requests are one object."""
 
     def install(self) -> None:
-        """Makes the functions and modules sites, until `remove`. Runs of one thread are nested."""
+        """Makes the functions and modules sites. Runs of one thread are nested."""
         ...
 
-    def remove(self) -> None:
-        """Undoes what `install` did."""
+    def way_back(self) -> Callable[[], None]:
+        """A function that undoes an `install` that follows, also one that was cut short; it may be called twice."""
         ...
 
     def depths_of(self, function: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax
@@ -122,23 +123,28 @@ class unchanged_after:
 
     An exception such as KeyboardInterrupt may be raised anywhere, also while something is entered or left. If it hits
     during the restoring, that is done again: `end` is called before the block ends, so only two interrupts could do
-    harm.
+    harm. Whatever is changed is therefore noted before, and every way back may be gone twice.
     """
 
-    __slots__ = ("_has_ended", "_inside", "_jax_state", "_n", "_trails", "_value")
+    __slots__ = ("_has_ended", "_jax_state", "_n", "_trails", "_undo", "_value")
 
     def __enter__(self) -> Self:
         self._value, self._n, self._jax_state = _context.value, RUNNING_CAPTURES.mine(), _jax.thread_state()
         self._trails = thread.trails
-        self._inside: AskedInside | None = None
+        self._undo: list[Callable[[], None]] = []
         self._has_ended = False
         return self
+
+    def change(self, changes: _jax.InPlace) -> None:
+        """Makes changes to JAX, until the block ends."""
+        self._undo.append(lambda: changes.leave(self))
+        changes.enter(self)
 
     def begin(self, value: Looking, trace: Any, *trails: Any) -> None:
         """Sets what captures want, the trace that code runs under, and further trails, until the block ends."""
         if value.inside is not None:
+            self._undo.append(value.inside.way_back())
             value.inside.install()
-            self._inside = value.inside
         thread.trails = [*self._trails, *trails]
         RUNNING_CAPTURES.set(self._n + 1)
         _context(value).__enter__()
@@ -158,12 +164,12 @@ class unchanged_after:
                 RUNNING_CAPTURES.set(self._n)
                 _jax.restore_thread_state(self._jax_state)
                 thread.trails = self._trails
+                for undo in reversed(self._undo):
+                    undo()
                 break
             except KeyboardInterrupt as found:
                 interrupt = found
         self._has_ended = True
-        if self._inside is not None:
-            self._inside.remove()
         if not self._trails:
             _jax.forget_arguments()
         if interrupt is not None:

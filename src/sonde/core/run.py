@@ -76,8 +76,9 @@ def run_with(
     trace = SiteTrace(_jax.current_trace(), handler)
     models = () if inside is None else inside.known_models()
     try:
-        with unchanged_after() as thread, _changes:
+        with unchanged_after() as thread:
             try:
+                thread.change(_changes)
                 trail = trail_of(f, args, kwargs, request, handler, models)
                 trace.changed = trail.changed if trail.changed.shapes else None
                 modules = _with_shapes(modules, trace.changed)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sonde.core.modules.index import module_kind
 from sonde.inside.libraries import comparing_functions
-from sonde.inside.marks import Depths, FunctionMarks
+from sonde.inside.marks import Depths, FunctionMarks, open_functions
 from sonde.inside.swapping import Session, Use, live_functions, marks_of
 
 
@@ -171,32 +171,31 @@ class Asked:
     def install(self) -> None:
         """Replaces the code of the requested functions."""
         if _sessions.open and _sessions.open[-1][0] is self:
-            _sessions.open[-1][1].depth += 1
             return
         session = Session()
         around = {hook for asked, _ in _sessions.open for _, r in asked.requests for hook in r.hooks}
         _sessions.open.append((self, session))
-        try:
-            for function, marks in live_functions(self._functions | self._makers) if self._functions else ():
-                session.swap(function, marks, self._use(marks))
-            for function in comparing_functions():
-                session.swap(function, marks_of(function), "names")
-            for function in {f: None for _, r in self.requests for f in r.calls}:
-                session.swap(function, marks_of(function) if self._functions else None, "calls")
-            for hook in {hook for _, r in self.requests for hook in r.hooks} - around:
-                session.hooks.enter_context(hook())
-        except BaseException:
-            self.remove()
-            raise
+        for function, marks in live_functions(self._functions | self._makers) if self._functions else ():
+            session.swap(function, marks, self._use(marks))
+        for function in comparing_functions():
+            session.swap(function, marks_of(function), "names")
+        for function in {f: None for _, r in self.requests for f in r.calls}:
+            session.swap(function, marks_of(function) if self._functions else None, "calls")
+        for hook in {hook for _, r in self.requests for hook in r.hooks} - around:
+            session.hooks.enter_context(hook())
 
-    def remove(self) -> None:
-        """Puts the old code back."""
-        asked, session = _sessions.open[-1]
-        assert asked is self
-        session.depth -= 1
-        if session.depth == 0:
-            _sessions.open.pop()
-            session.end()
+    def way_back(self) -> Callable[[], None]:
+        """A function that puts the code back that is there now, after an `install`."""
+        sessions, functions = _sessions.open, open_functions()
+        n, m = len(sessions), len(functions)
+
+        def go_back() -> None:
+            while len(sessions) > n:
+                sessions[-1][1].end()
+                sessions.pop()
+            del functions[m:]
+
+        return go_back
 
     def adopt(self, function: FunctionMarks, made: FunctionType) -> None:
         """Registers a function object that marked code has made, in all runs that request it."""

@@ -30,6 +30,11 @@ class _Running(threading.local):
 _running = _Running()
 
 
+def open_functions() -> list[tuple[FunctionMarks, scope]]:
+    """The calls of marked functions that are open in this thread, the outermost first."""
+    return _running.open
+
+
 # The names of all functions that have been scopes.
 function_names: set[str] = set()
 

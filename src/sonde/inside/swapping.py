@@ -30,35 +30,34 @@ Use = Literal["names", "parts", "calls"]
 
 
 class _Swapped:
-    """A function object whose code is replaced, and for how many runs: for its names, for parts too, for its calls."""
+    """A function object whose code is replaced, and for which runs: for its names, for parts too, for its calls."""
 
-    __slots__ = ("counts", "function", "marks", "own", "through")
+    __slots__ = ("function", "marks", "own", "through", "users")
 
     def __init__(self, function: FunctionType, marks: FunctionMarks | None, own: CodeType) -> None:
         self.function = weakref.ref(function)
         self.marks = marks
         self.own = own
-        self.counts: dict[Use, int] = {"names": 0, "parts": 0, "calls": 0}
+        self.users: set[tuple[Session, Use]] = set()
         self.through: Through | None = None
 
-    def count(self, use: Use, n: int) -> bool:
-        """Counts one run more or less; returns whether the old code is restored."""
-        self.counts[use] += n
+    def settle(self) -> None:
+        """Gives the function the code that its users want."""
         function = self.function()
         if function is not None:
-            code = self._code()
-            if self.counts["calls"]:
+            uses: set[Use] = {use for _, use in self.users}
+            code = self._code(uses)
+            if "calls" in uses:
                 if self.through is None:
                     self.through = Through(function)
                 self.through.inner.__code__, code = code, self.through.code
             if function.__code__ is not code:
                 function.__code__ = code
-        return not any(self.counts.values())
 
-    def _code(self) -> CodeType:
+    def _code(self, uses: set[Use]) -> CodeType:
         marked = None
-        if self.marks is not None and (self.counts["names"] or self.counts["parts"]):
-            marked = self.marks.code(bool(self.counts["parts"]))
+        if self.marks is not None and ("names" in uses or "parts" in uses):
+            marked = self.marks.code("parts" in uses)
         return self.own if marked is None else marked
 
 
@@ -66,12 +65,14 @@ _swapped: dict[int, _Swapped] = {}
 
 
 class Session:
-    """The functions whose code one run has replaced."""
+    """The functions whose code one run has replaced.
+
+    An interrupt may cut its methods short. `end` undoes also what was begun, and may be called again.
+    """
 
     def __init__(self) -> None:
-        self.depth = 1
         self.hooks = contextlib.ExitStack()
-        self._mine: list[tuple[int, _Swapped, Use]] = []
+        self._mine: list[tuple[int, _Swapped]] = []
 
     def swap(self, function: FunctionType, marks: FunctionMarks | None, use: Use) -> None:
         """Replaces the code of a function: by marked code, or by code that reports its calls."""
@@ -86,17 +87,21 @@ class Session:
                 own = function.__code__
                 if marks is not None and marks.plain is not None and marks.has_code(own):
                     own = marks.plain  # marked code has made the function
-                entry = _swapped[key] = _Swapped(function, marks, own)
+                entry = _Swapped(function, marks, own)
+            self._mine.append((key, entry))
+            _swapped[key] = entry
             entry.marks = entry.marks or marks
-            entry.count(use, 1)
-            self._mine.append((key, entry, use))
+            entry.users.add((self, use))
+            entry.settle()
 
     def end(self) -> None:
         """Undoes everything."""
         self.hooks.close()
         with _lock:
-            for key, entry, use in self._mine:
-                if entry.count(use, -1) and _swapped.get(key) is entry:
+            for key, entry in self._mine:
+                entry.users = {user for user in entry.users if user[0] is not self}
+                entry.settle()
+                if not entry.users and _swapped.get(key) is entry:
                     del _swapped[key]
             self._mine.clear()
 
