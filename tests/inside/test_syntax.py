@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sonde
+from sonde.errors import EditError
 
 X = jnp.linspace(0.1, 1.0, 4)
 
@@ -154,3 +155,8 @@ def test_a_numpy_array_that_the_program_writes_into():
             found = {path.rpartition("/")[2]: record.values for path, record in records.items()}
             np.testing.assert_array_equal(found["table"], [[0, 0, 0, 0]])
             np.testing.assert_array_equal(found["alias"], [[3, 0, 0, 0], [4, 1, 1, 1]])
+
+    nested = lambda x: jax.jit(f)(x)
+    np.testing.assert_allclose(sonde.edit(nested, {"**/x": lambda x: x * 2}, inside=f)(X), f(X * 2), rtol=1e-6)
+    with pytest.raises(EditError, match="continues with the value itself"):
+        sonde.edit(nested, {"**/table": lambda t: t * 2}, inside=f)(X)

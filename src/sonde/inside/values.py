@@ -7,9 +7,10 @@ objects.
 For gradients and edits a value must pass through its site, and the program continues with the result. Arrays do that. A
 tuple, list or dict of arrays is rebuilt if nothing else refers to it, and only read otherwise: such a record has no
 gradient, and editing it is an error. An array whose numbers are known while a function is traced (a constant) is also
-only read, unless an edit runs and its numbers are floats. Objects that a library uses like arrays (`register_arrays`)
-are rebuilt too. Everything else is not a site, including modules and other objects that hold arrays; nor are the
-tangents in the rule of a derivative that is taken in reverse mode, which have no numbers.
+only read, unless an edit runs, its numbers are floats, and it is JAX's: the program may write into one of NumPy.
+Objects that a library uses like arrays (`register_arrays`) are rebuilt too. Everything else is not a site, including
+modules and other objects that hold arrays; nor are the tangents in the rule of a derivative that is taken in reverse
+mode, which have no numbers.
 """
 
 from __future__ import annotations
@@ -175,7 +176,10 @@ def marked(
 
 
 def _may_be_replaced(value: Any, state: Looking) -> bool:
-    return isinstance(value, _jax.Tracer) or (state.edits and _is_inexact(value))
+    if isinstance(value, _jax.Tracer):
+        return True
+    # The program may write into a NumPy array, which it could not do with a traced one.
+    return state.edits and _is_inexact(value) and not isinstance(value, np.ndarray)
 
 
 def _is_inexact(value: Any) -> bool:
