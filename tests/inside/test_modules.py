@@ -304,6 +304,44 @@ def test_a_keras_model_that_is_called_without_state():
     np.testing.assert_allclose(sonde.edit(run, {"out": lambda y: y * 2}, inside=net)(x), 2 * net(x), rtol=1e-6)
 
 
+def test_edits_leave_the_state_of_equinox_alone():
+    """The statistics of a norm are shared by the examples of a `vmap`; edits of other sites must not make them vary."""
+    import equinox as eqx
+
+    class Net(eqx.Module):
+        norm: eqx.nn.BatchNorm
+        head: eqx.nn.Linear
+
+        def __call__(self, x, state):
+            x, state = self.norm(x, state)
+            return self.head(x), state
+
+    make = lambda: Net(eqx.nn.BatchNorm(8, "batch", mode="batch"), eqx.nn.Linear(8, 2, key=jax.random.key(0)))
+    net, state = eqx.nn.make_with_state(make)()
+    run = jax.vmap(net, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+    x = X[0]
+    plain, after = run(x, state)
+    for path, edit in (
+        ("head/out", jnp.zeros_like),
+        ("norm/out", lambda v: jax.tree.map(jnp.zeros_like, v)),
+        ("norm/out", lambda v: (v[0] * 0.0, v[1])),
+    ):
+        result, new = sonde.edit(eqx.filter_jit(run), {path: edit}, inside=net)(x, state)
+        expected = jnp.zeros_like(plain) + (net.head.bias if path == "norm/out" else 0.0)
+        close((result, new), (expected, after))
+    _, records = sonde.capture(run, inside=net)(x, state)
+    assert len(jax.tree.leaves(records["norm/out"].value)) == 1 + len(jax.tree.leaves(after))
+
+
+def test_tools_of_a_model_in_a_transform_of_equinox():
+    """Such a function has no name once it has been rebuilt."""
+    import equinox as eqx
+
+    mlp = eqx.nn.MLP(8, 2, 4, 1, key=jax.random.key(0))
+    for f in (eqx.filter_jit(mlp), eqx.filter_checkpoint(mlp)):
+        assert "layers/0/out" in {site.path for site in sonde.sites(f, inside=mlp)(X[0, 0])}
+
+
 def test_layers_of_keras_in_nested_containers_and_private_attributes():
     import keras
 

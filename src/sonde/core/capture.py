@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -206,4 +207,8 @@ def check_callable(f: object, verb: str) -> None:
 
 def like(new: Callable, f: Any) -> Callable:
     """Gives a wrapper the name, documentation and signature of the callable it wraps."""
-    return functools.update_wrapper(new, f, updated=())
+    wrapper = functools.update_wrapper(new, f, assigned=(), updated=())
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        with contextlib.suppress(AttributeError, TypeError):  # a callable object may have a name that is no string
+            setattr(wrapper, name, getattr(f, name))
+    return wrapper

@@ -117,20 +117,37 @@ def between_sites(
     state: Any = looking()
     early = _jax.evaluates_early()
     passes = (state.grads or state.edits) and not early
-    if _has_arrays((args, kwargs)):
+    keep = _is_kept_by_edits if state.edits else is_kept
+    if _has_arrays((args, kwargs), keep):
         with _jax.evaluated_late() if early else contextlib.nullcontext():
-            new = mark_arguments(name, original, args, kwargs, is_kept, depths)
+            new = mark_arguments(name, original, args, kwargs, keep, depths)
         args, kwargs = new if passes else (args, kwargs)
     result = fn(*args, **kwargs)
-    if not _has_arrays(result):
+    if not _has_arrays(result, keep):
         return result
     with _jax.evaluated_late() if early else contextlib.nullcontext():
-        new = mark_result(name, original, result, is_kept, depths)
+        new = mark_result(name, original, result, keep, depths)
     return new if passes else result
 
 
-def _has_arrays(value: Any) -> bool:
-    return any(isinstance(x, (jax.Array, np.ndarray)) for x in jax.tree.leaves(value, is_leaf=is_kept))
+def _has_arrays(value: Any, keep: Callable[[Any], bool]) -> bool:
+    return any(isinstance(x, (jax.Array, np.ndarray)) for x in jax.tree.leaves(value, is_leaf=keep))
+
+
+_beside: list[type] = []
+
+
+def register_beside(cls: type) -> None:
+    """Registers a class whose arrays modules pass on beside their values, such as running statistics.
+
+    Edits leave its objects alone. An edit may make each array of a value vary over the examples of a `vmap`, but these
+    are often shared by all examples.
+    """
+    _beside.append(cls)
+
+
+def _is_kept_by_edits(value: Any) -> bool:
+    return isinstance(value, tuple(_beside)) or is_kept(value)
 
 
 def is_kept(value: Any) -> bool:

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 
 from sonde.core.modules.index import ModuleKind, register_modules
+from sonde.inside.calls import register_beside
 from sonde.inside.libraries import Model, with_methods
 
 
@@ -34,6 +35,7 @@ def _is_model(module: Any) -> bool:
     return not type(module).__module__.startswith("equinox._")
 
 
+register_beside(eqx.nn.State)
 register_modules(eqx.Module, ModuleKind(_children, is_root=_is_model, arrays=_arrays, rest=_rest))
 
 

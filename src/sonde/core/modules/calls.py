@@ -217,15 +217,21 @@ def mark_arrays(
     if isinstance(value, jax.Array):
         return mark(value, name, tag=tag, code=code, depth=2, depths=depths)
     leaves, tree = jax.tree.flatten(value, is_leaf=keep)
-    kept = [(i, x) for i, x in enumerate(leaves) if keep(x)]
+    kept = {i: x for i, x in enumerate(leaves) if keep(x)}
     if not kept:
         return mark(value, name, tag=tag, code=code, depth=2, depths=depths)
-    for i, x in kept:
-        leaves[i] = f"<{type(x).__name__}>"
-    leaves = jax.tree.leaves(mark(jax.tree.unflatten(tree, leaves), name, tag=tag, code=code, depth=2, depths=depths))
-    for i, x in kept:
-        leaves[i] = x
-    return jax.tree.unflatten(tree, leaves)
+    state = looking()
+    instead = _Kept if state is not None and state.edits else str
+    for i, x in kept.items():
+        leaves[i] = instead(f"<{type(x).__name__}>")
+    new = mark(jax.tree.unflatten(tree, leaves), name, tag=tag, code=code, depth=2, depths=depths)
+    marked = iter(jax.tree.leaves(new, is_leaf=lambda x: isinstance(x, _Kept)))
+    return jax.tree.unflatten(tree, [kept.get(i, x) for i, x in enumerate(marked)])
+
+
+@jax.tree_util.register_static
+class _Kept(str):
+    """Stands for an object that stays the same, in the value that the function of an edit gets: not a leaf."""
 
 
 def code_of(fn: Any) -> types.CodeType | None:
