@@ -105,6 +105,30 @@ def test_a_rule_that_returns_value_and_tangent_under_jacfwd():
     np.testing.assert_array_equal(tangent, np.diag(2 * WEIGHT))
 
 
+def cubed(x):
+    square = x**2
+    return square * x
+
+
+def test_backward_passes_that_cannot_be_added_are_apart():
+    def run(x):
+        _, pull = jax.vjp(cubed, x)
+        return jax.vmap(pull)(jnp.array([1.0, 2.0])), jax.vmap(pull)(jnp.array([3.0, 4.0, 5.0]))
+
+    result, records = sonde.capture(run, inside=cubed, grads=True)(2.0)
+    jax.tree.map(np.testing.assert_array_equal, result, run(2.0))
+    first, second = records["cubed/square"].grads
+    np.testing.assert_array_equal(first, [2, 4])
+    np.testing.assert_array_equal(second, [6, 8, 10])
+
+
+def test_the_operators_of_jax_numpy_may_be_marked():
+    run = lambda x: jnp.std(jax.jit(jnp.mean)(x) * x)
+    result, records = sonde.capture(jax.grad(run), grads=True, inside="jax.numpy")(WEIGHT)
+    np.testing.assert_array_equal(result, jax.grad(run)(WEIGHT))
+    assert any(path.startswith("std/") for path in records)
+
+
 # -- primitives without a rule -----------------------------------------------------------------------------------------
 
 

@@ -126,7 +126,8 @@ def new_var(aval: Any) -> Var:
 
 def add_equation(var: Any, amount: int) -> tuple[Any, Any]:
     """The equation `out = var + amount` for an int32 scalar, and `out`."""
-    jaxpr = open_jaxpr(jax.make_jaxpr(lambda x: x + amount)(var.aval))
+    # Not `x + amount`: code under `inside=` may be that of the operator.
+    jaxpr = open_jaxpr(jax.make_jaxpr(lambda x: lax.add(x, np.int32(amount)))(var.aval))
     (template,) = jaxpr.eqns
     out = new_var(var.aval)
     invars = [x if isinstance(x, Literal) else var for x in template.invars]

@@ -56,7 +56,8 @@ def calls_from(items: Sequence[Item], met: Met) -> list[Call]:
 def pair(items: Iterable[Item], met: Met) -> list[Call]:
     """Pairs values with gradients.
 
-    Gradients whose value was not recorded (it was computed before the capture began) become separate calls.
+    Gradients whose value was not recorded (it was computed before the capture began) become separate calls, the
+    orphans.
     """
     items = list(items)
     calls = [Call(item, {}) for item in items if item.view.is_value]
@@ -69,9 +70,9 @@ def pair(items: Iterable[Item], met: Met) -> list[Call]:
     by_run = _by_run(gradients)
     for item, candidates in gradients:
         if id(item) in by_run:
-            _add(by_run[id(item)], item)
+            _add(by_run[id(item)], item, orphans)
         elif candidates.calls:
-            if not _give(item, candidates):
+            if not _give(item, candidates, orphans):
                 orphans.append(Call(item, {}))
         elif not any(site in met.sites for site in item.sites):
             orphans.append(Call(item, {}))
@@ -155,7 +156,7 @@ def _by_run(gradients: Sequence[tuple[Item, _Candidates]]) -> dict[int, Call]:
     return found
 
 
-def _give(gradient: Item, candidates: _Candidates) -> bool:
+def _give(gradient: Item, candidates: _Candidates, orphans: list[Call]) -> bool:
     """Adds a gradient to the calls that it belongs to, element by element. False if its value was not computed.
 
     The token says which call. With branches it may differ between iterations, or between the elements of a map; it is 0
@@ -167,7 +168,7 @@ def _give(gradient: Item, candidates: _Candidates) -> bool:
     traced = isinstance(token, _jax.Tracer)
     possible = candidates.calls if len(candidates.calls) == 1 else candidates.possible(token)
     if len(possible) == 1 and (traced or candidates.traced or possible is candidates.calls):
-        _add(possible[0], gradient)
+        _add(possible[0], gradient, orphans)
         return True
     _check_told_apart(gradient, candidates)
     token = token if traced else _as_numbers(token)
@@ -178,7 +179,7 @@ def _give(gradient: Item, candidates: _Candidates) -> bool:
             here = np.isin(token, mine) & (token != 0)  # where the token is 0, so is the gradient
             if np.all(here | (token == 0)):
                 if np.any(here):
-                    _add(call, gradient)
+                    _add(call, gradient, orphans)
                 continue
             if not np.any(here):
                 continue
@@ -188,7 +189,7 @@ def _give(gradient: Item, candidates: _Candidates) -> bool:
             here = functools.reduce(jnp.logical_or, [token == t for t in mine])
         leaves, leaves_have = select(here, has, gradient.leaves, gradient.has[: len(gradient.leaves)])
         axes = with_leaves(gradient.view.axes, leaves_have)
-        _add(call, dataclasses.replace(gradient, leaves=leaves, view=gradient.view.replace(axes=axes)))
+        _add(call, dataclasses.replace(gradient, leaves=leaves, view=gradient.view.replace(axes=axes)), orphans)
     return True
 
 
@@ -236,28 +237,41 @@ def _one(token: Any) -> Any:
     return np.max(np.asarray(token)) if is_here else jnp.max(token)
 
 
-def _add(call: Call, gradient: Item) -> None:
-    """Several backward passes through one call add up, as cotangents do."""
+def _add(call: Call, gradient: Item, orphans: list[Call]) -> None:
+    """Several backward passes through one call add up, as cotangents do.
+
+    If they cannot be added, that is an error. But nobody can do anything about code that was not written for Sonde:
+    there, the gradient becomes a separate call.
+    """
     gradient = _in_order_of(call.item, gradient)
     axes = tuple(axis.of_value(call.item.view.axes) for axis in gradient.view.axes)
     gradient = dataclasses.replace(gradient, view=gradient.view.replace(axes=axes))
     order = gradient.view.order
     before = call.grads.get(order)
-    call.grads[order] = gradient if before is None else _sum(call.item, before, gradient)
+    new = gradient if before is None else _sum(call.item, before, gradient)
+    if new is not None:
+        call.grads[order] = new
+    elif gradient.site.depths is not None and order == 0:
+        orphans.append(Call(gradient, {}))
+    else:
+        raise CaptureError(
+            f"site {call.item.path!r} ({call.item.site.source}) has gradients from two backward passes, with the axes "
+            f"{before and before.view.axes} and {gradient.view.axes}, which cannot be added: capture the two passes "
+            "one by one"
+        )
 
 
-def _sum(value: Item, a: Item, b: Item) -> Item:
-    """The sum of two gradients of one value, leaf by leaf. A gradient without a part for a leaf adds nothing."""
+def _sum(value: Item, a: Item, b: Item) -> Item | None:
+    """The sum of two gradients of one value, leaf by leaf; None if their axes have nothing in common.
+
+    A gradient without a part for a leaf adds nothing.
+    """
     n_loops = len(_loops(value))
     if len(_loops(a)) != len(_loops(b)):
         a, b = _without_further_loops(a, n_loops), _without_further_loops(b, n_loops)
     common = common_axes(a.view.axes, b.view.axes)
     if common is None or a.tree != b.tree:
-        site = value.site
-        raise CaptureError(
-            f"site {value.path!r} ({site.source}) has gradients from two backward passes, with the axes {a.view.axes} "
-            f"and {b.view.axes}, which cannot be added: capture the two passes one by one"
-        )
+        return None
     axes, on_a, on_b = common
     parts: dict[int, tuple[Any, list[bool]]] = {}
     for item, on in ((a, on_a), (b, on_b)):

@@ -59,7 +59,7 @@ class Record:
         Each has the structure of the value. Parts that no backward pass went through are zeros; they are None if the
         value itself was not recorded, and for arrays that the examples of a `vmap` share in a tuple with others that
         they do not, in code under `inside=`. If several backward passes went through a call, it is their sum; if none
-        did, None.
+        did, None. Passes in code under `inside=` that cannot be added, each mapped by a `vmap` of its own, come last.
         """
         return self.gradients(1)
 
