@@ -333,6 +333,38 @@ def test_edits_leave_the_state_of_equinox_alone():
     assert len(jax.tree.leaves(records["norm/out"].value)) == 1 + len(jax.tree.leaves(after))
 
 
+def test_captures_see_only_the_calls_of_their_own_models():
+    """The code of a method is replaced for all captures that run, nested or in other threads."""
+    import equinox as eqx
+    import flax.linen as nn
+
+    mlp: Any = eqx.nn.MLP(8, 2, 4, 1, key=jax.random.key(0))
+    norm = eqx.nn.LayerNorm(8)
+    dense = nn.Dense(2)
+    variables = dense.init(jax.random.key(0), X)
+
+    def run(x):
+        return mlp(norm(x)) + dense.apply(variables, x)
+
+    paths = lambda inside, f=run: list(sonde.capture(f, inside=inside)(X[0, 0])[1])
+    alone = [paths(norm), paths(dense)]
+    assert alone == [["in", "out"], ["in", "out"]]
+    inner: list[Any] = []
+    outer = paths([mlp, dense], lambda x: (inner.append(paths(norm)), run(x))[1])
+    assert inner == alone[:1] and "layers/0/out" in outer
+    paths(mlp, lambda x: (inner.append(paths(dense)), run(x))[1])
+    assert inner == alone
+
+
+def test_a_part_of_a_model_has_one_path_in_a_copy_of_the_model():
+    import equinox as eqx
+
+    mlp: Any = eqx.nn.MLP(8, 2, 4, 1, key=jax.random.key(0))
+    _, records = sonde.capture(eqx.filter_jit(mlp), inside=mlp.layers[0])(X[0, 0])
+    assert list(records) == ["in", "out", "self/layers/1/in", "self/layers/1/out"]
+    np.testing.assert_allclose(records["out"].value, mlp.layers[0](X[0, 0]), rtol=1e-6)
+
+
 def test_tools_of_a_model_in_a_transform_of_equinox():
     """Such a function has no name once it has been rebuilt."""
     import equinox as eqx

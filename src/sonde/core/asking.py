@@ -26,8 +26,12 @@ class AskedInside(Protocol):
         """Which captures see the sites of a function."""
         ...
 
-    def call_depths(self, method: str) -> frozenset[int]:
-        """Which captures see the calls of a method of modules."""
+    def call_depths(self, function: Any) -> frozenset[int]:
+        """Which captures see the calls of a function, a method of modules."""
+        ...
+
+    def hook_depths(self, hook: Callable[..., Any], method: str) -> frozenset[int]:
+        """Which captures see the calls of a method of modules that are observed by a hook."""
         ...
 
     def names_functions(self) -> bool:

@@ -150,9 +150,13 @@ class Asked:
             self._depths[function] = found
             return found
 
-    def call_depths(self, method: str) -> frozenset[int]:
-        """Which captures see the calls of a method of modules."""
-        return frozenset(depth for depth, r in self.requests if method in r.methods)
+    def call_depths(self, function: FunctionType) -> frozenset[int]:
+        """Which captures see the calls of a function, a method of modules."""
+        return frozenset(depth for depth, r in self.requests if function in r.calls)
+
+    def hook_depths(self, hook: Callable[..., Any], method: str) -> frozenset[int]:
+        """Which captures see the calls of a method of modules that are observed by a hook."""
+        return frozenset(depth for depth, r in self.requests if hook in r.hooks and method in r.methods)
 
     def names_functions(self) -> bool:
         """Whether some functions were requested by name, and not as part of a package or model."""

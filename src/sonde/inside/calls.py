@@ -12,6 +12,7 @@ import contextlib
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,10 +36,11 @@ class Through:
         code: The code that the function has while a capture runs.
     """
 
-    __slots__ = ("code", "inner", "name")
+    __slots__ = ("_function", "code", "inner", "name")
 
     def __init__(self, function: types.FunctionType) -> None:
         self.name = function.__name__
+        self._function = weakref.ref(function)
         self.inner = types.FunctionType(
             function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
         )
@@ -54,7 +56,8 @@ class Through:
         if state is None or state.inside is None or kind is None:
             return inner(*args, **kwargs)
         name = kind.aliases.get(self.name, self.name)
-        depths = state.inside.call_depths(name)
+        function = self._function()
+        depths = state.inside.call_depths(function) if function is not None else None
         if not depths:
             return inner(*args, **kwargs)
         args, kwargs = self._as_called(args, kwargs)

@@ -29,7 +29,7 @@ def _intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
         return method(*args, **kwargs)
     path = tuple(map(str, module.path))
     original = getattr(type(module), name, None)
-    return run_named(scope_of(path, module.scope.root), module, name, method, args, kwargs, original)
+    return run_named(scope_of(path, module.scope.root), module, name, method, args, kwargs, original, _intercepting)
 
 
 def _paths_given(args: Sequence[Any]) -> Any:

@@ -33,4 +33,4 @@ def _intercept(method: Any, args: Any, kwargs: Any, context: hk.MethodContext) -
     # In Haiku's names, `~` means a constructor and `~name` a method other than `__call__`.
     path = tuple(name for name in module.module_name.split("/") if not name.startswith("~"))
     original = getattr(type(module), context.method_name, None)
-    return run_named(scope_of(path, None), module, context.method_name, method, args, kwargs, original)
+    return run_named(scope_of(path, None), module, context.method_name, method, args, kwargs, original, _intercepting)

@@ -72,6 +72,7 @@ def run_named(
     args: Any,
     kwargs: Any,
     original: Any,
+    hook: Callable[..., Any],
 ) -> Any:
     """Calls a method of a module with a path, as a scope with sites if a capture looks at the method.
 
@@ -83,9 +84,10 @@ def run_named(
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         original: The function, for its line.
+        hook: The hook that observes the call.
     """
     state = looking()
-    if state is None or state.inside is None or not (depths := state.inside.call_depths(method)):
+    if state is None or state.inside is None or not (depths := state.inside.hook_depths(hook, method)):
         return fn(*args, **kwargs)
     if _running.methods and _running.methods[-1][0] is module and _running.methods[-1][1] == method:  # by `super()`
         return fn(*args, **kwargs)

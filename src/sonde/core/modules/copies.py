@@ -121,6 +121,7 @@ class _Candidate:
         score: How many arrays fit.
         inner: How far in it is among the calls that are open.
         is_given: Whether it is in a model that the capture began with.
+        root: The module whose parts were searched; the model that paths count from, if it is in that.
     """
 
     place: Place
@@ -129,6 +130,7 @@ class _Candidate:
     score: int
     inner: int
     is_given: bool
+    root: Any
 
 
 def _place(
@@ -150,6 +152,8 @@ def _place(
         left = [c for c in left if _same(rest_of(c.module), rest)] or left
     if len(left) > 1:
         left = _called_with(trail, left) or left
+    if len(left) > 1 and any(c.root is trail.root for c in left):  # the model may be part of a larger one, or of a copy
+        left = [c for c in left if type(c.root) is type(trail.root)]
     if not left:
         return None
     return (left[0].place, left[0].level) if len(left) == 1 else _named_after_all(trail, left)
@@ -182,11 +186,14 @@ def _candidates(trail: Trail, cls: type, ends: Sequence[set[int]], sources: Sour
                     continue
                 here = place.below("/".join(map(str, path)))
                 known = found.get(text := trail.absolute(here, level))
-                more = trail.arrays_at(path) if is_given and root is trail.root else []
+                in_model = is_given and root is trail.root
+                more = trail.arrays_at(path) if in_model else []
                 score = max((_score(ends, arrays, sources) for arrays in (arrays_of(value), *more)), default=0)
                 if known is None:
-                    found[text] = _Candidate(here, level, value, score, inner + i, is_given)
+                    found[text] = _Candidate(here, level, value, score, inner + i, is_given, root)
                     continue
+                if in_model:
+                    known.root = root
                 if score > known.score:  # another copy of the same original: a model before and after some steps
                     known.module, known.score, known.is_given = value, score, is_given
                 if known.level == level:
