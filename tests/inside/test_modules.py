@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -393,6 +394,41 @@ def test_layers_of_keras_in_nested_containers_and_private_attributes():
     parts = ["parts/a/0", "parts/a/1/0", *(f"attention/{x}" for x in ("query", "key", "value", "attention_output"))]
     assert list(records) == [f"{path}/out" for path in [*parts, "attention"]] + ["out"]
     np.testing.assert_allclose(records["parts/a/0/out"].value, net.parts["a"][0](X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("face", ["flax.linen", "sonde.linen"])
+def test_lifted_transforms_inside_modules_of_linen_keep_the_names_of_parameters(face):
+    nn: Any = importlib.import_module(face)
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, _=None):
+            return nn.remat(nn.Dense)(8, name="dense")(x), None
+
+    class Loop(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            loop = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+            return nn.RNN(nn.LSTMCell(8))(loop(name="loop")(x, None)[0])
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return Loop(name="layers")(Block(name="block")(x)[0])
+
+    net = Net()
+    variables = net.init(jax.random.key(0), X)
+    block, loop = variables["params"]["block"]["dense"], variables["params"]["layers"]["loop"]["dense"]
+    for apply in (net.apply, jax.jit(net.apply)):
+        _, records = sonde.capture(apply, "**/out", inside=net)(variables, X)
+        named = {f"{'/'.join(key.key for key in path[1:-1])}/out" for path, _ in jax.tree.leaves_with_path(variables)}
+        assert "layers/LSTMCell_0/hf/out" in named <= set(records)
+        calls = {"block", "layers/loop", "layers/RNN_0", "layers/LSTMCell_0", "layers"}
+        assert set(records) == named | {f"{path}/out" for path in calls} | {"out"}
+        first = X @ block["kernel"] + block["bias"]
+        np.testing.assert_allclose(records["block/dense/out"].value, first, rtol=1e-5)
+        second = first @ loop["kernel"][0] + loop["bias"][0]
+        np.testing.assert_allclose(records["layers/loop/dense/out"].value[0], second, rtol=1e-5)
 
 
 def test_a_loop_of_linen_that_flax_tries_first():

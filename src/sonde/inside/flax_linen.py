@@ -29,7 +29,9 @@ def _intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
         return method(*args, **kwargs)
     path = tuple(map(str, module.path))
     original = getattr(type(module), name, None)
-    return run_named(scope_of(path, module.scope.root), module, name, method, args, kwargs, original, _intercepting)
+    # A lifted transform makes a new root, at the path that it lifts.
+    root = module.scope.root if not module.scope.root.path else None
+    return run_named(scope_of(path, root), module, name, method, args, kwargs, original, _intercepting)
 
 
 def _paths_given(args: Sequence[Any]) -> Any:

@@ -51,9 +51,11 @@ def scope_of(path: Path, root: Any) -> Iterator[None]:
 
     Args:
         path: The path.
-        root: The object that paths start from; each run of the model has its own.
+        root: The object that paths start from; each run of the model has its own. None: that of the module around.
     """
     before = _running.scopes[-1] if _running.scopes else None
+    if root is None and before is not None:
+        root = before[1]
     name = _NamedPath("/".join(path) or "module")
     name.own, name.around = path, before[0] if before is not None and before[1] is root else ()
     _running.scopes.append((path, root))
