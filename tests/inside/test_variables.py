@@ -648,7 +648,7 @@ async def waits(x):
 
 def test_what_cannot_be_looked_into_is_an_error_if_it_was_asked_for():
     made: dict = {}
-    exec("def sourceless(x):\n    y = x\n    return y", made)
+    exec(compile("def sourceless(x):\n    y = x\n    return y", "<nowhere>", "exec"), made)
     for function, reason in [
         (generates, "it is a generator function"),
         (waits, "it is a coroutine function"),
