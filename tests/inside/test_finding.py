@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import linecache
+import sys
+import types
 import zipfile
 
 import jax.numpy as jnp
@@ -135,3 +138,23 @@ def test_a_module_in_an_archive(tmp_path, monkeypatch):
     module = importlib.import_module("in_an_archive")
     for inside in (module, module.f, "in_an_archive:f"):
         assert list(sonde.capture(module.f, inside=inside)(X)[1]) == ["f/x", "f/y", "f/return"]
+
+
+def test_a_notebook_as_a_module(monkeypatch):
+    """A notebook has no file; every cell has one of its own."""
+    notebook = types.ModuleType("a_notebook")
+    monkeypatch.setitem(sys.modules, "a_notebook", notebook)
+    cells = [
+        "import jax\nfrom functools import partial\n@jax.jit\ndef f(x):\n    y = x * 2\n    return y\n",
+        "class A:\n    def __call__(self, x):\n        h = f(x)\n        return h\n",
+    ]
+    for i, cell in enumerate(cells):
+        monkeypatch.setitem(linecache.cache, f"<cell {i}>", (len(cell), None, cell.splitlines(keepends=True), ""))
+        exec(compile(cell, f"<cell {i}>", "exec"), vars(notebook))
+    for inside in (notebook, "a_notebook", "a_notebook:*"):
+        paths = list(sonde.capture(notebook.A(), inside=inside)(X)[1])
+        assert paths == [f"A.__call__/{n}" for n in ("x", "f/x", "f/y", "f/return", "h", "return")]
+    empty = types.ModuleType("empty_notebook")
+    monkeypatch.setitem(sys.modules, "empty_notebook", empty)
+    with pytest.raises(InsideError, match="cannot look into empty_notebook: its source is not available"):
+        sonde.Inside(empty)

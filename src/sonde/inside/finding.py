@@ -216,8 +216,10 @@ def _modules(names: list[str], asked: set[str]) -> Found:
         module = sys.modules.get(name)
         filename = getattr(module, "__file__", None)
         if module is None or not isinstance(filename, str) or not filename.endswith(".py"):
-            if name in asked:
-                left_out.append(LeftOut(name, str(filename), "its source is not available"))
+            if name in asked and module is not None:
+                cells = _with_inner(_in_cells(module))
+                functions.update(dict.fromkeys(cells.functions))
+                left_out += cells.left_out or [LeftOut(name, str(filename), "its source is not available")]
             continue
         reason = machinery(filename)
         file = file_named(filename, loaded_by=vars(module)) if reason is None else None
@@ -251,6 +253,18 @@ def _written_in(files: dict[str, SourceFile]) -> tuple[list[FunctionMarks], list
             changed[code.co_filename][LeftOut(code.co_qualname, place, CHANGED)] = None
     functions = [f for name in files for f in (live[name] if changed[name] else {*live[name], *files[name].functions})]
     return functions, [x for name in files for x in changed[name]]
+
+
+def _in_cells(module: types.ModuleType) -> list[FunctionMarks]:
+    """The functions and methods of a module that has no file, such as a notebook."""
+    found: dict[FunctionMarks, None] = {}
+    for value in list(vars(module).values()):
+        if isinstance(value, type):
+            functions = methods_of(value) if value.__module__ == module.__name__ else []
+        else:
+            functions = [f for f in _functions_below(value, 4) if f.__globals__ is vars(module)]
+        found.update((marks, None) for f in functions if (marks := marks_of(f)) is not None)
+    return list(found)
 
 
 def _mirror(name: str) -> list[str]:
