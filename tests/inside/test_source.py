@@ -130,6 +130,7 @@ class Checks(ast.NodeTransformer):
     def visit_FunctionDef(self, node):
         self.generic_visit(node)
         node.decorator_list.append(ast.copy_location(ast.Name("check", ast.Load()), node))
+        node.decorator_list.append(ast.parse("check").body[0].value)  # a tool may leave it on line 1
         return node
 
     def visit_Assert(self, node):

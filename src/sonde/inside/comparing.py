@@ -11,7 +11,7 @@ import ast
 import dis
 import re
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 _CONDITION = re.compile(r"IF_(TRUE|FALSE|NONE|NOT_NONE)")
@@ -56,9 +56,12 @@ def is_made_from(plain: CodeType, code: CodeType, lines: OpenLines) -> bool:
     ):
         return False
     mine, other = _instructions(plain, lines), _instructions(code, lines)
-    if mine is None or other is None or not mine <= other:
+    if not mine <= other or (mine and not any(place.has_column for place, *_ in mine)):
         return False
-    if any(line not in lines.extended for line, *_ in other - mine):
+    # What a tool adds has the place of the statement, or one that nothing written in the function has.
+    first = plain.co_firstlineno
+    more = [place for place, *_ in other - mine if place.has_column and place.line >= first]
+    if any(place.line not in lines.extended for place in more):
         return False
     made = [c for c in code.co_consts if isinstance(c, CodeType)]
     return all(
@@ -72,9 +75,21 @@ def _key(code: CodeType) -> tuple[str, int]:
     return code.co_qualname, code.co_firstlineno
 
 
-def _instructions(code: CodeType, lines: OpenLines) -> set[tuple[Any, ...]] | None:
-    """The instructions of a function, each with its place; None if Python keeps no columns."""
-    found: set[tuple[Any, ...]] = set()
+class _Place(NamedTuple):
+    line: int
+    end_line: int | None
+    column: int | None
+    end_column: int | None
+
+    @property
+    def has_column(self) -> bool:
+        """Not if Python was told to keep none."""
+        return self.column is not None
+
+
+def _instructions(code: CodeType, lines: OpenLines) -> set[tuple[_Place, str, str, str]]:
+    """The instructions of a function, each with its place."""
+    found: set[tuple[_Place, str, str, str]] = set()
     for instruction in dis.get_instructions(code):
         place = instruction.positions
         if place is None or place.lineno is None or place.lineno in lines.rewritten:
@@ -82,8 +97,6 @@ def _instructions(code: CodeType, lines: OpenLines) -> set[tuple[Any, ...]] | No
         name, value = instruction.opname, instruction.argval
         if name in _PASSED_OVER or (name == "LOAD_CONST" and value is None):
             continue
-        if place.col_offset is None:
-            return None
         if instruction.opcode in _JUMPS:
             condition = _CONDITION.search(name)
             if condition is None and name.startswith("JUMP"):
@@ -91,5 +104,6 @@ def _instructions(code: CodeType, lines: OpenLines) -> set[tuple[Any, ...]] | No
             name, value = condition[0] if condition is not None else name, None
         if isinstance(value, CodeType):
             value = _key(value)
-        found.add((*place, _ALIKE.get(name, name), type(value).__name__, repr(value)))
+        at = _Place(place.lineno, place.end_lineno, place.col_offset, place.end_col_offset)
+        found.add((at, _ALIKE.get(name, name), type(value).__name__, repr(value)))
     return found
