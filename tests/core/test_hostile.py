@@ -116,6 +116,24 @@ def test_an_exception_in_a_nested_capture():
 # JAX's own checks and modes
 # ---------------------------------------------------------------------------------------------------------------------
 
+
+@jax.custom_jvp
+def with_jvp(x):
+    return double(jnp.sin(x))
+
+
+@with_jvp.defjvp
+def _jvp_rule(primals, tangents):
+    return with_jvp(*primals), jnp.cos(*primals) * 2 * tangents[0]
+
+
+@jax.custom_vjp
+def with_vjp(x):
+    return double(jnp.sin(x))
+
+
+with_vjp.defvjp(lambda x: (with_vjp(x), jnp.cos(x)), lambda slope, g: (2 * slope * g,))
+
 CHECKED = {
     "plain": lambda x: double(x).sum(),
     "jit": jax.jit(lambda x: double(x).sum()),
@@ -124,6 +142,10 @@ CHECKED = {
     "scan of remat": lambda x: lax.scan(jax.checkpoint(lambda c, r: (jnp.sin(c + double(r)), r)), 0.0, x)[0],
     "cond": lambda x: lax.cond(x[0] > 0, double, lambda x: x, x).sum(),
     "vmap": lambda x: jax.vmap(double)(x).sum(),
+    "custom_jvp": lambda x: with_jvp(x).sum(),
+    "custom_vjp": lambda x: with_vjp(x).sum(),
+    "scan of custom_jvp": lambda x: lax.scan(lambda c, _: (with_jvp(c), None), x, None, length=2)[0].sum(),
+    "jit of custom_vjp": lambda x: jax.jit(with_vjp)(x).sum(),
 }
 
 
@@ -140,6 +162,16 @@ def test_no_leaked_tracers(name):
                 jax.jit(capture(jax.grad(f), grads=grads)),
             ):
                 looked(X)[1]["h"].values[0].block_until_ready()
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_program_that_checks_for_leaks(name):
+    def step(x):
+        with jax.checking_leaks():
+            return jax.jit(jax.grad(CHECKED[name]))(x)
+
+    for grads in (False, True):
+        assert "h" in capture(step, grads=grads)(X)[1]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

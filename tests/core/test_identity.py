@@ -54,3 +54,22 @@ def test_what_a_library_keeps_belongs_to_all_of_them(monkeypatch):
         return y
 
     f(jnp.float32(1.0))
+
+
+def test_a_value_that_vmap_does_not_map_does_not_outlive_it(monkeypatch):
+    """It comes out of its site as a value of the trace outside, which keeps it for the backward pass."""
+    monkeypatch.setattr(identity, "_keepers", set())
+
+    @jax.custom_jvp
+    def double(x):
+        return x * 2
+
+    @double.defjvp
+    def rule(primals, tangents):
+        slope = jnp.cos(primals[0])
+        return double(*primals), slope * tangents[0]
+
+    f = jax.hessian(lambda x: double(x).sum())
+    with jax.checking_leaks():
+        _, records = sonde.capture(f, grads=True, inside=rule)(jnp.ones(3))
+    assert any(path.endswith("rule/slope") for path in records)

@@ -97,9 +97,9 @@ def without_forwarding(out_trees: Callable[[], Any]) -> Callable[[], Any]:
     return trees
 
 
-def with_zero_cotangents(result: Any, operands: Sequence[Any]) -> Any:
-    """What a custom_vjp backward rule returned, with zeros at the end for more operands."""
-    zeros = [ad.Zero(typeof(x).to_tangent_aval()) for x in operands]
+def with_zero_cotangents(result: Any, types: Sequence[Any]) -> Any:
+    """What a custom_vjp backward rule returned, with zeros at the end for more operands, of these types."""
+    zeros = [ad.Zero(t.to_tangent_aval()) for t in types]
     if not zeros:
         return result
     if ONE_JAXPR_CLASS:  # the rule also returns what it logged

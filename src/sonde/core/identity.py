@@ -21,7 +21,8 @@ from sonde.core.context import look, looking
 
 _ARRAYS = (jax.Array, np.ndarray)  # tracers among them
 # For a value that went into sites or came out of them, by identity: itself, the list of those that are the same, and
-# what went in if it came out, which lives as long, because libraries drop what they keep about an array with the array.
+# what went in if it came out. With a library that keeps something about arrays, that must live as long, because the
+# library drops what it keeps with the array. Without one it is None: a tracer may come out as one of a trace outside.
 _likes: dict[int, tuple[weakref.ref[Any], list[weakref.ref[Any]], Any]] = {}
 
 
@@ -95,4 +96,4 @@ def _keep(value: Any, likes: list[weakref.ref[Any]], before: Any) -> None:
 
     ref = weakref.ref(value, forget)
     likes.append(ref)
-    _likes[key] = ref, likes, before
+    _likes[key] = ref, likes, before if _keepers else None

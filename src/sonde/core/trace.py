@@ -42,6 +42,12 @@ class SiteTrace(_jax.Trace):
         # and jit's fast path must not see a new cache key.
         self._weakref = parent._weakref
 
+    def invalidate(self) -> None:
+        """Ends the trace. JAX may keep a trace inside it with a program, and with that this one, but no values."""
+        super().invalidate()
+        self.changed = None
+        del self.handler
+
     def stage_value(self, val: Any) -> Any:
         """Lifts a value into the trace around."""
         return self.parent.stage_value(val)

@@ -33,6 +33,7 @@ class _Recorded:
         self.handler = handler
         self.what = what
         self.carried = handler.carried()
+        self.carried_types = [*map(_jax.typeof, self.carried)]
         self.n = len(self.carried)
         self.state = looking()
         self.calls = handler.counts.mark()
@@ -108,9 +109,14 @@ class _Recorded:
         return flat_arrays(items)
 
     def finish(self, outs: Sequence[Any]) -> list[Any]:
-        """Gives the handler what was recorded; returns the outputs of the program."""
+        """Gives the handler what was recorded; returns the outputs of the program.
+
+        JAX keeps the rules as long as the program. From now on they refer to no value of the trace that ran the call.
+        """
         assert self.n_outs is not None
         self.handler.items += build_items(self.specs, outs[self.n_outs :])
+        self.handler, self.carried = self.handler.carrying(self.carried_types), []
+        self.handler.items = []
         return list(outs[: self.n_outs])
 
 
@@ -188,7 +194,7 @@ def custom_vjp_rule(
     def new_bwd(*residuals_and_cotangents: Any) -> Any:
         n = len(recorded.types)  # nothing flows back into what was only looked at
         given = residuals_and_cotangents[:-n] if n else residuals_and_cotangents
-        return _jax.with_zero_cotangents(bwd.call_wrapped(*given), recorded.carried)
+        return _jax.with_zero_cotangents(bwd.call_wrapped(*given), recorded.carried_types)
 
     functions = [(_plain(recorded, fun), fun), (new_fwd, fwd), (new_bwd, bwd)]
     trees = _jax.without_forwarding(out_trees)
