@@ -23,6 +23,7 @@ __all__ = [
     "numbers_along",
     "on_mesh_around",
     "repeated_like",
+    "spec_of_shard",
     "type_on_mesh_around",
     "varying_axes",
     "varying_axes_of_type",
@@ -33,6 +34,9 @@ __all__ = [
 def bind_shard_map(primitive: Primitive, trace: Trace, fun: Callable, args: Sequence[Any], **params: Any) -> list[Any]:
     """Binds a shard_map of `fun` on `trace`."""
     params["subfuns"] = (fun,)
+    names = params["debug_info"].arg_names
+    if names is not None and len(names) != len(args):
+        params["debug_info"] = params["debug_info"].with_unknown_names()
     avals = [typeof(x) for x in args]
     return primitive.bind_with_trace(trace, tuple(args), avals, params)
 
@@ -60,6 +64,13 @@ def varying_over(value: Any, axes: frozenset[str]) -> Any:
     """A value made to vary over these mesh axes too."""
     missing = tuple(axes - varying_axes(value))
     return lax.pcast(value, missing, to="varying") if missing else value
+
+
+def spec_of_shard(value: Any, *axes: Any) -> Any:
+    """How a value inside a shard_map becomes a global array with these axes; sums that are not done yet stay so."""
+    kind = getattr(typeof(value), "manual_axis_type", None)
+    names = ("unreduced", "reduced", "unreduced_kind")
+    return jax.P(*axes, **{name: found for name in names if (found := getattr(kind, name, None))})
 
 
 def explicit_sharding(aval: Any) -> Any:

@@ -52,6 +52,30 @@ def test_shard_map_gradients():
     equal(records["w"].grad, 2 * 6 * jnp.sum(xs**2))
 
 
+def test_values_and_gradients_with_a_sum_that_is_not_done_yet():
+    """The gradient of a value of type `reduced` is `unreduced`: every shard has its part of a sum."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,))
+
+    def per_shard(x, w):
+        return lax.psum(sow(sow(x, "x") * sow(w, "w"), "h"), "d")
+
+    with jax.set_mesh(mesh):
+        xs = jax.device_put(jnp.arange(4.0), PartitionSpec("d"))
+        w = jax.device_put(jnp.arange(2.0) + 1, PartitionSpec(None, reduced={"d"}))
+        plain = jax.shard_map(per_shard, out_specs=PartitionSpec())
+        for f in (plain, jax.jit(plain)):
+            step = jax.grad(lambda *args, f=f: f(*args).sum(), argnums=(0, 1))
+            for looked in (capture(step, grads=True), jax.jit(capture(step, grads=True))):
+                (_, gradient), records = looked(xs, w)
+                equal(records["h"].value, jnp.asarray([[0.0, 2.0], [2.0, 6.0]]))
+                equal(records["h"].grad, jnp.ones((2, 2)))
+                equal(records["x"].grad, jnp.asarray([[1.0, 2.0], [1.0, 2.0]]))
+                equal(records["w"].value, w)
+                assert records["w"].grad.sharding == gradient.sharding
+                assert gradient.sharding.spec.unreduced == {"d"}
+                equal(jax.reshard(records["w"].grad, PartitionSpec()), jnp.asarray([2.0, 4.0]))
+
+
 def test_pmap():
     xs = jnp.arange(4.0).reshape(2, 2)
     result, records = capture(jax.pmap(lambda x: sow(x * 2, "h") + 1))(xs)

@@ -24,12 +24,15 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
     handler = trace.handler
     mesh, manual, checked = params["mesh"], params["newly_manual_axes"], params["check_vma"]
     names = [name for name in mesh.axis_names if name in manual]
-    base, prefix, inner = handler.allot(1), handler.here(), handler.entering()
+    prefix, inner, n_args = handler.here(), handler.entering(), len(args)
+    carried = handler.carried()  # operands: on a mesh with explicit axes nothing may be closed over
+    params["in_specs"] = (*params["in_specs"], *[PartitionSpec()] * len(carried))
     seen: list[Any] = []
 
     def new_fun(*shards: Any) -> Any:
-        child = inner.child(base=base, prefix=prefix)
-        answer, specs = run_under(child, fun, *shards).unpack_aux()
+        around = inner.carrying(shards[n_args:])
+        child = around.child(base=around.allot(1), prefix=prefix)
+        answer, specs = run_under(child, fun, *shards[:n_args]).unpack_aux()
         handler.met.update(child.met)
         handler.skip(child.span)
         outs, new_specs, kinds = list(answer), [], []
@@ -41,7 +44,7 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
         seen[:] = [len(answer), kinds, answer]
         return _jax.flat_tree(outs, (*specs, *new_specs))
 
-    outs = list(_jax.bind_shard_map(primitive, trace.parent, new_fun, args, **params))
+    outs = list(_jax.bind_shard_map(primitive, trace.parent, new_fun, [*args, *carried], **params))
     n_outs, kinds, answer = seen
     handler.items += build_items(kinds, outs[n_outs:])
     return answer.update(outs[:n_outs])
@@ -56,7 +59,7 @@ def _with_mesh_axes(item: Item, names: list[str], mesh: Any, checked: bool) -> t
         mine = [n for n in names if everywhere or n in _jax.varying_axes(array)]
         loops = n_loops if name is None else sum(a.on_extra(name) for a in item.view.axes[:n_loops])
         arrays.append(lax.expand_dims(array, range(loops, loops + len(mine))) if mine else array)
-        specs.append(PartitionSpec(*[None] * loops, *mine, *[None] * (array.ndim - loops)))
+        specs.append(_jax.spec_of_shard(array, *[None] * loops, *mine, *[None] * (array.ndim - loops)))
         varying.append(mine)
     leaves, extras = varying[: len(item.leaves)], dict(zip(item.extras, varying[len(item.leaves) :]))
     extras.pop("token", None)
