@@ -129,6 +129,14 @@ def test_the_operators_of_jax_numpy_may_be_marked():
     assert any(path.startswith("std/") for path in records)
 
 
+def test_what_the_engine_computes_is_not_marked():
+    branch = lambda x: jax.lax.cond(x > 1, jnp.sin, jnp.cos, x)
+    loop = lambda x: jax.lax.while_loop(lambda c: c < 3, lambda c: jnp.exp(c), x)
+    _, records = sonde.capture(jax.vmap(lambda x: branch(x) + loop(x)), inside="jax.numpy")(WEIGHT)
+    operators = {"_forward_operator_to_aval.op", "_operator_add"}
+    assert {path.partition("/")[0] for path in records} - operators == {"sin", "cos", "exp"}
+
+
 # -- primitives without a rule -----------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from sonde import _jax
 from sonde._jax import ad, batching, mlir
 from sonde.core.along import repeated
 from sonde.core.axes import Axis
-from sonde.core.context import looking
+from sonde.core.context import look, looking
 from sonde.core.operands import NO_VALUE, TOKEN, TOKEN_TYPE, Operands, operands_of
 from sonde.core.site import Site, View
 from sonde.errors import CaptureError
@@ -246,7 +246,10 @@ _jax.when_loaded("jax.experimental.jet", _taylor_terms)
 
 
 def _front(array: Any, dim: Any) -> Any:
-    return array if dim is None or dim == 0 else jnp.moveaxis(array, dim, 0)
+    if dim is None or dim == 0:
+        return array
+    with look(None):  # `jax.numpy` may be marked
+        return jnp.moveaxis(array, dim, 0)
 
 
 def _shared_pass_beside(site: Site, view: View) -> bool:

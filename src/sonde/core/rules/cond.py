@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from sonde import _jax
 from sonde._jax import batching
 from sonde.core.along import along, returns_selectable, selectable
+from sonde.core.context import look
 from sonde.core.handler import Rebinding
 from sonde.core.item import Item, build_items
 from sonde.core.operands import TOKEN_TYPE, operands_of
@@ -221,8 +222,9 @@ def _gated(branch: Any, gate: Gate, gate_type: Any) -> Any:
 def _gates(axis_data: Any, args: Any, dims: Any, branches: Any) -> tuple[Any, Any, Any]:
     """The operands of a cond, where they are mapped, and its branches: with a gate for the sites of each."""
     n, choice = len(branches), object()
-    index = jnp.clip(args[0], 0, n - 1)
-    gates = [index == i for i in range(n)]
+    with look(None):  # `jax.numpy` may be marked
+        index = jnp.clip(args[0], 0, n - 1)
+        gates = [index == i for i in range(n)]
     gate_type = _jax.mapped_type(_jax.typeof(gates[0]), axis_data.size, dims[0])
     gated = tuple(_gated(branch, Gate(choice, i, n), gate_type) for i, branch in enumerate(branches))
     return [args[0], *gates, *args[1:]], [dims[0], *[dims[0]] * n, *dims[1:]], gated

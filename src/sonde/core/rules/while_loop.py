@@ -297,7 +297,7 @@ def _naming_batcher(plain: Any) -> Any:
         params["cond_jaxpr"], params["body_jaxpr"] = _with_active(test, body, on_mesh)
         n = params["cond_nconsts"]
         params.update(cond_nconsts=n + 1, body_nconsts=params["body_nconsts"] + 1)
-        number = repeated(jnp.zeros((), jnp.int32), axis_data)
+        number = repeated(np.zeros((), np.int32), axis_data)
         args = list(map(_jax.on_mesh_around, args)) if on_mesh else args
         args, dims = [number, *args[:n], number, *args[n:]], [0, *dims[:n], 0, *dims[n:]]
         return plain(axis_data, args, dims, **params)
