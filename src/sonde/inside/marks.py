@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sonde.core.context import looking
 from sonde.core.identity import is_same
 from sonde.core.scopes import scope, scope_seen_by
-from sonde.inside.syntax import Function
+from sonde.inside.functions import Function
 from sonde.inside.values import NEVER, marked
 
 

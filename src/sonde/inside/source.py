@@ -17,8 +17,9 @@ from types import CodeType
 from typing import Any
 
 from sonde.inside.comparing import OpenLines, is_made_from, open_lines
+from sonde.inside.functions import functions_in
 from sonde.inside.marks import FunctionMarks
-from sonde.inside.syntax import functions_in, marked_tree, read_word
+from sonde.inside.syntax import marked_tree, read_word
 from sonde.inside.values import called_from_c
 
 _FUTURE = 0

@@ -15,8 +15,7 @@ words in capitals are not names but constants of the new code, so that nothing i
 are strings that no program contains, which `sonde.inside.source` replaces by objects. A call of a constant is written
 as the call of a conditional expression, because Python warns about calls of constants.
 
-Not marked are generators and coroutines, whose bodies run after the call, the methods that begin and end a `with`
-block, and names that are not local.
+Names that are not local are not marked. `functions` says which functions are.
 """
 
 from __future__ import annotations
@@ -24,66 +23,14 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
-import itertools
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
+
+from sonde.inside.functions import INDEX, SCOPES, Definition, Function, functions_in, own_nodes
+from sonde.inside.labels import part_labels
 
 Role = Literal["enter", "scope", "mark", "part", "call", "get", "made", "same"]
 _PREFIX = "\0sonde:"
-_INDEX = "sonde_index"  # the attribute of a node that has the number of its function
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_COMPREHENSIONS = {ast.ListComp: "<listcomp>", ast.SetComp: "<setcomp>", ast.DictComp: "<dictcomp>"}
-
-# Operators, by the names that Python's own `operator` module gives them.
-_OPERATORS: dict[type[ast.AST], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.MatMult: "matmul",
-    ast.Div: "truediv",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "pow",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-    ast.BitOr: "or",
-    ast.BitAnd: "and",
-    ast.BitXor: "xor",
-    ast.USub: "neg",
-    ast.UAdd: "pos",
-    ast.Invert: "invert",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Function:
-    """A function in a file, as it is written.
-
-    Attributes:
-        index: Its number in the file.
-        qualname: Its qualified name.
-        line: The line of the definition or of its first decorator.
-        end: Its last line.
-        start: Line and column at which the body of a lambda starts; tells lambdas on one line apart.
-        parent: The number of the function that it is defined in, if any.
-        reason: Why its body is not marked; None if it is.
-    """
-
-    index: int
-    qualname: str
-    line: int
-    end: int
-    start: tuple[int, int] | None
-    parent: int | None
-    reason: str | None
 
 
 def word(role: Role, index: int) -> str:
@@ -97,79 +44,6 @@ def read_word(constant: Any) -> tuple[str, int] | None:
         return None
     role, _, index = constant[len(_PREFIX) :].partition(":")
     return role, int(index)
-
-
-def functions_in(tree: ast.Module) -> list[tuple[Definition, Function]]:
-    """All functions of a file, each after the one that it is defined in."""
-    found: list[tuple[Definition, Function]] = []
-    _collect(tree, "", None, found)
-    return found
-
-
-def _collect(node: ast.AST, prefix: str, parent: int | None, found: list[tuple[Definition, Function]]) -> None:
-    for child in ast.iter_child_nodes(node):
-        _collect_from(child, prefix, parent, found)
-
-
-def _collect_from(node: Any, prefix: str, parent: int | None, found: list[tuple[Definition, Function]]) -> None:
-    if isinstance(node, _SCOPES):
-        is_lambda = isinstance(node, ast.Lambda)
-        name = "<lambda>" if is_lambda else node.name
-        inner = f"{prefix}{name}." if isinstance(node, ast.ClassDef) else f"{prefix}{name}.<locals>."
-        if not isinstance(node, ast.ClassDef):
-            decorators = [] if is_lambda else node.decorator_list
-            line = min([node.lineno, *(d.lineno for d in decorators)])
-            start = (node.body.lineno, node.body.col_offset) if is_lambda else None
-            new = Function(len(found), prefix + name, line, node.end_lineno or line, start, parent, _reason(node))
-            parent = new.index
-            setattr(node, _INDEX, parent)  # copies of the tree have it too
-            found.append((node, new))
-        for part in _around(node):
-            _collect_from(part, prefix, parent, found)
-        for part in [node.body] if is_lambda else node.body:
-            _collect_from(part, inner, parent, found)
-        return
-    if isinstance(node, ast.JoinedStr):  # before Python 3.12, code in strings has no places
-        start = len(found)
-        _collect(node, prefix, parent, found)
-        found[start:] = [(n, dataclasses.replace(f, reason="it is part of a string")) for n, f in found[start:]]
-        return
-    name = "<genexpr>" if isinstance(node, ast.GeneratorExp) else _COMPREHENSIONS.get(type(node))
-    if name is None or (name != "<genexpr>" and sys.version_info >= (3, 12)):
-        _collect(node, prefix, parent, found)
-        return
-    first = node.generators[0].iter  # evaluated in the enclosing scope
-    for part in ast.iter_child_nodes(node):
-        for inner in ast.iter_child_nodes(part) if part is node.generators[0] else [part]:
-            below = prefix if inner is first else f"{prefix}{name}.<locals>."
-            _collect_from(inner, below, parent, found)
-
-
-def _around(node: Any) -> list[ast.AST]:
-    """The parts of a function or class that are evaluated in the enclosing scope: defaults, decorators, bases."""
-    if isinstance(node, ast.Lambda):
-        return [node.args]
-    if isinstance(node, ast.ClassDef):
-        return [*node.decorator_list, *node.bases, *node.keywords]
-    return [*node.decorator_list, node.args, *([node.returns] if node.returns is not None else [])]
-
-
-def _reason(node: Definition) -> str | None:
-    if isinstance(node, ast.AsyncFunctionDef):
-        return "it is a coroutine function, whose body runs after the call"
-    body = [node.body] if isinstance(node, ast.Lambda) else node.body
-    if any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in _own_nodes(body)):
-        return "it is a generator function, whose body runs after the call"
-    if isinstance(node, ast.FunctionDef) and node.name in ("__enter__", "__exit__"):
-        return "it begins or ends a `with` block, which may open scopes that outlive the call"
-    return None
-
-
-def _own_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """These nodes and all below that belong to the same scope."""
-    for node in nodes:
-        yield node
-        yield from _own_nodes(_around(node) if isinstance(node, _SCOPES) else ast.iter_child_nodes(node))
 
 
 def marked_tree(source: str, filename: str, *, parts: bool) -> ast.Module:
@@ -225,12 +99,6 @@ def _arguments(node: Definition) -> list[ast.arg]:
     return [*a.posonlyargs, *a.args, *filter(None, [a.vararg]), *a.kwonlyargs, *filter(None, [a.kwarg])]
 
 
-def _is_method(function: Function) -> bool:
-    """Whether a function is written in the body of a class."""
-    around = function.qualname.rpartition(".")[0]
-    return bool(around) and not around.endswith("<locals>")
-
-
 class _Outside(ast.NodeTransformer):
     """Everything outside marked bodies: modules, classes, and unmarked bodies."""
 
@@ -250,7 +118,7 @@ class _Outside(ast.NodeTransformer):
         """Visits a function whose own body is not marked; functions that it makes may be."""
         if not isinstance(node, ast.Lambda) and _makes(node.body):
             n = _docstring(node.body)
-            test = _at(ast.If(_call("enter", getattr(node, _INDEX), [], node), [_at(ast.Pass(), node)], []), node)
+            test = _at(ast.If(_call("enter", getattr(node, INDEX), [], node), [_at(ast.Pass(), node)], []), node)
             node.body = [*node.body[:n], test, *_visited(_Unmarked(self.file), node.body[n:])]
         self._surroundings(node)
         return node
@@ -262,7 +130,7 @@ class _Outside(ast.NodeTransformer):
             node.decorator_list = [self.visit(d) for d in node.decorator_list]
 
     def _function(self, node: Any) -> Any:
-        function = self.file.known[getattr(node, _INDEX)]
+        function = self.file.known[getattr(node, INDEX)]
         if function.reason:
             return self._unmarked(node)
         plain = self.file.bodies[function.index]
@@ -288,7 +156,7 @@ def _docstring(body: list[ast.stmt]) -> int:
 
 def _makes(body: Iterable[ast.AST]) -> bool:
     """Whether functions or classes are defined in a body."""
-    return any(isinstance(n, _SCOPES) for n in _own_nodes(body))
+    return any(isinstance(n, SCOPES) for n in own_nodes(body))
 
 
 class _Making(ast.NodeTransformer):
@@ -329,8 +197,8 @@ class _Unmarked(_Outside):
 def _made(node: Any) -> Any:
     """A definition whose function is registered when it is made."""
     if isinstance(node, ast.Lambda):
-        return _call("made", getattr(node, _INDEX), [node], node)
-    node.decorator_list.append(_object("made", getattr(node, _INDEX), node))
+        return _call("made", getattr(node, INDEX), [node], node)
+    node.decorator_list.append(_object("made", getattr(node, INDEX), node))
     return node
 
 
@@ -341,12 +209,12 @@ class _Inside(_Outside):
         super().__init__(file)
         self.index = function.index
         body = [node.body] if isinstance(node, ast.Lambda) else node.body
-        own = list(_own_nodes(body))
+        own = list(own_nodes(body))
         every = _arguments(node)
-        is_self = bool(every) and every[0].arg in ("self", "cls") and _is_method(function)
+        is_self = bool(every) and every[0].arg in ("self", "cls") and function.is_method
         self.arguments = every[1:] if is_self else every
         self.foreign = {name for n in own if isinstance(n, ast.Global) for name in n.names}
-        self.labels = _part_labels(own, {a.arg for a in every}) if file.parts else {}
+        self.labels = part_labels(own, {a.arg for a in every}) if file.parts else {}
 
     # -- bodies --------------------------------------------------------------------------------------------------------
 
@@ -354,7 +222,7 @@ class _Inside(_Outside):
         n = _docstring(plain)
         head, plain, body = plain[:n], plain[n:], node.body[n:]
         # Declarations of global and nonlocal names must come before their first use.
-        said = [n for n in _own_nodes(plain) if isinstance(n, (ast.Global, ast.Nonlocal))]
+        said = [n for n in own_nodes(plain) if isinstance(n, (ast.Global, ast.Nonlocal))]
         if said or _makes(plain):
             plain = copy.deepcopy(plain)  # the body of the enclosing function has the same statements
             plain = _visited(_Making(), [_NoDeclarations().visit(n) for n in plain])
@@ -554,40 +422,3 @@ class _NoDeclarations(ast.NodeTransformer):
         return node
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _stop
-
-
-def _part_labels(own: Iterable[ast.AST], arguments: set[str]) -> dict[int, str]:
-    """A name for every call and operator of a function, after what is called; numbered where there are several.
-
-    Variables count too: if one has the name, the calls are numbered, with numbers that are not in use.
-    """
-    own = list(own)
-    taken = {n.id for n in own if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | arguments
-    named = [(node, name) for node in own if (name := _part_name(node)) is not None]
-    named.sort(key=lambda pair: (pair[0].end_lineno, pair[0].end_col_offset))  # pyright: ignore
-    counts: dict[str, int] = {}
-    for _, name in named:
-        counts[name] = counts.get(name, 0) + 1
-    alone = {name for name, n in counts.items() if n == 1 and name not in taken}
-    taken |= alone
-    numbers: dict[str, Iterator[int]] = {name: itertools.count() for name in counts}
-    labels: dict[int, str] = {}
-    for node, name in named:
-        free = (f"{name}_{n}" for n in numbers[name] if f"{name}_{n}" not in taken)
-        labels[id(node)] = name if name in alone else next(free)
-    return labels
-
-
-def _part_name(node: ast.AST) -> str | None:
-    if isinstance(node, ast.Call):
-        called = node.func
-        while isinstance(called, (ast.Call, ast.Subscript)):  # jax.vmap(f)(x), layers[0](x)
-            called = called.func if isinstance(called, ast.Call) else called.value
-        if isinstance(called, ast.Attribute):
-            return called.attr
-        return called.id if isinstance(called, ast.Name) else "call"
-    if isinstance(node, (ast.BinOp, ast.UnaryOp)):
-        return _OPERATORS.get(type(node.op))
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return _OPERATORS.get(type(node.ops[0]))
-    return None
