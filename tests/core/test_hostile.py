@@ -134,6 +134,11 @@ def with_vjp(x):
 
 with_vjp.defvjp(lambda x: (with_vjp(x), jnp.cos(x)), lambda slope, g: (2 * slope * g,))
 
+
+def one_device():
+    return jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
 CHECKED = {
     "plain": lambda x: double(x).sum(),
     "jit": jax.jit(lambda x: double(x).sum()),
@@ -146,6 +151,9 @@ CHECKED = {
     "custom_vjp": lambda x: with_vjp(x).sum(),
     "scan of custom_jvp": lambda x: lax.scan(lambda c, _: (with_jvp(c), None), x, None, length=2)[0].sum(),
     "jit of custom_vjp": lambda x: jax.jit(with_vjp)(x).sum(),
+    "shard_map": lambda x: jax.jit(jax.shard_map(double, mesh=one_device(), in_specs=jax.P("d"), out_specs=jax.P("d")))(
+        x
+    ).sum(),
 }
 
 

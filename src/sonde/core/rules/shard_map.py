@@ -41,7 +41,7 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
             outs += global_item.arrays
             new_specs += item_specs
             kinds.append(global_item.spec)
-        seen[:] = [len(answer), kinds, answer]
+        seen[:] = [len(answer), kinds, answer.update([None] * len(answer))]  # and no tracers
         return _jax.flat_tree(outs, (*specs, *new_specs))
 
     outs = list(_jax.bind_shard_map(primitive, trace.parent, new_fun, [*args, *carried], **params))
