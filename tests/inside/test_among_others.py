@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.core import Trace, Tracer
+from jax.extend.core import set_current_trace, take_current_trace
 
 import sonde
 from sonde.errors import CaptureError
@@ -161,3 +163,80 @@ def test_what_came_with_a_class_is_left_out_where_no_rule_lets_it_out(grads):
     assert "parts/pair" in records and not any("halved" in path for path in records)
     with pytest.raises(CaptureError, match="custom_vmap_call.*no rule for"):
         sonde.capture(run, inside=[Hidden.halved, parts], grads=grads)(WEIGHT)
+
+
+class Scaling:
+    """As a package would have it."""
+
+    @staticmethod
+    def twice(x):
+        result = jax.lax.mul(x, 2.0)
+        return result
+
+
+def doubled_up_to_ten(x):
+    """What a program that interprets others makes of a loop that `vmap` has mapped: its predicate has an axis."""
+    test, body = jax.make_jaxpr(lambda x: x < 10)(x), jax.make_jaxpr(Scaling.twice)(x)
+    (x,) = jax.lax.while_p.bind(x, cond_nconsts=0, cond_jaxpr=test, body_nconsts=0, body_jaxpr=body)
+    return x
+
+
+@pytest.mark.parametrize("grads", [False, True])
+def test_what_came_with_a_class_is_left_out_of_a_loop_that_was_mapped_before(grads):
+    run = lambda x: doubled_up_to_ten(x) + Scaling.twice(x)
+    for function in (run, jax.jit(run)):
+        result, records = sonde.capture(function, inside=Scaling, grads=grads)(WEIGHT)
+        np.testing.assert_array_equal(result, [18, 20])
+        assert len(records["Scaling.twice/result"].values) == 1
+        with pytest.raises(CaptureError, match="'while', which was mapped before it had sites"):
+            sonde.capture(function, inside=Scaling.twice, grads=grads)(WEIGHT)
+
+
+# -- values that only another library's trace knows --------------------------------------------------------------------
+
+
+class Length(Tracer):
+    """A number with a unit. It is no array."""
+
+    def __init__(self, trace, metres):
+        super().__init__(trace, jax.typeof(metres))
+        self.metres = metres
+
+    def full_lower(self):
+        return self
+
+
+class Lengths(Trace):
+    """Multiplies lengths by numbers, and refuses all else, as Quax does with primitives that it has no rule for."""
+
+    def __init__(self, parent):
+        super().__init__()
+        self.parent = parent
+
+    def process_primitive(self, primitive, tracers, params, /):
+        if primitive is not jax.lax.mul_p:
+            raise TypeError(f"{primitive} of a length")
+        with set_current_trace(self.parent):
+            return Length(self, primitive.bind(*[getattr(x, "metres", x) for x in tracers], **params))
+
+
+def of_length(function, metres):
+    """The function of a length, in metres."""
+    with take_current_trace() as parent:
+        trace = Lengths(parent)
+        with set_current_trace(trace):
+            return function(Length(trace, metres)).metres
+
+
+@pytest.mark.parametrize("grads", [False, True])
+@pytest.mark.parametrize("again", [False, True], ids=["", "from its jaxpr"])
+def test_what_came_with_a_class_is_left_out_where_values_are_no_arrays(grads, again):
+    def run(x):
+        twice = jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(Scaling.twice)(x)) if again else Scaling.twice
+        return of_length(lambda y: jax.tree.leaves(twice(y))[0], x) + Scaling.twice(x)
+
+    result, records = sonde.capture(run, inside=Scaling, grads=grads)(WEIGHT)
+    np.testing.assert_array_equal(result, run(WEIGHT))
+    assert len(records["Scaling.twice/result"].values) == 1
+    with pytest.raises(TypeError, match="sonde_site of a length"):
+        sonde.capture(run, inside=Scaling.twice, grads=grads)(WEIGHT)

@@ -14,6 +14,7 @@ __all__ = [
     "current_trace",
     "evaluated_late",
     "evaluates_early",
+    "is_no_jax_array",
     "is_outermost",
     "restore_thread_state",
     "start_trace",
@@ -33,6 +34,18 @@ def trace_level() -> Any:
     A trace that acts for its parent (as a capture does) shares the parent's token, so it is not a separate level.
     """
     return _core.trace_ctx.trace._weakref
+
+
+def is_no_jax_array(value: Any, trace: Trace) -> bool:
+    """Whether a value is of a kind that the trace of another library adds to JAX's, such as a sparse array of Quax."""
+    if not _is_foreign(trace) or not isinstance(value, _core.Tracer):
+        return False
+    lowered = value.full_lower()
+    return isinstance(lowered, _core.Tracer) and _is_foreign(lowered)
+
+
+def _is_foreign(x: Any) -> bool:
+    return not type(x).__module__.startswith(("jax.", "jaxlib.", "sonde."))
 
 
 def is_outermost(level: Any) -> bool:

@@ -49,9 +49,25 @@ _jax.at_first_capture(lambda: _jax.allow_effect(SiteEffect))
 _jax.at_first_capture(lambda: _jax.hold_weakly(Site))
 kept = _jax.kept_when_partially_evaluated(SiteEffect)  # while a capture runs
 
-site_p = _jax.Primitive("sonde_site")
-marker_p = _jax.Primitive("sonde_marker")
-plain_p = _jax.Primitive("sonde_plain")
+
+class _SitePrimitive(_jax.Primitive):
+    """A primitive that leaves values alone which only the trace of another library knows.
+
+    Such a trace has rules for JAX's primitives. For others it makes an array of a value, or refuses to.
+    """
+
+    def bind_with_trace(self, trace: Any, args: Any, avals: Any, params: Any, /) -> Any:
+        """Binds the primitive, unless it has such a value and its site may be left out."""
+        if any(_jax.is_no_jax_array(x, trace) for x in args):
+            state = looking()
+            if state is None or state.may_miss(params["site"]):
+                return self.impl(*args, **params)
+        return super().bind_with_trace(trace, args, avals, params)
+
+
+site_p = _SitePrimitive("sonde_site")
+marker_p = _SitePrimitive("sonde_marker")
+plain_p = _SitePrimitive("sonde_plain")
 for _primitive in (site_p, marker_p, plain_p):
     _primitive.multiple_results = True
 

@@ -140,8 +140,8 @@ def run_under(handler: Handler, fn: Callable[..., Any], *args: Any) -> Any:
         trace.invalidate()
 
 
-def check_may_miss_all(primitive: Any, params: dict[str, Any]) -> None:
-    """Checks the sites in a primitive that has no rule: there they are not seen.
+def check_may_miss_all(primitive: Any, params: dict[str, Any], why: str = "Sonde has no rule for") -> None:
+    """Checks the sites in a primitive that has no rule, or none for this case: there they are not seen.
 
     Raises:
         CaptureError: A site was sown, or is in a function that was requested by name.
@@ -153,7 +153,7 @@ def check_may_miss_all(primitive: Any, params: dict[str, Any]) -> None:
         return
     raise CaptureError(
         f"site {site.path!r} ({site.source}) cannot be captured: it is inside a {_name_of(primitive, params)!r}, which "
-        "Sonde has no rule for; sow the value before or after it"
+        f"{why}; sow the value before or after it"
     )
 
 

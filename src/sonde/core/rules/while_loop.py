@@ -30,7 +30,7 @@ from sonde.core.rewrite import Rewritten, rewrite
 from sonde.core.rules.loop_carry import Keep, gate_from_outside
 from sonde.core.site import Site, View
 from sonde.core.site_search import gives_tokens, has_sites, sites_inside
-from sonde.core.trace import RULES, SiteTrace, run_under
+from sonde.core.trace import RULES, SiteTrace, check_may_miss_all, run_under
 
 INDEX_TYPE = _jax.typeof(np.zeros((), np.int32))
 
@@ -46,6 +46,11 @@ def while_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
         # Nothing has to come out: the loop stays as it is.
         return _bind(*_also_asked(handler, test), body.new.jaxpr, body.front, init)
     active, mapped = _jax.open_jaxpr(params["cond_jaxpr"]).outvars[0].aval, _mapped_loop(params["cond_jaxpr"])
+    if active.shape and mapped is None:
+        # A program that interprets others, such as Quax, put the sites into a loop that `vmap` had mapped before. Which
+        # of their axes are those of the predicate is not known.
+        check_may_miss_all(_jax.while_p, params, "was mapped before it had sites")
+        return _jax.while_p.bind(*args, **(_rewritten(params, _NoSites(), has_sites) or params))
     keep = body.keep(active, handler, mapped)
     keep_test = test.keep(active, handler, mapped)
     # The test runs once before the loop and once in every iteration. If another capture records it too, it stays where
