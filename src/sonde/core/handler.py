@@ -12,6 +12,8 @@ import copy
 from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
+import numpy as np
+
 from sonde import _jax
 from sonde.core.call_counts import CallCounts
 from sonde.core.context import Looking
@@ -151,7 +153,7 @@ class Handler:
 
     def carried(self) -> list[Any]:
         """The traced values that the handler holds: functions that are traced later must get them again."""
-        return [] if isinstance(self._base, int) else [self._base]
+        return [] if isinstance(self._base, int | np.ndarray | np.generic) else [self._base]
 
     def carrying(self, values: Sequence[Any]) -> Self:
         """A handler with these values in place of those that `carried` returned."""

@@ -76,6 +76,25 @@ def test_values_and_gradients_with_a_sum_that_is_not_done_yet():
                 equal(jax.reshard(records["w"].grad, PartitionSpec()), jnp.asarray([2.0, 4.0]))
 
 
+def test_gradients_in_a_shard_map_in_another():
+    mesh = jax.make_mesh((2, 1), ("d", "e"), axis_types=(AxisType.Auto,) * 2)
+    rows, columns = PartitionSpec("d", None), PartitionSpec(None, "e")
+
+    def outer(x):
+        return jax.shard_map(lambda x: sow(x**2, "h") * 3, in_specs=columns, out_specs=columns)(x)
+
+    @jax.jit
+    def f(x):
+        return jax.shard_map(outer, in_specs=rows, out_specs=rows, check_vma=False, axis_names={"d"})(x).sum()
+
+    with jax.set_mesh(mesh):
+        xs = jax.device_put(jnp.arange(4.0).reshape(2, 2), PartitionSpec("d", "e"))
+        gradient, records = capture(jax.grad(f), grads=True)(xs)
+    equal(gradient, 6 * xs)
+    equal(records["h"].value.reshape(2, 2), xs**2)
+    equal(records["h"].grad.reshape(2, 2), jnp.full((2, 2), 3.0))
+
+
 def test_pmap():
     xs = jnp.arange(4.0).reshape(2, 2)
     result, records = capture(jax.pmap(lambda x: sow(x * 2, "h") + 1))(xs)
