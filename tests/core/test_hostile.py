@@ -182,6 +182,14 @@ def test_a_program_that_checks_for_leaks(name):
         assert "h" in capture(step, grads=grads)(X)[1]
 
 
+@pytest.mark.parametrize("name", ["custom_jvp", "custom_vjp", "shard_map"])
+def test_jax_checks_what_it_is_given(name):
+    """That a program has as many operands as it has names for, among others."""
+    with jax.enable_checks(True):
+        f = jax.jit(lambda x: jnp.sin(CHECKED[name](x)))
+        assert "h" in capture(lambda x: f(x), grads=True)(X)[1]
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Without a capture
 # ---------------------------------------------------------------------------------------------------------------------

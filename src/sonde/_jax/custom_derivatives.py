@@ -29,10 +29,14 @@ def bind_custom_derivative(
     primitive: Primitive, args: Sequence[Any], functions: Sequence[tuple[Callable, Any]], **params
 ):
     """Binds a custom_jvp or custom_vjp call; `functions` pairs each new function with the wrapped one it stands for."""
+    names = functions[0][1].debug_info.arg_names
+    more_args = names is not None and len(names) != len(args)
+    wrapped = []
     for new, old in functions:
         new.stands_for = old  # type: ignore[attr-defined]
-    wrapped = tuple(_lu.wrap_init(new, debug_info=old.debug_info) for new, old in functions)
-    return primitive.bind(*args, subfuns=wrapped, **params)
+        info = old.debug_info.with_unknown_names() if more_args else old.debug_info
+        wrapped.append(_lu.wrap_init(new, debug_info=info))
+    return primitive.bind(*args, subfuns=tuple(wrapped), **params)
 
 
 def call_again(wrapped: Any, *args: Any) -> Any:
