@@ -240,3 +240,19 @@ def test_what_came_with_a_class_is_left_out_where_values_are_no_arrays(grads, ag
     assert len(records["Scaling.twice/result"].values) == 1
     with pytest.raises(TypeError, match="sonde_site of a length"):
         sonde.capture(run, inside=Scaling.twice, grads=grads)(WEIGHT)
+
+
+# -- arrays that JAX does not have -------------------------------------------------------------------------------------
+
+
+def measured(x):
+    exact = np.array([0.1, 0.2], np.longdouble)
+    both = [exact, x * 2]
+    return both[1] * float(exact[0])
+
+
+def test_long_floats_of_numpy_pass_untouched():
+    result, records = sonde.capture(measured, inside=measured)(WEIGHT)
+    np.testing.assert_array_equal(result, measured(WEIGHT))
+    assert "measured/exact" not in records
+    np.testing.assert_array_equal(records["measured/both"].value[1], WEIGHT * 2)

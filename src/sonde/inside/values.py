@@ -41,6 +41,8 @@ from sonde.errors import CaptureError
 NEVER: frozenset[type] = frozenset({type(None), bool, int, float, complex, str, bytes, type, slice, type(Ellipsis)})
 _ONE_ARRAY = (True,)
 _DEEP = 100
+# Types of NumPy that JAX does not have, where they are longer than its own.
+_TOO_LONG = {np.dtype(t) for t, own in ((np.longdouble, 8), (np.clongdouble, 16)) if np.dtype(t).itemsize > own}
 _KEPT = (bool, int, float, complex, str, type(None))
 
 
@@ -80,6 +82,8 @@ def is_array(value: Any) -> bool:
     if isinstance(value, _jax.Tracer):
         return _jax.is_array_type(value.aval)
     if isinstance(value, np.ndarray):
+        if value.dtype in _TOO_LONG:
+            return False
         return value.dtype.kind in "biufcV" and (value.dtype.kind != "V" or _jax.is_number_type(value.dtype))
     return isinstance(value, jax.Array)
 
