@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,22 +57,23 @@ def pytest_runtest_logreport(report):
             _messages[report.nodeid] = str(report.longrepr)[-3000:]
 
 
-def pytest_sessionfinish():
-    """Writes the outcomes."""
+def pytest_sessionfinish(session):
+    """Writes the outcomes, and the folder that the names of tests are relative to."""
     if "SONDE_OUTCOMES" in os.environ:
-        Path(os.environ["SONDE_OUTCOMES"]).write_text(json.dumps([_outcomes, _messages]))
+        found = _outcomes, _messages, str(session.config.rootpath)
+        Path(os.environ["SONDE_OUTCOMES"]).write_text(json.dumps(found))
 
 
-def outcomes(names: str, arguments: list[str], options: dict[str, str]) -> list[dict[str, str]]:
-    """The outcome of every test, and what the failures say."""
+def outcomes(names: str, arguments: list[str], options: dict[str, str], folder: str = ".") -> list[Any]:
+    """The outcome of every test of a run in a folder, what the failures say, and the folder for the names of tests."""
     here = Path(__file__).resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "outcomes.json"
+    with tempfile.TemporaryDirectory() as own:
+        file = Path(own) / "outcomes.json"
         path = os.pathsep.join([str(here.parent), str(here.parents[3] / "src"), os.environ.get("PYTHONPATH", "")])
         env = {**os.environ, "SONDE_OUTCOMES": str(file), "SONDE_MARKED": names, "PYTHONPATH": path, **options}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "marked_suite"]
-        subprocess.run([*command, *arguments], env=env, check=False)
-        return json.loads(file.read_text()) if file.exists() else [{}, {}]
+        subprocess.run([*command, *arguments], env=env, cwd=folder, check=False)
+        return json.loads(file.read_text()) if file.exists() else [{}, {}, folder]
 
 
 def main() -> int:
@@ -79,10 +81,10 @@ def main() -> int:
     given = sys.argv[1:]
     options = {name.upper().replace("--", "SONDE_"): "1" for name in ("--grads", "--expressions") if name in given}
     names, *arguments = [x for x in given if x not in ("--grads", "--expressions", "--")]
-    marked, messages = outcomes(names, arguments, options)
+    marked, messages, folder = outcomes(names, arguments, options)
     failed = [test for test, outcome in marked.items() if outcome == "failed"]
     rest = [x for x in arguments if not Path(x.partition("::")[0]).exists()]  # options, some with a value of their own
-    without = outcomes("", [*failed, *rest], {})[0] if failed else {}
+    without = outcomes("", [*failed, *rest], {}, folder)[0] if failed else {}
     lost = [test for test in failed if without.get(test) != "failed"]
     for test in lost:
         print(f"\n=== {test}: {without.get(test, 'did not run')} without\n{messages.get(test, '')}")
