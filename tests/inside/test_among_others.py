@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.core import Trace, Tracer
+from jax.experimental import sparse
 from jax.extend.core import set_current_trace, take_current_trace
 
 import sonde
@@ -240,6 +241,26 @@ def test_what_came_with_a_class_is_left_out_where_values_are_no_arrays(grads, ag
     assert len(records["Scaling.twice/result"].values) == 1
     with pytest.raises(TypeError, match="sonde_site of a length"):
         sonde.capture(run, inside=Scaling.twice, grads=grads)(WEIGHT)
+
+
+class Sums:
+    @staticmethod
+    def doubled(matrix, x):
+        twice = matrix * 2
+        return twice @ x
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("grads", [False, True])
+def test_sparse_arrays_pass_marks_that_came_with_a_class(grads):
+    matrix = sparse.BCOO.fromdense(jnp.eye(2) * 3)
+    run = sparse.sparsify(lambda m, x: Sums.doubled(m, x) + parts(x, x)[0])
+    result, records = sonde.capture(run, inside=[Sums, parts], grads=grads)(matrix, WEIGHT)
+    np.testing.assert_array_equal(result, run(matrix, WEIGHT))
+    names = {path.rpartition("/")[2] for path in records}  # `sparsify` drops the scopes
+    assert "pair" in names and "twice" not in names
+    with pytest.raises(CaptureError, match="'matrix'.*its value is sparse"):
+        sonde.capture(run, inside=Sums.doubled, grads=grads)(matrix, WEIGHT)
 
 
 # -- arrays that JAX does not have -------------------------------------------------------------------------------------

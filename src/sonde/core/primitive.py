@@ -14,6 +14,7 @@ when it is differentiated itself, marks their tangents.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -255,6 +256,26 @@ def _taylor_terms(jet: Any) -> None:
 
 
 _jax.when_loaded("jax.experimental.jet", _taylor_terms)
+
+
+def _sparse_values(transform: Any) -> None:
+    """Rules for `jax.experimental.sparse.sparsify`: a site of sparse arrays passes them on, unless it must be seen."""
+
+    def rule(primitive: Any, env: Any, *values: Any, site: Site, view: View) -> list[Any]:
+        state = looking()
+        if primitive is site_p and state is not None and not state.may_miss(site):
+            raise CaptureError(f"site {site.path!r} ({site.source}) cannot be captured: its value is sparse")
+        if primitive is not site_p:
+            return list(values[: len(values) - (primitive is marker_p or view.gives_token(site))])
+        outs = [] if view.role == "look" else operands_of(values, site, view).arrays
+        return [*outs, env.dense(np.asarray(NO_VALUE, TOKEN))] if view.gives_token(site) else outs
+
+    for primitive in (site_p, marker_p, plain_p):
+        for rules in (transform.sparse_rules_bcoo, transform.sparse_rules_bcsr):
+            rules[primitive] = functools.partial(rule, primitive)
+
+
+_jax.when_loaded("jax.experimental.sparse.transform", _sparse_values)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Batching: the mapped axis goes to the front, and the view says so
