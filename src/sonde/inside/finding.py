@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import functools
 import importlib
 import inspect
 import itertools
@@ -25,11 +24,15 @@ from sonde.errors import InsideError
 from sonde.inside.marks import FunctionMarks
 from sonde.inside.source import CHANGED, SourceFile, file_named, function_of
 from sonde.inside.swapping import functions_of, marks_of
+from sonde.inside.wrapping import functions_below, functions_meant, plain_function
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
 _SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # The parts of JAX that compute something. The rest runs the program, and cannot observe itself.
-_COMPUTES = re.compile(r"(_src/)?(nn|numpy|scipy|image|example_libraries)/|(_src/)?random\.py|experimental/(?!pallas)")
+_COMPUTES = re.compile(
+    r"(_src/)?(nn|numpy|scipy|image|ops|example_libraries)/|_src/third_party/scipy/|(_src/)?random(/core)?\.py|"
+    r"experimental/(?!pallas)"
+)
 
 
 class LeftOut(NamedTuple):
@@ -61,13 +64,15 @@ def find(thing: Any) -> Found:
         return _modules([thing.__name__, *_below(thing.__name__)], {thing.__name__})
     if isinstance(thing, type):
         return _class(thing)
-    functions = [f for part in _parts_of(thing) if (f := plain_function(part)) is not None]
+    functions = functions_meant(thing)
     if not functions:
         raise TypeError(
             f"inside= takes functions, classes, Python modules, their names and models; got {thing!r} of type "
             f"{type(thing).__name__}, which has no Python function"
         )
-    found = [_asked_for(function) for function in dict.fromkeys(functions)]
+    found = [x for function in functions if not isinstance(x := _asked_for(function), str)]
+    if not found:
+        raise InsideError(str(_asked_for(functions[0])))
     return Found(
         frozenset().union(*(each.functions for each in found)),
         tuple(out for each in found for out in each.left_out),
@@ -75,43 +80,8 @@ def find(thing: Any) -> Found:
     )
 
 
-def _parts_of(thing: Any) -> list[Any]:
-    """The functions of a property, those that `functools.singledispatch` chooses from, or the thing itself."""
-    if isinstance(thing, property):
-        return [thing.fget, thing.fset, thing.fdel]
-    thing = getattr(thing, "dispatcher", thing) if isinstance(thing, functools.singledispatchmethod) else thing
-    registry = getattr(thing, "registry", None) if hasattr(thing, "dispatch") else None
-    return list(registry.values()) if isinstance(registry, types.MappingProxyType) else [thing]
-
-
-def plain_function(thing: Any) -> types.FunctionType | None:
-    """The function as written, without decorators, partials, methods and jit around it."""
-    for _ in range(100):
-        inner = _unwrapped(thing)
-        if inner is None:
-            break
-        thing = inner
-    return thing if isinstance(thing, types.FunctionType) else None
-
-
-def _unwrapped(thing: Any) -> Any:
-    if isinstance(thing, type):
-        return None
-    for name in ("__wrapped__", "__func__", "func", "fget", "__partialmethod__", "_partialmethod"):
-        inner = inspect.getattr_static(thing, name, None)
-        inner = None if inner is None else getattr(thing, name, None)
-        if (callable(inner) or isinstance(inner, functools.partialmethod)) and inner is not thing:
-            return inner
-    if isinstance(thing, types.FunctionType):
-        return None
-    method = getattr(thing, "method", None)  # the descriptor that wraps methods of equinox.Module
-    if callable(method) and hasattr(type(thing), "__get__"):
-        return method
-    call = type(thing).__call__
-    return call if isinstance(call, types.FunctionType) else None
-
-
-def _asked_for(function: types.FunctionType) -> Found:
+def _asked_for(function: types.FunctionType) -> Found | str:
+    """A function with those in it, or why it cannot be looked into."""
     name = f"{function.__module__}.{function.__qualname__}"
     place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
     reason = machinery(function.__code__.co_filename)
@@ -121,7 +91,7 @@ def _asked_for(function: types.FunctionType) -> Found:
         reason = found if isinstance(found, str) else found.reason
         if reason is None and isinstance(found, FunctionMarks):
             return _with_inner([found])
-    raise InsideError(f"inside= cannot look into {name} ({place}): {reason}")
+    return f"inside= cannot look into {name} ({place}): {reason}"
 
 
 def _with_inner(functions: list[FunctionMarks]) -> Found:
@@ -171,30 +141,10 @@ def methods_of(cls: type) -> list[types.FunctionType]:
     """The functions that are written in the body of a class, without their decorators."""
     found: dict[types.FunctionType, None] = {}
     for value in list(vars(cls).values()):
-        for function in _functions_below(value, 4):
+        for function in functions_below(value):
             if function.__code__.co_qualname.startswith(cls.__qualname__ + "."):
                 found[function] = None
     return list(found)
-
-
-def _functions_below(value: Any, depth: int) -> Iterator[types.FunctionType]:
-    if isinstance(value, types.FunctionType):
-        yield value
-    if depth == 0 or isinstance(value, type):
-        return
-    inner: list[Any] = []
-    if isinstance(value, types.FunctionType):
-        for cell in value.__closure__ or ():
-            try:
-                inner.append(cell.cell_contents)
-            except ValueError:  # still empty
-                continue
-    for name in ("__wrapped__", "__func__", "func", "fget", "fset", "method", "fun"):
-        if inspect.getattr_static(value, name, None) is not None:
-            inner.append(getattr(value, name, None))
-    for x in inner:
-        if isinstance(x, types.FunctionType) or (callable(x) and x is not value) or isinstance(x, property):
-            yield from _functions_below(x, depth - 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -262,7 +212,7 @@ def _in_cells(module: types.ModuleType) -> list[FunctionMarks]:
         if isinstance(value, type):
             functions = methods_of(value) if value.__module__ == module.__name__ else []
         else:
-            functions = [f for f in _functions_below(value, 4) if f.__globals__ is vars(module)]
+            functions = [f for f in functions_below(value) if f.__globals__ is vars(module)]
         found.update((marks, None) for f in functions if (marks := marks_of(f)) is not None)
     return list(found)
 
@@ -369,7 +319,7 @@ def _with_other(written: Found, module: types.ModuleType, qualname: str) -> Foun
         return written
     if not isinstance(now, types.FunctionType):
         return written
-    below = {marks_of(function) for function in _functions_below(now, 4)}
+    below = {marks_of(function) for function in functions_below(now)}
     if below & written.functions:  # decorated
         return written
     other = find(now)

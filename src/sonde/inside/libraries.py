@@ -9,8 +9,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from sonde.core.modules.index import module_kind
 from sonde.inside.calls import methods_in
+from sonde.inside.wrapping import wrapped_by
 
 # For a module that a program has imported, the file here that deals with its models.
 _ADAPTERS = {
@@ -21,6 +21,8 @@ _ADAPTERS = {
     "penzai": "penzai",
     "keras": "keras",
 }
+# The classes of Sonde's own modules, by face.
+_OWN = (("nnx", "Module"), ("nnx", "List"), ("nnx", "Dict"), ("linen", "Module"))
 # Libraries with their own array types, which may be variables of functions.
 _WITH_ARRAYS = {"penzai"}
 # Functions that compare arrays by identity, also those that marked functions elsewhere gave them.
@@ -56,8 +58,20 @@ def with_methods(model: Any, methods: frozenset[str]) -> Model:
     return Model(calls=methods_in(model, methods))
 
 
-def as_model(thing: Any, methods: frozenset[str]) -> Model | None:
-    """How to observe a model; None if the thing is not a model of a known library."""
+def as_model(thing: Any, methods: frozenset[str]) -> tuple[Any, Model] | None:
+    """A model, and how to observe it; None if the thing is not a model of a known library.
+
+    The model may be wrapped: `jax.jit(model)`, `equinox.filter_vmap(model)`.
+    """
+    while thing is not None:
+        found = _model(thing, methods)
+        if found is not None:
+            return thing, found
+        thing = wrapped_by(thing)
+    return None
+
+
+def _model(thing: Any, methods: frozenset[str]) -> Model | None:
     is_code = isinstance(thing, (str, types.FunctionType, types.ModuleType))
     for name, file in _ADAPTERS.items():
         if name in sys.modules and (not is_code or name in _WITH_ARRAYS):
@@ -65,9 +79,6 @@ def as_model(thing: Any, methods: frozenset[str]) -> Model | None:
             found = None if is_code else adapter.model(thing, methods)
             if found is not None:
                 return found
-    if is_code:
-        return None
     # Sonde's own Modules learn from the engine which calls are wanted.
-    linen: Any = sys.modules.get("sonde.linen")
-    is_ours = module_kind(thing) is not None or (linen is not None and isinstance(thing, linen.Module))
-    return Model() if is_ours else None
+    own = [getattr(sys.modules.get(f"sonde.{face}"), name, None) for face, name in _OWN]
+    return Model() if isinstance(thing, tuple(cls for cls in own if cls is not None)) else None

@@ -45,11 +45,10 @@ class Inside:
         for thing in what:
             named = object_named(thing) if isinstance(thing, str) else None
             model = as_model(thing if named is None else named, names)
-            thing = thing if model is None or named is None else named
             if model is None:
                 self._found.append(find(thing))
             else:
-                models.append((thing, model))
+                models.append(model)
         functions = frozenset().union(*(found.functions for found in self._found))
         calls = frozenset().union(*(model.calls for _, model in models))
         hooks = frozenset().union(*(model.hooks for _, model in models))
