@@ -131,6 +131,15 @@ def test_killed_after_the_first_file(tmp_path):
     assert zarr.open_group(str(tmp_path), mode="r")["values/h"].shape == (2, 3)
 
 
+def test_killed_after_the_last_batch(tmp_path, monkeypatch):
+    make = lambda: store.harvest(lambda x: sonde.sow(x, "h"), [np.ones((2, 3))], tmp_path, progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.Writer, "finish", lambda writer: None)
+        assert not make().finished
+    assert make().finished
+    assert store.check(tmp_path) == []
+
+
 def test_an_error_in_the_program_keeps_the_batches_before(tmp_path):
     def batches(n):
         for i in range(n):

@@ -157,6 +157,9 @@ def _run(
     finally:
         if writer is not None:
             writer.close()
+    if writer is None and manifest is not None and done.batches and not done.finished:
+        # A harvest that ended after its last batch, and before it was marked as complete.
+        writer = _writer(place, manifest, done, memory, file_batches=1)
     if writer is not None:
         agree(writer.error)
         with together():
@@ -182,14 +185,12 @@ def _begin(
             raise StoreError(
                 f"this process does not see what the first one wrote to {place.name!r}: give a folder that all share"
             )
-        return Writer(
-            place,
-            manifest.arrays,
-            start,
-            process=jax.process_index(),
-            memory=memory,
-            file_batches=_batches_per_file(outcome),
-        )
+        return _writer(place, manifest, start, memory, file_batches=_batches_per_file(outcome))
+
+
+def _writer(place: Folder, manifest: Manifest, start: Progress, memory: int, *, file_batches: int) -> Writer:
+    process = jax.process_index()
+    return Writer(place, manifest.arrays, start, process=process, memory=memory, file_batches=file_batches)
 
 
 def _is_first() -> bool:
