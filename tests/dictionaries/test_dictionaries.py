@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -136,6 +137,24 @@ def test_features_can_be_ablated_and_attributed():
     np.testing.assert_allclose(without, (made.decode(z) ** 2).sum(-1).mean(), rtol=1e-4)
     found = attribute(spliced, "block/h/features")(x)
     assert "block/h/features" in repr(found)
+
+
+def test_features_are_below_the_site_of_a_model():
+    model = eqx.nn.MLP(12, 3, 8, 1, key=jax.random.key(0))
+    made = Dictionary(8, 20, rngs=nnx.Rngs(1))
+    x = jnp.asarray(rows(6, 1))
+    loss = lambda x: (jax.vmap(model)(x) ** 2).mean()
+    spliced = dictionaries.splice(loss, {"layers/0/out": made}, inside=model)
+    value, records = sonde.capture(jax.jit(spliced), "**/features", inside=model)(x)
+    assert list(records) == ["layers/0/out/features"]
+    np.testing.assert_allclose(
+        records["layers/0/out/features"].value, by_hand(made, jax.vmap(model.layers[0])(x)), 1e-4
+    )
+    after = jax.vmap(lambda x: model.layers[1](jax.nn.relu(made(model.layers[0](x)))))(x)
+    np.testing.assert_allclose(value, (after**2).mean(), rtol=1e-5)
+    clean, without = loss(x), ablate(loss, "layers/0/out", inside=model)(x)
+    recovered = dictionaries.loss_recovered(loss, "layers/0/out", made, [x], inside=model)
+    assert recovered == pytest.approx(float((without - value) / (without - clean)), rel=1e-3)
 
 
 def test_loss_recovered():

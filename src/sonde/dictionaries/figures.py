@@ -69,7 +69,13 @@ def _sums(dictionary: Dictionary, x: Any, y: Any) -> Any:
 
 
 def loss_recovered(
-    loss: Callable[..., Any], path: str, dictionary: Dictionary, batches: Iterable[Any], *, to: Any = 0.0
+    loss: Callable[..., Any],
+    path: str,
+    dictionary: Dictionary,
+    batches: Iterable[Any],
+    *,
+    to: Any = 0.0,
+    inside: Any = None,
 ) -> float:
     """The fraction of the loss recovered with the dictionary: 1 is as good as the site, 0 as bad as ablating it.
 
@@ -79,8 +85,10 @@ def loss_recovered(
         dictionary: An autoencoder for the values there.
         batches: Inputs: each a tuple of arguments, or one argument.
         to: What replaces the value when it is ablated, as in `ablate`.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
     """
-    programs = [jax.jit(f) for f in (loss, ablate(loss, path, to=to), splice(loss, {path: dictionary}))]
+    without = ablate(loss, path, to=to, inside=inside)
+    programs = [jax.jit(f) for f in (loss, without, splice(loss, {path: dictionary}, inside=inside))]
     totals = np.zeros(3)
     for batch in batches:
         totals += [float(f(*arguments(batch))) for f in programs]

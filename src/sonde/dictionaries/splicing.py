@@ -13,7 +13,9 @@ from sonde.core.path import Pattern
 from sonde.dictionaries.dictionary import Dictionary
 
 
-def splice(f: Callable, dictionaries: Mapping[Pattern, Dictionary], *, keep_error: bool = False) -> Callable:
+def splice(
+    f: Callable, dictionaries: Mapping[Pattern, Dictionary], *, keep_error: bool = False, inside: Any = None
+) -> Callable:
     """`f` with values replaced by their reconstructions from dictionaries.
 
     A capture of the result sees the features below the path of each site, as in `blocks/3/out/features`; `ablate`,
@@ -24,6 +26,7 @@ def splice(f: Callable, dictionaries: Mapping[Pattern, Dictionary], *, keep_erro
         dictionaries: For each pattern, an autoencoder for the values at its sites.
         keep_error: Whether to add the reconstruction error back, so that the result stays the same until features are
             changed. No gradient flows through the error.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments and results of `f`.
@@ -48,12 +51,13 @@ def splice(f: Callable, dictionaries: Mapping[Pattern, Dictionary], *, keep_erro
 
     def rule(dictionary: Dictionary) -> Callable[[Any], Any]:
         def replaced(x: Any) -> Any:
-            found = dictionary(x.astype(jnp.float32))
+            # Not `dictionary(x)`: in a model, a module that is not part of it has a scope of its own.
+            features = dictionary.activate(dictionary.pre_activations(x.astype(jnp.float32)))
+            found = dictionary.decode(sonde.sow(features, "features"))
             if keep_error:
-                plain = dictionary.decode(dictionary.activate(dictionary.pre_activations(x.astype(jnp.float32))))
-                found = found + jax.lax.stop_gradient(x - plain)
+                found = found + jax.lax.stop_gradient(x - dictionary.decode(features))
             return found.astype(x.dtype)
 
         return replaced
 
-    return sonde.edit(f, {pattern: rule(dictionary) for pattern, dictionary in dictionaries.items()})
+    return sonde.edit(f, {pattern: rule(dictionary) for pattern, dictionary in dictionaries.items()}, inside=inside)
