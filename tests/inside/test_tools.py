@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import sonde
-from sonde import tools
+from sonde import dictionaries, store, tools
 from sonde.report import examine
 
 X = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)
@@ -51,6 +52,45 @@ def test_ablate_steer_attribute_and_patches():
     np.testing.assert_allclose(*sweeps, rtol=1e-6)
 
 
+class Attending(eqx.Module):
+    """A model of Equinox: examples, positions and heads are mapped."""
+
+    table: eqx.nn.Embedding
+    attention: eqx.nn.MultiheadAttention
+
+    def __call__(self, tokens):
+        x = jax.vmap(self.table)(tokens)
+        return x + self.attention(x, x, x)
+
+
+def test_tools_that_need_the_whole_batch_of_a_mapped_model():
+    keys = jax.random.split(jax.random.key(0))
+    model = Attending(eqx.nn.Embedding(7, 4, key=keys[0]), eqx.nn.MultiheadAttention(2, 4, key=keys[1]))
+    tokens = jnp.array([[1, 2, 3, 1], [4, 5, 4, 5], [6, 6, 2, 0]])  # as many positions as the model is wide
+    run = jax.vmap(model)
+    weights = "**/dot_product_attention_weights/weights"
+    inside = [model, eqx.nn.MultiheadAttention, "equinox.nn._attention:dot_product_attention*"]
+    _, records = sonde.capture(run, weights, "table/out", "attention/out", "out", inside=inside)(tokens)
+    values = {path.rpartition("/")[0]: record.value for path, record in records.items()}
+    (heads,) = [value for path, value in values.items() if path.endswith("weights")]
+
+    def by_hand(tokens):
+        sonde.sow(heads, "heads")
+        a, b = sonde.sow(values["table"], "a"), sonde.sow(values["attention"], "b")
+        return sonde.sow(a + b, "end")
+
+    mine, hand = tools.attention_heads(run, weights, inside=inside)(tokens), tools.attention_heads(by_hand, "heads")
+    for kind in ("previous", "duplicate", "induction"):
+        np.testing.assert_allclose(mine[kind], hand(tokens)[kind], rtol=1e-6)
+    read = {"readout": lambda x: x @ model.table.weight.T, "metric": lambda logits: logits[:, 3].sum(), "position": 1}
+    mine = tools.logit_attribution(run, "table/out", "attention/out", stream="out", inside=model, **read)(tokens)
+    hand = tools.logit_attribution(by_hand, "a", "b", stream="end", **read)(tokens)
+    np.testing.assert_allclose(list(mine.totals.values()), list(hand.totals.values()), rtol=1e-5)
+    with pytest.raises(ValueError, match="several values, of a loop"):
+        looped = jax.vmap(lambda t: jax.lax.scan(lambda x, _: (model(t), None), model(t), length=2)[0])
+        tools.logit_attribution(looped, "out", stream="out", inside=model, **read)(tokens)
+
+
 def test_monitor_and_examine():
     step = tools.monitor(jax.jit(jax.grad(plain)), {SITE: ["mean", "grad_norm"]}, every=1, **AT)
     step(X)
@@ -64,7 +104,8 @@ def test_every_tool_that_looks_at_sites_has_the_keyword():
     names = [name for name in tools.__all__ if name[0].islower() and name not in ("probe", "example_grad_norms")]
     verbs = [getattr(tools, name) for name in names]
     core = [sonde.capture, sonde.edit, sonde.sites, sonde.perturbations, sonde.perturbed, sonde.first_nonfinite]
-    for verb in [*verbs, *core, examine]:
+    on_disk = [store.harvest, store.statistics, store.stream, dictionaries.splice, dictionaries.loss_recovered]
+    for verb in [*verbs, *core, *on_disk, examine]:
         assert "inside" in inspect.signature(verb).parameters, verb
 
 

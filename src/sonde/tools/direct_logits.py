@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core.asking import asked_for
-from sonde.core.capture import capture, check_callable, like
+from sonde.core.capture import check_callable, like
 from sonde.core.path import Pattern, check_pattern, glob_matches
 from sonde.core.read_only import ByPath
 from sonde.tools.drawn import Drawn, Heat, by_last_axis
+from sonde.tools.reading import Seen
+from sonde.tools.whole_batches import seen_whole
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -82,7 +84,7 @@ def logit_attribution(
     Args:
         f: Any callable.
         *components: Sites whose values are added to the stream, `(batch, length, width)`, or whose values are written
-            to it by a matrix in `writes`. There may be an axis for heads before the last.
+            to it by a matrix in `writes`. There may be an axis for heads before the last. The axes of `vmap` count.
         stream: The path of the stream before the last norm, such as `blocks/29/out`.
         readout: A function of the stream that returns logits: the model's last norm and output layer.
         metric: A function of the logits at one position, `(batch, vocabulary)`, that returns a number; linear, such as
@@ -98,7 +100,7 @@ def logit_attribution(
 
     Raises:
         NoSuchSiteError: When called: a pattern matches no site.
-        ValueError: When called: a component is not as wide as the stream.
+        ValueError: When called: a component is not as wide as the stream, or has several values.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -125,14 +127,23 @@ def logit_attribution(
         def at_position(x: Any) -> Any:
             return x[:, position]
 
-        _, records = capture(f, stream, *chosen, reduce=at_position, inside=asked)(*args, **kwargs)
-        end = records[stream].value
+        every = list(seen_whole(f, (stream, *chosen), args, kwargs, reduce=at_position, inside=asked))
+        length = next(seen for seen, _ in every if seen.path == stream).types[0].shape[1]
+        values: dict[str, Any] = {}
+        for seen, is_reduced in every:
+            if seen.call or seen.loops:
+                raise ValueError(
+                    f"logit_attribution: {seen.path!r} ({seen.site.source}) has several values, of "
+                    f"{'a loop' if seen.loops else 'several calls'}; name a site that runs once"
+                )
+            values[seen.path] = seen.value if is_reduced else _at_position(seen, position, length)
+        end = values[stream]
         share = _shares(readout, metric, end)
         found = {}
-        for path, record in records.items():
+        for path, value in values.items():
             if path == stream and not any(isinstance(p, str) and glob_matches(p, path) for p in chosen):
                 continue
-            written = _written(path, record.value, matrices)
+            written = _written(path, value, matrices)
             if written.shape[-1] != end.shape[-1] or written.shape[0] != end.shape[0]:
                 raise ValueError(
                     f"logit_attribution: {path!r} has the shape {list(written.shape)} at a position, and the stream "
@@ -142,6 +153,18 @@ def logit_attribution(
         return LogitAttribution(found, metric(readout(end[:, None])[:, 0]))
 
     return like(attributed, f)
+
+
+def _at_position(seen: Seen, position: int, length: int) -> Any:
+    """The part of a mapped value at a position: the second axis, or the third after heads that are mapped too."""
+    value = seen.value
+    fits = [axis for axis in (1, 2)[: max(1, value.ndim - 2)] if value.shape[axis] == length]
+    if len(fits) == 1:
+        return jnp.take(value, position, axis=fits[0])
+    raise ValueError(
+        f"logit_attribution: {seen.path!r} ({seen.site.source}) has the shape {list(value.shape)} with the axes of "
+        f"`vmap`; the positions, {length} of them, should be along its second or third axis, and not along both"
+    )
 
 
 def _written(path: str, value: Any, matrices: Mapping[str, Any]) -> Any:

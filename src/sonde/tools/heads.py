@@ -15,10 +15,10 @@ import numpy as np
 
 from sonde._array_text import indexed
 from sonde.core.asking import asked_for
-from sonde.core.capture import capture_only, check_callable, like
+from sonde.core.capture import check_callable, like
 from sonde.core.path import Pattern, check_pattern
 from sonde.tools.drawn import Drawn, Heat
-from sonde.tools.reading import each_seen
+from sonde.tools.whole_batches import seen_whole
 
 KINDS = ("previous", "duplicate", "induction")
 """The names of the scores."""
@@ -80,7 +80,7 @@ def attention_heads(
     Args:
         f: Any callable.
         *patterns: Sites of attention weights, `(..., heads, queries, keys)`, such as `blocks/*/attn/weights`; all with
-            the same number of heads.
+            the same number of heads. The axes of `vmap` count.
         tokens: A function of the arguments of `f` that returns the tokens, `(batch, length)`. The first argument, if
             None.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
@@ -122,13 +122,12 @@ def attention_heads(
             weights = weights.reshape(-1, *weights.shape[-3:]).astype(jnp.float32)
             return jnp.stack([_share(weights, jnp.broadcast_to(m, (len(weights), n, n))) for m in _where(text)])
 
-        records = capture_only(f, chosen, args, kwargs, reduce=shares, inside=asked)
         names, rows = [], []
-        for seen in each_seen(records):
+        for seen, is_reduced in seen_whole(f, chosen, args, kwargs, reduce=shares, inside=asked):
             for index in np.ndindex(np.shape(seen.value)[: seen.loops]):
                 name = f"{seen.path}[{seen.call}]" if seen.call else seen.path
                 names.append(indexed(name, index) if index else name)
-                rows.append(np.asarray(seen.value)[index])
+                rows.append(np.asarray(seen.value[index] if is_reduced else shares(seen.value[index])))
         return HeadScores(tuple(names), *np.stack(rows, 1))
 
     return like(scored, f)
