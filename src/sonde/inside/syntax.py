@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
 from sonde.inside.functions import INDEX, SCOPES, Definition, Function, functions_in, own_nodes
-from sonde.inside.labels import part_labels
+from sonde.inside.labels import has_marks, part_labels
 
 Role = Literal["enter", "scope", "mark", "part", "call", "get", "made", "same"]
 _PREFIX = "\0sonde:"
@@ -298,6 +298,7 @@ class _Inside(_Outside):
             node.value = (
                 self._marked(value, node.target.id, node.target) if isinstance(node.target, ast.Name) else value
             )
+        node.target = self.visit(node.target)
         return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
@@ -360,8 +361,7 @@ class _Inside(_Outside):
         return _same(self.generic_visit(node)) if _asks_identity(node) else self._part(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
-        # Before Python 3.12 the parts of an f-string have no line numbers, but they may still bind a name.
-        return self.generic_visit(node) if any(isinstance(n, ast.NamedExpr) for n in ast.walk(node)) else node
+        return self.generic_visit(node) if has_marks(node) else node
 
 
 class _Same(ast.NodeTransformer):
