@@ -154,3 +154,38 @@ def test_what_a_tool_adds_on_import_is_allowed(file):
         f = load()
         with pytest.raises(InsideError, match="its source has changed"):
             sonde.capture(f, inside=f)
+
+
+def test_expressions_that_are_deeper_than_calls_may_be(file):
+    terms = " + ".join(["x"] * 900)
+    file.write(f"def f(x):\n    y = {terms}\n    return y\n\nTEXT = {' + '.join(['str(1)'] * 900)}\n")
+    f = file.load().f
+    before = sys.getrecursionlimit()
+    _, records = sonde.capture(f, inside=sonde.Inside(f, expressions=True))(X)
+    np.testing.assert_allclose(records["f/y"].value, X * 900, rtol=1e-5)
+    assert len(records) == 902
+    assert sys.getrecursionlimit() == before
+
+
+@pytest.mark.parametrize("head", ["for i{} in range(1):", "with nullcontext():", "while True:"])
+def test_blocks_that_are_nested_as_deeply_as_python_allows(file, head):
+    def nested(name, n):
+        lines = ["    " * i + head.format(i) for i in range(1, n + 1)]
+        return "\n".join([f"def {name}(x):", *lines, "    " * (n + 1) + "y = x", "    " * (n + 1) + "return y"]) + "\n"
+
+    file.write("from contextlib import nullcontext\n" + nested("most", 20) + nested("f", 19))
+    module = file.load()
+    assert list(sonde.capture(module.f, inside=module)(X)[1]) == ["f/x", "f/y", "f/return"]
+    (out,) = sonde.Inside(module).left_out
+    assert out.name == "most"
+    with pytest.raises(InsideError, match=r"most .*nested as deeply as Python allows"):
+        sonde.Inside(module.most)
+
+
+def test_a_file_that_is_running_has_not_changed(file):
+    file.write(
+        f"import sonde\n{TEXT}\nclass Now:\n    seen = sonde.Inside(__file__)\n\n"
+        "def g():\n    return [sonde.Inside(__file__) for _ in 'a'] + list(sonde.Inside(__file__) for _ in 'a')\n"
+    )
+    module = file.load()
+    assert [inside.left_out for inside in (module.Now.seen, *module.g())] == [()] * 3

@@ -127,6 +127,31 @@ def test_lambdas_in_defaults_and_iterables_are_found(name):
     np.testing.assert_array_equal(records[path].value, X * 3)
 
 
+def test_lambdas_in_comprehensions():
+    def f(x):
+        both = [(lambda v: v * 2)(y) for y in (x, x + 1)]
+        total = sum((lambda self: self + y)(y) for y in both)
+        return {k: [(lambda w: w - 1)(total) for _ in k] for k in "a"}["a"][0]
+
+    _, records = sonde.capture(f, inside=f)(X)
+    seen = {path.partition(".f/")[2]: record.values for path, record in records.items()}
+    same(seen["lambda/v"], X, X + 1)
+    same(seen["lambda/self"], X * 2, X * 2 + 2)
+    same(seen["lambda/return"][-1:], seen["lambda/w"][0] - 1)
+
+
+def test_numbers_of_calls_count_what_can_be_an_array():
+    def f(x, k=-1):
+        match k:
+            case -1:
+                y: jax.Array | None = -x * -1
+        return y | 1, f"{-x} {x | 2}"
+
+    assert list(sonde.capture(f, inside=sonde.Inside(f, expressions=True))(jnp.arange(3))[1])[1:-1] == [
+        f"test_numbers_of_calls_count_what_can_be_an_array.f/{name}" for name in ("neg", "mul", "y", "or")
+    ]
+
+
 def test_calls_never_have_the_name_of_a_variable():
     def f(mean):
         sqrt = jnp.sqrt(mean)

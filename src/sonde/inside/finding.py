@@ -198,7 +198,7 @@ def _written_in(files: dict[str, SourceFile]) -> tuple[list[FunctionMarks], list
         code = function.__code__
         if marks is not None:
             live[marks.filename].update(dict.fromkeys([marks, *marks.inner]))
-        elif not files[code.co_filename].has_several(code):
+        elif not files[code.co_filename].has_several(code) and not files[code.co_filename].has_part(code):
             place = f"{code.co_filename}:{code.co_firstlineno}"
             changed[code.co_filename][LeftOut(code.co_qualname, place, CHANGED)] = None
     functions = [f for name in files for f in (live[name] if changed[name] else {*live[name], *files[name].functions})]

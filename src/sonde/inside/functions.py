@@ -44,7 +44,7 @@ class Function:
     def is_method(self) -> bool:
         """Whether it is written in the body of a class."""
         around = self.qualname.rpartition(".")[0]
-        return bool(around) and not around.endswith("<locals>")
+        return bool(around) and not around.endswith(">")  # such as <locals> and <listcomp>
 
 
 def functions_in(tree: ast.Module) -> list[tuple[Definition, Function]]:
@@ -89,7 +89,7 @@ def _collect_from(node: Any, prefix: str, parent: int | None, found: list[tuple[
     first = node.generators[0].iter  # evaluated in the enclosing scope
     for part in ast.iter_child_nodes(node):
         for inner in ast.iter_child_nodes(part) if part is node.generators[0] else [part]:
-            below = prefix if inner is first else f"{prefix}{name}.<locals>."
+            below = prefix if inner is first else f"{prefix}{name}."
             _collect_from(inner, below, parent, found)
 
 
@@ -110,7 +110,37 @@ def _reason(node: Definition) -> str | None:
         return "it is a generator function, whose body runs after the call"
     if isinstance(node, ast.FunctionDef) and node.name in ("__enter__", "__exit__"):
         return "it begins or ends a `with` block, which may open scopes that outlive the call"
+    if not isinstance(node, ast.Lambda) and _nesting(node.body) >= _MOST_NESTED:
+        return "its blocks are nested as deeply as Python allows, and marks need one more"
     return None
+
+
+# How many blocks Python nests in one function.
+_MOST_NESTED = 20
+
+
+def _nesting(body: Iterable[ast.AST]) -> int:
+    """How many blocks are nested in statements, as Python counts them."""
+    return max(map(_nesting_of, body), default=0)
+
+
+def _nesting_of(node: ast.AST) -> int:
+    if isinstance(node, (ast.For, ast.While)):
+        return max(1 + _nesting(node.body), _nesting(node.orelse))
+    if isinstance(node, ast.With):
+        return len(node.items) + _nesting(node.body)
+    if isinstance(node, (ast.Try, ast.TryStar)):
+        final = int(bool(node.finalbody))
+        handled = [final + 2 + _nesting(handler.body) for handler in node.handlers]
+        inner = [
+            final + bool(handled) + _nesting(node.body),
+            final + _nesting(node.orelse),
+            1 + _nesting(node.finalbody),
+        ]
+        return max(inner + handled)
+    if isinstance(node, (ast.If, ast.Match, ast.match_case)):
+        return _nesting(ast.iter_child_nodes(node))
+    return 0
 
 
 def own_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -39,6 +40,14 @@ def open_functions() -> list[tuple[FunctionMarks, scope]]:
 function_names: set[str] = set()
 
 
+# From Python 3.12 on, comprehensions are no functions, and not part of names.
+_COMPREHENSION = re.compile(r"<(listcomp|setcomp|dictcomp|genexpr)>\.")
+
+
+def _scope_name(qualname: str) -> str:
+    return _COMPREHENSION.sub("", qualname).replace("<", "").replace(">", "")
+
+
 class FunctionMarks:
     """A function, as it is written in a file.
 
@@ -71,9 +80,8 @@ class FunctionMarks:
         self.reason: str | None = function.reason
         self._compile = compile
         self._codes: dict[bool, CodeType | None] = {}
-        plain_name = function.qualname.replace(".<locals>", "").replace("<", "").replace(">", "")
-        self._alone = plain_name
-        self._name = function.qualname.rpartition("<locals>.")[2].replace("<", "").replace(">", "")
+        self._alone = _scope_name(function.qualname.replace(".<locals>", ""))
+        self._name = _scope_name(function.qualname.rpartition("<locals>.")[2])
 
     @property
     def qualname(self) -> str:

@@ -11,13 +11,14 @@ import __future__
 import ast
 import functools
 import linecache
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 from sonde.inside.comparing import OpenLines, is_made_from, open_lines
-from sonde.inside.functions import functions_in
+from sonde.inside.functions import Function, functions_in
 from sonde.inside.marks import FunctionMarks
 from sonde.inside.syntax import marked_tree, read_word
 from sonde.inside.values import called_from_c
@@ -43,28 +44,34 @@ class SourceFile:
         self.filename = filename
         self._source = source
         self._flags = flags
-        tree = ast.parse(source, filename)
         self._marked: dict[bool, dict[int, CodeType]] = {}
         self.functions: list[FunctionMarks] = []
-        for _, function in functions_in(tree):
+        for function in _deep_enough(self._read):
             parent = None if function.parent is None else self.functions[function.parent]
             self.functions.append(FunctionMarks(function, filename, parent, self._marked_code))
             for outer in self.functions[-1].outer:
                 outer.inner.append(self.functions[-1])
         self._by_code: dict[CodeType, FunctionMarks] = {}
         self._by_place: dict[tuple[str, int], list[FunctionMarks]] = {}
-        self._match(compile(tree, filename, "exec", flags, dont_inherit=True))
+        self._others: set[tuple[str, CodeType]] = set()  # of the file itself too: Python runs it as a function
+        self._made: dict[int, CodeType] = {}
+        self._match(compile(source, filename, "exec", flags, dont_inherit=True))
+
+    def _read(self) -> list[Function]:
+        return [function for _, function in functions_in(ast.parse(self._source, self.filename))]
 
     def _match(self, whole: CodeType) -> None:
         for function in self.functions:
             self._by_place.setdefault((function.qualname, function.function.line), []).append(function)
-        for code in _codes_in(whole):
+        for code in (whole, *_codes_in(whole)):
             found = self._by_place.get((code.co_qualname, code.co_firstlineno), [])
             if len(found) > 1:
                 found = [f for f in found if f.function.start == _start(code)]
             if len(found) == 1 and found[0].plain is None:
                 found[0].plain = code
                 self._by_code[code] = found[0]
+            elif not found:
+                self._others.add((code.co_qualname, code))
         for function in self.functions:
             if function.plain is None and function.reason is None:
                 others = self._by_place[function.qualname, function.function.line]
@@ -73,11 +80,18 @@ class SourceFile:
     def find(self, code: CodeType) -> FunctionMarks | None:
         """The function that has this code; None if the source is not what the code was made from."""
         exact = self._by_code.get(code)
-        if exact is not None:
+        if exact is not None and exact.qualname == code.co_qualname:  # which Python does not compare
             return exact
+        copied = next((f for f in self.functions if f.has_code(code)), None)
+        if copied is not None:  # the program made a function of it while a capture ran
+            return copied
         found = self._by_place.get((code.co_qualname, code.co_firstlineno), [])
         plain = found[0].plain if len(found) == 1 else None
         return found[0] if plain is not None and is_made_from(plain, code, self._open_lines) else None
+
+    def has_part(self, code: CodeType) -> bool:
+        """Whether a code is in it, but not that of a function: a comprehension, or what marked code is made of."""
+        return (code.co_qualname, code) in self._others or id(code) in self._made
 
     def has_several(self, code: CodeType) -> bool:
         """Whether several functions in it have the name and line of a code."""
@@ -90,12 +104,14 @@ class SourceFile:
     def _marked_code(self, function: FunctionMarks, parts: bool) -> CodeType | None:
         with _lock:
             if parts not in self._marked:
-                tree = marked_tree(self._source, self.filename, parts=parts)
-                code = compile(tree, self.filename, "exec", self._flags, dont_inherit=True)
                 found: dict[int, CodeType] = {}
-                self._with_objects(code, found)
+                self._with_objects(_deep_enough(lambda: self._compiled(parts)), found)
                 self._marked[parts] = found
             return self._marked[parts].get(function.function.index)
+
+    def _compiled(self, parts: bool) -> CodeType:
+        tree = marked_tree(self._source, self.filename, parts=parts)
+        return compile(tree, self.filename, "exec", self._flags, dont_inherit=True)
 
     def _with_objects(self, code: CodeType, found: dict[int, CodeType]) -> CodeType:
         """The code with the placeholder words among its constants replaced by their objects."""
@@ -113,7 +129,26 @@ class SourceFile:
         new = code.replace(co_consts=tuple(constants))
         if mine is not None:
             found[mine] = new
+        else:
+            self._made[id(new)] = new
         return new
+
+
+_T = TypeVar("_T")
+_DEEPER = 20_000
+
+
+def _deep_enough(walk: Callable[[], _T]) -> _T:
+    """Walks over a syntax tree. A sum of a thousand terms is a thousand deep, more than calls may usually be."""
+    try:
+        return walk()
+    except RecursionError:
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(before + _DEEPER)
+        try:
+            return walk()
+        finally:
+            sys.setrecursionlimit(before)
 
 
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
@@ -151,7 +186,7 @@ def file_named(filename: str, flags: int = 0, *, loaded_by: dict[str, Any] | Non
             return known[1]
         try:
             found = SourceFile(filename, "".join(lines), flags) if lines else None
-        except (SyntaxError, ValueError):  # a page or a template, not Python
+        except (SyntaxError, ValueError, RecursionError):  # a page or a template, not Python; or data, too deep for it
             found = None
         _files[key] = (lines, found)
         return found
