@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 import sonde
+from sonde.inside import swapping
 
 X = jnp.linspace(0.1, 1.0, 4)
 
@@ -123,3 +127,53 @@ def generates_functions():
         return w
 
     yield body
+
+
+def copied(x):
+    y = x * 2
+    return types.FunctionType(copied.__code__, globals()), y
+
+
+def test_a_function_that_was_made_of_marked_code():
+    copy = sonde.capture(copied, inside=copied)(X)[0][0]
+    assert list(sonde.capture(copy, inside=copy)(X)[1]) == ["copied/x", "copied/y", "copied/return"]
+
+
+def test_what_marked_code_is_made_of_is_not_marked_again():
+    found = []
+
+    def f(x):
+        return (lambda v: v + note(v))(x)  # marked, it has a lambda with the same code in it
+
+    def note(v):
+        functions = [(g.__code__.co_qualname, marks) for g, marks in swapping.functions_of({__file__})]
+        found.extend(marks for name, marks in functions if name.endswith(".f.<locals>.<lambda>.<locals>.<lambda>"))
+        return v
+
+    sonde.capture(f, inside=f)(X)
+    assert found == [None]
+
+
+def test_functions_are_found_while_another_thread_makes_tuples():
+    """Python lists them before they are finished, and cannot finish one that something refers to."""
+    errors, interval, done = [], sys.getswitchinterval(), threading.Event()
+
+    def make_tuples():
+        while not done.is_set():
+            try:
+                tuple(map(lambda i: [i], range(30)))  # noqa: C417
+            except SystemError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=make_tuples)
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            swapping.functions_of({__file__})
+    finally:
+        done.set()
+        thread.join(60)
+        sys.setswitchinterval(interval)
+    assert not errors

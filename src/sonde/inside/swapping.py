@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
+import operator
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, Literal
 
@@ -24,6 +26,8 @@ from sonde.inside.marks import FunctionMarks
 from sonde.inside.source import SourceFile, file_named, function_of
 
 _lock = threading.RLock()
+_chained = itertools.chain.from_iterable
+_map: Any = map
 
 
 Use = Literal["names", "parts", "calls"]
@@ -143,7 +147,7 @@ class _Heap:
         self._by_file: dict[str, dict[int, weakref.ref[FunctionType]]] = {}
         self._frozen: list[weakref.ref[FunctionType]] = []
         self._n_frozen = 0
-        self._young: list[None] = []
+        self._young = _new_function()
 
     def functions(self, files: Collection[str]) -> list[FunctionType]:
         """The function objects of some files."""
@@ -152,17 +156,17 @@ class _Heap:
                 gc.callbacks.append(self._at_collection)
             new = [file for file in files if file not in self._by_file]
             self._by_file.update({file: {} for file in new})
-            young = _young_objects()
-            self._add(gc.get_objects() if new else young)
+            young = _listed(*_YOUNG)
+            self._add(_listed(None) if new else young)
             if new or self._may_have_frozen(young):
                 self._add(self._frozen_functions())
             return [f for file in files for ref in list(self._by_file[file].values()) if (f := ref()) is not None]
 
-    def _may_have_frozen(self, young: list[Any]) -> bool:
+    def _may_have_frozen(self, young: list[FunctionType]) -> bool:
         """Whether more may be frozen than the last time."""
         if self._n_frozen and id(self._young) in set(map(id, young)):
             return False
-        self._young = []
+        self._young = _new_function()
         return gc.get_freeze_count() > self._n_frozen
 
     def _frozen_functions(self) -> Iterator[FunctionType]:
@@ -175,26 +179,41 @@ class _Heap:
         if info["generation"] < _MOVES_ON:
             return
         if phase == "start":
-            self._add(_young_objects())
+            self._add(_listed(*_YOUNG))
         else:
-            self._young = []
+            self._young = _new_function()
 
-    def _add(self, objects: Iterable[Any]) -> None:
+    def _add(self, functions: Iterable[FunctionType]) -> None:
         by_file = self._by_file
-        for x in objects:
-            if type(x) is FunctionType:
-                known = by_file.get(x.__code__.co_filename)
-                key = id(x)
-                if known is not None and key not in known:
-                    known[key] = weakref.ref(x, lambda _, key=key, known=known: known.pop(key, None))
+        for x in functions:
+            known = by_file.get(x.__code__.co_filename)
+            key = id(x)
+            if known is not None and key not in known:
+                known[key] = weakref.ref(x, lambda _, key=key, known=known: known.pop(key, None))
+
+
+def _new_function() -> Callable[[], None]:
+    return lambda: None
 
 
 # The collection that moves objects out of the young generations, of which there are one or two.
 _MOVES_ON = 0 if sys.version_info >= (3, 14) else 1
+_YOUNG = (0,) if _MOVES_ON == 0 else (1, 0)
 
 
-def _young_objects() -> list[Any]:
-    return gc.get_objects(0) if _MOVES_ON == 0 else gc.get_objects(1) + gc.get_objects(0)
+def _listed(
+    *generations: int | None, test: Callable[[Any, Any], bool] = operator.is_, kind: type = FunctionType
+) -> Any:
+    """The objects in some generations whose type passes a test: all functions, if it does not say otherwise.
+
+    Python lists tuples that another thread has begun to make. If something refers to one when its thread goes on,
+    Python raises a SystemError there. So the list with everything in it must be gone before another thread can run:
+    it is made, sorted out and dropped in one call, in which Python runs none of its own instructions.
+    """
+    twice: Any = _chained(map(itertools.repeat, map(gc.get_objects, generations), itertools.repeat(2)))
+    types: Any = map(map, itertools.repeat(type), twice)  # of every second one; the others are what is chosen from
+    chosen: Any = map(_map, itertools.repeat(test), types, itertools.repeat(itertools.repeat(kind)))
+    return list(_chained(map(itertools.compress, twice, chosen)))
 
 
 _PARTS = 10_000  # objects that are searched at a time
@@ -202,9 +221,9 @@ _NO_REFERENTS = (str, int, float, bytes, bool, CodeType, type(None))
 
 
 def _reachable() -> list[Any]:
-    """Every object that can be reached from a module or a listed object."""
+    """Every object that can be reached from a module or a listed object; see `_listed` for why not from tuples."""
     found: dict[int, Any] = {}
-    todo: list[Any] = [*sys.modules.values(), *gc.get_objects()]
+    todo: list[Any] = [*sys.modules.values(), *_listed(None, test=operator.is_not, kind=tuple)]
     while todo:
         part = todo[-_PARTS:]
         del todo[-_PARTS:]
