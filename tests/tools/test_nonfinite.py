@@ -173,3 +173,14 @@ def test_gradient_of_a_later_call_is_not_called_the_first():
 
     found = first_nonfinite(jax.grad(loss))(jnp.float32(3.0))
     assert (found.path, found.gradient, found.call) == ("x", True, 1)
+
+
+def test_a_jitted_function_that_was_searched_before_has_iterations_in_a_loop():
+    f = jax.jit(lambda x: sow(jnp.exp(x), "y"))
+    once = lambda xs: jax.lax.scan(lambda c, x: (c, f(x)), 0.0, xs)[1]
+    twice = lambda xs: jax.lax.map(once, jnp.stack([0 * xs, xs]))
+    xs = jnp.array([1.0, 1000.0, 2.0])
+    assert first_nonfinite(f)(xs[0]) is None
+    assert first_nonfinite(once)(xs).iteration == (1,)
+    assert first_nonfinite(twice)(xs).iteration == (1, 1)
+    assert first_nonfinite(lambda xs: (f(xs[2]), once(xs), f(xs[1])))(xs).iteration == (1,)

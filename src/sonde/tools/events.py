@@ -85,7 +85,10 @@ class Watching(Collect):
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
         """The handler inside; in a loop, it knows the number of the iteration."""
         new = super().child(base, steps, prefix)
-        new.indices = (*self.indices, *steps)
+        if steps:
+            new.indices = (*self.indices, *steps)
+            # What was rewritten outside of loops, for the same jitted function, does not record these numbers.
+            new.key = None if self.key is None else (self.key, "loops", len(new.indices))
         return new
 
     def carried(self) -> list[Any]:
