@@ -1,5 +1,6 @@
 """What is known of tokens while a program is traced: which number each is, or which numbers it may be."""
 
+import gc
 from typing import Any
 
 import jax
@@ -45,6 +46,14 @@ def test_only_our_own_numbers_are_known() -> None:
     known = Passed(0, 2, (3,)).of([token], ours=False)
     assert is_token(known)
     np.testing.assert_array_equal(known, [7, 7, 7])
+
+
+def test_tokens_are_many_and_keep_their_numbers() -> None:
+    made = [new_token(i) for i in range(10_000)]
+    assert [int(token) for token in made] == list(range(10_000))
+    assert not gc.is_tracked(made[0])  # or a long run would spend its time in the garbage collector
+    view = made[7][...]
+    assert not is_token(view) and not is_token(made[7] + 1)
 
 
 A, B = np.array(3, np.int32), np.array(8, np.int32)

@@ -11,7 +11,7 @@ equations that made it tell which calls a gradient can belong to (`possible_numb
 
 from __future__ import annotations
 
-import weakref
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,20 +21,49 @@ from sonde import _jax
 from sonde.core.following import Question, Read
 from sonde.core.operands import TOKEN
 
-# The user's numbers must come out of a function as JAX returns them: only ours are replaced.
-_tokens: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
+
+class _Memory(bytearray):
+    """The memory of tokens. The user's numbers must come out of a function as JAX returns them: this tells ours apart.
+
+    A long run has millions of tokens. Many share one memory, and each is an object that Python's garbage collector need
+    not visit; a table of them, with weak references, would take most of the time.
+    """
+
+    __slots__ = ()
+
+
+_MANY = 4096
+
+
+class _Free(threading.local):
+    """Memory for the next tokens of this thread. A number is written once, and never changed."""
+
+    def __init__(self) -> None:
+        self.next = _MANY
+
+    def token(self, number: Any) -> np.ndarray:
+        """A token, without axes."""
+        at = self.next
+        if at == _MANY:
+            at, self.memory = 0, _Memory(TOKEN.itemsize * _MANY)
+            self.numbers = np.frombuffer(self.memory, TOKEN)
+        self.next = at + 1
+        self.numbers[at] = number
+        return np.ndarray((), TOKEN, self.memory, TOKEN.itemsize * at)
+
+
+_free = _Free()
 
 
 def new_token(number: Any) -> np.ndarray:
-    """A number that can be recognised later as one of ours."""
-    token = np.array(number, TOKEN)
-    _tokens[id(token)] = token
-    return token
+    """A number, or an array of them, that can be recognised later as one of ours."""
+    shape = np.shape(number)
+    return np.ndarray(shape, TOKEN, _Memory(np.asarray(number, TOKEN).tobytes())) if shape else _free.token(number)
 
 
 def is_token(value: Any) -> bool:
     """Whether a value is one of our numbers."""
-    return type(value) is np.ndarray and _tokens.get(id(value)) is value
+    return type(value) is np.ndarray and type(value.base) is _Memory
 
 
 class Passed(NamedTuple):
