@@ -9,7 +9,9 @@ import sys
 import types
 import zipfile
 
+import jax
 import jax.numpy as jnp
+import jax.scipy
 import pytest
 
 import sonde
@@ -122,6 +124,20 @@ def test_a_pattern_has_the_package_itself_and_imports_it(tmp_path, monkeypatch):
         sonde.Inside("found_by_patterns.*")
     with pytest.raises(InsideError, match="no function of that name; nearest: nothing"):
         sonde.Inside("found_by_pattern.*:qqqq")
+
+
+@pytest.mark.parametrize("name", ["jax.scipy", "jax.scipy.*"])
+def test_parts_of_jax_that_are_imported_on_first_use_are_there(name, monkeypatch):
+    jax.scipy.integrate
+    private = importlib.import_module("jax._src.scipy.integrate")
+    for module in (jax.scipy.integrate, private):  # as if nobody had
+        monkeypatch.delitem(sys.modules, module.__name__)
+    monkeypatch.delattr(jax.scipy, "integrate")
+
+    def area(x):
+        return jax.scipy.integrate.trapezoid(x)
+
+    assert "trapezoid/y" in sonde.capture(area, inside=name)(X)[1]
 
 
 def test_what_is_not_written_in_python():

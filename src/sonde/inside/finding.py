@@ -153,7 +153,15 @@ def methods_of(cls: type) -> list[types.FunctionType]:
 
 
 def _below(name: str) -> list[str]:
+    _import_parts(sys.modules[name])
     return [m for m in list(sys.modules) if m.startswith(name + ".")]
+
+
+def _import_parts(module: types.ModuleType) -> None:
+    """Imports what a package of JAX imports on first use (`jax.scipy`): that may be in the captured function."""
+    if module.__name__.startswith("jax.") and "__getattr__" in vars(module):
+        for name in getattr(module, "__all__", ()):
+            getattr(module, name, None)
 
 
 def _modules(names: list[str], asked: set[str]) -> Found:
@@ -185,7 +193,11 @@ def _modules(names: list[str], asked: set[str]) -> Found:
     usable = frozenset(f for f in functions if f.reason is None)
     left_out += [LeftOut(f.qualname, f.place, f.reason) for f in functions if f.reason is not None]
     if not usable:
-        reason = left_out[0].reason if left_out else "it has no functions"
+        reason = (
+            left_out[0].reason
+            if left_out
+            else "it has no functions; what a package imports later must be imported first"
+        )
         raise InsideError(f"inside= cannot look into {', '.join(sorted(asked))}: {reason}")
     return Found(usable, tuple(left_out))
 
@@ -277,8 +289,9 @@ def _named(name: str) -> Found:
 def _import_around(pattern: str, asked: str) -> None:
     """Imports the package that a pattern such as `pkg.*` begins with."""
     whole = list(itertools.takewhile(lambda part: not any(c in part for c in "*?["), pattern.split(".")))
-    if whole:
-        _imported(".".join(whole), asked)
+    thing = _imported(".".join(whole), asked) if whole else None
+    if isinstance(thing, types.ModuleType):
+        _import_parts(thing)
 
 
 def object_named(name: str) -> Any:
