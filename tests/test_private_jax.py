@@ -56,6 +56,8 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.custom_batching", "custom_vmap_p", None, "is the primitive of custom_vmap"),
     ("_src.source_info_util", "current_name_stack", (), "has the scopes that are open"),
     ("_src.util", "weakref_cache_key_types", None, "is the set of types that caches hold weakly"),
+    ("_src.source_info_util", "NameStack", ("stack",), "is the scopes of an equation"),
+    ("_src.source_info_util", "SourceInfo", ("traceback", "name_stack"), "is where an equation was made"),
     ("_src.source_info_util", "extend_name_stack", ("name",), "opens a scope"),
     ("_src.ad_checkpoint", "_trace_to_jaxpr", None, "is where checkpoint looks for a trace"),
     ("_src.callback", "io_callback_p", None, "is the primitive of io_callback"),

@@ -11,7 +11,7 @@ from jax._src import util as _util
 from jax._src.interpreters import partial_eval as _pe
 
 from sonde._jax.imported import Effect, Primitive, Var, no_effects
-from sonde._jax.jaxprs import open_jaxpr
+from sonde._jax.jaxprs import make_jaxpr, open_jaxpr
 
 __all__ = ["allow_effect", "hold_weakly", "register_partial_evaluation", "register_partial_use"]
 
@@ -108,6 +108,6 @@ def _passing_on(pairs: Sequence[tuple[Any, Any]]) -> Any:
     """An equation whose results are its operands, given as pairs of operand and result; None if there are none."""
     if not pairs:
         return None
-    jaxpr = open_jaxpr(jax.make_jaxpr(jax.lax.optimization_barrier)([x.aval for x, _ in pairs]))
+    jaxpr = open_jaxpr(make_jaxpr(jax.lax.optimization_barrier)([x.aval for x, _ in pairs]))
     (template,) = jaxpr.eqns
     return template.replace(invars=[x for x, _ in pairs], outvars=[out for _, out in pairs])

@@ -29,7 +29,12 @@ __all__ = [
     "sub_jaxprs",
     "trace_to_closed_jaxpr",
     "trace_to_jaxpr",
+    "with_constants",
+    "with_equations",
+    "with_jaxprs",
 ]
+
+make_jaxpr = jax.make_jaxpr  # JAX's own, also while `patches.made_jaxprs` has put another in its place
 
 ONE_JAXPR_CLASS = getattr(_core, "ClosedJaxpr", _core.Jaxpr) is _core.Jaxpr
 
@@ -73,6 +78,22 @@ def sub_jaxprs(params: dict[str, Any]) -> list[Any]:
 _NO_JAXPR = {type(None), bool, int, float, str, np.dtype, type(np.dtype("float32")), type(np.dtype("int32"))}
 
 
+def with_jaxprs(params: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """The parameters of an equation with other jaxprs in them; the same dict if none of them changes."""
+    changed: dict[str, Any] = {}
+    for name, value in params.items():
+        if hasattr(value, "eqns"):
+            new = change(value)
+        elif isinstance(value, tuple) and any(hasattr(x, "eqns") for x in value):
+            parts = [change(x) if hasattr(x, "eqns") else x for x in value]
+            new = value if all(a is b for a, b in zip(parts, value)) else tuple(parts)
+        else:
+            continue
+        if new is not value:
+            changed[name] = new
+    return {**params, **changed} if changed else params
+
+
 def jaxprs_in(traced: Any) -> Iterator[Any]:
     """The jaxprs in what JAX returns from tracing a function or from finding its trace."""
     for part in traced if isinstance(traced, tuple) else (traced,):
@@ -90,7 +111,7 @@ def eval_jaxpr(jaxpr: Any, *args: Any) -> list[Any]:
 
 def trace_to_jaxpr(fn: Callable[..., list[Any]], avals: Sequence[Any]) -> tuple[Any, list[Any]]:
     """Traces `fn`, which takes and returns flat values, to a jaxpr whose first inputs are the constants returned."""
-    closed = jax.make_jaxpr(fn)(*avals)
+    closed = make_jaxpr(fn)(*avals)
     consts = list(closed.consts)
     if not consts:
         return closed, consts
@@ -99,7 +120,7 @@ def trace_to_jaxpr(fn: Callable[..., list[Any]], avals: Sequence[Any]) -> tuple[
 
 def trace_to_closed_jaxpr(fn: Callable[..., list[Any]], avals: Sequence[Any]) -> Any:
     """Traces `fn`, which takes and returns flat values, to a jaxpr that holds its constants itself."""
-    return jax.make_jaxpr(fn)(*avals)
+    return make_jaxpr(fn)(*avals)
 
 
 def replace_jaxpr(
@@ -119,6 +140,21 @@ def replace_jaxpr(
     return _core.ClosedJaxpr(new, jaxpr.consts if open_jaxpr(jaxpr) is not jaxpr else ())
 
 
+def with_equations(jaxpr: Any, eqns: Sequence[Any], outvars: Sequence[Any], effects: Any) -> Any:
+    """A jaxpr, open or closed, with other equations and outputs of the same types."""
+    old = open_jaxpr(jaxpr)
+    new = old.replace(eqns=list(eqns), outvars=list(outvars), effects=effects, debug_info=old.debug_info)
+    return new if old is jaxpr else jaxpr.replace(jaxpr=new)
+
+
+def with_constants(jaxpr: Any, new: Any, kept: Sequence[int]) -> Any:
+    """A closed jaxpr with the equations of another one, and only some of its constants."""
+    constvars, consts = [new.constvars[i] for i in kept], [jaxpr.consts[i] for i in kept]
+    if ONE_JAXPR_CLASS:
+        return new.replace(constvars=constvars, consts=consts)
+    return jaxpr.replace(jaxpr=new.replace(constvars=constvars), consts=consts)
+
+
 def new_var(aval: Any) -> Var:
     """A fresh variable."""
     return Var(aval)
@@ -127,7 +163,7 @@ def new_var(aval: Any) -> Var:
 def add_equation(var: Any, amount: int) -> tuple[Any, Any]:
     """The equation `out = var + amount` for an int32 scalar, and `out`."""
     # Not `x + amount`: code under `inside=` may be that of the operator.
-    jaxpr = open_jaxpr(jax.make_jaxpr(lambda x: lax.add(x, np.int32(amount)))(var.aval))
+    jaxpr = open_jaxpr(make_jaxpr(lambda x: lax.add(x, np.int32(amount)))(var.aval))
     (template,) = jaxpr.eqns
     out = new_var(var.aval)
     invars = [x if isinstance(x, Literal) else var for x in template.invars]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax import core as _public_core
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import api_util as _api_util
 from jax._src import callback as _callback
@@ -31,7 +33,18 @@ from jax._src.interpreters import partial_eval as _pe
 from jax.interpreters import partial_eval as _public_pe
 
 from sonde._jax.arguments import arrays_described, described, traced_arguments
-from sonde._jax.imported import Effect, Literal, ad, eval_trace, no_effects, scan_p, set_current_trace, typeof, while_p
+from sonde._jax.imported import (
+    Effect,
+    Literal,
+    ad,
+    cond_p,
+    eval_trace,
+    no_effects,
+    scan_p,
+    set_current_trace,
+    typeof,
+    while_p,
+)
 from sonde._jax.in_place import Change, InPlace
 from sonde._jax.jaxprs import first_outputs, open_jaxpr
 from sonde._jax.vmaps import RUNNING, CallOfMap, NumberedAxis, mapped_next
@@ -40,6 +53,7 @@ __all__ = [
     "at_first_capture",
     "eager_shortcut",
     "kept_when_partially_evaluated",
+    "made_jaxprs",
     "make_changes",
     "maps_told_apart",
     "meshes_can_be_set",
@@ -292,6 +306,47 @@ def trials_unseen(unseen: Callable[[], contextlib.AbstractContextManager[None]])
             return plain(fun, *args, **options)
 
     return InPlace(Change(_public_pe, "trace_to_jaxpr_dynamic", trace_to_jaxpr_dynamic))
+
+
+def made_jaxprs(
+    shown: Callable[[Any], Any],
+    to_evaluate: Callable[[Any, Any], tuple[Any, Any]],
+    to_bind: Callable[[dict[str, Any]], dict[str, Any]],
+) -> InPlace:
+    """Lets `jax.make_jaxpr` return another program than the one that JAX evaluates in its place.
+
+    Only the public name is replaced: JAX and Sonde use the function itself.
+
+    Args:
+        shown: Takes a new closed jaxpr; returns what the caller gets.
+        to_evaluate: Takes a jaxpr and its constants that are to be evaluated; returns others, or these.
+        to_bind: Takes the parameters of a jitted function, loop or branch; returns others, or these.
+    """
+    make, evaluate = jax.make_jaxpr, _core.eval_jaxpr
+
+    def make_jaxpr(fun: Any, *args: Any, **options: Any) -> Any:
+        made = make(fun, *args, **options)
+
+        @functools.wraps(made)
+        def make_jaxpr_f(*args: Any, **kwargs: Any) -> Any:
+            found = made(*args, **kwargs)
+            return (shown(found[0]), *found[1:]) if isinstance(found, tuple) else shown(found)
+
+        return make_jaxpr_f
+
+    def eval_jaxpr(jaxpr: Any, consts: Any, *args: Any, **options: Any) -> Any:
+        return evaluate(*to_evaluate(jaxpr, consts), *args, **options)
+
+    def binding(primitive: Any) -> Change:
+        bind = primitive.bind
+        return Change(primitive, "bind", lambda *args, **params: bind(*args, **to_bind(params)))
+
+    return InPlace(
+        Change(jax, "make_jaxpr", functools.wraps(make)(make_jaxpr)),
+        Change(_core, "eval_jaxpr", eval_jaxpr),
+        Change(_public_core, "eval_jaxpr", eval_jaxpr),
+        *map(binding, (_pjit.jit_p, scan_p, while_p, cond_p)),
+    )
 
 
 def tracing_hook(

@@ -18,6 +18,7 @@ __all__ = [
     "open_names",
     "open_names_of",
     "same_names_after",
+    "without_names",
 ]
 
 
@@ -75,3 +76,12 @@ def open_names_of(eqn: Any) -> Any:
 def same_names_after() -> Any:
     """A context manager that restores the open scopes, whatever happens inside."""
     return _source_info.set_name_stack(_source_info.current_name_stack())
+
+
+def without_names(eqn: Any, kind: type) -> Any:
+    """An equation without the names of some type; the same object if it has none."""
+    info = eqn.source_info
+    kept = tuple(element for element in info.name_stack.stack if not isinstance(element.name, kind))
+    if len(kept) == len(info.name_stack.stack):
+        return eqn
+    return eqn.replace(source_info=_source_info.SourceInfo(info.traceback, _source_info.NameStack(kept)))

@@ -16,6 +16,7 @@ from sonde.core.modules.trail import NOTHING, ModuleRequest, Wanted, trail_of
 from sonde.core.opaque import inlining, opaque
 from sonde.core.primitive import kept
 from sonde.core.rules.jit import call_directly  # with all rules, which registers them
+from sonde.core.shown import showing
 from sonde.core.site_search import has_sites
 from sonde.core.trace import SiteTrace
 
@@ -26,6 +27,7 @@ _parts = (
     _jax.trials_unseen(lambda: look(None)),
     kept,
     opaque,
+    showing,
     _jax.eager_shortcut(SiteTrace, has_sites, call_directly, lambda trace: trace.changed),
 )
 _changes = _jax.InPlace(*[change for some in _parts for change in some.changes])
