@@ -383,17 +383,44 @@ def test_layers_of_keras_in_nested_containers_and_private_attributes():
             super().__init__()
             self.parts = {"a": [keras.layers.Dense(4), (keras.layers.BatchNormalization(),)]}
             self.attention = keras.layers.MultiHeadAttention(2, 2)
+            self._head = keras.layers.Dense(4)
+            self._more = [keras.layers.Dense(4)]
 
         def call(self, x):
             x = self.parts["a"][1][0](self.parts["a"][0](x))
-            return self.attention(x, x)
+            return self._more[0](self._head(self.attention(x, x)))
 
     net: Any = Net()
     net(X)
     _, records = sonde.capture(net, "**/out", inside=net)(X)
     parts = ["parts/a/0", "parts/a/1/0", *(f"attention/{x}" for x in ("query", "key", "value", "attention_output"))]
-    assert list(records) == [f"{path}/out" for path in [*parts, "attention"]] + ["out"]
+    assert list(records) == [f"{path}/out" for path in [*parts, "attention", "_head", "_more/0"]] + ["out"]
     np.testing.assert_allclose(records["parts/a/0/out"].value, net.parts["a"][0](X), rtol=1e-5)
+
+
+def test_models_of_keras_in_a_sequential_one():
+    import keras
+
+    given = keras.Input((8,))
+    inner = keras.Model(given, keras.layers.Dense(4, name="dense")(given), name="inner")
+    net = keras.Sequential([given, inner, keras.Sequential([keras.layers.Dense(2, name="last")], name="more")])
+    _, records = sonde.capture(net, "**/out", inside=net)(X[0])
+    assert list(records) == ["inner/dense/out", "inner/out", "more/last/out", "more/out", "out"]
+
+
+def test_private_attributes_of_flax():
+    from flax import nnx
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self._first, self._more = nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.List([nnx.Linear(8, 8, rngs=nnx.Rngs(1))])
+
+        def __call__(self, x):
+            return self._more[0](self._first(x))
+
+    net = Net()
+    for f in (net.__call__, nnx.jit(lambda x: net(x)), nnx.remat(lambda x: nnx.clone(net)(x))):
+        assert [site.path for site in sonde.sites(f, "**/out", inside=net)(X)] == ["_first/out", "_more/0/out", "out"]
 
 
 @pytest.mark.parametrize("face", ["flax.linen", "sonde.linen"])

@@ -21,7 +21,7 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.context import looking
-from sonde.core.modules.calls import calling, mark_arguments, mark_result, overrides_running
+from sonde.core.modules.calls import calling, is_part_of_caller, mark_arguments, mark_result, overrides_running
 from sonde.core.modules.index import children_of, module_kind
 
 _NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
@@ -82,7 +82,7 @@ def run_call(
     depths: frozenset[int],
 ) -> Any:
     """Calls a method of a module, as a scope with sites."""
-    if overrides_running(module, name, fn):
+    if overrides_running(module, name, fn) or is_part_of_caller(module):
         return fn(module, *args, **kwargs)
     with calling(module, name, fn):
         return between_sites(

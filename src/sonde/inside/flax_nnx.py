@@ -12,10 +12,12 @@ from flax import nnx
 from sonde.core.modules.index import ModuleKind, module_kind, register_modules, register_no_modules
 from sonde.inside.libraries import Model, with_methods
 
+_ITS_OWN = ("_pytree__", "_object__")  # attributes that the library keeps in a module
+
 
 def _children(module: Any) -> Iterator[tuple[str, Any]]:
     for name, value in sorted(vars(module).items()):  # as `nnx.merge` orders them: a shared module keeps its first path
-        if not name.startswith("_") and not isinstance(value, nnx.Variable):
+        if not name.startswith(_ITS_OWN) and not isinstance(value, nnx.Variable):
             yield name, value
 
 

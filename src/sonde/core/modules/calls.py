@@ -116,6 +116,13 @@ def overrides_running(module: Any, name: str, fn: Callable[..., Any]) -> bool:
     return False
 
 
+def is_part_of_caller(module: Any) -> bool:
+    """Whether the innermost call is of a module that works by calling this one."""
+    kind: Any = module_kind(module)
+    frames = [trail.stretches[-1].frames for trail in thread.trails]
+    return any(open_calls and kind.is_part(module, open_calls[-1].module) for open_calls in frames)
+
+
 def is_module(value: Any) -> bool:
     """Whether a value is a module of a library that is known."""
     return module_kind(value) is not None
