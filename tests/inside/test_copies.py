@@ -399,7 +399,15 @@ def test_another_model_of_the_same_class(jit):
     assert lens(f, teacher, student, X, inside=teacher) == {**own, "1/one/out": 1, "1/out": 1}
     assert lens(f, teacher, student, X, inside=[student, teacher]) == {**own, **other}
     closed = jit(lambda x: student(x) - teacher(x))
-    assert lens(closed, X, inside=student) == {**own, "teacher/one/out": 1, "teacher/out": 1}
+    known = {**own, "teacher/one/out": 1, "teacher/out": 1}
+    assert lens(closed, X, inside=student) == known
+    half = jit(lambda student, x: jax.vmap(lambda x: student(x) - teacher(x))(x[None]))
+    assert lens(half, student, X, inside=student) == known
+    one = teacher  # the name of an attribute of the model
+    assert set(lens(jit(lambda student, x: student(x) - one(x)), student, X, inside=student)) - {*own} == {
+        "one_1/one/out",
+        "one_1/out",
+    }
 
 
 def test_which_of_two_is_the_model_must_be_known():
@@ -444,6 +452,39 @@ def test_a_model_that_is_trained_is_the_model(jit):
         return eqx.combine(jax.lax.scan(step, params, None, length=3)[0], static).two(x)
 
     assert lens(jit(in_a_loop), model, X, inside=model) == {"one/out": 1, "two/out": 2, "out": 1}
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, eqx.filter_jit])
+def test_gradients_in_the_form_of_the_model_are_not_the_model(jit):
+    model: Any = equinox_model(call)
+
+    def accumulate(m, xs):
+        def step(total, x):
+            grads = eqx.filter_grad(lambda m: (m(x) ** 2).sum())(m)
+            return jax.tree.map(jnp.add, total, grads), None
+
+        return jax.lax.scan(step, jax.tree.map(jnp.zeros_like, m), xs)[0]  # the model is called after this is passed
+
+    assert lens(jit(accumulate), model, X[None], inside=model) == {"one/out": 1, "two/out": 1, "out": 1}
+
+
+def test_a_part_of_a_copy_keeps_its_path_when_its_arrays_are_mixed_with_others():
+    class Pair(nnx.Module):
+        def __init__(self):
+            self.fast, self.slow = (nnx.Linear(3, 3, rngs=nnx.Rngs(i)) for i in range(2))
+
+        def __call__(self, x):
+            return self.fast(x) - self.slow(x)
+
+    def step(pair, x):
+        loss = pair(x)
+        mixed = jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, nnx.state(pair.slow), nnx.state(pair.fast))
+        nnx.update(pair.slow, mixed)
+        return loss + pair.slow(x)
+
+    for jit in (lambda f: f, nnx.jit):
+        pair = Pair()
+        assert lens(jit(step), pair, X, inside=pair) == {"fast/out": 1, "slow/out": 2, "out": 1}
 
 
 def test_a_model_whose_state_is_an_argument():

@@ -43,7 +43,7 @@ class Variant:
     """
 
     fun: Callable[..., Any] | None
-    labels: tuple[tuple[tuple[Place, ...], ...], Hashable]
+    labels: tuple[tuple[tuple[Place | None, ...], ...], Hashable]
     used: list[dict[Any, tuple[Any, Any]]]
 
     def holds(self, trails: Sequence[Trail], values: Values) -> bool:
@@ -118,7 +118,7 @@ def pass_boundary(
     before = _tracing.fun, _tracing.given
     _tracing.fun, _tracing.given = chosen, ()
     for trail, mine in zip(trails, labels[0]):
-        trail.enter(zip(mine, modules), description=description)
+        trail.enter([(place, m) for place, m in zip(mine, modules) if place is not None], description=description)
     try:
         result = trace(chosen)
         if (why := strange_scope()) is not None:

@@ -76,8 +76,8 @@ def _same(one: Any, other: Any) -> bool:
         return False
 
 
-def find_copy(trail: Trail, module: Any) -> tuple[tuple[Place, int] | None, list[Copy]]:
-    """The place of the module that a module is a copy of.
+def find_copy(trail: Trail, module: Any, is_called: bool) -> tuple[tuple[Place, int] | None, list[Copy]]:
+    """The place of the module that a module is a copy of, which is called or only passed on.
 
     Returns:
         The place and the level of the stretch that it counts from, if there is such a module; and for every stretch
@@ -86,7 +86,7 @@ def find_copy(trail: Trail, module: Any) -> tuple[tuple[Place, int] | None, list
     sources = Sources(trail.changed)
     found = [sources.of(x) for x in arrays_of(module)]
     rest = rest_of(module)
-    place = _place(trail, type(module), found, rest, sources, _shapes(module))
+    place = _place(trail, type(module), found, rest, sources, _shapes(module), is_called)
     copies = []
     for stretch in trail.stretches:
         arrays = tuple(source.numbers.get(id(stretch.description), tuple(source.values)) for source in found)
@@ -134,7 +134,13 @@ class _Candidate:
 
 
 def _place(
-    trail: Trail, cls: type, found: Sequence[Source], rest: Any, sources: Sources, shapes: Sequence[tuple[int, ...]]
+    trail: Trail,
+    cls: type,
+    found: Sequence[Source],
+    rest: Any,
+    sources: Sources,
+    shapes: Sequence[tuple[int, ...]],
+    is_called: bool = True,
 ) -> tuple[Place, int] | None:
     left = _candidates(trail, cls, [source.ends for source in found], sources)
     best = max((c.score for c in left), default=0)
@@ -147,7 +153,8 @@ def _place(
     elif any(source.is_lost for source in found):
         left = _innermost([c for c in left if _could_be(shapes, c.module)])
     else:
-        left = [c for c in left if c.is_given and not c.place.text and trail.stands_in(c.module, found, sources)]
+        left = [c for c in left if c.is_given and not c.place.text]
+        left = [c for c in left if trail.stands_in(c.module, found, sources, is_called)]
     if len(left) > 1:
         left = [c for c in left if _same(rest_of(c.module), rest)] or left
     if len(left) > 1:

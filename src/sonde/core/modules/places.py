@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from sonde import _jax
-from sonde.core.modules.index import text_between
+from sonde.core.modules.index import everything_in, module_kind, text_between
 from sonde.core.scopes import ScopeName, path_under
 
 _SONDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -164,6 +164,8 @@ class Stretch:
         notes: Data that the library of the modules keeps until the outermost call ends.
         strangers: The modules that were called in it, outside other calls, and that are not in the model.
         inner_strangers: The modules of the enclosing program that correspond to them, by name.
+        found: The modules that were found to be copies, and those in them, by identity: references and places. What a
+            copy is does not change when its arrays are replaced.
     """
 
     given: list[tuple[Place, Any]]
@@ -175,13 +177,21 @@ class Stretch:
     notes: list[Any] = dataclasses.field(default_factory=list)
     strangers: Strangers = dataclasses.field(default_factory=Strangers)
     inner_strangers: dict[str, InnerStranger] = dataclasses.field(default_factory=dict)
+    found: dict[int, tuple[weakref.ref[Any], Place]] = dataclasses.field(default_factory=dict)
 
     def find(self, module: Any) -> Place | None:
         """The place of a module, by identity."""
         for place, root in self.roots():
             if (text := text_between(root, module)) is not None:
                 return place.below(text)
-        return None
+        ref, place = self.found.get(id(module), (None, None))
+        return place if ref is not None and ref() is module else None
+
+    def note(self, place: Place, copy: Any) -> None:
+        """Notes the place of a copy."""
+        for path, part in everything_in(copy):
+            if module_kind(part) is not None:
+                self.found[id(part)] = weakref.ref(part), place.below("/".join(map(str, path)))
 
     def roots(self) -> Iterator[tuple[Place, Any]]:
         """The modules whose places are known, with their places: the outermost first."""

@@ -11,12 +11,13 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import types
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sonde.core.asking import InsideRequest
-from sonde.core.modules.index import Path, at_path, has_modules, module_kind, outermost_in, path_between
+from sonde.core.modules.index import Path, at_path, children_of, has_modules, module_kind, outermost_in, path_between
 from sonde.errors import ScopeError
 
 
@@ -41,6 +42,8 @@ def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> li
     first, *others = [next((x for _, x in found if _is_copy(x, model)), model) for model in models]
     names = {id(x): name for name, x in found}
     roots = [("", first)]
+    attributes = {str(key) for key, _ in children_of(first)}
+    referred_to = [(name, x) for name, x in _referred_to(f) if _is_root(x)]
     if id(first) not in names:
         alike = [x for _, x in found if type(x) is type(first) and all(x is not other for other in others)]
         if len(alike) > 1:
@@ -52,9 +55,10 @@ def find_roots(f: Any, args: Any, kwargs: Any, models: Sequence[Any] = ()) -> li
                 "its own argument as inside="
             )
         roots += [("", x) for x in alike[:1]]
-    for x in (*others, *(x for _, x in found)):
+    names = {id(x): name for name, x in reversed(referred_to)} | names
+    for x in (*others, *(x for _, x in (*found, *referred_to))):
         if all(x is not root and path_between(root, x) is None for _, root in roots):
-            taken = {name for name, _ in roots}
+            taken = attributes.union(name for name, _ in roots)
             name = names.get(id(x)) or type(x).__name__
             roots.append((next(n for n in _numbered(name) if n not in taken), x))
     return roots
@@ -192,6 +196,14 @@ def _around(f: Any) -> Iterator[tuple[str, Any]]:
         f = getattr(f, "func", None) or getattr(f, "__wrapped__", None)
 
 
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """The global names in a function, and in the functions that are written in it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names_in(inner)
+
+
 def _referred_to(f: Any) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     while f is not None and id(f) not in seen:
@@ -201,6 +213,6 @@ def _referred_to(f: Any) -> Iterator[tuple[str, Any]]:
             for name, cell in zip(code.co_freevars, f.__closure__ or ()):
                 with contextlib.suppress(ValueError):  # a cell that is still empty
                     yield name, cell.cell_contents
-            for name in code.co_names:
+            for name in _names_in(code):
                 yield name, f.__globals__.get(name)
         f = getattr(f, "__wrapped__", None) or getattr(f, "func", None)

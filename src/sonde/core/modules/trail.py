@@ -96,7 +96,7 @@ class Trail:
         """The place of a module, seen from the innermost stretch."""
         return self._find(module) or self._of_unknown(module)
 
-    def _find(self, module: Any) -> Place | None:
+    def _find(self, module: Any, is_called: bool = True) -> Place | None:
         """The place of a module inside the modules around, or of the module that it is a copy of."""
         last = len(self.stretches) - 1
         kind = module_kind(module)
@@ -116,9 +116,11 @@ class Trail:
                 return self._seen_from_inside(found, level, asked)
         copies: Sequence[Copy] = ()
         if is_found_by_arrays(module):
-            copied, copies = find_copy(self, module)
+            copied, copies = find_copy(self, module, is_called)
             if copied is not None:
-                return self._seen_from_inside(*copied, module, copies)
+                place = self._seen_from_inside(*copied, module, copies)
+                self.stretches[last].note(place, module)
+                return place
         for level in range(1, len(self.stretches)):
             self.stretches[level].used[id(module)] = (weakref.ref(module), None)
             if copies:
@@ -145,20 +147,28 @@ class Trail:
                 "inside=[model, other]"
             )
 
-    def stands_in(self, model: Any, found: Sequence[Source], kept: Any) -> bool:
+    def stands_in(self, model: Any, found: Sequence[Source], kept: Any, is_called: bool) -> bool:
         """Whether a module of the class of a model, with other arrays, is the model.
 
         Args:
             model: The model.
             found: Where the arrays of the module come from.
             kept: Keeps what they come from alive, because it is known by identity.
+            is_called: Whether the module is called. One that is only passed on may hold gradients.
         """
-        if model is not self.root or any(stretch.frames for stretch in self.stretches):
+        if model is not self.root or self._has_frames():
             return False
         ends = set[int]().union(*[source.ends for source in found])
-        if self._stand_in is None and not self._model_met:
+        if is_called and self._may_be_replaced():
             self._stand_in = ends, kept
         return self._stand_in is not None and bool(ends & self._stand_in[0])
+
+    def _may_be_replaced(self) -> bool:
+        """Whether another module may turn out to be the model."""
+        return self._stand_in is None and not self._model_met and not self._has_frames()
+
+    def _has_frames(self) -> bool:
+        return any(stretch.frames for stretch in self.stretches)
 
     def _seen_from_inside(self, place: Place, level: int, asked: Any, copies: Sequence[Copy] = ()) -> Place:
         for inner in range(level + 1, len(self.stretches)):
@@ -276,9 +286,13 @@ class Trail:
                 up, down = depth_of(here) + more, place.text
         return Move(up, down)
 
-    def label(self, module: Any) -> Place:
-        """The place of a module, as seen from a stretch that starts here."""
-        place, last = self.place_of(module), len(self.stretches) - 1
+    def label(self, module: Any) -> Place | None:
+        """The place of a module, as seen from a stretch that starts here; None if only a call of it will tell."""
+        place, last = self._find(module, is_called=False), len(self.stretches) - 1
+        if place is None:
+            if is_found_by_arrays(module) and type(module) is type(self.root) and self._may_be_replaced():
+                return None
+            place = self._of_unknown(module)
         if place.here and last:  # the current path: from further inside, it counts from the capture
             place = place._replace(text=join(self._scopes(last), place.text))
         return self._inward(place, last)
