@@ -272,6 +272,51 @@ def test_models_of_sonde(face):
     np.testing.assert_array_equal(zero, jnp.zeros_like(plain))
 
 
+@pytest.mark.parametrize("face", ["sonde.nnx", "sonde.linen"])
+def test_numbers_that_a_jitted_model_depends_on_are_left_alone_by_edits(face):
+    lib = importlib.import_module(face)
+    if face == "sonde.nnx":
+
+        class Net(lib.Module):
+            def __init__(self):
+                self.dense, self.drop = lib.Linear(8, 4, rngs=lib.Rngs(0)), lib.Dropout(0.5, rngs=lib.Rngs(0))
+
+            def __call__(self, x, *, train):
+                return self.drop(self.dense(x), deterministic=not train)
+
+        net = Net()
+        run, args = lib.jit(lambda net, x: net(x, train=False)), (net, X)
+    else:
+
+        class Net(lib.Module):
+            @lib.compact
+            def __call__(self, x, *, train):
+                return lib.Dropout(0.5)(lib.Dense(4, name="dense")(x), deterministic=not train)
+
+        net = Net()
+        run, args = jax.jit(lambda v, x: net.apply(v, x, train=False)), (net.init(jax.random.key(0), X, train=False), X)
+    assert not sonde.edit(run, {"dense/out": jnp.zeros_like}, inside=net)(*args).any()
+
+
+def test_modules_with_tied_weights_of_equinox():
+    import equinox as eqx
+
+    class Net(eqx.Module):
+        tied: eqx.nn.Shared
+
+        def __call__(self, i):
+            embed, head = self.tied()
+            return head(embed(i))
+
+    embed, head = eqx.nn.Embedding(5, 3, key=jax.random.key(0)), eqx.nn.Linear(3, 5, False, key=jax.random.key(1))
+    net = Net(eqx.nn.Shared((embed, head), lambda pair: pair[1].weight, lambda pair: pair[0].weight))
+    call = lambda net, i: net(i)
+    for f in (call, eqx.filter_jit(call), eqx.filter_checkpoint(call)):
+        _, records = sonde.capture(f, "**/out", inside=net)(net, jnp.int32(2))
+        assert list(records) == ["tied/pytree/0/out", "tied/pytree/1/out", "out"]
+        np.testing.assert_allclose(records["tied/pytree/1/out"].value, embed.weight @ embed.weight[2], rtol=1e-5)
+
+
 def test_a_model_and_variables_at_once():
     import flax.linen as nn
 

@@ -21,10 +21,17 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.context import looking
-from sonde.core.modules.calls import calling, is_part_of_caller, mark_arguments, mark_result, overrides_running
+from sonde.core.modules.calls import (
+    NUMBERS,
+    calling,
+    is_part_of_caller,
+    mark_arguments,
+    mark_result,
+    note_result,
+    overrides_running,
+)
 from sonde.core.modules.index import children_of, module_kind
 
-_NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
 _CALL, _INNER = "\0sonde:through", "\0sonde:inner"
 
 
@@ -84,10 +91,11 @@ def run_call(
     """Calls a method of a module, as a scope with sites."""
     if overrides_running(module, name, fn) or is_part_of_caller(module):
         return fn(module, *args, **kwargs)
+    method = functools.partial(fn, module)
     with calling(module, name, fn):
-        return between_sites(
-            name, lambda *a, **k: fn(module, *a, **k), args, kwargs, _written(module, name, fn), depths
-        )
+        result = between_sites(name, method, args, kwargs, _written(module, name, fn), depths)
+        note_result(module, result)
+        return result
 
 
 def _written(module: Any, name: str, fn: Callable[..., Any]) -> Any:
@@ -155,7 +163,7 @@ def _is_kept_by_edits(value: Any) -> bool:
 
 def is_kept(value: Any) -> bool:
     """Whether an object among arguments and results must stay the same object: a module, or a number."""
-    return isinstance(value, _NUMBERS) or module_kind(value) is not None
+    return isinstance(value, NUMBERS) or module_kind(value) is not None
 
 
 def _through(code: types.CodeType, through: Through) -> types.CodeType:

@@ -35,8 +35,13 @@ def _is_model(module: Any) -> bool:
     return not type(module).__module__.startswith("equinox._")
 
 
+def _returns(module: Any) -> str | None:
+    """Modules whose weights are tied get these when they are taken out of the module that holds them."""
+    return "pytree" if isinstance(module, eqx.nn.Shared) else None
+
+
 register_beside(eqx.nn.State)
-register_modules(eqx.Module, ModuleKind(_children, is_root=_is_model, arrays=_arrays, rest=_rest))
+register_modules(eqx.Module, ModuleKind(_children, is_root=_is_model, arrays=_arrays, rest=_rest, returns=_returns))
 
 
 def model(thing: Any, methods: frozenset[str]) -> Model | None:

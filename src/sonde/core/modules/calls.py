@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from sonde import _jax
 from sonde.core.context import looking
@@ -21,6 +22,7 @@ from sonde.core.scopes import ScopeName
 from sonde.core.sow import mark
 
 T = TypeVar("T")
+NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
 
 
 class ModuleScope(ScopeName):
@@ -114,6 +116,15 @@ def overrides_running(module: Any, name: str, fn: Callable[..., Any]) -> bool:
                 if frame.module is module and frame.method[0] == name and frame.method[1] is not fn:
                     return True
     return False
+
+
+def note_result(module: Any, result: Any) -> None:
+    """Notes the places of the modules that the innermost call, one of the module, returns."""
+    kind: Any = module_kind(module)
+    if (name := kind.returns(module)) is not None:
+        for trail in thread.trails:
+            stretch = trail.stretches[-1]
+            stretch.note(stretch.innermost.below(name), result)
 
 
 def is_part_of_caller(module: Any) -> bool:
@@ -220,15 +231,22 @@ def mark_arrays(
     tag: Any = None,
     depths: frozenset[int] | None = None,
 ) -> T:
-    """Marks a value in which some objects must stay the same, although JAX could take them apart."""
+    """Marks a value in which some objects must stay the same, although JAX could take them apart.
+
+    If there are edits, these include numbers: a jitted method may depend on them, as on `deterministic=True`.
+    """
     if isinstance(value, jax.Array):
         return mark(value, name, tag=tag, code=code, depth=2, depths=depths)
-    leaves, tree = jax.tree.flatten(value, is_leaf=keep)
-    kept = {i: x for i, x in enumerate(leaves) if keep(x)}
+    state = looking()
+    has_edits = state is not None and state.edits
+    is_kept = (lambda x: isinstance(x, NUMBERS) or keep(x)) if has_edits else keep
+    leaves, tree = jax.tree.flatten(value, is_leaf=is_kept)
+    kept = {i: x for i, x in enumerate(leaves) if is_kept(x)}
     if not kept:
         return mark(value, name, tag=tag, code=code, depth=2, depths=depths)
-    state = looking()
-    instead = _Kept if state is not None and state.edits else str
+    if has_edits and len(kept) == len(leaves):  # nothing to edit
+        return value
+    instead = _Kept if has_edits else str
     for i, x in kept.items():
         leaves[i] = instead(f"<{type(x).__name__}>")
     new = mark(jax.tree.unflatten(tree, leaves), name, tag=tag, code=code, depth=2, depths=depths)

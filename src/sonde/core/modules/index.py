@@ -64,6 +64,7 @@ class ModuleKind:
         arrays: The arrays in a module, for a library that does not say what a module is a copy of; see `copies`.
         rest: Everything in a module except arrays, in a form that can be compared.
         aliases: For methods that are another name of a method, the name of that method.
+        returns: The attribute of which the result of a call of the module is a copy, if any.
         is_part: Whether a module is only how another one works, which calls it: not a call of its own.
     """
 
@@ -75,6 +76,7 @@ class ModuleKind:
     arrays: Callable[[Any], Sequence[Any]] | None = None
     rest: Callable[[Any], Any] = lambda module: None
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    returns: Callable[[Any], str | None] = lambda module: None
     is_part: Callable[[Any, Any], bool] = lambda module, of: False
 
 
