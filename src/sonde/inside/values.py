@@ -134,7 +134,7 @@ def marked(
             return value
         statics = tuple(x if type(x) in _KEPT else Other(x) for x, a in zip(leaves, arrays) if not a)
         shared = type(value) not in _array_types and (
-            references is None or references > _alone() or not _parts_are_alone(value)
+            references is None or references > _alone() or _has_attributes(value) or not _parts_are_alone(value)
         )
     else:
         return value
@@ -199,9 +199,12 @@ def _is_container(value: Any) -> bool:
     kind = type(value)
     if kind is dict:
         return all(type(key) is str for key in value) or all(type(key) is int for key in value)
-    return (
-        kind is tuple or kind is list or kind in _array_types or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
-    )
+    return kind is tuple or kind is list or kind in _array_types or (issubclass(kind, tuple) and _is_named_tuple(kind))
+
+
+def _is_named_tuple(kind: type) -> bool:
+    """Whether a class is made of its fields; not if it has another constructor, which JAX would call with them."""
+    return next("_fields" in vars(k) for k in kind.__mro__ if "__new__" in vars(k))
 
 
 def _holds_arrays(value: Any, around: list[Any]) -> bool:
@@ -258,9 +261,16 @@ def _parts_are_alone(value: Any) -> bool:
     for part in parts:
         if type(part) in _array_types:
             continue
-        if _is_container(part) and (sys.getrefcount(part) > _in_container() + extra or not _parts_are_alone(part)):
+        if _is_container(part) and (
+            sys.getrefcount(part) > _in_container() + extra or _has_attributes(part) or not _parts_are_alone(part)
+        ):
             return False
     return True
+
+
+def _has_attributes(value: Any) -> bool:
+    """Whether a named tuple has attributes besides its fields, which it would not have if it were rebuilt."""
+    return bool(getattr(value, "__dict__", None))
 
 
 # Python counts references: if only a call of `FunctionMarks.mark` refers to an object, nothing else in the program
