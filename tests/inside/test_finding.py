@@ -174,3 +174,25 @@ def test_a_notebook_as_a_module(monkeypatch):
     monkeypatch.setitem(sys.modules, "empty_notebook", empty)
     with pytest.raises(InsideError, match="cannot look into empty_notebook: its source is not available"):
         sonde.Inside(empty)
+
+
+def test_a_file_that_was_loaded_under_another_name(tmp_path, monkeypatch):
+    """`python ./train.py` and relative folders in `sys.path` give files such names."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "respelled.py").write_text(
+        "def f(x):\n    y = x * 2\n    return y\n\nclass C:\n    def g(self, x):\n        z = f(x)\n        return z\n"
+        "    async def later(self):\n        pass\n"
+    )
+    monkeypatch.syspath_prepend(f"{tmp_path}/below/..")
+    module = importlib.import_module("respelled")
+    try:
+        path = str(tmp_path / "respelled.py")
+        assert module.f.__code__.co_filename != path
+        names = lambda inside: set(sonde.capture(module.C().g, inside=inside)(X)[1])
+        assert names(f"{path}:f") == {"f/x", "f/y", "f/return"}
+        assert names(f"{path}:C") == names(module.C) == {"C.g/x", "C.g/z", "C.g/return"}
+        assert {name.rpartition("/")[2] for name in names(path)} == {"x", "y", "z", "return"}
+        for inside in (f"{path}:C", f"{path}:C.*", "respelled:C*"):
+            assert [out.name for out in sonde.Inside(inside).left_out] == ["C.later"]
+    finally:
+        del sys.modules["respelled"]

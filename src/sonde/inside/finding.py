@@ -23,7 +23,7 @@ import jax
 from sonde.errors import InsideError
 from sonde.inside.marks import FunctionMarks
 from sonde.inside.source import CHANGED, SourceFile, file_named, function_of
-from sonde.inside.swapping import functions_of, marks_of
+from sonde.inside.swapping import functions_of, loaded_as, marks_of
 from sonde.inside.wrapping import functions_below, functions_meant, plain_function
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
@@ -301,8 +301,7 @@ def object_named(name: str) -> Any:
         return None
     try:
         if where.endswith(".py"):
-            path = os.path.abspath(where)
-            thing: Any = next((m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == path), None)
+            thing: Any = next((m for m in list(sys.modules.values()) if _is_loaded_from(m, where)), None)
         else:
             thing = _imported(where or qualname, name)
         for part in qualname.split(".") if where else ():
@@ -310,6 +309,13 @@ def object_named(name: str) -> Any:
     except (InsideError, AttributeError, IndexError, TypeError, KeyError):
         return None  # `find` says what is wrong
     return None if isinstance(thing, (types.FunctionType, types.ModuleType, type)) else thing
+
+
+def _is_loaded_from(module: Any, path: str) -> bool:
+    filename = getattr(module, "__file__", None)
+    if not isinstance(filename, str) or not filename.endswith(os.path.basename(path)):
+        return False
+    return os.path.realpath(filename) == os.path.realpath(path)
 
 
 def _written(module: types.ModuleType, qualname: str) -> Found | None:
@@ -341,10 +347,10 @@ def _with_other(written: Found, module: types.ModuleType, qualname: str) -> Foun
 
 def _in_file(filename: str, qualname: str, asked: str) -> Found:
     """The functions of a file."""
-    file = file_named(filename)
-    if file is None:
+    files = {name: file for name in loaded_as(filename) or [filename] if (file := file_named(name)) is not None}
+    if not files:
         raise InsideError(f"inside={asked!r}: there is no Python file {filename!r}")
-    functions, changed = _written_in({filename: file})
+    functions, changed = _written_in(files)
     if changed and not functions:
         raise InsideError(f"inside={asked!r}: cannot look into {changed[0].name} ({changed[0].place}): {CHANGED}")
     found = _with_inner(functions)
@@ -355,16 +361,24 @@ def _in_file(filename: str, qualname: str, asked: str) -> Found:
 def _chosen(found: Found, qualname: str, name: str) -> Found:
     """The functions whose name matches."""
     wanted = qualname.replace(".<locals>", "")
-    chosen = [f for f in found.functions if fnmatch.fnmatchcase(f.qualname.replace(".<locals>", ""), wanted)]
+    names = {f: f.qualname.replace(".<locals>", "") for f in found.functions}
+    chosen = [f for f in names if fnmatch.fnmatchcase(names[f], wanted)]
+    is_class = not chosen and any(names[f].rpartition(".")[0] == wanted for f in names)
+    if is_class:
+        wanted = f"{wanted}.*"
+        chosen = [f for f in names if fnmatch.fnmatchcase(names[f], wanted)]
+    left_out = [x for x in found.left_out if fnmatch.fnmatchcase(x.name.replace(".<locals>", ""), wanted)]
+    if not chosen and left_out:
+        out = left_out[0]
+        raise InsideError(f"inside={name!r}: cannot look into {out.name} ({out.place}): {out.reason}")
     if not chosen:
-        for out in found.left_out:
-            if fnmatch.fnmatchcase(out.name.replace(".<locals>", ""), wanted):
-                raise InsideError(f"inside={name!r}: cannot look into {out.name} ({out.place}): {out.reason}")
-        near = difflib.get_close_matches(qualname, [f.qualname for f in found.functions], n=5, cutoff=0.3)
+        near = difflib.get_close_matches(qualname, names.values(), n=5, cutoff=0.3)
         raise InsideError(
             f"inside={name!r}: no function of that name; nearest: {', '.join(map(repr, near)) or 'nothing'}"
         )
-    return _with_inner(chosen)
+    whole = _with_inner(chosen)
+    is_one = not is_class and not any(c in qualname for c in "*?[")
+    return Found(whole.functions, tuple(dict.fromkeys((*whole.left_out, *left_out))), by_name=is_one)
 
 
 def _imported(name: str, asked: str) -> Any:

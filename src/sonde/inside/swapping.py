@@ -14,6 +14,7 @@ import contextlib
 import gc
 import itertools
 import operator
+import os
 import sys
 import threading
 import weakref
@@ -162,6 +163,11 @@ class _Heap:
                 self._add(self._frozen_functions())
             return [f for file in files for ref in list(self._by_file[file].values()) if (f := ref()) is not None]
 
+    def filenames(self) -> set[str]:
+        """The names of the files of all function objects."""
+        with _lock:
+            return {f.__code__.co_filename for f in itertools.chain(_listed(None), self._frozen_functions())}
+
     def _may_have_frozen(self, young: list[FunctionType]) -> bool:
         """Whether more may be frozen than the last time."""
         if self._n_frozen and id(self._young) in set(map(id, young)):
@@ -240,6 +246,12 @@ _heap = _Heap()
 def functions_of(files: Collection[str]) -> list[tuple[FunctionType, FunctionMarks | None]]:
     """The function objects of some files, each with the function that it was made from; None if that is not known."""
     return [(function, marks_of(function)) for function in _heap.functions(files)]
+
+
+def loaded_as(path: str) -> list[str]:
+    """The names under which the functions of a file were loaded: `python ./train.py` has `/folder/./train.py`."""
+    name, real = os.path.basename(path), os.path.realpath(path)
+    return [f for f in _heap.filenames() if f == path or (f.endswith(name) and os.path.realpath(f) == real)]
 
 
 def live_functions(wanted: Collection[FunctionMarks]) -> list[tuple[FunctionType, FunctionMarks]]:
