@@ -114,7 +114,7 @@ def test_command_line(tmp_path):
 
     from sonde.cli.program import sonde_command
 
-    program = tmp_path / "program.py"
+    program = tmp_path / "overflows.py"
     program.write_text(
         "import jax.numpy as jnp\n\ndef step(x):\n    big = x * 1e30\n    square = big * big\n    return square\n\n"
         "def main():\n    return step, (jnp.ones(3),)\n"
