@@ -196,11 +196,10 @@ class Editing(Handler):
                 continue
             self._hit.setdefault(pattern, set()).add(call)
             if site.in_place:
-                raise EditError(
-                    f"edit of {path!r} ({site.source}): the program continues with the value itself, as after "
-                    "`Module.sow`, and not with what the site returns; use `sonde.sow` and its result there, or edit "
-                    "the output of a method"
-                )
+                instead = "edit an array that it is made of, or that is computed from it"
+                if site.depths is None:
+                    instead = "use `sonde.sow` and its result there, or edit the output of a method"
+                raise EditError(f"edit of {path!r} ({site.source}): {site.why_in_place}; {instead}")
             rows = self._rows(wanted, pattern, site, path)
             loops = self._loops(rows, path)
             if isinstance(wanted.new, Record):

@@ -96,6 +96,17 @@ class Site:
         found.path = path
         return found
 
+    @property
+    def why_in_place(self) -> str:
+        """Why it cannot be replaced, if it is in place."""
+        if self.depths is None:
+            why = "as after `Module.sow`, and not with what the site returns"
+        elif self.tree == LEAF:
+            why = "because it is known while the function is traced, or must stay the same object"
+        else:
+            why = "because something else may refer to this tuple, list or dict"
+        return f"the program continues with the value itself, {why}"
+
     def rebuild(self, arrays: Sequence[Any]) -> Any:
         """The pytree that was sown, with these arrays in it; leaves that are not arrays come back as they were."""
         if self.tree is LEAF and self.arrays == (True,):
