@@ -298,6 +298,45 @@ def test_numbers_that_a_jitted_model_depends_on_are_left_alone_by_edits(face):
     assert not sonde.edit(run, {"dense/out": jnp.zeros_like}, inside=net)(*args).any()
 
 
+@pytest.mark.parametrize("library", ["equinox", "flax.nnx", "flax.linen", "sonde.linen", "sonde.nnx"])
+def test_a_method_has_the_name_of_the_attribute_that_holds_it(library):
+    lib = importlib.import_module(library)
+
+    def plainly(f):  # without `functools.wraps`
+        def wrapper(*args, **kwargs):
+            return f(*args, **kwargs)
+
+        return wrapper
+
+    class Decorated(lib.Module):
+        @plainly
+        def __call__(self, x):
+            return jnp.tanh(x)
+
+        @plainly
+        def other(self, x):
+            return x
+
+    class Over(Decorated):
+        def __call__(self, x):
+            return super().__call__(x) * 2
+
+    class Assigned(lib.Module):
+        def forward(self, x):
+            return jnp.tanh(x)
+
+        __call__ = forward
+
+    for cls in (Decorated, Over, Assigned):
+        model: Any = cls()
+        run = (lambda m, x: m.apply({}, x)) if library.endswith("linen") else (lambda m, x: m(x))
+        assert [site.path for site in sonde.sites(run, inside=model)(model, X)] == ["in", "out"]
+    model = Decorated()
+    run = (lambda m, x: m.apply({}, x, method="other")) if library.endswith("linen") else (lambda m, x: m.other(x))
+    found = sonde.sites(run, inside=sonde.Inside(model, methods=["other"]))(model, X)
+    assert [site.path for site in found] == ["other/in", "other/out"]
+
+
 def test_modules_with_tied_weights_of_equinox():
     import equinox as eqx
 

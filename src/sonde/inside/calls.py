@@ -27,6 +27,7 @@ from sonde.core.modules.calls import (
     is_part_of_caller,
     mark_arguments,
     mark_result,
+    name_of_method,
     note_result,
     overrides_running,
 )
@@ -62,11 +63,12 @@ class Through:
         kind = module_kind(args[0]) if args else None
         if state is None or state.inside is None or kind is None:
             return inner(*args, **kwargs)
-        name = kind.aliases.get(self.name, self.name)
         function = self._function()
         depths = state.inside.call_depths(function) if function is not None else None
         if not depths:
             return inner(*args, **kwargs)
+        name = name_of_method(type(args[0]), self.name, lambda value: _outermost(value) is function)
+        name = kind.aliases.get(name, name)
         args, kwargs = self._as_called(args, kwargs)
         return run_call(args[0], name, inner, args[1:], kwargs, depths)
 

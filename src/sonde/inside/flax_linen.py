@@ -9,6 +9,7 @@ from typing import Any
 import flax.linen as nn
 
 from sonde.core.modules.boundaries import told_apart_by
+from sonde.core.modules.calls import name_of_method
 from sonde.inside.libraries import Model
 from sonde.inside.named_paths import run_named, scope_of
 
@@ -24,9 +25,13 @@ def _intercepting() -> contextlib.AbstractContextManager[Any]:
 
 
 def _intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    module, name = context.module, context.method_name
+    module = context.module
     if module.scope is None:
         return method(*args, **kwargs)
+    function = getattr(context.orig_method, "func", None)
+    name = name_of_method(
+        type(module), context.method_name, lambda value: getattr(value, "__wrapped__", ...) is function
+    )
     path = tuple(map(str, module.path))
     original = getattr(type(module), name, None)
     # A lifted transform makes a new root, at the path that it lifts.

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
-from sonde.core.modules.calls import are_ends_wanted
 from sonde.errors import CallCompactUnboundModuleError, LayerInputError
 from sonde.linen import sites
 from sonde.linen.attach import describe
@@ -197,8 +196,8 @@ def call(self: Module, fun: Callable[..., Any], is_compact: bool, args: tuple[An
             is_lifted = getattr(fun, "transparent", False)
             is_call = scope is not None and not is_lifted
             run = functools.partial(fun, self) if is_lifted else intercepted(self, fun, name)
-            if is_call and are_ends_wanted(name):
-                output = sites.call_with_ends(self, name, fun, run, args, kwargs)
+            if is_call and (end := sites.wanted_ends(self, name, fun)) is not None:
+                output = sites.call_with_ends(self, end, fun, run, args, kwargs)
             else:
                 output = run(*args, **kwargs)
         if is_call and scope is not None and scope.run.capture:

@@ -31,7 +31,7 @@ from sonde.core.axes import Axis, spread
 from sonde.core.collect import Collect
 from sonde.core.context import Looking, look, looking
 from sonde.core.item import Item, expand
-from sonde.core.modules.calls import mark_arguments, mark_result
+from sonde.core.modules.calls import are_ends_wanted, mark_arguments, mark_result, name_of_method
 from sonde.core.run import run_with
 from sonde.core.scopes import ScopeName
 from sonde.core.site import Site, View
@@ -285,6 +285,14 @@ def _home(scope: Scope, collection: str, name: str, *, grows: bool) -> Run | Non
             return run
         run = run.outer
     return None
+
+
+def wanted_ends(module: Module, name: str, fun: Callable[..., Any]) -> str | None:
+    """The name of a method whose arguments and results a capture wants; None if none does."""
+    if looking() is None:
+        return None
+    name = name_of_method(type(module), name, lambda value: getattr(value, "__wrapped_method__", None) is fun)
+    return name if are_ends_wanted(name) else None
 
 
 def call_with_ends(

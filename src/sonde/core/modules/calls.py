@@ -171,6 +171,20 @@ def run_method(
         return result if after is None or is_super_call else after(result)
 
 
+def name_of_method(cls: type, given: str, is_function: Callable[[Any], bool]) -> str:
+    """The attribute of a class that holds a method; a decorator, or an assignment, may have left it another name.
+
+    Args:
+        cls: The class.
+        given: The name that the function has.
+        is_function: Whether an attribute of the class is the method.
+    """
+    for name in ("__call__", given):
+        if any(is_function(vars(base).get(name)) for base in cls.__mro__):
+            return name
+    return next((name for base in cls.__mro__ for name, value in vars(base).items() if is_function(value)), given)
+
+
 def are_ends_wanted(name: str) -> bool:
     """Whether a capture wants the arguments and results of methods of that name."""
     state = looking()
