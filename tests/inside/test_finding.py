@@ -9,9 +9,12 @@ import sys
 import types
 import zipfile
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy
+import numpy as np
+import optax
 import pytest
 
 import sonde
@@ -196,3 +199,31 @@ def test_a_file_that_was_loaded_under_another_name(tmp_path, monkeypatch):
             assert [out.name for out in sonde.Inside(inside).left_out] == ["C.later"]
     finally:
         del sys.modules["respelled"]
+
+
+WRONG = [
+    ("optx", InsideError, "there is no module 'optx'; nearest: 'optax'"),
+    ("optax/losses", InsideError, "there is no module 'optax/losses'; write packages with dots"),
+    ("equinox.nn:Linear.__cal__", InsideError, "has no '__cal__'; nearest: '__call__'"),
+    (jax.jit(jnp.sin).lower(1.0), TypeError, "Lowered, .*; name the function that it was made from"),
+    (jax.jit(jnp.sin).lower(1.0).compile(), TypeError, "Compiled, .*; name the function that it was made from"),
+    (np.add, TypeError, "ufunc, .*; name the functions that call it"),
+    ({"w": jnp.ones(3)}, TypeError, "dict, .*; name the model that these are the values of"),
+    (optax.sgd(0.1), TypeError, r"name those that it has: inside=\[x.init, x.update\]"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "text"), WRONG, ids=[text[:20] for *_, text in WRONG])
+def test_an_error_says_what_to_name_instead(wrong, error, text):
+    with pytest.raises(error, match=text):
+        sonde.Inside(wrong)
+
+
+def test_methods_that_no_module_has():
+    model = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    with pytest.raises(TypeError, match="takes a list of names, got the string 'encode'"):
+        sonde.Inside(model, methods="encode")
+    with pytest.raises(TypeError, match="no module of the model has a method 'encode'; nearest: "):
+        sonde.Inside(model, methods=["encode"])
+    with pytest.raises(TypeError, match="is for models, and there is none"):
+        sonde.Inside(jax.nn.relu, methods=["encode"])

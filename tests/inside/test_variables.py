@@ -697,7 +697,8 @@ def test_source_that_has_changed():
 
 def test_no_warnings_from_compiling():
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        for kind in (SyntaxWarning, DeprecationWarning):  # what Python says of code
+            warnings.simplefilter("error", kind)
         sonde.capture(dot_product, inside=sonde.Inside(dot_product, expressions=True))(X, X)
 
 

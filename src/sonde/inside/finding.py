@@ -6,7 +6,6 @@ module or a package are left out if they cannot be marked, and listed (`Inside.l
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import importlib
 import inspect
@@ -22,6 +21,7 @@ import jax
 
 from sonde.errors import InsideError
 from sonde.inside.marks import FunctionMarks
+from sonde.inside.messages import nearest, no_function_in, no_module
 from sonde.inside.source import CHANGED, SourceFile, file_named, function_of
 from sonde.inside.swapping import functions_of, loaded_as, marks_of
 from sonde.inside.wrapping import functions_below, functions_meant, plain_function
@@ -64,12 +64,11 @@ def find(thing: Any) -> Found:
         return _modules([thing.__name__, *_below(thing.__name__)], {thing.__name__})
     if isinstance(thing, type):
         return _class(thing)
+    if isinstance(thing, (jax.stages.Lowered, jax.stages.Compiled, jax.stages.Traced)):
+        raise TypeError(no_function_in(thing))
     functions = functions_meant(thing)
     if not functions:
-        raise TypeError(
-            f"inside= takes functions, classes, Python modules, their names and models; got {thing!r} of type "
-            f"{type(thing).__name__}, which has no Python function"
-        )
+        raise TypeError(no_function_in(thing))
     found = [x for function in functions if not isinstance(x := _asked_for(function), str)]
     if not found:
         raise InsideError(str(_asked_for(functions[0])))
@@ -372,9 +371,8 @@ def _chosen(found: Found, qualname: str, name: str) -> Found:
         out = left_out[0]
         raise InsideError(f"inside={name!r}: cannot look into {out.name} ({out.place}): {out.reason}")
     if not chosen:
-        near = difflib.get_close_matches(qualname, names.values(), n=5, cutoff=0.3)
         raise InsideError(
-            f"inside={name!r}: no function of that name; nearest: {', '.join(map(repr, near)) or 'nothing'}"
+            f"inside={name!r}: no function of that name; nearest: {nearest(qualname, list(names.values()))}"
         )
     whole = _with_inner(chosen)
     is_one = not is_class and not any(c in qualname for c in "*?[")
@@ -395,7 +393,7 @@ def _imported(name: str, asked: str) -> Any:
                 raise
             continue
         return _attribute(found, ".".join(parts[n:]), asked) if n < len(parts) else found
-    raise InsideError(f"inside={asked!r}: there is no module {name!r}")
+    raise InsideError(no_module(name, asked))
 
 
 def _attribute(thing: Any, qualname: str, asked: str) -> Any:
@@ -403,11 +401,8 @@ def _attribute(thing: Any, qualname: str, asked: str) -> Any:
         try:
             inner = inspect.getattr_static(thing, part)
         except AttributeError:
-            names = [n for n in dir(thing) if not n.startswith("__")]
-            near = difflib.get_close_matches(part, names, n=5, cutoff=0.3)
-            raise InsideError(
-                f"inside={asked!r}: {getattr(thing, '__name__', thing)!r} has no {part!r}; nearest: "
-                f"{', '.join(map(repr, near)) or 'nothing'}"
-            ) from None
+            near = nearest(part, [n for n in dir(thing) if part.startswith("__") or not n.startswith("__")])
+            owner = getattr(thing, "__name__", thing)
+            raise InsideError(f"inside={asked!r}: {owner!r} has no {part!r}; nearest: {near}") from None
         thing = inner if isinstance(thing, type) else getattr(thing, part)
     return thing

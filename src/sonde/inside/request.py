@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from sonde.inside import asked
+from sonde.inside.calls import modules_in
 from sonde.inside.finding import Found, LeftOut, find, object_named
 from sonde.inside.libraries import Model, as_model
+from sonde.inside.messages import nearest
 
 
 class Inside:
@@ -26,7 +28,7 @@ class Inside:
 
     Raises:
         InsideError: Something that was named cannot be looked into: it has no source, or is a generator.
-        TypeError: An argument has no functions.
+        TypeError: An argument has no functions, or no module of the models has a method of `methods`.
 
     Example:
         >>> import jax, jax.numpy as jnp, sonde
@@ -39,6 +41,8 @@ class Inside:
     def __init__(self, *what: Any, expressions: bool = False, methods: Sequence[str] = ()) -> None:
         if not what:
             raise TypeError("Inside takes at least one function, class, module, model or name")
+        if isinstance(methods, str):
+            raise TypeError(f"Inside: methods= takes a list of names, got the string {methods!r}")
         names = frozenset({"__call__", *methods})
         self._found: list[Found] = []
         models: list[tuple[Any, Model]] = []
@@ -49,6 +53,7 @@ class Inside:
                 self._found.append(find(thing))
             else:
                 models.append(model)
+        _check_methods(methods, models)
         functions = frozenset().union(*(found.functions for found in self._found))
         calls = frozenset().union(*(model.calls for _, model in models))
         hooks = frozenset().union(*(model.hooks for _, model in models))
@@ -68,6 +73,19 @@ class Inside:
 
     def __repr__(self) -> str:
         return f"Inside({len(self.request.functions)} functions, {len(self.left_out)} left out)"
+
+
+def _check_methods(methods: Sequence[str], models: list[tuple[Any, Model]]) -> None:
+    """Raises TypeError for a method that no module has. Modules of linen and Haiku are not known before they run."""
+    if methods and not models:
+        raise TypeError(f"Inside: methods={list(methods)!r} is for models, and there is none among the arguments")
+    if any(model.hooks for _, model in models):
+        return
+    classes = {type(module) for thing, _ in models for module in modules_in(thing)}
+    for name in methods:
+        if classes and not any(hasattr(cls, name) for cls in classes):
+            own = {n for cls in classes for n in dir(cls) if not n.startswith("_")}
+            raise TypeError(f"Inside: no module of the model has a method {name!r}; nearest: {nearest(name, own)}")
 
 
 def request_of(inside: Any) -> asked.Look:

@@ -1,0 +1,51 @@
+"""Texts of errors: what was found in place of code, and what to name instead."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+
+_short = reprlib.Repr()
+_short.maxother = _short.maxstring = 60
+
+
+def no_function_in(thing: Any) -> str:
+    """The error for an `inside=` argument that has no Python function."""
+    shown = " ".join(_short.repr(thing).split())
+    return (
+        "inside= takes functions, classes, Python modules, their names and models; "
+        f"got {shown} of type {type(thing).__name__}, which has no Python function{_instead(thing)}"
+    )
+
+
+def _instead(thing: Any) -> str:
+    if isinstance(thing, (jax.stages.Lowered, jax.stages.Compiled, jax.stages.Traced)):
+        return "; name the function that it was made from"
+    functions = [name for name in getattr(thing, "_fields", ()) if isinstance(getattr(thing, name), types.FunctionType)]
+    if functions:
+        return f"; name those that it has: inside=[{', '.join(f'x.{name}' for name in functions)}], or their package"
+    if callable(thing):
+        return "; name the functions that call it"
+    if isinstance(thing, Mapping) and jax.tree.leaves(thing):
+        return "; name the model that these are the values of, or the functions that use them"
+    return ""
+
+
+def no_module(name: str, asked: str) -> str:
+    """The error for the name of a module that there is not."""
+    text = f"inside={asked!r}: there is no module {name!r}"
+    if "/" in name or "\\" in name:
+        return f"{text}; write packages with dots, 'package.module', and the path of a file with its ending, 'file.py'"
+    near = difflib.get_close_matches(name, {m for m in sys.modules if not m.startswith("_")}, n=3, cutoff=0.7)
+    return f"{text}; nearest: {', '.join(map(repr, near))}" if near else text
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The names that are most like a name."""
+    return ", ".join(map(repr, difflib.get_close_matches(name, names, n=5, cutoff=0.3))) or "nothing"
