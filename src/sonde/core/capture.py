@@ -18,6 +18,7 @@ from sonde.core.collect import Collect, Reduce
 from sonde.core.failing import remember
 from sonde.core.keeping import by_identity, kept_with
 from sonde.core.modules.roots import ModelsOfCall, models_of_call
+from sonde.core.number_checks import checking_results
 from sonde.core.path import Pattern, check_pattern
 from sonde.core.record import AsStored, Records
 from sonde.core.record_making import make_records
@@ -149,7 +150,7 @@ def _jitted_capture(
         jitted = jax.jit(like(captured, fn), **jit_options)  # JAX keeps one trace for one function
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            result, stored = jitted(*args, **kwargs)
+            result, stored = checking_results(lambda: jitted(*args, **kwargs), lambda found: found[0])
             return result, stored.records
 
         def method(name: str, *args: Any, **kwargs: Any) -> Any:

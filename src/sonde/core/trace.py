@@ -15,6 +15,7 @@ from sonde.core.context import looking
 from sonde.core.handler import Handler
 from sonde.core.item import in_runs_of_maps
 from sonde.core.modules.array_origins import Changed
+from sonde.core.number_checks import checking_results
 from sonde.core.primitive import marker_p, site_p
 from sonde.core.site import Site, View
 from sonde.core.site_search import has_sites, sites_inside
@@ -73,6 +74,18 @@ class SiteTrace(_jax.Trace):
         self._note_maps(before)
         return outs
 
+    def follow_primitive(self, rule: Callable[..., Any], args: Sequence[Any], params: dict[str, Any]) -> Any:
+        """Follows the rule of a primitive; JAX's checks for NaN see the results of the program alone."""
+        if self.parent is not _jax.eval_trace:
+            return self.follow(rule, args, params)
+        items = self.handler.items
+        before = len(items)
+        return checking_results(
+            lambda: self.follow(rule, args, params),
+            lambda outs: outs,
+            lambda: items.__delitem__(slice(before, None)),
+        )
+
     def _note_maps(self, before: int) -> None:
         """Notes the calls of `vmap` in which the items after the first ones were recorded."""
         items = self.handler.items
@@ -94,7 +107,7 @@ class SiteTrace(_jax.Trace):
         if inside and rule is None:
             check_may_miss_all(primitive, params)
         if rule is not None:
-            outs = self.follow(rule, tracers, params)
+            outs = self.follow_primitive(rule, tracers, params)
             if self.changed is not None:
                 self.changed.note(primitive, params, tracers, outs)
             return outs

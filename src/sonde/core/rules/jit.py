@@ -33,7 +33,7 @@ def jit_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> l
 
 def call_directly(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
     """The outputs of a jitted call that need not be bound as an equation first; None if it has to be."""
-    return trace.follow(_run_compiled, args, params) if trace.changed is None else None
+    return trace.follow_primitive(_run_compiled, args, params) if trace.changed is None else None
 
 
 def _run_compiled(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any] | None:
