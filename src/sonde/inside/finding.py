@@ -187,7 +187,8 @@ def _modules(names: list[str], asked: set[str]) -> Found:
     written, changed = _written_in(files)
     functions.update(dict.fromkeys(written))
     left_out += changed
-    for name in asked:
+    # A module with a private one behind it has no code, and only shows what is elsewhere, as `jax.scipy.special` does.
+    for name in dict.fromkeys([*asked, *filter(_mirror, names)]):
         functions.update(dict.fromkeys(_shown_by(sys.modules[name])))
     usable = frozenset(f for f in functions if f.reason is None)
     left_out += [LeftOut(f.qualname, f.place, f.reason) for f in functions if f.reason is not None]
