@@ -19,9 +19,8 @@ def freeze() -> None:
 
     `inside=` would have to search the frozen objects for functions, for seconds in every process; so it is told.
     """
-    from sonde.inside import swapping
+    from sonde.inside.heap import HEAP as heap
 
-    heap = swapping._heap
     gc.collect()  # `inside=` hears of this, and lists the functions that it needs of the new ones
     heap._frozen += [weakref.ref(x) for x in gc.get_objects() if type(x) is FunctionType]
     gc.freeze()
