@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import sonde
+from sonde.errors import InsideError
 from sonde.inside.wrapping import functions_meant
 
 X = jnp.arange(3.0)
@@ -58,7 +59,24 @@ def test_a_wrapped_function_is_looked_into(wrap):
 
 
 def test_an_object_that_takes_certain_arguments_stands_for_its_own_call():
-    assert functions_meant(Twice(loss)) == [Twice.__call__]
+    assert functions_meant(Twice(loss)) == ([Twice.__call__], [])
+
+
+def test_what_is_named_must_be_found_whatever_it_holds():
+    def outer(function):
+        def generator(*args):
+            yield function(*args)
+
+        return generator
+
+    with pytest.raises(InsideError, match="it is a generator function"):
+        sonde.Inside(outer(loss))
+
+
+def test_wrappers_that_wrap_each_other():
+    a, b = (lambda x: x), (lambda x: x + 1)
+    a.__wrapped__, b.__wrapped__ = b, a
+    assert len(sonde.Inside(a).functions) == 1
 
 
 def test_a_wrapped_model_is_the_model():

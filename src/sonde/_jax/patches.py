@@ -315,7 +315,7 @@ def made_jaxprs(
 ) -> InPlace:
     """Lets `jax.make_jaxpr` return another program than the one that JAX evaluates in its place.
 
-    Only the public name is replaced: JAX and Sonde use the function itself.
+    Of `make_jaxpr` only the public name is replaced: JAX and Sonde use the function itself.
 
     Args:
         shown: Takes a new closed jaxpr; returns what the caller gets.

@@ -6,6 +6,7 @@ module or a package are left out if they cannot be marked, and listed (`Inside.l
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import importlib
 import inspect
@@ -66,12 +67,13 @@ def find(thing: Any) -> Found:
         return _class(thing)
     if isinstance(thing, (jax.stages.Lowered, jax.stages.Compiled, jax.stages.Traced)):
         raise TypeError(no_function_in(thing))
-    functions = functions_meant(thing)
-    if not functions:
+    own, held = functions_meant(thing)
+    if not own:
         raise TypeError(no_function_in(thing))
-    found = [x for function in functions if not isinstance(x := _asked_for(function), str)]
-    if not found:
-        raise InsideError(str(_asked_for(functions[0])))
+    found = [_asked_for(function) for function in own]
+    for function in held:
+        with contextlib.suppress(InsideError):  # it was not named itself
+            found.append(_asked_for(function))
     return Found(
         frozenset().union(*(each.functions for each in found)),
         tuple(out for each in found for out in each.left_out),
@@ -79,8 +81,8 @@ def find(thing: Any) -> Found:
     )
 
 
-def _asked_for(function: types.FunctionType) -> Found | str:
-    """A function with those in it, or why it cannot be looked into."""
+def _asked_for(function: types.FunctionType) -> Found:
+    """A function with those in it; raises InsideError if it cannot be looked into."""
     name = f"{function.__module__}.{function.__qualname__}"
     place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
     reason = machinery(function.__code__.co_filename)
@@ -90,7 +92,7 @@ def _asked_for(function: types.FunctionType) -> Found | str:
         reason = found if isinstance(found, str) else found.reason
         if reason is None and isinstance(found, FunctionMarks):
             return _with_inner([found])
-    return f"inside= cannot look into {name} ({place}): {reason}"
+    raise InsideError(f"inside= cannot look into {name} ({place}): {reason}")
 
 
 def _with_inner(functions: list[FunctionMarks]) -> Found:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sonde.inside.calls import methods_in
-from sonde.inside.wrapping import wrapped_by
+from sonde.inside.wrapping import with_wrapped
 
 # For a module that a program has imported, the file here that deals with its models.
 _ADAPTERS = {
@@ -63,11 +63,10 @@ def as_model(thing: Any, methods: frozenset[str]) -> tuple[Any, Model] | None:
 
     The model may be wrapped: `jax.jit(model)`, `equinox.filter_vmap(model)`.
     """
-    while thing is not None:
-        found = _model(thing, methods)
+    for wrapped in with_wrapped(thing):
+        found = _model(wrapped, methods)
         if found is not None:
-            return thing, found
-        thing = wrapped_by(thing)
+            return wrapped, found
     return None
 
 

@@ -16,14 +16,17 @@ _SAID = ("__wrapped__", "func")
 _UNWRAPS = ("__wrapped__", "__func__", "func", "fget", "__partialmethod__", "_partialmethod")
 _HOLDS = ("__wrapped__", "__func__", "func", "fget", "fset", "method", "fun")
 _DEEP = 4  # wrappers in one another
+_MOST = 100  # if they say what they wrap; two may say so of each other
 
 
-def functions_meant(thing: Any) -> list[types.FunctionType]:
-    """The functions that an object stands for, that of the object itself first; none if it has none."""
-    found: dict[types.FunctionType, None] = {}
+def functions_meant(thing: Any) -> tuple[list[types.FunctionType], list[types.FunctionType]]:
+    """The functions of an object itself, and those that a wrapper among them holds; both empty if it has none."""
+    own: dict[types.FunctionType, None] = {}
+    held: dict[types.FunctionType, None] = {}
     for part in _parts_of(thing):
-        found.update(dict.fromkeys(_meant(part, _DEEP)))
-    return list(found)
+        for i, function in enumerate(_meant(part, _DEEP)):
+            (held if i else own)[function] = None
+    return list(own), [function for function in held if function not in own]
 
 
 def plain_function(thing: Any) -> types.FunctionType | None:
@@ -31,9 +34,13 @@ def plain_function(thing: Any) -> types.FunctionType | None:
     return _innermost(thing)[0]
 
 
-def wrapped_by(thing: Any) -> Any:
-    """What a wrapper says that it wraps; None if it says nothing."""
-    return None if isinstance(thing, type) else _callable_in(thing, _SAID)
+def with_wrapped(thing: Any) -> Iterator[Any]:
+    """An object, what it says that it wraps, what that wraps, and so on."""
+    for _ in range(_MOST):
+        if thing is None:
+            return
+        yield thing
+        thing = None if isinstance(thing, type) else _callable_in(thing, _SAID)
 
 
 def functions_below(value: Any, depth: int = _DEEP) -> Iterator[types.FunctionType]:
@@ -74,7 +81,7 @@ def _meant(thing: Any, depth: int) -> Iterator[types.FunctionType]:
 
 def _innermost(thing: Any) -> tuple[types.FunctionType | None, Any]:
     """The function as written, and the object whose `__call__` it is, or the function again."""
-    for _ in range(100):
+    for _ in range(_MOST):
         inner = _unwrapped(thing)
         if inner is None:
             break
