@@ -22,7 +22,7 @@ from sonde.core.operands import operands_of
 from sonde.core.path import Pattern, matches, no_such_site
 from sonde.core.primitive import bind_site
 from sonde.core.rows import NamedLoop, Row, Within, rows_chosen, starred, unstarred
-from sonde.core.scopes import LoopName, RowsName, path_under
+from sonde.core.scopes import LoopName, RowsName, path_under, prefix_under
 from sonde.core.site import Site, View, naming
 from sonde.core.tokens import new_token
 
@@ -34,7 +34,7 @@ class Handler:
         key: The cache key of rewritten jaxprs; None if they must not be cached.
         patterns: Globs or predicates that must match something.
         depth: How many handlers are nested around, itself included.
-        prefix: The path at which the handler runs, if it is a child.
+        prefix: The prefix of the paths of sites, if it is a child; see `scopes.prefix_under`.
         items: What was recorded, in program order.
         met: What is known about the sites met so far; what a child met is added when it has finished.
         counts: How many times each site ran, for handlers that need it.
@@ -92,13 +92,13 @@ class Handler:
 
         Args:
             base: The token that the sites inside start from.
-            prefix: The path at which it runs; the current path, if None.
+            prefix: The prefix of the paths inside (see `scopes.prefix_under`); the current one, if None.
             steps: This iteration's slices of what `loop_inputs` returned, if inside a loop.
         """
         del steps
         new = copy.copy(self)
         new.items, new._sites_here, new.met = [], set(), self.met.child()
-        new.prefix = self.here() if prefix is None else prefix
+        new.prefix = self.prefix_here() if prefix is None else prefix
         new._names_before = _jax.count_open_names()
         new._base, new._next_offset = base, 1
         return new
@@ -166,6 +166,10 @@ class Handler:
         """The path of the scopes that are open, or of scopes with these names, opened where the handler runs."""
         names = _jax.names_since(self._names_before) if names is None else names
         return path_under(names, self.prefix, self.depth)
+
+    def prefix_here(self) -> str:
+        """The same as a prefix, for what runs inside."""
+        return prefix_under(_jax.names_since(self._names_before), self.prefix, self.depth)
 
     def loop_inputs(self, body: Any, length: int, reverse: bool) -> list[Any]:
         """Arrays to scan along with a loop; the child of each iteration gets a slice."""

@@ -184,7 +184,7 @@ class Adding(Handler):
         inside = self.entering(length)
         for found in sites_inside(body):
             # The names of the body count from the body.
-            prefix = path_under(found.names, self.here(), self.depth)
+            prefix = path_under(found.names, self.prefix_here(), self.depth)
             named = self._named_loops(found, inside)
             path, above = starred(prefix + found.site.path, [loop for loop in named if loop is not None])
             key = self.key_of(found.site, path)
@@ -213,7 +213,7 @@ class Adding(Handler):
         for stop, length in found.loops:
             for i in range(start, stop):
                 if isinstance(found.names[i], LoopName):
-                    name = path_under(found.names[: i + 1], self.here(), self.depth).rstrip("/")
+                    name = path_under(found.names[: i + 1], self.prefix_here(), self.depth).rstrip("/")
             loops.append(None if name is None else NamedLoop(name, length))
             name, start = None, stop
         return loops

@@ -153,7 +153,7 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: 
     """
     around, handler = handler, handler.entering(length)
     known = _cache.of(jaxpr) if handler.key is not None else {}
-    prefix = around.prefix if handler is around else around.here()
+    prefix = around.prefix if handler is around else around.prefix_here()
     wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
     names = handler.named_loops, handler.loop_name, handler.within
     key = (handler.key, prefix, *names, wanted, looking(), *map(str, steps))

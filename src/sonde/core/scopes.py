@@ -41,14 +41,18 @@ class LoopName(ScopeName):
         return before + self.removesuffix("*")
 
 
-class SeenName(ScopeName):
-    """The scope of a function that only some of the nested captures look into; others do not see it in paths."""
+# In a prefix, a part that begins with this is the scope of a function that a capture looks into.
+_FUNCTION = "\0"
+
+
+class FunctionName(ScopeName):
+    """The scope of a function that some of the nested captures look into; others do not see it in paths."""
 
     depths: frozenset[int] = frozenset()
 
     def path(self, before: str, depth: int) -> str:
         """The path of what is inside this scope."""
-        return f"{before}{self}/" if depth in self.depths else before
+        return f"{before}{_FUNCTION}{self}/" if depth in self.depths else before
 
 
 class RowsName(ScopeName):
@@ -57,18 +61,33 @@ class RowsName(ScopeName):
     rows: frozenset[tuple[int, ...]] = frozenset()
 
 
-def path_under(names: tuple[Any, ...], before: str, depth: int) -> str:
-    """The path, with a trailing slash if not empty, of what is inside scopes that were opened at `before`.
+def prefix_under(names: tuple[Any, ...], before: str, depth: int) -> str:
+    """The prefix of what is inside scopes that were opened at the prefix `before`.
+
+    A prefix is a path, with a trailing slash if not empty, that also says which of its parts are functions: the path of
+    a module inside may not have them (`without_functions`).
 
     Args:
         names: The names of the scopes, outermost first, as JAX stores them.
-        before: The path of the outermost.
+        before: The prefix of the outermost.
         depth: Which of the nested captures asks; scopes of modules have another path for each.
     """
     for name in names:
         if isinstance(name, ScopeName):
             before = name.path(before, depth)
     return before
+
+
+def path_under(names: tuple[Any, ...], before: str, depth: int) -> str:
+    """The path, with a trailing slash if not empty, of what is inside scopes; see `prefix_under`."""
+    return prefix_under(names, before, depth).replace(_FUNCTION, "")
+
+
+def without_functions(prefix: str) -> str:
+    """A prefix without the scopes of functions."""
+    if _FUNCTION not in prefix:
+        return prefix
+    return "".join(f"{part}/" for part in prefix.split("/")[:-1] if not part.startswith(_FUNCTION))
 
 
 def check_scopes(name: object) -> None:
@@ -210,11 +229,16 @@ class scope:
             )
 
 
-def scope_seen_by(name: str, depths: frozenset[int]) -> scope:
-    """A scope that only some of the nested captures see; captures are given by their depth, the outermost being 1."""
-    seen = SeenName(name)
-    seen.depths = depths
-    return scope(seen)
+def scope_of_function(name: str, depths: frozenset[int]) -> scope:
+    """The scope of a function that some of the nested captures look into.
+
+    Args:
+        name: The name of the function.
+        depths: Those captures, each by its depth, the outermost being 1. The others do not see the scope.
+    """
+    function = FunctionName(name)
+    function.depths = depths
+    return scope(function)
 
 
 def scope_of_rows(name: str, rows: Iterable[tuple[int, ...]]) -> scope:

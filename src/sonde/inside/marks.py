@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sonde.core.context import looking
 from sonde.core.identity import is_same
-from sonde.core.scopes import scope, scope_seen_by
+from sonde.core.scopes import scope, scope_of_function
 from sonde.inside.functions import Function
 from sonde.inside.values import NEVER, marked
 
@@ -34,10 +34,6 @@ _running = _Running()
 def open_functions() -> list[tuple[FunctionMarks, scope]]:
     """The calls of marked functions that are open in this thread, the outermost first."""
     return _running.open
-
-
-# The names of all functions that have been scopes.
-function_names: set[str] = set()
 
 
 # From Python 3.12 on, comprehensions are no functions, and not part of names.
@@ -124,9 +120,8 @@ class FunctionMarks:
     def __enter__(self) -> None:
         within = self.parent is not None and any(function is self.parent for function, _ in _running.open)
         name = self._name if within else self._alone
-        function_names.add(name)
         state: Any = looking()
-        opened = scope(name) if state.depth == 1 else scope_seen_by(name, state.inside.depths_of(self).names)
+        opened = scope_of_function(name, state.inside.depths_of(self).names)
         opened.__enter__()
         _running.open.append((self, opened))
 

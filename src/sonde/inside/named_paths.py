@@ -9,9 +9,8 @@ from typing import Any
 
 from sonde import _jax
 from sonde.core.context import looking
-from sonde.core.scopes import ScopeName
+from sonde.core.scopes import ScopeName, without_functions
 from sonde.inside.calls import between_sites
-from sonde.inside.marks import function_names
 
 Path = tuple[str, ...]
 
@@ -27,7 +26,7 @@ class _NamedPath(ScopeName):
 
     def path(self, before: str, depth: int) -> str:
         """The path, with a trailing slash, of what is inside."""
-        before = "".join(f"{name}/" for name in before.split("/") if name and name not in function_names)
+        before = without_functions(before)
         n = len(self.around)
         if self.own[:n] == self.around:
             return before + "".join(f"{name}/" for name in self.own[n:])

@@ -37,7 +37,7 @@ class _Recorded:
         self.n = len(self.carried)
         self.state = looking()
         self.calls = handler.counts.mark()
-        self.prefix, self.loop_name = handler.here(), handler.entering().loop_name
+        self.prefix, self.loop_name = handler.prefix_here(), handler.entering().loop_name
         self.n_outs: int | None = None
         self.specs: list[Item] = []
         self.types: list[Any] = []
