@@ -401,6 +401,33 @@ def test_values_and_gradients_of_a_training_step_in_one_call():
 # ---------------------------------------------------------------------------------- errors
 
 
+@pytest.mark.parametrize("library", [nnx, flax.nnx], ids=["sonde", "flax"])
+@pytest.mark.parametrize("init", [None, "empty", "of another type"])
+@pytest.mark.parametrize("jitted", ["inside", "outside"])
+def test_without_types_nothing_is_stored_and_nothing_is_traced_again(library, init, jitted):
+    class Scale(library.Module):
+        def __init__(self):
+            self.w = library.Param(jnp.float32(2.0))
+
+        def __call__(self, x):
+            traces.append(1)
+            x = x * self.w[...]
+            self.sow(library.Intermediate, "h", x)
+            return self.perturb("p", x)
+
+    model, traces = Scale(), []
+    given = {None: None, "empty": library.State({}), "of another type": library.State({"q": library.Param(1.0)})}[init]
+    forward = lambda m, x: m(x)
+    if jitted == "inside":
+        step = library.capture(library.jit(forward), init=given)
+    else:
+        step = library.jit(library.capture(forward, init=given))
+    for _ in range(3):
+        close(step(model, X), 2 * X)
+    assert set(library.state(model)) == {"w"}
+    assert len(traces) == 1
+
+
 def test_errors():
     with pytest.raises(TypeError, match="found no Module: pass"):
         nnx.capture(lambda x: x, nnx.Intermediate)(X)

@@ -243,8 +243,9 @@ def _run(
             make = functools.partial(_Adding, deltas)
             return run_with(lambda depth: make(depth=depth), fn, args, kwargs, edits=True, request=request)[0]
 
-    if not types:
+    if deltas and not types:
         return inner(*args, **kwargs), []
+    # Without types the capture records nothing, but it must run: outside of captures, `sow` stores in the Module.
     result, handler = run_with(
         lambda depth: _Recording(types, given, grads=grads, depth=depth),
         inner,
