@@ -30,7 +30,7 @@ def test_public_names_of_a_file_are_found_under_its_path(path):
 NOT_OURS = {
     *("CompactNameScope", "Descriptor", "DescriptorWrapper", "ModuleBase", "ParentDescriptor", "SetupState"),
     *("TestScope", "ThreadLocalStack", "capture_call_intermediates", "create_descriptor_wrapper", "module_field"),
-    *("run_interceptors", "tuple_init", "tuple_reduce", "wrap_descriptor_once", "wrap_method_once"),
+    *("run_interceptors", "tuple_init", "tuple_reduce", "wrap_descriptor_once"),
     *("Table", "RNNBase", "DenseParams", "core_remat_static"),
     *("arbitrary_mergeable_leaf", "merge_leading_dims", "ndim_at_least", "split_leading_dim"),
     *("InstancePlaceholder", "VariablePlaceholder", "clean_clone", "decorator_lift_transform", "fork_rngs"),

@@ -91,7 +91,7 @@ def auto_name(module: Module, parent: Module) -> str:
 
 def attach(module: Module) -> None:
     """Gives a module whose fields are set its scope; called by `__post_init__` and again when it gets a name."""
-    if is_flax_scope(module.parent):
+    if not isinstance(module.parent, Scope) and is_flax_scope(module.parent):
         object.__setattr__(module, "parent", scope_on(module.parent))
     state, parent = module._state, module.parent
     if isinstance(parent, Scope):

@@ -372,6 +372,8 @@ def _lifted(fn: Callable[..., Any], run: Callable[..., Any], options: dict[str, 
     method.transparent = True  # pyright: ignore[reportFunctionMemberAccess]
     # What a lifted class makes in setup is lifted too.
     method.sets_up_inside = cls is not None  # pyright: ignore[reportFunctionMemberAccess]
+    method.__wrapped__ = fn  # pyright: ignore[reportFunctionMemberAccess]
+    method.method_handler_wrapped = True  # pyright: ignore[reportFunctionMemberAccess]; see `methods.wrap`
     return method
 
 

@@ -167,6 +167,8 @@ def wrap(fun: Callable[..., Any]) -> Callable[..., Any]:
         return call(first, fun, is_compact, args[1:], kwargs)
 
     method.__wrapped_method__ = fun  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
+    # Packages that put their own function around a method (qwix) look for this mark, and unwrap what has it.
+    method.method_handler_wrapped = True  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
     return method
 
 

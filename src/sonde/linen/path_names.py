@@ -8,12 +8,14 @@ from jax import lax
 
 from sonde.linen.attach import UNSPECIFIED
 from sonde.linen.context import context
+from sonde.linen.methods import wrap
 from sonde.linen.table import module_table
 
 #: The state of the current thread; `_context.module_stack[-1]` is the module whose method is running.
 _context = context
 _unspecified_parent = UNSPECIFIED
 _get_module_table = module_table
+wrap_method_once = wrap
 
 
 class _ObjectRepresentation:

@@ -31,6 +31,7 @@ from sonde.linen import meta
 from sonde.linen.filters import Filter, matches
 from sonde.linen.frozen_dict import unfreeze
 from sonde.linen.rng import Counts, Stream
+from sonde.linen.scope_names import ScopeNames
 
 T = TypeVar("T")
 Path = tuple[str, ...]
@@ -138,7 +139,7 @@ def check_no_dead_tracers(tree: Any, collection: str, path: Path) -> None:
             )
 
 
-class Scope:
+class Scope(ScopeNames):
     """The variables, random streams and taken names of one module.
 
     Attributes:
@@ -149,7 +150,18 @@ class Scope:
         counts: How many keys were drawn here.
     """
 
-    __slots__ = ("_names", "_roots", "_tail", "counts", "debug_path", "parent", "path", "run", "streams")
+    __slots__ = (
+        "__weakref__",  # packages keep data by scope
+        "_names",
+        "_roots",
+        "_tail",
+        "counts",
+        "debug_path",
+        "parent",
+        "path",
+        "run",
+        "streams",
+    )
 
     def __init__(
         self,
@@ -331,7 +343,13 @@ class Scope:
             variables.update(tree)
 
     def variable(
-        self, collection: str, name: str, init_fn: Callable[..., Any] | None, *args: Any, unbox: bool, **kwargs: Any
+        self,
+        collection: str,
+        name: str,
+        init_fn: Callable[..., Any] | None = None,
+        *args: Any,
+        unbox: bool = True,
+        **kwargs: Any,
     ) -> Variable[Any]:
         """A reference to a variable, which is made if it does not exist.
 
@@ -348,7 +366,7 @@ class Scope:
         self.put(collection, name, init_fn(*args, **kwargs))
         return found
 
-    def param(self, name: str, init_fn: Callable[..., Any], *args: Any, unbox: bool, **kwargs: Any) -> Any:
+    def param(self, name: str, init_fn: Callable[..., Any], *args: Any, unbox: bool = True, **kwargs: Any) -> Any:
         """The value of a parameter, which is made during `init`.
 
         Raises:
@@ -396,7 +414,7 @@ class Scope:
 
     # ----------------------------------------------------------------------------------------------- random keys
 
-    def make_rng(self, name: str) -> jax.Array:
+    def make_rng(self, name: str = "params") -> jax.Array:
         """A new key of a stream; a stream that was not given is replaced by `params`.
 
         Raises:
