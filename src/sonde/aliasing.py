@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, Self
 
-from sonde import serialization
+from sonde import _flax_flags, serialization
 
 #: Other modules of Flax, each with the modules of Sonde that provide its names.
 _AROUND = {
@@ -94,6 +94,8 @@ class _Around(types.ModuleType):
         if below is not None:
             return below
         found = getattr(_switch.real(self.__name__), attribute, _MISSING)
+        if found is _MISSING and (self.__name__, attribute) == ("flax", "config"):
+            return _flax_flags.OWN
         if found is _MISSING:
             raise AttributeError(f"module {self.__name__!r}, as `sonde.alias` provides it, has no {attribute!r}")
         return found
@@ -196,7 +198,9 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _introduce(real: dict[str, types.ModuleType]) -> None:
-    """Registers Sonde's serializable types with the real `flax.serialization`, which the alias has set aside."""
+    """Connects Sonde with the modules of Flax that the alias has set aside: types to serialize, and flags."""
+    if "flax.configurations" in real:
+        _flax_flags.use(real["flax.configurations"].config)
     if "flax.serialization" in real:
         serialization.put_aside(real["flax.serialization"])
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from sonde import linen as nn
-from sonde.linen.flax_flags import flag, frozen
+from sonde.linen.flax_flags import frozen
 
 
 @pytest.fixture
@@ -78,9 +78,6 @@ def test_names_of_modules_are_kept_apart_in_keys_if_asked(setting):
         assert (one == two) is not wanted and (one, two) == keys(flax.linen)
 
 
-def test_without_flax_the_environment_counts(monkeypatch):
+def test_without_flax_variables_are_frozen_as_sonde_does(monkeypatch):
     monkeypatch.delitem(sys.modules, "flax")
-    for value, expected in (("true", True), ("1", True), ("no", False)):
-        monkeypatch.setenv("FLAX_RETURN_FROZENDICT", value)
-        assert flag("flax_return_frozendict") is expected
     assert type(frozen({"a": {"b": 1}})) is nn.FrozenDict

@@ -9,7 +9,7 @@ import pytest
 from tests.nnx.graphs import shared
 
 from sonde import nnx
-from sonde.nnx.graph_mode import _from_environment, resolve, resolve_updates
+from sonde.nnx.graph_mode import resolve, resolve_updates
 
 
 def test_graph_mode():
@@ -59,17 +59,6 @@ def test_graph_mode_from_the_environment():
     program = "from sonde import nnx; print(nnx.set_graph_mode.current_value())"
     env = {**os.environ, "NNX_GRAPH_MODE": "false", "JAX_PLATFORMS": "cpu"}
     assert subprocess.check_output([sys.executable, "-c", program], env=env, text=True).strip() == "False"
-
-
-def test_words_of_the_environment(monkeypatch):
-    for text, value in (("1", True), (" On ", True), ("no", False), ("FALSE", False)):
-        monkeypatch.setenv("SOME_SETTING", text)
-        assert _from_environment("SOME_SETTING") is value
-    monkeypatch.setenv("SOME_SETTING", "perhaps")
-    with pytest.raises(ValueError, match="The environment variable SOME_SETTING is 'perhaps'; it must be"):
-        _from_environment("SOME_SETTING")
-    monkeypatch.delenv("SOME_SETTING")
-    assert _from_environment("SOME_SETTING") is True
 
 
 def test_a_block_is_for_its_thread_alone_and_ends_with_an_error():

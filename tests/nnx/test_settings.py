@@ -6,7 +6,7 @@ from sonde.nnx.settings import Setting, SettingChange
 
 
 def test_a_change_is_for_good_unless_it_is_entered_or_decorates():
-    setting = Setting(1)
+    setting = Setting(lambda: 1)
     SettingChange(setting, 2)
     assert (setting.current, setting.everywhere) == (2, 2)
     with SettingChange(setting, 3) as value:
@@ -24,7 +24,7 @@ def test_a_change_is_for_good_unless_it_is_entered_or_decorates():
 
 
 def test_a_change_in_a_block_is_for_good_or_until_the_block_ends():
-    setting = Setting("a")
+    setting = Setting(lambda: "a")
     with SettingChange(setting, "b"):
         SettingChange(setting, "c", in_block=True)
         assert (setting.current, setting.everywhere) == ("c", "a")
@@ -37,7 +37,7 @@ def test_a_change_in_a_block_is_for_good_or_until_the_block_ends():
 
 
 def test_blocks_are_those_of_a_thread():
-    setting, found = Setting(1), []
+    setting, found = Setting(lambda: 1), []
     with SettingChange(setting, 2):
         thread = threading.Thread(target=lambda: found.append((setting.current, setting.blocks)))
         thread.start()
@@ -47,7 +47,7 @@ def test_blocks_are_those_of_a_thread():
 
 
 def test_one_change_can_be_entered_again():
-    setting = Setting(1)
+    setting = Setting(lambda: 1)
     change = SettingChange(setting, 2)
     for _ in range(2):
         with change:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
+from sonde._flax_flags import flag
 from sonde.errors import CallCompactUnboundModuleError, LayerInputError
 from sonde.linen import sites
 from sonde.linen.attach import describe
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from sonde.linen.module import Module
 
 F = TypeVar("F", bound=Callable[..., Any])
-_named_by_default = True
+_named_by_default: bool = flag("flax_profile")
 _NOTHING = contextlib.nullcontext()
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde._array_text import describe
+from sonde._flax_flags import flag
 from sonde.core.arrays import split_arrays
 from sonde.errors import (
     ApplyModuleInvalidMethodError,
@@ -23,7 +24,7 @@ from sonde.errors import (
 )
 from sonde.linen import attach, sites
 from sonde.linen.filters import DenyList, Either, Filter, check, matches
-from sonde.linen.flax_flags import flag, frozen
+from sonde.linen.flax_flags import frozen
 from sonde.linen.rng import streams
 from sonde.linen.scope import Run, Scope, check_no_dead_tracers, open_collections
 

@@ -16,11 +16,12 @@ from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from sonde import _jax
+from sonde._flax_flags import flag
 from sonde.nnx.settings import Setting, SettingChange
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 _local = threading.local()
-_eager = Setting(True)
+_eager: Setting[bool] = Setting(lambda: flag("flax_always_shard_variable"))
 
 
 def using_eager_sharding() -> bool:

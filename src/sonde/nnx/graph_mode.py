@@ -3,24 +3,16 @@
 `graph=True` allows shared references, `graph=False` demands trees. `graph_updates=True` lets a transformed function
 change the structure of its arguments. The defaults are set permanently by calling `set_graph_mode(False)`; for a block,
 in this thread, by `with set_graph_mode(False):`; for the calls of a function, in this thread, by the decorator
-`@set_graph_mode(False)`; and for a process by the environment variables NNX_GRAPH_MODE and NNX_GRAPH_UPDATES.
+`@set_graph_mode(False)`. If they are not set, the flags `nnx_graph_mode` and `nnx_graph_updates` of `flax.config` count
+(`sonde._flax_flags`).
 """
 
 from __future__ import annotations
 
-import os
 from typing import ClassVar
 
+from sonde._flax_flags import flag
 from sonde.nnx.settings import Setting, SettingChange
-
-
-def _from_environment(variable: str) -> bool:
-    text = os.environ.get(variable, "true").strip().lower()
-    if text in ("1", "true", "yes", "on"):
-        return True
-    if text in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(f"The environment variable {variable} is '{text}'; it must be 'true' or 'false'.")
 
 
 class _Mode(SettingChange[bool]):
@@ -28,8 +20,8 @@ class _Mode(SettingChange[bool]):
 
     _of_class: ClassVar[Setting[bool]]
 
-    def __init_subclass__(cls, *, variable: str) -> None:
-        cls._of_class = Setting(_from_environment(variable))
+    def __init_subclass__(cls, *, flag_name: str) -> None:
+        cls._of_class = Setting(lambda: flag(flag_name))
 
     def __init__(self, value: bool, /):
         if not isinstance(value, bool):
@@ -42,7 +34,7 @@ class _Mode(SettingChange[bool]):
         return cls._of_class.current
 
 
-class set_graph_mode(_Mode, variable="NNX_GRAPH_MODE"):
+class set_graph_mode(_Mode, flag_name="nnx_graph_mode"):
     """Sets the mode of functions that are not given `graph=`.
 
     Example:
@@ -53,7 +45,7 @@ class set_graph_mode(_Mode, variable="NNX_GRAPH_MODE"):
     """
 
 
-class set_graph_updates(_Mode, variable="NNX_GRAPH_UPDATES"):
+class set_graph_updates(_Mode, flag_name="nnx_graph_updates"):
     """Sets whether transforms that are not given `graph_updates=` let functions change the structure of arguments.
 
     Example:

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Self, cast, dataclass_transform
 
 import jax
 
+from sonde._flax_flags import flag
 from sonde._jax import trace_level
 from sonde.core.context import RUNNING_CAPTURES
 from sonde.core.modules.index import Origin
@@ -35,6 +36,8 @@ from sonde.nnx.epoch import EPOCH, expose, next_number
 from sonde.nnx.kinds import ARRAY, CONTAINER, KIND, NODE, VARIABLE, declare_node_type, has_data, is_data, kind_of
 from sonde.nnx.layout import EMPTY, Layout, layout_of
 
+#: Whether a class is a pytree if it does not say; as in Flax, what the flag says when the package is imported.
+_PYTREES: bool = flag("flax_pytree_module")
 _SLOTS = ("_layout", "_level", "_origin", "_stamp")
 
 
@@ -159,7 +162,7 @@ class Pytree(_Slotted, metaclass=PytreeMeta):
         super().__init_subclass__(**kwargs)
         if pytree and cls._never_a_pytree:
             raise ValueError(f"{cls.__name__} derives from nnx.Object, which is not a pytree: remove pytree=True.")
-        cls._is_pytree = not cls._never_a_pytree if pytree is None else pytree
+        cls._is_pytree = not cls._never_a_pytree and _PYTREES if pytree is None else pytree
         declared = dict(cls._declared)
         for base in reversed(cls.__mro__[1:]):
             declared.update(base.__dict__.get("_declared", {}))

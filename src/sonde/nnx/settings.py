@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+NOT_SET: Any = object()
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -24,13 +25,22 @@ class _Here(threading.local):
 class Setting(Generic[T]):
     """A value for all threads, and values for the open blocks of each thread.
 
+    Args:
+        default: gives the value as long as none was set.
+
     Attributes:
-        everywhere: the value outside of blocks.
+        set_for_good: the value that was set outside of blocks, or `NOT_SET`.
     """
 
-    def __init__(self, value: T):
-        self.everywhere = value
+    def __init__(self, default: Callable[[], T]):
+        self._default = default
+        self.set_for_good: Any = NOT_SET
         self._here = _Here()
+
+    @property
+    def everywhere(self) -> T:
+        """The value outside of blocks."""
+        return self._default() if self.set_for_good is NOT_SET else self.set_for_good
 
     @property
     def current(self) -> T:
@@ -62,17 +72,17 @@ class SettingChange(Generic[T]):
         self._value = value
         blocks = setting.blocks
         self._in_block = in_block and bool(blocks)
-        self._before: Any = blocks if self._in_block else setting.everywhere
+        self._before: Any = blocks if self._in_block else setting.set_for_good
         self._for_good = True
         if self._in_block:
             setting.blocks = (*blocks[:-1], value)
         else:
-            setting.everywhere = value
+            setting.set_for_good = value
 
     def _only_here(self) -> None:
         if self._for_good:
             self._for_good = False
-            setattr(self._setting, "blocks" if self._in_block else "everywhere", self._before)
+            setattr(self._setting, "blocks" if self._in_block else "set_for_good", self._before)
 
     def __enter__(self) -> Any:
         self._only_here()

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from sonde._flax_flags import flag
 from sonde.nnx.settings import Setting, SettingChange
 
 
 class _Values(NamedTuple):
-    hijax: bool = False
+    hijax: bool | None = None  # None: the flag of `flax.config` counts
     ref: bool = False
 
     def changed(self, hijax: bool | None, ref: bool | None) -> _Values:
@@ -39,12 +40,13 @@ class VarDefaults(Mapping[str, bool]):
         return f"VarDefaults(hijax={self.hijax}, ref={self.ref})"
 
 
-_defaults = Setting(_Values())
+_defaults = Setting(_Values)
 
 
-def current() -> _Values:
+def current() -> VarDefaults:
     """The defaults in force."""
-    return _defaults.current
+    hijax, ref = _defaults.current
+    return VarDefaults(hijax=flag("flax_hijax_variable") if hijax is None else hijax, ref=ref)
 
 
 class VarDefaultsContext(SettingChange[_Values]):
@@ -54,7 +56,7 @@ class VarDefaultsContext(SettingChange[_Values]):
     """
 
     def __init__(self, hijax: bool | None, ref: bool | None):
-        super().__init__(_defaults, current().changed(hijax, ref), in_block=True)
+        super().__init__(_defaults, _defaults.current.changed(hijax, ref), in_block=True)
 
     def __enter__(self) -> None:
         super().__enter__()
@@ -79,5 +81,5 @@ def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> VarDe
         VarDefaults(hijax=False, ref=False)
     """
     if hijax is None and ref is None:
-        return VarDefaults(**current()._asdict())
+        return current()
     return VarDefaultsContext(hijax, ref)
