@@ -57,7 +57,6 @@ EDITS = {
     "an operator": TEXT.replace("*", "+"),
     "a name": TEXT.replace("y", "z"),
     "a statement more": TEXT.replace("    return", "    x = y\n    return"),
-    "another line": "\n" + TEXT,
 }
 
 

@@ -652,7 +652,7 @@ def test_what_cannot_be_looked_into_is_an_error_if_it_was_asked_for():
     for function, reason in [
         (generates, "it is a generator function"),
         (waits, "it is a coroutine function"),
-        (made["sourceless"], "its source is not available"),
+        (made["sourceless"], "there is no source; it was made of text"),
         (jax.lax.scan, "it is part of the machinery of JAX"),
         (sonde.capture, "it is part of Sonde itself"),
     ]:

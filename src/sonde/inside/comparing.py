@@ -1,17 +1,25 @@
-"""Whether code was made from a source, if a tool changed the syntax tree on import.
+"""Whether code was made from a source.
 
-pytest rewrites `assert` statements. Other tools decorate every function, or check the values of annotated variables.
-All else must be the same: the same instructions at the same lines and columns. Otherwise the file is not the one that
-was imported, and its marked code would compute something else.
+The same source becomes different instructions, depending on what is compiled with it. A function that is compiled
+alone, as IPython and the prompts of Python do, calls `jnp.tanh` as a method; compiled in a file that imports `jnp`, as
+a function. `shape` is what all these have in common. It has no lines: IPython's autoreload compiles functions from text
+that it made of their syntax tree, and an edit further up moves a function and leaves it as it is.
+
+`is_made_from` is for tools that change the syntax tree on import. pytest rewrites `assert` statements. Other tools
+decorate every function, or check the values of annotated variables. All else must be the same: the same instructions at
+the same lines and columns. Otherwise the file is not the one that was imported, and its marked code would compute
+something else.
 """
 
 from __future__ import annotations
 
 import ast
+import bisect
 import dis
+import inspect
 import re
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 _CONDITION = re.compile(r"IF_(TRUE|FALSE|NONE|NOT_NONE)")
@@ -20,7 +28,39 @@ _PASSED_OVER = frozenset(
     ("RESUME", "NOP", "EXTENDED_ARG", "CACHE", "MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR", "RETURN_VALUE")
     + ("RETURN_CONST", "POP_TOP")
 )
-_ALIKE = {"LOAD_FAST_CHECK": "LOAD_FAST", "LOAD_FAST_BORROW": "LOAD_FAST"}
+# A call has or lacks these if what is called is an attribute of a name; the same is computed.
+_OF_CALLS = frozenset(("PUSH_NULL", "PRECALL"))
+_NOTHING = frozenset(("NOP", "EXTENDED_ARG", "CACHE")) | _OF_CALLS
+_ALIKE = {"LOAD_FAST_CHECK": "LOAD_FAST", "LOAD_FAST_BORROW": "LOAD_FAST", "LOAD_METHOD": "LOAD_ATTR"}
+_FAST = re.compile(r"(?:LOAD|STORE)_FAST(?:_CHECK|_BORROW)?")
+
+
+def shape(code: CodeType) -> tuple[Any, ...]:
+    """What a function computes, whatever it was compiled with and wherever it is: equal shapes compute the same."""
+    instructions = [i for i in dis.Bytecode(code, show_caches=False) if i.opname not in _NOTHING]
+    offsets = [i.offset for i in instructions]
+    body: list[tuple[str, Any]] = []
+    for i in instructions:
+        value = bisect.bisect_left(offsets, i.argval) if i.opcode in _JUMPS else _constant(i.argval)
+        # Python joins two of these into one instruction if they are on one line.
+        parts = _FAST.findall(i.opname) if isinstance(i.argval, tuple) else []
+        if len(parts) == 2:
+            body += [(_ALIKE.get(str(name), str(name)), _constant(each)) for name, each in zip(parts, i.argval)]
+        else:
+            body.append((_ALIKE.get(i.opname, i.opname), value))
+    handlers = [
+        tuple(bisect.bisect_left(offsets, at) for at in (entry.start, entry.end, entry.target)) + (entry.depth,)
+        for entry in dis.Bytecode(code).exception_entries  # pyright: ignore[reportAttributeAccessIssue]
+    ]
+    arguments = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    arguments += bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    return (*counts, code.co_varnames[:arguments], code.co_freevars, tuple(body), tuple(handlers))
+
+
+def _constant(value: Any) -> Any:
+    """A constant in a form that is compared with its type and sign."""
+    return shape(value) if isinstance(value, CodeType) else (type(value).__name__, repr(value))
 
 
 class OpenLines(NamedTuple):
@@ -95,7 +135,7 @@ def _instructions(code: CodeType, lines: OpenLines) -> set[tuple[_Place, str, st
         if place is None or place.lineno is None or place.lineno in lines.rewritten:
             continue
         name, value = instruction.opname, instruction.argval
-        if name in _PASSED_OVER or (name == "LOAD_CONST" and value is None):
+        if name in _PASSED_OVER or name in _OF_CALLS or (name == "LOAD_CONST" and value is None):
             continue
         if instruction.opcode in _JUMPS:
             condition = _CONDITION.search(name)

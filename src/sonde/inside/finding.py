@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from sonde.inside.marks import FunctionMarks
 from sonde.inside.messages import nearest, no_function_in, no_module
 from sonde.inside.source import CHANGED, SourceFile, file_named, function_of
 from sonde.inside.swapping import functions_of, loaded_as, marks_of
+from sonde.inside.texts import no_source
 from sonde.inside.wrapping import functions_below, functions_meant, plain_function
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
@@ -62,6 +64,9 @@ def find(thing: Any) -> Found:
     if isinstance(thing, str):
         return _named(thing)
     if isinstance(thing, types.ModuleType):
+        if sys.modules.get(thing.__name__) is not thing:
+            why = f"sys.modules has another or none of that name; name its functions, inside=[{thing.__name__}.f]"
+            raise InsideError(f"inside= cannot look into module {thing.__name__}: {why}")
         return _modules([thing.__name__, *_below(thing.__name__)], {thing.__name__})
     if isinstance(thing, type):
         return _class(thing)
@@ -88,11 +93,15 @@ def _asked_for(function: types.FunctionType) -> Found:
     reason = machinery(function.__code__.co_filename)
     marks = marks_of(function)
     if reason is None:
-        found = marks if marks is not None else function_of(function.__code__, function.__globals__)
+        found = marks if marks is not None else _written_as(function)
         reason = found if isinstance(found, str) else found.reason
         if reason is None and isinstance(found, FunctionMarks):
             return _with_inner([found])
     raise InsideError(f"inside= cannot look into {name} ({place}): {reason}")
+
+
+def _written_as(function: types.FunctionType) -> FunctionMarks | str:
+    return function_of(function.__code__, function.__globals__, function.__qualname__)
 
 
 def _with_inner(functions: list[FunctionMarks]) -> Found:
@@ -127,7 +136,7 @@ def _class(cls: type) -> Found:
         else:
             code = function.__code__
             place = f"{code.co_filename}:{code.co_firstlineno}"
-            left_out.append(LeftOut(code.co_qualname, place, str(function_of(code, function.__globals__))))
+            left_out.append(LeftOut(code.co_qualname, place, str(_written_as(function))))
     usable = [f for f in found if f.reason is None and machinery(f.filename) is None]
     if not usable:
         name = f"{cls.__module__}.{cls.__qualname__}"
@@ -174,16 +183,20 @@ def _modules(names: list[str], asked: set[str]) -> Found:
     for name in dict.fromkeys([*names, *mirrored]):
         module = sys.modules.get(name)
         filename = getattr(module, "__file__", None)
+        if module is not None and name in asked:
+            cells, unknown = _in_cells(module)
+            functions.update(dict.fromkeys(_with_inner(cells).functions))
+            left_out += [*_with_inner(cells).left_out, *unknown]
+            if unknown and (cells or filename is not None):  # what was written by hand must not be missing in silence
+                warnings.warn(_unknown_text(name, unknown), stacklevel=2)
         if module is None or not isinstance(filename, str) or not filename.endswith(".py"):
-            if name in asked and module is not None:
-                cells = _with_inner(_in_cells(module))
-                functions.update(dict.fromkeys(cells.functions))
-                left_out += cells.left_out or [LeftOut(name, str(filename), "its source is not available")]
+            if name in asked and not functions and not left_out:
+                left_out.append(LeftOut(name, str(filename), "it has no functions that are written in Python"))
             continue
         reason = machinery(filename)
         file = file_named(filename, loaded_by=vars(module)) if reason is None else None
         if reason is not None or file is None:
-            left_out.append(LeftOut(name, filename, reason or "its source is not available"))
+            left_out.append(LeftOut(name, filename, reason or no_source(filename)))
         else:
             files[filename] = file
     written, changed = _written_in(files)
@@ -219,16 +232,42 @@ def _written_in(files: dict[str, SourceFile]) -> tuple[list[FunctionMarks], list
     return functions, [x for name in files for x in changed[name]]
 
 
-def _in_cells(module: types.ModuleType) -> list[FunctionMarks]:
-    """The functions and methods of a module that has no file, such as a notebook."""
-    found: dict[FunctionMarks, None] = {}
+def _in_cells(module: types.ModuleType) -> tuple[list[FunctionMarks], list[LeftOut]]:
+    """The functions and methods of a module that are not in its file, such as those of a notebook.
+
+    Returns:
+        Those that are known, and those that are not.
+    """
+    known: dict[FunctionMarks, None] = {}
+    unknown: dict[LeftOut, None] = {}
+    filename = getattr(module, "__file__", None)
+    if filename is not None and module.__name__ != "__main__":  # a package: what it makes of text is not by hand
+        return [], []
     for value in list(vars(module).values()):
         if isinstance(value, type):
             functions = methods_of(value) if value.__module__ == module.__name__ else []
         else:
             functions = [f for f in functions_below(value) if f.__globals__ is vars(module)]
-        found.update((marks, None) for f in functions if (marks := marks_of(f)) is not None)
-    return list(found)
+        for function in functions:
+            marks, code = marks_of(function), function.__code__
+            if code.co_filename == filename or machinery(code.co_filename) is not None:
+                continue
+            if marks is not None:
+                known[marks] = None
+            elif not _is_generated(function):
+                place = f"{code.co_filename}:{code.co_firstlineno}"
+                unknown[LeftOut(code.co_qualname, place, str(_written_as(function)))] = None
+    return list(known), list(unknown)
+
+
+def _is_generated(function: types.FunctionType) -> bool:
+    """Whether a package made a method, as `dataclass` makes `__init__`: its text is not by hand."""
+    return function.__code__.co_filename == "<string>" and function.__name__.startswith("__")
+
+
+def _unknown_text(module: str, unknown: list[LeftOut]) -> str:
+    each = "; ".join(f"{out.name} ({out.place}): {out.reason}" for out in unknown)
+    return f"inside={module!r} leaves out {each}"
 
 
 def _mirror(name: str) -> list[str]:

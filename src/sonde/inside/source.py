@@ -2,7 +2,8 @@
 
 A file is parsed and compiled whole, so that names in classes, closures and `super()` keep their meaning. The unmarked
 result is compared with the code that runs: if they differ, the function was made from another source, and nothing is
-marked. Tools that change the syntax tree on import (as pytest does with `assert`) are allowed for (`comparing`).
+marked. Code may have been compiled in other ways, statement by statement as in a notebook, and tools may have changed
+the syntax tree on import (as pytest does with `assert`): `comparing` allows for both.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ import __future__
 
 import ast
 import functools
-import linecache
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any, TypeVar
 
-from sonde.inside.comparing import OpenLines, is_made_from, open_lines
+from sonde.inside.comparing import OpenLines, is_made_from, open_lines, shape
 from sonde.inside.functions import Function, functions_in
 from sonde.inside.marks import FunctionMarks
 from sonde.inside.syntax import marked_tree, read_word
+from sonde.inside.texts import lines_named, no_source, other_texts
 from sonde.inside.values import called_from_c
 
 _FUTURE = 0
@@ -29,7 +30,11 @@ for _name in __future__.all_feature_names:
 
 _lock = threading.RLock()
 
-CHANGED = "its source has changed since it was loaded, or a tool changed it on import; load it again, without the tool"
+CHANGED = (
+    "its source has changed since it was loaded, or a tool changed it when it was loaded; load it again (in a "
+    "notebook, run its cell again), without the tool"
+)
+RENAMED = "marimo renames variables that begin with an underscore; write it without such variables"
 NOT_ALONE = "it cannot be told apart from others on its line; write it on a line of its own"
 
 
@@ -53,41 +58,55 @@ class SourceFile:
                 outer.inner.append(self.functions[-1])
         self._by_code: dict[CodeType, FunctionMarks] = {}
         self._by_place: dict[tuple[str, int], list[FunctionMarks]] = {}
-        self._others: set[tuple[str, CodeType]] = set()  # of the file itself too: Python runs it as a function
-        self._made: dict[int, CodeType] = {}
-        self._match(compile(source, filename, "exec", flags, dont_inherit=True))
-
-    def _read(self) -> list[Function]:
-        return [function for _, function in functions_in(ast.parse(self._source, self.filename))]
-
-    def _match(self, whole: CodeType) -> None:
         for function in self.functions:
             self._by_place.setdefault((function.qualname, function.function.line), []).append(function)
-        for code in (whole, *_codes_in(whole)):
-            found = self._by_place.get((code.co_qualname, code.co_firstlineno), [])
-            if len(found) > 1:
-                found = [f for f in found if f.function.start == _start(code)]
-            if len(found) == 1 and found[0].plain is None:
-                found[0].plain = code
-                self._by_code[code] = found[0]
-            elif not found:
-                self._others.add((code.co_qualname, code))
+        whole = _deep_enough(lambda: compile_whole(ast.parse(source, filename), filename, flags))
+        codes = codes_of([function.function for function in self.functions], whole)
+        for index, code in codes.items():
+            self.functions[index].plain = code
+            self._by_code[code] = self.functions[index]
+        # Codes that are in the file and are no functions. One is that of the file itself: Python runs it as a function.
+        self._others = {(code.co_qualname, code) for code in (whole, *_codes_in(whole)) if code not in self._by_code}
+        self._made: dict[int, CodeType] = {}
         for function in self.functions:
             if function.plain is None and function.reason is None:
                 others = self._by_place[function.qualname, function.function.line]
                 function.reason = NOT_ALONE if len(others) > 1 else "Python makes no code for it"
 
-    def find(self, code: CodeType) -> FunctionMarks | None:
-        """The function that has this code; None if the source is not what the code was made from."""
+    def _read(self) -> list[Function]:
+        return [function for _, function in functions_in(ast.parse(self._source, self.filename))]
+
+    def find(self, code: CodeType, qualname: str | None = None) -> FunctionMarks | None:
+        """The function that has this code; None if the source is not what the code was made from.
+
+        Args:
+            code: The code.
+            qualname: The name of the function object that has the code now: tools replace codes by those of others.
+        """
         exact = self._by_code.get(code)
         if exact is not None and exact.qualname == code.co_qualname:  # which Python does not compare
             return exact
         copied = next((f for f in self.functions if f.has_code(code)), None)
         if copied is not None:  # the program made a function of it while a capture ran
             return copied
-        found = self._by_place.get((code.co_qualname, code.co_firstlineno), [])
-        plain = found[0].plain if len(found) == 1 else None
-        return found[0] if plain is not None and is_made_from(plain, code, self._open_lines) else None
+        at_place = self._by_place.get((code.co_qualname, code.co_firstlineno), [])
+        plain = at_place[0].plain if len(at_place) == 1 else None
+        if plain is not None and is_made_from(plain, code, self._open_lines):
+            return at_place[0]
+        return self._find_alike(code, qualname or code.co_qualname)
+
+    def _find_alike(self, code: CodeType, qualname: str) -> FunctionMarks | None:
+        """The function that computes what a code does, if only one has its name, or only one has its name and line."""
+        named = [f for f in self.functions if f.qualname in (code.co_qualname, qualname)]
+        if not named:
+            return None
+        wanted = shape(code)
+        alike = [f for f in named if f.plain is not None and shape(f.plain) == wanted]
+        alike = alike or [f for f in named if self._shapes_anew.get(f.function.index) == wanted]
+        for key, own in ((lambda f: f.function.line, code.co_firstlineno), (lambda f: f.function.start, _start(code))):
+            same = [f for f in alike if key(f) == own]
+            alike = same or alike
+        return alike[0] if len(alike) == 1 else None
 
     def has_part(self, code: CodeType) -> bool:
         """Whether a code is in it, but not that of a function: a comprehension, or what marked code is made of."""
@@ -101,6 +120,14 @@ class SourceFile:
     def _open_lines(self) -> OpenLines:
         return open_lines(ast.parse(self._source, self.filename))
 
+    @functools.cached_property
+    def _shapes_anew(self) -> dict[int, tuple[Any, ...]]:
+        """The shapes of the functions as autoreload compiles them: from text made of the tree, with other lines."""
+        tree = ast.parse(ast.unparse(ast.parse(self._source, self.filename)), self.filename)
+        functions = [function for _, function in functions_in(tree)]
+        codes = codes_of(functions, compile_whole(tree, self.filename, self._flags))
+        return {index: shape(code) for index, code in codes.items()}
+
     def _marked_code(self, function: FunctionMarks, parts: bool) -> CodeType | None:
         with _lock:
             if parts not in self._marked:
@@ -111,7 +138,7 @@ class SourceFile:
 
     def _compiled(self, parts: bool) -> CodeType:
         tree = marked_tree(self._source, self.filename, parts=parts)
-        return compile(tree, self.filename, "exec", self._flags, dont_inherit=True)
+        return compile_whole(tree, self.filename, self._flags)
 
     def _with_objects(self, code: CodeType, found: dict[int, CodeType]) -> CodeType:
         """The code with the placeholder words among its constants replaced by their objects."""
@@ -151,6 +178,36 @@ def _deep_enough(walk: Callable[[], _T]) -> _T:
             sys.setrecursionlimit(before)
 
 
+def compile_whole(tree: ast.Module, filename: str, flags: int) -> CodeType:
+    """Compiles a tree as notebooks do, which allow `await` outside of functions, and future imports in any line."""
+    flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    try:
+        return compile(tree, filename, "exec", flags, dont_inherit=True)
+    except SyntaxError:
+        statements: list[ast.stmt] = []
+        for statement in tree.body:
+            if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+                flags |= compile(ast.Module([statement], []), filename, "exec", dont_inherit=True).co_flags & _FUTURE
+            else:
+                statements.append(statement)
+        return compile(ast.Module(statements, []), filename, "exec", flags, dont_inherit=True)
+
+
+def codes_of(functions: Sequence[Function], whole: CodeType) -> dict[int, CodeType]:
+    """The codes of functions, by their numbers, in the code of the file."""
+    by_place: dict[tuple[str, int], list[Function]] = {}
+    for function in functions:
+        by_place.setdefault((function.qualname, function.line), []).append(function)
+    codes: dict[int, CodeType] = {}
+    for code in _codes_in(whole):
+        at_place = by_place.get((code.co_qualname, code.co_firstlineno), [])
+        if len(at_place) > 1:
+            at_place = [f for f in at_place if f.start == _start(code)]
+        if len(at_place) == 1:
+            codes.setdefault(at_place[0].index, code)
+    return codes
+
+
 def _codes_in(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -165,6 +222,7 @@ def _start(code: CodeType) -> tuple[int, int] | None:
 
 
 _files: dict[tuple[str, int], tuple[list[str], SourceFile | None]] = {}
+_shared: dict[tuple[str, int, str], SourceFile | None] = {}
 
 
 def file_named(filename: str, flags: int = 0, *, loaded_by: dict[str, Any] | None = None) -> SourceFile | None:
@@ -177,30 +235,56 @@ def file_named(filename: str, flags: int = 0, *, loaded_by: dict[str, Any] | Non
     """
     key = (filename, flags)
     with _lock:
-        if loaded_by is not None:
-            linecache.lazycache(filename, loaded_by)
-        linecache.checkcache(filename)  # a file may be edited and loaded again
-        lines = linecache.getlines(filename)
+        lines = lines_named(filename, loaded_by)
         known = _files.get(key)
         if known is not None and (known[0] is lines or known[0] == lines):
             return known[1]
-        try:
-            found = SourceFile(filename, "".join(lines), flags) if lines else None
-        except (SyntaxError, ValueError, RecursionError):  # a page or a template, not Python; or data, too deep for it
-            found = None
-        _files[key] = (lines, found)
-        return found
+        file = _read_file(filename, "".join(lines), flags) if lines else None
+        _files[key] = (lines, file)
+        return file
 
 
-def function_of(code: CodeType, loaded_by: dict[str, Any] | None = None) -> FunctionMarks | str:
-    """The function that a code was made from, or why it is not known; `loaded_by` are the globals of its module."""
-    file = file_named(code.co_filename, loaded_by=loaded_by)
-    if file is None:
-        return "its source is not available"
-    found = file.find(code)
-    if found is None and code.co_flags & _FUTURE:  # a notebook's cell inherits the future imports of earlier ones
-        file = file_named(code.co_filename, code.co_flags & _FUTURE)
-        found = None if file is None else file.find(code)
-    if found is not None:
-        return found
-    return NOT_ALONE if file is not None and file.has_several(code) else CHANGED
+def _read_file(filename: str, text: str, flags: int) -> SourceFile | None:
+    try:
+        return SourceFile(filename, text, flags)
+    except (SyntaxError, ValueError, RecursionError):  # a page or a template, not Python; or data, too deep for it
+        return None
+
+
+def _files_of(code: CodeType, loaded_by: dict[str, Any] | None) -> Iterator[SourceFile]:
+    """The files that a code may come from."""
+    # A cell of a notebook inherits the future imports of earlier ones.
+    for flags in dict.fromkeys((0, code.co_flags & _FUTURE)):
+        file = file_named(code.co_filename, flags, loaded_by=loaded_by)
+        if file is not None:
+            yield file
+    for text in other_texts(code):
+        for flags in dict.fromkeys((0, code.co_flags & _FUTURE)):
+            key = (code.co_filename, flags, text)
+            with _lock:
+                if key not in _shared:
+                    _shared[key] = _read_file(code.co_filename, text, flags)
+                file = _shared[key]
+            if file is not None:
+                yield file
+
+
+def function_of(
+    code: CodeType, loaded_by: dict[str, Any] | None = None, qualname: str | None = None
+) -> FunctionMarks | str:
+    """The function that a code was made from, or why it is not known.
+
+    Args:
+        code: The code.
+        loaded_by: The globals of its module.
+        qualname: The name of the function object that has the code.
+    """
+    reason = no_source(code.co_filename)
+    for file in _files_of(code, loaded_by):
+        function = file.find(code, qualname)
+        if function is not None:
+            return function
+        if file_named(code.co_filename) is not None:
+            is_renamed = any(name.startswith("_cell_") for name in code.co_names)
+            reason = NOT_ALONE if file.has_several(code) else RENAMED if is_renamed else CHANGED
+    return reason

@@ -124,7 +124,7 @@ def marks_of(function: FunctionType) -> FunctionMarks | None:
         code = entry.own
     known = _known.get(id(code))
     if known is None or (known[1] is None and known[2] is not file_named(code.co_filename)):
-        found = function_of(code, function.__globals__)
+        found = function_of(code, function.__globals__, function.__qualname__)
         marks = found if isinstance(found, FunctionMarks) else None
         known = _known[id(code)] = (code, marks, None if marks is not None else file_named(code.co_filename))
     return known[1]
