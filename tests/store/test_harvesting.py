@@ -50,9 +50,58 @@ def test_dtype_is_what_the_cast_gives(tmp_path, dtype):
 
 
 def test_numbers_beyond_the_dtype_are_an_error_that_names_the_site(tmp_path):
-    with pytest.raises(StoreError, match=r"1 numbers of 'values/h' in batch 1 are too large for float16"):
+    with pytest.raises(StoreError, match=r"1 numbers of 'values/h' in batch 1 do not fit float16 \(up to 6.55e\+04"):
         harvest(lambda x: sonde.sow(x * 1e5, "h"), [np.zeros(2), np.array([0, 1.0])], tmp_path, dtype="float16")
     assert len(store.open(tmp_path)["h"]) in (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fitting", "others"),
+    [
+        ("int8", [-128, 0, 127], [1000, -129, 128, 0.5, np.inf, np.nan]),
+        ("uint8", [0, 255], [-1, 256]),
+        ("int32", [-(2.0**31), 2.0**30], [2.0**31, -(2.0**33)]),
+        ("bool", [0, 1], [2, 0.5, np.nan]),
+        ("float8_e4m3fn", [448, -0.01, np.nan], [np.inf, -np.inf, 1000]),
+        ("float8_e5m2", [57344, np.inf, np.nan], [1e6]),
+        ("float8_e8m0fnu", [1, 1024], [0, -1, np.inf]),
+        ("float4_e2m1fn", [6, -6, 0, 0.5], [100, np.inf, np.nan]),
+        ("bfloat16", [3e38, -np.inf, 1e-40], [3.4e38]),
+    ],
+)
+def test_what_does_not_fit_a_dtype_is_an_error(tmp_path, dtype, fitting, others):
+    f = lambda x: sonde.sow(x, "h")
+    numbers = np.array(fitting, np.float32)
+    kept = harvest(f, [numbers], tmp_path / "fits", dtype=dtype)
+    np.testing.assert_array_equal(kept["h"][:].astype(np.float32), numbers.astype(jnp.dtype(dtype)).astype("f4"))
+    (made,) = store.stream(f, [numbers], len(numbers), dtype=dtype)
+    np.testing.assert_array_equal(made["h"].astype(np.float32), numbers.astype(jnp.dtype(dtype)).astype("f4"))
+    for i, number in enumerate(others):
+        batch = [np.array([fitting[0], number], np.float32)]
+        with pytest.raises(StoreError, match=f"1 numbers of 'h' do not fit {dtype}"):
+            next(store.stream(f, batch, 1, dtype=dtype))
+        if i == 0:
+            with pytest.raises(StoreError, match=f"1 numbers of 'values/h' in batch 0 do not fit {dtype}"):
+                harvest(f, batch, tmp_path / "other", dtype=dtype)
+
+
+def test_a_dtype_that_a_store_cannot_hold(tmp_path):
+    with pytest.raises(StoreError, match=r"a store cannot hold 'values/h', rows of uint4\[3\]"):
+        harvest(lambda x: sonde.sow(x, "h"), [np.ones((2, 3))], tmp_path, dtype="uint4")
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "\u200b", "a/" + "é" * 200, "..", "\ud800", "con", "a~1", " "])
+def test_odd_names_of_sites(tmp_path, name):
+    kept = harvest(lambda x: (sonde.sow(x, name), sonde.sow(2 * x, name + "b")), XS, tmp_path / "store")
+    np.testing.assert_array_equal(kept[name][:], np.concatenate(XS))
+    np.testing.assert_array_equal(kept[name + "b"][:], 2 * np.concatenate(XS))
+    assert os.listdir(tmp_path) == ["store"] and store.check(tmp_path / "store") == []
+
+
+def test_values_without_numbers(tmp_path):
+    kept = harvest(lambda x: (sonde.sow(x[:, :0], "none"), sonde.sow(x, "h")), XS, tmp_path)
+    assert kept["none"][:].shape == (20, 0) and store.check(tmp_path) == []
 
 
 def test_infinities_of_the_program_are_stored(tmp_path):
@@ -231,7 +280,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_addresses(tmp_path):
     kept = harvest(program, XS, f"file://{tmp_path}/there")
-    (tmp_path / "there" / "progress" / "00000.json.__lock").write_text("left by a killed process")
+    (tmp_path / "there" / "progress" / "0" / "00000.json.__lock").write_text("left by a killed process")
     assert harvest(program, XS, tmp_path / "there").n_batches == 5 == kept.n_batches
     with pytest.raises(StoreError, match="does not keep what is written to it"):
         harvest(program, XS, "memory://there/")

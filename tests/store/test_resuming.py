@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import runpy
@@ -22,6 +23,9 @@ import sonde
 from sonde import store
 from sonde.errors import StoreError
 from sonde.store import writing, zarr_arrays
+from sonde.store.folder import Folder
+from sonde.store.progress import ProgressFile
+from sonde.store.sealed import seal
 
 PROGRAM = """
 import sys
@@ -111,24 +115,32 @@ def test_killed_a_hundred_times(tmp_path):
 def test_what_a_killed_process_was_writing_does_not_get_into_files(tmp_path):
     whole = [np.full((2, 3), i, np.float32) for i in range(2)]
     make = lambda n: store.harvest(lambda x: sonde.sow(x, "h"), whole[:n], tmp_path, progress=False)
-    for n, names in ((1, ["sonde.json"]), (2, ["values/h/c/0/0", "progress/00000.json", "values/h/zarr.json"])):
+    for n, names in ((1, ["sonde.json"]), (2, ["values/h/c/0/0", "progress/0/00000.json", "values/h/zarr.json"])):
         for name in names:
             (tmp_path / f"{name}.__lock").write_text("x" * 100_000)
         np.testing.assert_array_equal(make(n)["h"][:], np.concatenate(whole[:n]))
         assert store.check(tmp_path) == [] and not list(tmp_path.rglob("*.__lock"))
 
 
-def test_killed_after_the_first_file(tmp_path):
-    make = lambda: store.harvest(lambda x: sonde.sow(x, "h"), [np.ones((2, 3))], tmp_path, progress=False)
-    make()
-    for name in ("zarr.json", "values", "progress"):
-        whole = tmp_path / name
-        shutil.rmtree(whole) if whole.is_dir() else whole.unlink()
-    left = store.open(tmp_path)
-    assert store.check(tmp_path) == [] and left["h"][:].shape == (0, 3) and left["h"][:, 1:].dtype == "float32"
-    assert [*left.batches(2, shuffle=0)] == []
-    assert make()["h"].shape == (2, 3)
-    assert zarr.open_group(str(tmp_path), mode="r")["values/h"].shape == (2, 3)
+def test_killed_before_all_files_exist(tmp_path, monkeypatch):
+    make = lambda: store.harvest(lambda x: sonde.sow(x, "h"), [np.ones((2, 3), np.float32)], tmp_path, progress=False)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    for owner, name in ((Folder, "write_all"), (ProgressFile, "write")):
+        shutil.rmtree(tmp_path)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            if owner is Folder:
+                patch.setattr(Folder, "write", lambda self, key, contents: real(self, {key: contents}))
+                real = Folder.write_all
+            patch.setattr(owner, name, killed)
+            make()
+        left = store.open(tmp_path)
+        assert store.check(tmp_path) == [] and left["h"][:].shape == (0, 3) and left["h"][:, 1:].dtype == "float32"
+        assert [*left.batches(2, shuffle=0)] == []
+        assert make()["h"].shape == (2, 3)
+        assert zarr.open_group(str(tmp_path), mode="r")["values/h"].shape == (2, 3)
 
 
 def test_killed_after_the_last_batch(tmp_path, monkeypatch):
@@ -206,9 +218,10 @@ def test_a_writer_that_fails_stops_the_program(tmp_path):
 def test_another_version_of_the_format_is_named(tmp_path):
     store.harvest(lambda x: sonde.sow(x, "h"), [jnp.ones(2)], tmp_path, progress=False)
     manifest = tmp_path / "sonde.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 7'))
-    with pytest.raises(StoreError, match="is a store of version 7"):
-        store.open(tmp_path)
+    for other in ({"format": "sonde.store", "version": 1, "arrays": []}, {"format": "sonde.store", "version": 7}):
+        manifest.write_bytes(json.dumps(other).encode() if other["version"] == 1 else seal(other))
+        with pytest.raises(StoreError, match=f"is a store of version {other['version']}"):
+            store.open(tmp_path)
     manifest.write_text("{}")
-    with pytest.raises(StoreError, match="is not the manifest of a store"):
+    with pytest.raises(StoreError, match=r"sonde\.json of the store .* is damaged"):
         store.open(tmp_path)

@@ -203,7 +203,7 @@ def test_a_stream_is_lazy_and_says_what_does_not_fit():
     f = lambda x: (sonde.sow(x, "a"), sonde.sow(x[:2], "b"))
     with pytest.raises(StoreError, match="do not have the same rows"):
         next(store.stream(f, [np.ones((4, 2))], 2))
-    with pytest.raises(StoreError, match="too large for float16"):
+    with pytest.raises(StoreError, match="do not fit float16"):
         next(store.stream(lambda x: sonde.sow(x * 1e5, "h"), [np.ones((4, 2))], 2, dtype="float16"))
     with pytest.raises(ValueError, match="at least 1"):
         store.stream(f, [], 0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import json
 from typing import Any
 
 from sonde.errors import StoreError
+from sonde.store import zarr_arrays
 from sonde.store.folder import Folder, PathLike, reason
-from sonde.store.manifest import ArrayInfo, read_manifest, read_progress
-from sonde.store.zarr_arrays import open_array
+from sonde.store.manifest import ArrayInfo, Manifest, needed_manifest
+from sonde.store.progress import Listed, read_progress
+from sonde.store.reading_rows import RowReader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Damage:
 
 
 def check(folder: PathLike) -> list[Damage]:
-    """Reads everything that a store lists and verifies its checksums.
+    """Reads everything that a store lists and verifies its checksums, and the files that other programs read.
 
     Args:
         folder: The store.
@@ -40,7 +42,7 @@ def check(folder: PathLike) -> list[Damage]:
         The damaged rows; an empty list if there are none.
 
     Raises:
-        StoreError: There is no store.
+        StoreError: There is no store, or its manifest or a progress file is damaged.
 
     Example:
         >>> import tempfile
@@ -52,44 +54,48 @@ def check(folder: PathLike) -> list[Damage]:
         []
     """
     place = Folder(folder)
-    manifest = read_manifest(place)
-    if manifest is None:
-        raise StoreError(f"there is no store in {place.name!r}")
-    done = read_progress(place)
-    files = set(place.keys())
-    found: list[Damage] = []
-    for info in manifest.arrays:
-        found += _damage(place, info, done.rows.get(info.name, 0), files)
-    return found
+    manifest = needed_manifest(place)
+    listed = read_progress(place, manifest)
+    listed.entries()
+    damages = _damaged_metadata(place, manifest, listed) if manifest.prepared else []
+    for number, info in enumerate(manifest.arrays):
+        damages += _damaged_rows(place, info, listed, number)
+    return damages
 
 
-def _damage(folder: Folder, info: ArrayInfo, n_rows: int, files: set[str]) -> list[Damage]:
-    if not n_rows:
-        return []
-    try:
-        array = open_array(folder, info, cache=0)
-    except StoreError as error:
-        return [Damage(info.name, (0, n_rows), f"cannot be opened: {reason(error.__cause__)}")]
-    if array.shape[0] < n_rows:
-        return [Damage(info.name, (array.shape[0], n_rows), f"the array has only {array.shape[0]} rows")]
-    per_file = array.chunk_layout.write_chunk.shape
-    found = []
-    for start in range(0, n_rows, per_file[0]):
-        span = start, min(start + per_file[0], n_rows)
-        lost = [name for name in _files_of(info, start // per_file[0], per_file) if name not in files]
-        if lost:
-            found.append(Damage(info.name, span, f"{lost[0]} is missing"))
-            continue
+def _damaged_rows(folder: Folder, info: ArrayInfo, listed: Listed, number: int) -> list[Damage]:
+    reader = RowReader(folder, info, listed, number, verify=True, cache=0)
+    n_rows, step = listed.rows[number], info.file[0]
+    damages = []
+    for start in range(0, n_rows, step):
+        span = start, min(start + step, n_rows)
         try:
-            array[slice(*span)].read().result()
-        except Exception as error:
-            found.append(Damage(info.name, span, reason(error)))
-    return found
+            for _ in reader.blocks([span]):
+                pass
+        except StoreError as error:
+            damages.append(Damage(info.name, span, reason(error.__cause__ or error)))
+    return damages
 
 
-def _files_of(info: ArrayInfo, number: int, per_file: Any) -> list[str]:
-    """The files that hold some rows, by Zarr's rule for their names."""
-    names = [f"{info.folder}/c/{number}"]
-    for size, part in zip(info.row, per_file[1:]):
-        names = [f"{name}/{i}" for name in names for i in range(max(1, math.ceil(size / part)))]
-    return names
+def _damaged_metadata(folder: Folder, manifest: Manifest, listed: Listed) -> list[Damage]:
+    """The files that other programs read, if they do not say what the store holds."""
+    damages = []
+    owners = {f"{info.folder}/zarr.json": (info.name, rows) for info, rows in zip(manifest.arrays, listed.rows)}
+    for name, data in zarr_arrays.metadata_files(manifest.arrays, listed.rows).items():
+        stored = _parsed(folder.read(name))
+        if not listed.finished and isinstance(stored, dict):  # the number of rows is written at the end
+            stored = {**stored, "shape": json.loads(data).get("shape")} if "shape" in stored else stored
+        if stored != json.loads(data):
+            array, rows = owners.get(name, ("all arrays", 0))
+            said = f"{name} is missing" if stored is None else f"{name} does not describe the array"
+            damages.append(Damage(array, (0, rows), f"{said}: other programs cannot read it"))
+    return damages
+
+
+def _parsed(data: bytes | None) -> Any:
+    if data is None:
+        return None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return "not JSON"

@@ -1,7 +1,7 @@
 """Checksums that detect whether the program, the weights or the data differ from those that a store was started with.
 
 They guard against mistakes and are not proofs: a program is compared by its equations, weights by a sum computed on
-their devices, batches by their first bytes.
+their devices, batches by all of their bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ from sonde import _jax
 from sonde.tools.fetching import in_turn
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-_BYTES = 1 << 16
 
 
 def of_program(jaxpr: Any) -> str:
@@ -82,18 +80,23 @@ def _sum(array: Any) -> Any:
     if width == 64:
         array, width = jax.lax.bitcast_convert_type(array, jnp.uint32), 32
     words = jax.lax.bitcast_convert_type(array, f"uint{width}").astype(jnp.uint32)
-    total = jnp.zeros((), jnp.uint32)
-    # The weights differ along every axis, so that exchanged elements or rows change the sum.
-    weights = jnp.ones((), jnp.uint32)
+    # The place of an element is mixed with it before the sum, so that exchanged elements change the sum.
+    place = jnp.zeros((), jnp.uint32)
     for axis in range(words.ndim):
-        step = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-        weights = weights * jnp.uint32(2654435761) + step * jnp.uint32(40503 + 2 * axis) + jnp.uint32(1)
-    return total + jnp.sum(words * (weights | jnp.uint32(1)), dtype=jnp.uint32)
+        place = _mixed(place + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) + jnp.uint32(axis + 1))
+    return jnp.sum(_mixed(words + _mixed(place)), dtype=jnp.uint32)
+
+
+def _mixed(words: Any) -> Any:
+    """Spreads every bit over all of a word."""
+    words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
+    words = (words ^ (words >> 13)) * jnp.uint32(0xC2B2AE35)
+    return words ^ (words >> 16)
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchSum:
-    """A checksum of the shapes, dtypes and first bytes of a batch, which may still be computed.
+    """A checksum of a batch, which may still be computed.
 
     Attributes:
         parts: For every leaf of the batch, what is known at once, and an array being copied to the host, or None.
@@ -103,27 +106,32 @@ class BatchSum:
 
     def text(self) -> str:
         """The checksum. Waits for it."""
-        found = 0
+        total = hashlib.blake2b(digest_size=8)
         for known, array in self.parts:
-            found = zlib.crc32(known + (b"" if array is None else np.asarray(array).tobytes()), found)
-        return f"{found:08x}"
+            total.update(known)
+            if array is not None:
+                total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return total.hexdigest()
 
 
 def of_batch(batch: Any) -> BatchSum:
-    """Starts the checksum of a batch. Does not wait for a device."""
-    return BatchSum(tuple(map(_part, jax.tree.leaves(batch))))
+    """Starts the checksum of all of a batch. Does not wait for a device.
+
+    It does not depend on which devices hold the batch, or whether NumPy does. If several processes do, it is a sum that
+    their devices compute.
+    """
+    leaves, structure = jax.tree.flatten(batch)
+    return BatchSum(((str(structure).encode(), None), *map(_part, leaves)))
 
 
 def _part(leaf: Any) -> tuple[bytes, Any]:
-    if isinstance(leaf, jax.Array) and (not leaf.is_fully_addressable or _is_key(leaf)):
-        return b"", _on_its_way(_sums([jax.random.key_data(leaf) if _is_key(leaf) else leaf]))
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        known = f"{leaf.dtype}{leaf.shape}".encode()
-        first = leaf.reshape(-1)[: _BYTES // max(leaf.dtype.itemsize, 1)]
-        if isinstance(first, jax.Array):
-            return known, _on_its_way(first)
-        return known + np.asarray(first).tobytes(), None
-    return _ADDRESS.sub("", repr(leaf)).encode(), None
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return _ADDRESS.sub("", repr(leaf)).encode(), None
+    known = f"{leaf.dtype}{leaf.shape}".encode()
+    if not isinstance(leaf, jax.Array):
+        return known, np.asarray(leaf)
+    array = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    return known, _on_its_way(array if array.is_fully_addressable else _sums([array]))
 
 
 def _on_its_way(array: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ write either happens or does not: on a disk TensorStore writes a temporary file,
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class Folder:
     def __init__(self, where: PathLike) -> None:
         self.name = os.fspath(where)
         path = self.name.removeprefix("file://")
+        self._contexts: dict[int, Any] = {}
         self._local = None if "://" in path else Path(path).absolute()
         if self._local is not None and self._local.exists() and not self._local.is_dir():
             raise StoreError(f"{self.name!r} is a file: a store is a folder")
@@ -43,21 +45,51 @@ class Folder:
         return f"{self.name.rstrip('/')}/{below}"
 
     def read(self, key: str) -> bytes | None:
-        """The contents of a file, or None if there is none."""
-        found = self._store().read(key).result()
-        return bytes(found.value) if found.state == "value" else None
+        """The contents of a file, or None if there is none.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        try:
+            result = self.wait(self._store().read(key))
+        except Exception as error:
+            raise self.damaged(key, error) from error
+        return bytes(result.value) if result.state == "value" else None
 
     def write(self, key: str, contents: bytes) -> None:
         """Replaces a file."""
+        self.write_all({key: contents})
+
+    def write_all(self, files: Mapping[str, bytes]) -> None:
+        """Replaces several files, in no order.
+
+        Raises:
+            StoreError: One cannot be written.
+        """
         try:
-            self._store().write(key, contents).result()
+            store = self._store()
+            for future in [store.write(key, contents) for key, contents in files.items()]:
+                self.wait(future)
         except Exception as error:
             raise self.failed(error) from error
 
+    def context(self, cache: int) -> Any:
+        """TensorStore's resources for the folder: all its arrays share one cache of so many bytes."""
+        if cache not in self._contexts:
+            self._contexts[cache] = tensorstore().Context({"cache_pool": {"total_bytes_limit": cache}})
+        return self._contexts[cache]
+
+    def wait(self, future: Any) -> Any:
+        """Waits for TensorStore."""
+        return future.result()
+
     def keys(self, below: str = "") -> list[str]:
         """The names of all files whose name starts with `below`."""
-        found = self._store().list().result()
-        names = [key.decode() if isinstance(key, bytes) else key for key in found]
+        try:
+            listed = self.wait(self._store().list())
+        except Exception as error:
+            raise self.damaged("the list of files", error) from error
+        names = [key.decode() if isinstance(key, bytes) else key for key in listed]
         return [name for name in names if name.startswith(below)]
 
     def is_empty(self) -> bool:
@@ -93,7 +125,7 @@ class Folder:
         )
 
     def _store(self) -> Any:
-        return tensorstore().KvStore.open(self.spec()).result()
+        return self.wait(tensorstore().KvStore.open(self.spec()))
 
 
 def reason(error: BaseException | None) -> str:

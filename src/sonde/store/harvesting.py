@@ -19,16 +19,9 @@ from sonde.errors import StoreError
 from sonde.store import checksums, rows, zarr_arrays
 from sonde.store.agreeing import Company, agree, check_alike, on_every_process, together
 from sonde.store.folder import Folder, PathLike
-from sonde.store.manifest import (
-    MANIFEST,
-    ArrayInfo,
-    Manifest,
-    Progress,
-    folder_names,
-    read_manifest,
-    read_progress,
-)
+from sonde.store.manifest import MANIFEST, ArrayInfo, Manifest, folder_names, read_manifest
 from sonde.store.program import BatchOutcome, BatchProgram, ToStore
+from sonde.store.progress import Listed, Progress, ProgressFile, read_progress
 from sonde.store.progress_bar import ProgressBar
 from sonde.store.reading import Store
 from sonde.store.reading import open as open_store
@@ -109,10 +102,11 @@ def harvest(
     program = BatchProgram(ToStore(f, patterns, dtype, reduce, grads, keep, keys, inside, compiled))
     place = Folder(folder)
     with together():
-        manifest, done = read_manifest(place), read_progress(place)
-        if manifest is not None and done.batches and done.processes != jax.process_count():
-            _refuse(place, [f"it was started by {done.processes} processes, now there are {jax.process_count()}"])
-    check_alike(f"what is in {place.name!r}", repr((manifest is None, done.batches, done.last)).encode())
+        manifest = read_manifest(place)
+        listed = None if manifest is None else read_progress(place, manifest)
+        stored = [] if listed is None else listed.inputs()
+    told = manifest.identity if manifest is not None and manifest.prepared else None, len(stored), stored[-1:]
+    check_alike(f"what is in {place.name!r}", repr(told).encode())
     drawn = iter(batches)
     first = list(itertools.islice(drawn, 1))
     if not first:
@@ -123,24 +117,104 @@ def harvest(
     bar = ProgressBar(len(batches) if isinstance(batches, Sequence) else None, show=progress and _is_first())
     numbered = enumerate(itertools.chain(first, drawn))
     with bar:
-        for number, batch in itertools.islice(numbered, done.batches):
-            if number == done.batches - 1 and checksums.of_batch(batch).text() != done.last:
+        for number, batch in itertools.islice(numbered, len(stored)):
+            if checksums.of_batch(batch).text() != stored[number]:
                 _refuse(place, [f"batch {number} is not the one that was stored"])
             bar.skip()
-        _run(program, numbered, place, manifest, done, request, memory, bar)
+        _run(program, numbered, _Begun(place, manifest, listed, request, memory), bar)
     return open_store(folder)
 
 
-def _run(
-    program: BatchProgram,
-    numbered: Iterator[tuple[int, Any]],
-    place: Folder,
-    manifest: Manifest | None,
-    done: Progress,
-    request: dict[str, Any],
-    memory: int,
-    bar: ProgressBar,
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Begun:
+    """What a harvest found in its folder.
+
+    Attributes:
+        place: The folder.
+        manifest: The manifest, if there is one.
+        listed: What the store lists, if there is one.
+        request: The arguments of this harvest.
+        memory: How many bytes may be buffered.
+    """
+
+    place: Folder
+    manifest: Manifest | None
+    listed: Listed | None
+    request: dict[str, Any]
+    memory: int
+
+    def writer(self, outcome: BatchOutcome) -> Writer:
+        """The writer of this process, when the first batch is known. All processes make it together."""
+        with together():
+            _check_global(outcome)
+            manifest = self._prepared(outcome)
+        with together():
+            if self.place.read(MANIFEST) is None:
+                if _is_first():
+                    raise StoreError(
+                        f"{self.place.name!r} does not keep what is written to it: give a folder or a bucket"
+                    )
+                raise StoreError(
+                    f"this process does not see what the first one wrote to {self.place.name!r}: give a folder that "
+                    "all share"
+                )
+            manifest = read_manifest(self.place) or manifest
+            return self._opened(manifest, read_progress(self.place, manifest), outcome)
+
+    def writer_to_finish(self) -> Writer | None:
+        """The writer for a harvest that ended after its last batch, and before it was marked as complete."""
+        if self.manifest is None or self.listed is None or not self.listed.batches or self.listed.finished:
+            return None
+        with together():
+            manifest = self._with_writers(self.manifest, self.listed)
+        with together():
+            manifest = read_manifest(self.place) or manifest
+            return self._opened(manifest, read_progress(self.place, manifest), None)
+
+    def _opened(self, manifest: Manifest, listed: Listed, outcome: BatchOutcome | None) -> Writer:
+        process = jax.process_index()
+        batches = 1 if outcome is None else _batches_per_file(outcome)
+        progress = listed.of_writer(process)
+        return Writer(self.place, manifest, progress, process=process, memory=self.memory, file_batches=batches)
+
+    def _prepared(self, outcome: BatchOutcome) -> Manifest:
+        """The manifest; the first process makes it and the files it lists if they are missing."""
+        manifest = self.manifest
+        if manifest is None:
+            versions = {"jax": jax.__version__, "sonde": __version__}
+            manifest = Manifest(self.request, _infos(outcome), versions, writers=jax.process_count())
+        else:
+            _check_fits(manifest.arrays, outcome, 0 if self.listed is None else self.listed.batches)
+        if not _is_first():
+            return manifest
+        self.place.clear_locks()
+        if not manifest.prepared:
+            manifest = dataclasses.replace(manifest, writers=jax.process_count())
+            manifest.write(self.place)
+            rows_now = (0,) * len(manifest.arrays)
+            self.place.write_all(zarr_arrays.metadata_files(manifest.arrays, rows_now))
+            return _with_files(self.place, manifest, Progress(rows=rows_now))
+        return self._with_writers(manifest, self.listed)
+
+    def _with_writers(self, manifest: Manifest, listed: Listed | None) -> Manifest:
+        """The manifest for this number of processes: the first one takes over what others have written."""
+        if not _is_first() or listed is None or manifest.writers == jax.process_count():
+            return manifest
+        more = dataclasses.replace(manifest, writers=jax.process_count(), generation=manifest.generation + 1)
+        return _with_files(self.place, more, listed.as_one())
+
+
+def _with_files(place: Folder, manifest: Manifest, written: Progress) -> Manifest:
+    """Writes the progress files that a manifest needs, and then the manifest."""
+    alone = dataclasses.replace(written, segments=(), entries=())
+    for process in range(manifest.writers):
+        ProgressFile(place, manifest, process).write(alone if process else written)
+    manifest = dataclasses.replace(manifest, prepared=True)
+    manifest.write(place)
+    return manifest
+
+
+def _run(program: BatchProgram, numbered: Iterator[tuple[int, Any]], begun: _Begun, bar: ProgressBar) -> None:
     """Runs the batches that are not in the store yet, and writes their values."""
     writer: Writer | None = None
     company = Company()
@@ -149,7 +223,7 @@ def _run(
             outcome = in_turn(program(batch))
             outcome = dataclasses.replace(outcome, mask=on_every_process(outcome.mask))
             if writer is None:
-                writer = _begin(place, manifest, done, request, outcome, memory)
+                writer = begun.writer(outcome)
             _check_fits(writer.infos, outcome, number)
             writer.put(outcome, checksums.of_batch(batch))
             bar.advance(outcome)
@@ -157,40 +231,12 @@ def _run(
     finally:
         if writer is not None:
             writer.close()
-    if writer is None and manifest is not None and done.batches and not done.finished:
-        # A harvest that ended after its last batch, and before it was marked as complete.
-        writer = _writer(place, manifest, done, memory, file_batches=1)
+    writer = writer or begun.writer_to_finish()
     if writer is not None:
         agree(writer.error)
         with together():
+            writer.tell_other_readers()
             writer.finish()
-
-
-def _begin(
-    place: Folder,
-    manifest: Manifest | None,
-    done: Progress,
-    request: dict[str, Any],
-    outcome: BatchOutcome,
-    memory: int,
-) -> Writer:
-    with together():
-        _check_global(outcome)
-        manifest = _prepare(place, manifest, request, outcome)
-    start = done if done.batches else Progress(processes=jax.process_count())
-    with together():
-        if place.read(MANIFEST) is None:
-            if _is_first():
-                raise StoreError(f"{place.name!r} does not keep what is written to it: give a folder or a bucket")
-            raise StoreError(
-                f"this process does not see what the first one wrote to {place.name!r}: give a folder that all share"
-            )
-        return _writer(place, manifest, start, memory, file_batches=_batches_per_file(outcome))
-
-
-def _writer(place: Folder, manifest: Manifest, start: Progress, memory: int, *, file_batches: int) -> Writer:
-    process = jax.process_index()
-    return Writer(place, manifest.arrays, start, process=process, memory=memory, file_batches=file_batches)
 
 
 def _is_first() -> bool:
@@ -242,36 +288,19 @@ def _refuse(folder: Folder, differing: Sequence[str]) -> None:
     )
 
 
-def _prepare(folder: Folder, manifest: Manifest | None, request: dict[str, Any], outcome: BatchOutcome) -> Manifest:
-    """The manifest; makes it and the arrays it lists if they are missing."""
-    infos = _infos(outcome)
-    if manifest is not None:
-        _check_fits(manifest.arrays, outcome, 0)
-        infos = manifest.arrays
-    else:
-        versions = {"jax": jax.__version__, "sonde": __version__}
-        manifest = Manifest(request, infos, versions)
-    if not _is_first():
-        return manifest
-    folder.clear_locks()
-    if folder.read(MANIFEST) is None:
-        folder.write(MANIFEST, manifest.to_json())
-    zarr_arrays.create_groups(folder, infos)
-    times = 1 if jax.process_count() > 1 else _batches_per_file(outcome)
-    for info, array in zip(infos, outcome.arrays):
-        columns = rows.columns_at_a_time(array, outcome.mask)
-        per_file = times * rows.rows_at_a_time(array, outcome.mask) or _rows_of_a_file(array, columns)
-        zarr_arrays.create(folder, info, rows=per_file, columns=columns)
-    return manifest
-
-
 def _infos(outcome: BatchOutcome) -> tuple[ArrayInfo, ...]:
     folders = folder_names(list(outcome.names))
-    shapes = [rows.row_shape(array, outcome.mask) for array in outcome.arrays]
-    return tuple(
-        ArrayInfo(kind, path, folder, shape, array.dtype.name)
-        for (kind, path), folder, shape, array in zip(outcome.names, folders, shapes, outcome.arrays)
-    )
+    times = 1 if jax.process_count() > 1 else _batches_per_file(outcome)
+    infos = []
+    for (kind, path), folder, array in zip(outcome.names, folders, outcome.arrays):
+        columns = tuple(max(n, 1) for n in rows.columns_at_a_time(array, outcome.mask))
+        per_file = times * rows.rows_at_a_time(array, outcome.mask) or _rows_of_a_file(array, columns)
+        per_chunk = zarr_arrays.rows_per_chunk(per_file, math.prod(columns) * array.dtype.itemsize)
+        shape = rows.row_shape(array, outcome.mask)
+        info = ArrayInfo(kind, path, folder, shape, array.dtype.name, (per_file, *columns), per_chunk)
+        zarr_arrays.check_can_hold(info)
+        infos.append(info)
+    return tuple(infos)
 
 
 def _rows_of_a_file(array: Any, columns: Sequence[int]) -> int:

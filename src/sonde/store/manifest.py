@@ -1,28 +1,39 @@
-"""The metadata of a store: `sonde.json`, and one small progress file per process.
+"""The manifest of a store, `sonde.json`: the arguments of the harvest, and the arrays.
 
-    sonde.json               the arguments of the harvest, and the arrays: written once, before anything else
-    progress/00000.json      how many batches the first process has written, and the rows of every array by then
+    sonde.json               the manifest
+    progress/0/00000.json    what the first process has written, with checksums (`progress.py`)
     values/blocks.3.out/     a Zarr array per site; `grads/`, `taken/` and `keys/` beside it
 
-A batch is in the store when every process has listed it. Data after the listed rows has no meaning and is overwritten
-when the harvest continues.
+The manifest is written twice: before anything else, so that a harvest that is killed can be continued, and again when
+all other files exist. From then on, a file that is missing is damage.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
 from sonde.errors import StoreError
 from sonde.store.folder import Folder
+from sonde.store.sealed import checksum, damaged, seal, unseal
 
 FORMAT = "sonde.store"
-VERSION = 1
+VERSION = 2
 MANIFEST = "sonde.json"
 KINDS = ("values", "grads", "taken", "keys")
+_FIELD_TYPES = {
+    "request": dict,
+    "versions": dict,
+    "writers": int,
+    "generation": int,
+    "prepared": bool,
+    "identity": str,
+}
+_LONGEST = 150  # characters of the name of a folder; file systems take 255 bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +46,8 @@ class ArrayInfo:
         folder: Its folder in the store.
         row: The shape of a row.
         dtype: The name of its dtype.
+        file: How many rows a file holds, and how much of a row, per axis.
+        chunk_rows: How many of these rows are compressed together.
     """
 
     kind: str
@@ -42,11 +55,41 @@ class ArrayInfo:
     folder: str
     row: tuple[int, ...]
     dtype: str
+    file: tuple[int, ...]
+    chunk_rows: int
 
     @property
     def name(self) -> str:
         """Kind and path together: unique in a store."""
         return f"{self.kind}/{self.path}"
+
+    def same_rows(self, other: ArrayInfo) -> bool:
+        """Whether two arrays hold the same thing, however it is divided into files."""
+        return dataclasses.replace(self, file=other.file, chunk_rows=other.chunk_rows) == other
+
+    @classmethod
+    def from_json(cls, data: Any) -> ArrayInfo:
+        """From parsed JSON.
+
+        Raises:
+            ValueError: A field is missing or has a value that no array can have.
+        """
+        if not isinstance(data, dict) or set(data) != {field.name for field in dataclasses.fields(cls)}:
+            raise ValueError(f"an array is described by {data!r}")
+        for field in ("kind", "path", "folder", "dtype"):
+            if not isinstance(data[field], str):
+                raise ValueError(f"{field} is {data[field]!r}")
+        for field, least in (("row", 0), ("file", 1)):
+            if not isinstance(data[field], list) or not all(type(n) is int and n >= least for n in data[field]):
+                raise ValueError(f"{field} is {data[field]!r}")
+        kind, below = data["kind"], data["folder"].removeprefix(f"{data['kind']}/")
+        if kind not in KINDS or below == data["folder"] or not below or "/" in below or below in (".", ".."):
+            raise ValueError(f"an array of the kind {kind!r} is in the folder {data['folder']!r}")
+        rows = data["chunk_rows"]
+        if len(data["file"]) != len(data["row"]) + 1 or type(rows) is not int or rows < 1 or data["file"][0] % rows:
+            raise ValueError(f"files of {data['file']} with chunks of {rows!r} rows do not fit rows of {data['row']}")
+        row, file = tuple(data["row"]), tuple(data["file"])
+        return cls(kind, data["path"], data["folder"], row, data["dtype"], file, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,86 +100,84 @@ class Manifest:
         request: The arguments of `harvest` that decide what is stored, and the program, as texts.
         arrays: The arrays, in program order.
         versions: The versions of the packages that wrote it.
+        writers: How many progress files there are.
+        generation: How often the number of processes has changed.
+        prepared: Whether all other files exist.
+        identity: A random text, which is also in the other files, so that files of another store are noticed.
     """
 
     request: Mapping[str, Any]
     arrays: tuple[ArrayInfo, ...]
     versions: Mapping[str, str]
+    writers: int = 1
+    generation: int = 0
+    prepared: bool = False
+    identity: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
 
-    def to_json(self) -> bytes:
-        """As text."""
-        data = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-        return json.dumps(data, indent=1).encode()
+    def write(self, folder: Folder) -> None:
+        """Writes it to a folder."""
+        folder.write(MANIFEST, seal({"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}))
 
     @classmethod
-    def from_json(cls, text: bytes, where: str) -> Manifest:
-        """From text.
+    def from_bytes(cls, data: bytes, where: str) -> Manifest:
+        """From the bytes of the file.
 
         Raises:
-            StoreError: It is not a manifest of this version.
+            StoreError: It is damaged, or not a manifest of this version.
         """
+        _refuse_other_version(data, where)
+        told = unseal(data, MANIFEST, where)
         try:
-            data = json.loads(text)
-            if data["format"] != FORMAT:
-                raise KeyError(FORMAT)
-            if data["version"] != VERSION:
-                raise StoreError(
-                    f"{where!r} is a store of version {data['version']}; this version of Sonde reads version {VERSION}"
-                )
-            arrays = tuple(ArrayInfo(**{**info, "row": tuple(info["row"])}) for info in data["arrays"])
-            return cls(data["request"], arrays, data["versions"])
+            arrays = tuple(map(ArrayInfo.from_json, told["arrays"]))
+            if {len({info.name for info in arrays}), len({info.folder for info in arrays})} != {len(arrays)}:
+                raise ValueError("two arrays have one name")
+            fields = {name: told[name] for name in _FIELD_TYPES}
+            for name, value in fields.items():
+                if type(value) is not _FIELD_TYPES[name]:
+                    raise ValueError(f"{name} is {value!r}")
+            return cls(arrays=arrays, **fields)
         except (ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{where!r}: {MANIFEST} is not the manifest of a store ({error})") from error
+            raise damaged(MANIFEST, where, f"{type(error).__name__}: {error}") from error
 
 
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """How far a process has progressed.
-
-    Attributes:
-        batches: How many batches are written.
-        rows: The number of rows of every array by then, by name.
-        last: A checksum of the last of these batches.
-        processes: How many processes write.
-        finished: Whether the harvest is complete.
-    """
-
-    batches: int = 0
-    rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    last: str = ""
-    processes: int = 1
-    finished: bool = False
+def _refuse_other_version(data: bytes, where: str) -> None:
+    """Raises StoreError for the manifest of another version of the format; version 1 had no checksum."""
+    try:
+        told = json.loads(data)
+        told = told if "format" in told else told["contents"]
+        if told["format"] == FORMAT and told["version"] != VERSION:
+            raise StoreError(
+                f"{where!r} is a store of version {told['version']}; this version of Sonde reads version {VERSION}: "
+                "read it with the version that wrote it, or harvest again"
+            )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass  # damaged: `unseal` says so
 
 
 def read_manifest(folder: Folder) -> Manifest | None:
     """The manifest of a store; None if the folder is empty.
 
     Raises:
-        StoreError: The folder holds something else.
+        StoreError: The manifest is damaged, or the folder holds something else.
     """
-    text = folder.read(MANIFEST)
-    if text is not None:
-        return Manifest.from_json(text, folder.name)
+    data = folder.read(MANIFEST)
+    if data is not None:
+        return Manifest.from_bytes(data, folder.name)
     if folder.is_empty():
         return None
     raise StoreError(f"{folder.name!r} is not empty and holds no store ({MANIFEST} is missing): choose another folder")
 
 
-def write_progress(folder: Folder, process: int, progress: Progress) -> None:
-    """Writes how far a process has progressed."""
-    folder.write(f"progress/{process:05d}.json", json.dumps(dataclasses.asdict(progress)).encode())
+def needed_manifest(folder: Folder) -> Manifest:
+    """The manifest of a store.
 
-
-def read_progress(folder: Folder) -> Progress:
-    """How far all processes have progressed: as far as the slowest."""
-    texts = [folder.read("progress/00000.json")]
-    if texts[0] is None:
-        return Progress()
-    first = Progress(**json.loads(texts[0]))
-    texts += [folder.read(f"progress/{i:05d}.json") for i in range(1, first.processes)]
-    if any(text is None for text in texts):
-        return Progress(processes=first.processes)
-    return min((Progress(**json.loads(text)) for text in texts if text is not None), key=lambda p: p.batches)
+    Raises:
+        StoreError: There is no store, or its manifest is damaged.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise StoreError(f"there is no store in {folder.name!r}")
+    return manifest
 
 
 def folder_names(names: list[tuple[str, str]]) -> list[str]:
@@ -149,7 +190,11 @@ def folder_names(names: list[tuple[str, str]]) -> list[str]:
     taken: set[str] = set()
     folders = []
     for kind, path in names:
-        escaped = ".".join(quote(part, safe="[]#").replace(".", "%2E") for part in path.split("/"))
+        escaped = ".".join(
+            quote(part, safe="[]#", errors="surrogatepass").replace(".", "%2E") for part in path.split("/")
+        )
+        if len(escaped) > _LONGEST:
+            escaped = f"{escaped[:_LONGEST]}~{checksum(path.encode(errors='surrogatepass'))[:16]}"
         name, n = f"{kind}/{escaped}", 1
         while name.casefold() in taken:  # a file system may ignore case
             name, n = f"{kind}/{escaped}~{n}", n + 1

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import secrets
 from collections.abc import Sequence
+
+import numpy as np
 
 from sonde.errors import StoreError
 from sonde.store import zarr_arrays
-from sonde.store.folder import Folder, PathLike, tensorstore
-from sonde.store.manifest import (
-    MANIFEST,
-    ArrayInfo,
-    Manifest,
-    Progress,
-    read_manifest,
-    read_progress,
-    write_progress,
-)
+from sonde.store.digests import Digester, Run
+from sonde.store.folder import Folder, PathLike
+from sonde.store.manifest import ArrayInfo, Manifest, needed_manifest, read_manifest
+from sonde.store.progress import Entry, Progress, ProgressFile, read_progress
 from sonde.store.reading import Store
 from sonde.store.reading import open as open_store
-
-BYTES = 1 << 26  # copied at a time
+from sonde.store.reading_rows import RowReader
+from sonde.store.rows import Piece
 
 
 def merge(folders: Sequence[PathLike], into: PathLike) -> Store:
@@ -47,55 +43,78 @@ def merge(folders: Sequence[PathLike], into: PathLike) -> Store:
     places = [Folder(folder) for folder in folders]
     if not places:
         raise ValueError("merge takes at least one store")
-    manifests = [_manifest(place) for place in places]
+    manifests = [needed_manifest(place) for place in places]
     for place, manifest in zip(places[1:], manifests[1:]):
         _check_alike(places[0], manifests[0], place, manifest)
     target = Folder(into)
     if read_manifest(target) is not None:
         raise StoreError(f"{target.name!r} holds a store already: merge into an empty folder")
     target.clear_locks()
-    progresses = [read_progress(place) for place in places]
-    whole = dataclasses.replace(manifests[0], request={**manifests[0].request, "merged from": [p.name for p in places]})
-    zarr_arrays.create_groups(target, whole.arrays)
-    rows = {info.name: _copied(info, places, progresses, target) for info in whole.arrays}
-    batches = sum(progress.batches for progress in progresses)
-    write_progress(target, 0, Progress(batches, rows, finished=True))
-    target.write(MANIFEST, whole.to_json())  # last, so that an interrupted merge is not a store
+    listed = [read_progress(place, manifest) for place, manifest in zip(places, manifests)]
+    whole = dataclasses.replace(
+        manifests[0],
+        request={**manifests[0].request, "merged from": [place.name for place in places]},
+        writers=1,
+        generation=0,
+        prepared=True,
+        identity=secrets.token_hex(8),
+    )
+    runs = []
+    for number, info in enumerate(whole.arrays):
+        readers = [
+            RowReader(place, manifest.arrays[number], done, number, verify=True)
+            for place, manifest, done in zip(places, manifests, listed)
+        ]
+        counts = [done.rows[number] for done in listed]
+        runs.append(tuple(_copied(info, readers, counts, target)))
+    rows = tuple(map(sum, zip(*(done.rows for done in listed))))
+    inputs = tuple(text for done in listed for text in done.inputs())
+    target.write_all(zarr_arrays.metadata_files(whole.arrays, rows))
+    written = Progress().plus(Entry(0, inputs, rows, tuple(runs)))
+    ProgressFile(target, whole, 0).write(dataclasses.replace(written, finished=True))
+    whole.write(target)  # last, so that an interrupted merge is not a store
     return open_store(into)
 
 
-def _manifest(place: Folder) -> Manifest:
-    manifest = read_manifest(place)
-    if manifest is None:
-        raise StoreError(f"there is no store in {place.name!r}")
-    return manifest
-
-
 def _check_alike(place: Folder, manifest: Manifest, other: Folder, another: Manifest) -> None:
-    if manifest.arrays != another.arrays:
-        known, new = ({info.name: info for info in m.arrays} for m in (manifest, another))
-        names = [name for name in {**known, **new} if known.get(name) != new.get(name)]
+    known, new = ({info.name: info for info in m.arrays} for m in (manifest, another))
+    names = [
+        name
+        for name in {**known, **new}
+        if name not in known or name not in new or not known[name].same_rows(new[name])
+    ]
+    if names or list(known) != list(new):
         raise StoreError(f"{other.name!r} and {place.name!r} hold different arrays: {', '.join(names)}")
     for key in ("weights", "dtype"):
         if manifest.request.get(key) != another.request.get(key):
             raise StoreError(f"{other.name!r} was not made by the program that made {place.name!r}: {key} differ")
 
 
-def _copied(info: ArrayInfo, places: Sequence[Folder], progresses: Sequence[Progress], target: Folder) -> int:
-    """Copies an array from all stores; returns its number of rows."""
-    ts = tensorstore()
-    first = zarr_arrays.open_array(places[0], info)
-    per_file = first.chunk_layout.write_chunk.shape
-    zarr_arrays.create(target, info, rows=per_file[0], columns=per_file[1:])
-    counts = [progress.rows.get(info.name, 0) for progress in progresses]
-    array = zarr_arrays.resized(zarr_arrays.open_array(target, info), sum(counts)).result()
-    row_bytes = max(1, ts.dtype(info.dtype).numpy_dtype.itemsize * math.prod(info.row))
-    step = max(per_file[0], BYTES // row_bytes // per_file[0] * per_file[0])
-    end = 0
-    for place, count in zip(places, counts):
-        source = zarr_arrays.open_array(place, info)
-        for start in range(0, count, step):
-            stop = min(start + step, count)
-            array[end + start : end + stop].write(source[start:stop].read().result()).result()
-        end += count
-    return end
+def _copied(info: ArrayInfo, readers: Sequence[RowReader], counts: Sequence[int], target: Folder) -> list[Run]:
+    """Copies an array from all stores; returns the checksums of its rows."""
+    array = zarr_arrays.open_for_writing(target, info)
+    digester = Digester(info.chunk_rows)
+    columns = tuple(slice(0, size) for size in info.row)
+    buffer: list[np.ndarray] = []  # rows that do not fill a file yet
+    start = 0
+
+    def write(*, rest: bool) -> None:
+        nonlocal start
+        data = np.concatenate(buffer)
+        end = len(data) if rest else len(data) // info.file[0] * info.file[0]
+        digester.add(Piece(slice(start, start + end), columns, data[:end]))
+        try:
+            target.wait(array[start : start + end].write(data[:end]))
+        except Exception as error:
+            raise target.failed(error) from error
+        buffer[:] = [data[end:]]
+        start += end
+
+    for reader, count in zip(readers, counts):
+        for _, data in reader.blocks([(0, count)]):
+            buffer.append(data)
+            if sum(map(len, buffer)) >= info.file[0]:
+                write(rest=False)
+    if sum(map(len, buffer)):
+        write(rest=True)
+    return digester.taken()

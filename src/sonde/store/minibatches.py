@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
     def __init__(
         self,
         arrays: Mapping[str, StoredArray],
+        identity: str,
         size: int,
         *,
         shuffle: int | None,
@@ -91,6 +93,8 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         self._process, self._processes = process, processes
         self._per_window = max(whole // block, 1)
         self._state = Position()
+        told = identity, list(leads.items()), size, shuffle, block, self._per_window, process, processes
+        self._order_id = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
         self._ends: tuple[int, np.ndarray, int] | None = None
         self._most = min(self._per_window * block, lead[0])  # rows of the store in a window
         self._windows: dict[tuple[int, int], concurrent.futures.Future[_Window]] = {}
@@ -121,13 +125,26 @@ class Minibatches(Iterator[dict[str, np.ndarray]]):
         self._state = Position(self._state.epoch, self._state.batch + 1)
         return batch
 
-    def get_state(self) -> dict[str, int]:
-        """The position of the iterator: numbers that can be stored as JSON."""
-        return dataclasses.asdict(self._state)
+    def get_state(self) -> dict[str, int | str]:
+        """The position of the iterator, and what decides the order of its rows; can be stored as JSON."""
+        return {**dataclasses.asdict(self._state), "order": self._order_id}
 
-    def set_state(self, state: Mapping[str, int]) -> None:
-        """Moves to the position of an iterator with the same arguments."""
-        self._state = Position(**state)
+    def set_state(self, state: Mapping[str, int | str]) -> None:
+        """Moves to the position of an iterator with the same arguments.
+
+        Raises:
+            ValueError: The state is that of an iterator whose rows come in another order.
+        """
+        epoch, batch = state.get("epoch"), state.get("batch")
+        whole = set(state) == {"epoch", "batch", "order"}
+        if not whole or not isinstance(epoch, int) or not isinstance(batch, int) or min(epoch, batch) < 0:
+            raise ValueError(f"set_state takes what get_state returned, got {dict(state)!r}")
+        if state["order"] != self._order_id:
+            raise ValueError(
+                "set_state: the state is of an iterator over another store, or with other arguments (size, patterns, "
+                "shuffle, window, axes, process, processes): its rows come in another order"
+            )
+        self._state = Position(epoch, batch)
 
     # -- windows -------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import numpy as np
 from sonde.core.capture import check_callable
 from sonde.core.path import Pattern, check_pattern
 from sonde.errors import StoreError
-from sonde.store.program import BatchOutcome, BatchProgram, ToStore
+from sonde.store.program import BatchOutcome, BatchProgram, ToStore, what_fits
 
 
 def stream(
@@ -96,7 +96,8 @@ def _rows(outcome: BatchOutcome, axes: int) -> dict[str, np.ndarray]:
         if kind != "values":
             continue
         if lost:
-            raise StoreError(f"stream: {int(lost)} numbers of {path!r} are too large for {array.dtype.name}")
+            told = f"{array.dtype.name} ({what_fits(array.dtype)})"
+            raise StoreError(f"stream: {int(lost)} numbers of {path!r} do not fit {told}")
         lead = axes if mask is None else mask.ndim
         found[path] = array[mask] if mask is not None else array.reshape(-1, *array.shape[lead:])
     if len({len(x) for x in found.values()}) != 1:

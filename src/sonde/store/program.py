@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sonde._array_text import describe
 from sonde.core.asking import asked_for
@@ -59,7 +60,7 @@ class BatchOutcome:
     Attributes:
         names: Kind and path of every array, in program order.
         arrays: The arrays.
-        beyond: For every array, how many numbers are too large for the stored dtype.
+        beyond: For every array, how many numbers do not fit the stored dtype.
         mask: Which rows to keep; None for all.
     """
 
@@ -185,10 +186,39 @@ def _cast(array: Any, dtype: Any) -> tuple[Any, Any]:
     if dtype is None or not jnp.issubdtype(array.dtype, jnp.floating):
         return array, jnp.zeros((), jnp.int32)
     cast = array.astype(dtype)
-    infinite = jnp.sum(~jnp.isfinite(cast), dtype=jnp.int32)
+    return cast, jnp.sum(~_fits(array, cast), dtype=jnp.int32)
 
-    def beyond() -> Any:
-        return infinite - jnp.sum(~jnp.isfinite(array), dtype=jnp.int32)
 
-    # Usually there are none, and one pass over the array is enough.
-    return cast, jax.lax.cond(infinite > 0, beyond, lambda: jnp.zeros_like(infinite))
+def _fits(array: Any, cast: Any) -> Any:
+    """Which numbers a cast keeps, up to rounding: not those out of range, nor an Inf or NaN that becomes a number.
+
+    Integers and booleans have no rounding: a fraction does not fit.
+    """
+    dtype = cast.dtype
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        is_bool = dtype == jnp.bool_
+        least, most = (0, 1) if is_bool else (int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max))
+        # The number after the largest is a power of two, which every floating-point dtype has, or has as infinity.
+        with np.errstate(over="ignore"):
+            first, beyond = np.float64(least).astype(array.dtype), np.float64(most + 1).astype(array.dtype)
+        return (array >= first) & (array < beyond) & (array == jnp.floor(array))
+    back = cast.real.astype(array.dtype) if jnp.issubdtype(dtype, jnp.complexfloating) else cast.astype(array.dtype)
+    half, smallest = float(jnp.finfo(dtype).eps) / 2, np.asarray(float(jnp.finfo(dtype).tiny), array.dtype)
+    # Some dtypes have no infinity and take the largest number instead, some have no zero and no sign.
+    near = jnp.abs(back - array) <= jnp.maximum(jnp.abs(back) * half, smallest)
+    signed = (back == 0) | (jnp.sign(back) == jnp.sign(array))
+    same = (back == array) | (jnp.isnan(back) & jnp.isnan(array))
+    return jnp.where(jnp.isfinite(array), jnp.isfinite(back) & near & signed, same)
+
+
+def what_fits(dtype: Any) -> str:
+    """The numbers that a dtype has, for messages."""
+    dtype = jnp.dtype(dtype)
+    if dtype == jnp.bool_:
+        return "0 and 1"
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return f"whole numbers from {int(jnp.iinfo(dtype).min)} to {int(jnp.iinfo(dtype).max)}"
+    limits = jnp.finfo(dtype)
+    with np.errstate(all="ignore"):
+        infinity = bool(np.isinf(np.asarray(np.inf, dtype)))
+    return f"up to {float(limits.max):.4g}, {'with' if infinity else 'without'} infinity"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,11 @@ import numpy as np
 from sonde._array_text import describe
 from sonde.core.path import glob_matches, no_such_site
 from sonde.core.read_only import ByPath
-from sonde.errors import StoreError
-from sonde.store.folder import Folder, PathLike, tensorstore
-from sonde.store.manifest import ArrayInfo, Progress, read_manifest, read_progress
+from sonde.store.folder import Folder, PathLike
+from sonde.store.manifest import ArrayInfo, Manifest, needed_manifest
 from sonde.store.minibatches import Minibatches
-from sonde.store.zarr_arrays import open_array
+from sonde.store.progress import Listed, read_progress
+from sonde.store.reading_rows import RowReader, dtype_of
 
 
 class StoredArray:
@@ -26,14 +26,15 @@ class StoredArray:
         kind: `"values"`, `"grads"`, `"taken"` or `"keys"`.
         shape: Rows first.
         dtype: The dtype.
+        rows_per_chunk: How many rows are compressed together: the smallest unit that is read.
     """
 
-    def __init__(self, folder: Folder, info: ArrayInfo, n_rows: int) -> None:
+    def __init__(self, folder: Folder, info: ArrayInfo, listed: Listed, number: int, *, verify: bool) -> None:
         self.path, self.kind = info.path, info.kind
-        self.shape = (n_rows, *info.row)
-        self.dtype = np.dtype(tensorstore().dtype(info.dtype).numpy_dtype)
-        self._folder, self._info = folder, info
-        self._array: Any = None
+        self.shape = (listed.rows[number], *info.row)
+        self.dtype = dtype_of(info)
+        self.rows_per_chunk = info.chunk_rows
+        self._reader = RowReader(folder, info, listed, number, verify=verify)
 
     @property
     def ndim(self) -> int:
@@ -45,40 +46,35 @@ class StoredArray:
         """The bytes of the array in memory."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
-    @property
-    def rows_per_chunk(self) -> int:
-        """How many rows are compressed together: the smallest unit that is read."""
-        return self._opened().chunk_layout.read_chunk.shape[0] if len(self) else 1
-
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        if not len(self):  # a process that was killed early may have left no file
-            return np.empty(self.shape, self.dtype)[index]
-        wanted, flips = _plain_index(index, self.shape)
-        found = self._waited(self._opened().oindex[wanted].read())
-        return np.flip(found, flips) if flips else np.asarray(found)
+        (wanted_rows, *columns), flips = _plain_index(index, self.shape)
+        if isinstance(wanted_rows, slice):
+            rows = np.arange(wanted_rows.start, wanted_rows.stop, wanted_rows.step)
+        else:
+            rows = np.atleast_1d(wanted_rows)
+        row_shape = _outer(np.broadcast_to(np.empty((), self.dtype), (1, *self.shape[1:])), columns).shape[1:]
+        values = np.empty((len(rows), *row_shape), self.dtype)
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        for first, data in self._reader.blocks(_spans(ordered, self.rows_per_chunk)):
+            low, high = np.searchsorted(ordered, [first, first + len(data)])
+            if high - low == len(data) and isinstance(wanted_rows, slice):  # all of them, in order
+                values[low:high] = _outer(data, columns)
+            else:
+                values[order[low:high]] = _outer(data[ordered[low:high] - first], columns)
+        if isinstance(wanted_rows, int):
+            values = values[0]
+        return np.flip(values, flips) if flips else values
 
     def read_spans(self, spans: Sequence[tuple[int, int]], into: np.ndarray) -> None:
         """Reads spans of rows, each from a first to before a last, into consecutive rows of an array."""
-        if not spans:
-            return
-        opened = self._opened()
-        reads, start = [], 0
-        ts = tensorstore()
-        for low, high in spans:
-            target = ts.array(into[start : start + high - low])
-            reads.append(target.write(opened[low:high].translate_to[(0,) * self.ndim]))
-            start += high - low
-        for read in reads:
-            self._waited(read)
-
-    def _waited(self, reading: Any) -> Any:
-        try:
-            return reading.result()
-        except Exception as error:
-            raise self._folder.damaged(self._info.name, error) from error
+        start = 0
+        for _, data in self._reader.blocks(spans):
+            into[start : start + len(data)] = data
+            start += len(data)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
@@ -89,13 +85,24 @@ class StoredArray:
         for start in range(0, len(self), 1024):
             yield from self[start : start + 1024]
 
-    def _opened(self) -> Any:
-        if self._array is None:
-            self._array = open_array(self._folder, self._info)
-        return self._array
-
     def __repr__(self) -> str:
         return f"<{self.kind} of {self.path!r}: {describe(self)}>"
+
+
+def _spans(rows: np.ndarray, near: int) -> list[tuple[int, int]]:
+    """Spans of rows that hold all of these, which are in order; rows less than `near` apart are read together."""
+    if not len(rows):
+        return []
+    breaks = np.flatnonzero(np.diff(rows) > near)
+    firsts, lasts = rows[np.append(0, breaks + 1)], rows[np.append(breaks, len(rows) - 1)] + 1
+    return list(zip(firsts.tolist(), lasts.tolist()))
+
+
+def _outer(data: np.ndarray, columns: Sequence[Any]) -> np.ndarray:
+    """Selects along every axis but the first, independently."""
+    for axis in range(len(columns), 0, -1):
+        data = data[(slice(None),) * axis + (columns[axis - 1],)]
+    return data
 
 
 def _plain_index(index: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
@@ -150,6 +157,7 @@ class Store(_Arrays):
     Attributes:
         folder: Its path or URL.
         request: The arguments of the harvest, as texts.
+        identity: A text that no other store has.
         n_batches: How many batches it holds.
         finished: Whether the harvest is complete.
         grads: The gradients, by path.
@@ -157,14 +165,17 @@ class Store(_Arrays):
         row_keys: The arrays from `keys=`, by name.
     """
 
-    def __init__(self, folder: Folder, request: Mapping[str, Any], infos: Sequence[ArrayInfo], done: Progress) -> None:
+    def __init__(self, folder: Folder, manifest: Manifest, listed: Listed, *, verify: bool) -> None:
         def of(kind: str) -> dict[str, StoredArray]:
-            mine = [info for info in infos if info.kind == kind]
-            return {info.path: StoredArray(folder, info, done.rows.get(info.name, 0)) for info in mine}
+            return {
+                info.path: StoredArray(folder, info, listed, number, verify=verify)
+                for number, info in enumerate(manifest.arrays)
+                if info.kind == kind
+            }
 
         super().__init__(of("values"))
-        self.folder, self.request = folder.name, request
-        self.n_batches, self.finished = done.batches, done.finished
+        self.folder, self.request, self.identity = folder.name, manifest.request, manifest.identity
+        self.n_batches, self.finished = listed.batches, listed.finished
         self.grads, self.taken, self.row_keys = _Arrays(of("grads")), _Arrays(of("taken")), _Arrays(of("keys"))
 
     @property
@@ -215,6 +226,7 @@ class Store(_Arrays):
         named = {a.path: a for a in chosen} | {f"keys/{name}": a for name, a in self.row_keys.items()}
         return Minibatches(
             named,
+            self.identity,
             size,
             shuffle=shuffle,
             window=window,
@@ -240,14 +252,16 @@ class Store(_Arrays):
         return table(self)
 
 
-def open(folder: PathLike) -> Store:
+def open(folder: PathLike, *, verify: bool = True) -> Store:
     """Opens a store for reading. Arrays are read when they are indexed.
 
     Args:
         folder: Where `harvest` put it.
+        verify: Whether everything that is read is compared with the checksums made when it was written. Without it, a
+            file that is missing is still an error, but one that holds other rows is not noticed.
 
     Raises:
-        StoreError: There is no store.
+        StoreError: There is no store, or its metadata is damaged. Reading an array raises it if the data is damaged.
 
     Example:
         >>> import tempfile
@@ -259,7 +273,5 @@ def open(folder: PathLike) -> Store:
         array([2., 2.], dtype=float32)
     """
     place = Folder(folder)
-    manifest = read_manifest(place)
-    if manifest is None:
-        raise StoreError(f"there is no store in {place.name!r}")
-    return Store(place, manifest.request, manifest.arrays, read_progress(place))
+    manifest = needed_manifest(place)
+    return Store(place, manifest, read_progress(place, manifest), verify=verify)

@@ -12,7 +12,6 @@ import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,9 +20,11 @@ import numpy as np
 from sonde.errors import StoreError
 from sonde.store import rows, zarr_arrays
 from sonde.store.checksums import BatchSum
+from sonde.store.digests import Digester
 from sonde.store.folder import Folder, tensorstore
-from sonde.store.manifest import ArrayInfo, Progress, write_progress
-from sonde.store.program import BatchOutcome
+from sonde.store.manifest import Manifest
+from sonde.store.program import BatchOutcome, what_fits
+from sonde.store.progress import Entry, Progress, ProgressFile
 
 COPIES = 3  # of a batch between program and disk: the array, the staged copy, the encoded one
 SECONDS = 10.0  # a batch waits at most this long for others to fill a file
@@ -49,7 +50,7 @@ class Writer:
     def __init__(
         self,
         folder: Folder,
-        infos: Sequence[ArrayInfo],
+        manifest: Manifest,
         progress: Progress,
         *,
         process: int,
@@ -57,19 +58,24 @@ class Writer:
         file_batches: int,
     ) -> None:
         self.progress = progress
-        self.infos = infos
+        self.infos = infos = manifest.arrays
         self.error: Exception | None = None
-        self._folder, self._process = folder, process
+        self._folder, self._is_first = folder, process == 0
+        self._file = ProgressFile(folder, manifest, process)
         self._memory, self._file_batches = memory, file_batches
         self._arrays = [zarr_arrays.open_for_writing(folder, info) for info in infos]
-        # Only one process lists the number of rows.
-        self._listed = [] if process else [zarr_arrays.open_array(folder, info, cache=0) for info in infos]
-        self._staged = progress  # what the progress will be when all that is staged is written
+        self._digesters = [Digester(info.chunk_rows) for info in infos]
+        # With several processes, a batch counts when all have written it: each is listed by itself.
+        self._lists_each = manifest.writers > 1
+        self._rows = progress.rows  # when all that is staged is written
+        self._batches = progress.batches
+        self._inputs: list[str] = []  # of the batches that are staged and not yet in an entry
+        self._entries: list[Entry] = []  # of the open transaction
         self._transaction: Any = None
         self._opened = 0.0
         self._held = 0  # bytes of the open transaction
         self._batches_held = 0
-        self._commits: collections.deque[tuple[Any, Progress, int]] = collections.deque()
+        self._commits: collections.deque[tuple[Any, list[Entry], int]] = collections.deque()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._in_flight = 0
         self._blocked = False  # whether the program waits for something to be written
@@ -107,10 +113,12 @@ class Writer:
 
     def finish(self) -> None:
         """Marks the harvest as complete. To be called when all processes have closed."""
-        for info, array in zip(self.infos, self._listed):
-            zarr_arrays.resized(array, self.progress.rows.get(info.name, 0)).result()
-        self.progress = dataclasses.replace(self.progress, finished=True)
-        write_progress(self._folder, self._process, self.progress)
+        self.progress = self._file.write(dataclasses.replace(self.progress, finished=True))
+
+    def tell_other_readers(self) -> None:
+        """Writes the number of rows where other programs look for it. To be called when all processes have closed."""
+        if self._is_first:
+            self._folder.write_all(zarr_arrays.metadata_files(self.infos, self.progress.rows))
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
@@ -143,57 +151,59 @@ class Writer:
         if self._transaction is None:
             self._transaction, self._opened = tensorstore().Transaction(), time.monotonic()
         mask = None if job.outcome.mask is None else np.asarray(job.outcome.mask)
-        after = dict(self._staged.rows)
+        rows_after = []
         written = []
-        for i, (info, array) in enumerate(zip(self.infos, job.outcome.arrays)):
-            start = after.get(info.name, 0)
-            after[info.name] = start + rows.count(array, mask)
+        for i, (start, array) in enumerate(zip(self._rows, job.outcome.arrays)):
+            rows_after.append(start + rows.count(array, mask))
             target = self._arrays[i].with_transaction(self._transaction)
             for piece in rows.pieces(array, mask, start):
+                self._digesters[i].add(piece)
                 written.append(target.oindex[(piece.rows, *piece.columns)].write(piece.data))
         for future in written:
-            future.result()
-        self._staged = dataclasses.replace(
-            self._staged, batches=self._staged.batches + 1, rows=after, last=job.checksum.text(), finished=False
-        )
+            self._folder.wait(future)
+        self._rows, self._batches = tuple(rows_after), self._batches + 1
+        self._inputs.append(job.checksum.text())
+        if self._lists_each:
+            self._end_entry()
         self._held += job.nbytes // COPIES
         self._batches_held += 1
+
+    def _end_entry(self) -> None:
+        """Describes the batches that were staged since the last entry."""
+        if self._inputs:
+            runs = tuple(tuple(digester.taken()) for digester in self._digesters)
+            self._entries.append(Entry(self._batches - len(self._inputs), tuple(self._inputs), self._rows, runs))
+            self._inputs = []
 
     def _commit(self) -> None:
         if self._transaction is None:
             return
-        self._commits.append((self._transaction.commit_async(), self._staged, COPIES * self._held))
-        self._transaction, self._held, self._batches_held = None, 0, 0
+        self._end_entry()
+        self._commits.append((self._transaction.commit_async(), self._entries, COPIES * self._held))
+        self._transaction, self._held, self._batches_held, self._entries = None, 0, 0, []
 
     def _settle(self, most: int, *, wait: bool = True) -> None:
         """Notes which commits are done; waits until at most a given number are not."""
         while self._commits and (self._commits[0][0].done() or (wait and len(self._commits) > most)):
-            future, progress, nbytes = self._commits.popleft()
-            future.result()
-            self._list(progress)
-            write_progress(self._folder, self._process, progress)
+            future, entries, nbytes = self._commits.popleft()
+            self._folder.wait(future)
+            progress = self.progress
+            for entry in entries:
+                progress = progress.plus(entry)
+            progress = self._file.write(progress)
             with self._changed:
                 self.progress = progress
                 self._in_flight -= nbytes
                 self._changed.notify_all()
-
-    def _list(self, progress: Progress) -> None:
-        """Grows the arrays to their listed rows. Does not shrink them: another process may be ahead."""
-        longer = {
-            i: zarr_arrays.resized(array, progress.rows[info.name])
-            for i, (info, array) in enumerate(zip(self.infos, self._listed))
-            if array.shape[0] < progress.rows[info.name]
-        }
-        for i, array in longer.items():
-            self._listed[i] = array.result()
 
     def _check_range(self, outcome: BatchOutcome) -> None:
         beyond = np.asarray(outcome.beyond.addressable_shards[0].data)
         for info, lost in zip(self.infos, beyond):
             if lost:
                 raise StoreError(
-                    f"harvest: {int(lost)} numbers of {info.name!r} in batch {self._staged.batches} are too large for "
-                    f"{info.dtype}; store them as bfloat16 or float32 (dtype=), in another folder"
+                    f"harvest: {int(lost)} numbers of {info.name!r} in batch {self._batches} do not fit "
+                    f"{info.dtype} ({what_fits(info.dtype)}); store them as bfloat16 or float32 (dtype=), in another "
+                    "folder"
                 )
 
 

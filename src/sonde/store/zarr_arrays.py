@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from sonde.store.folder import Folder, tensorstore
+from sonde._array_text import indexed
+from sonde.errors import StoreError
+from sonde.store.folder import Folder, reason, tensorstore
 from sonde.store.manifest import ArrayInfo
 
 CHUNK_BYTES = 1 << 19
@@ -41,38 +43,28 @@ def rows_per_chunk(rows: int, row_bytes: int) -> int:
     return min(d for d in divisors if d > wanted)  # one large chunk is better than many tiny ones
 
 
-def create(folder: Folder, info: ArrayInfo, *, rows: int, columns: Sequence[int]) -> None:
-    """Makes an array without rows, if it does not exist yet.
+def metadata(info: ArrayInfo, rows: int) -> dict[str, Any]:
+    """What `zarr.json` says of an array with so many rows.
 
-    Args:
-        folder: The store.
-        info: The array.
-        rows: How many rows a file holds.
-        columns: How much of a row a file holds, per axis.
+    Sonde reads and writes arrays by its own manifest; the file is for other readers.
     """
-    if folder.read(f"{info.folder}/zarr.json") is not None:
-        return
-    ts = tensorstore()
-    dtype = np.dtype(ts.dtype(info.dtype).numpy_dtype)
-    row_bytes = int(np.prod(columns, dtype=np.int64)) * dtype.itemsize
-    chunk = (rows_per_chunk(rows, row_bytes), *columns)
+    itemsize = np.dtype(tensorstore().dtype(info.dtype).numpy_dtype).itemsize
     sharding = {
-        "chunk_shape": chunk,
-        "codecs": _codecs(dtype.itemsize),
+        "chunk_shape": [info.chunk_rows, *info.file[1:]],
+        "codecs": _codecs(itemsize),
         "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
     }
-    spec = _spec(folder, info) | {
-        "metadata": {
-            "shape": [0, *info.row],
-            "data_type": info.dtype,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [rows, *columns]}},
-            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-        },
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [rows, *info.row],
+        "data_type": info.dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(info.file)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": False if info.dtype == "bool" else [0.0, 0.0] if info.dtype.startswith("complex") else 0,
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "attributes": {},
     }
-    try:
-        ts.open(spec, create=True).result()
-    except Exception as error:
-        raise folder.failed(error) from error
 
 
 def _codecs(itemsize: int) -> list[dict[str, Any]]:
@@ -87,52 +79,51 @@ def _codecs(itemsize: int) -> list[dict[str, Any]]:
     return [endian, zstd, {"name": "crc32c"}]
 
 
-def create_groups(folder: Folder, infos: Sequence[ArrayInfo]) -> None:
-    """Makes the store and each kind in it a Zarr group, for other readers, if it is not one yet."""
+def check_can_hold(info: ArrayInfo) -> None:
+    """Raises StoreError if the format has no such array."""
+    try:
+        spec = {"driver": "zarr3", "kvstore": "memory://", "metadata": metadata(info, 0)}
+        tensorstore().open(spec, open=True, assume_metadata=True).result()
+    except Exception as error:
+        raise StoreError(
+            f"a store cannot hold {info.name!r}, rows of {indexed(info.dtype, info.row)}: {reason(error)}; choose "
+            "another dtype="
+        ) from error
+
+
+def metadata_files(infos: Sequence[ArrayInfo], rows: Sequence[int]) -> dict[str, bytes]:
+    """The files that make a store readable for other programs: a Zarr group for each kind, and the arrays."""
     group = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
-    for kind in ("", *dict.fromkeys(f"{info.kind}/" for info in infos)):
-        if folder.read(f"{kind}zarr.json") is None:
-            folder.write(f"{kind}zarr.json", group)
+    kinds = dict.fromkeys(f"{info.kind}/" for info in infos)
+    files = {f"{kind}zarr.json": group for kind in ("", *kinds)}
+    return files | {f"{info.folder}/zarr.json": json.dumps(metadata(info, n)).encode() for info, n in zip(infos, rows)}
 
 
-def open_array(folder: Folder, info: ArrayInfo, *, cache: int = READ_CACHE) -> Any:
-    """An array of a store, as TensorStore sees it.
+def open_array(folder: Folder, info: ArrayInfo, rows: int, *, cache: int = READ_CACHE) -> Any:
+    """An array of a store, as TensorStore sees it. A chunk that is missing is an error when it is read.
 
     Args:
         folder: The store.
         info: The array.
+        rows: How many rows it has.
         cache: The size of the read cache in bytes.
-
-    Raises:
-        StoreError: It does not exist, or cannot be read.
     """
-    ts = tensorstore()
-    context = ts.Context({"cache_pool": {"total_bytes_limit": cache}})
-    spec = _spec(folder, info) | {"recheck_cached_data": "open"} if cache else _spec(folder, info)
-    try:
-        return ts.open(spec, context=context, open=True).result()
-    except Exception as error:
-        raise folder.damaged(info.name, error) from error
-
-
-def _spec(folder: Folder, info: ArrayInfo) -> dict[str, Any]:
-    kvstore = folder.spec(f"{info.folder}/")
-    return {"driver": "zarr3", "kvstore": kvstore, "store_data_equal_to_fill_value": True}
+    spec = _spec(folder, info, rows) | {"fill_missing_data_reads": False}
+    if cache:
+        spec["recheck_cached_data"] = "open"
+    return folder.wait(tensorstore().open(spec, context=folder.context(cache), open=True, assume_metadata=True))
 
 
 def open_for_writing(folder: Folder, info: ArrayInfo) -> Any:
-    """Opens an array for writing any rows, whatever its number of rows.
-
-    Writers neither read nor change that number: the process that lists rows does (`resized`). Two processes that change
-    it at once would undo each other's change.
-    """
-    stored = open_array(folder, info, cache=0)
-    spec = stored.spec().to_json()
-    spec.pop("transform", None)
-    spec["metadata"]["shape"][0] = _ANY_ROWS
-    return tensorstore().open(spec, open=True, assume_metadata=True).result()
+    """Opens an array for writing any rows, whatever its number of rows."""
+    return folder.wait(tensorstore().open(_spec(folder, info, _ANY_ROWS), open=True, assume_metadata=True))
 
 
-def resized(array: Any, rows: int) -> Any:
-    """Sets the number of rows of an array; returns a future of the array."""
-    return array.resize(exclusive_max=[rows, *array.shape[1:]])
+def _spec(folder: Folder, info: ArrayInfo, rows: int) -> dict[str, Any]:
+    kvstore = folder.spec(f"{info.folder}/")
+    return {
+        "driver": "zarr3",
+        "kvstore": kvstore,
+        "store_data_equal_to_fill_value": True,
+        "metadata": metadata(info, rows),
+    }

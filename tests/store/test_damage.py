@@ -1,0 +1,226 @@
+"""Whatever happens to the files of a store, a reader gets the numbers that were computed, or a StoreError."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sonde
+from sonde import store
+from sonde.errors import StoreError
+from sonde.store import progress, zarr_arrays
+
+BATCHES = [np.random.default_rng(i).standard_normal((8, 6)).astype(np.float32) for i in range(6)]
+BATCHES[2][:] = 0  # a missing chunk must not look like these
+
+
+def program(x):
+    h = sonde.sow(x * 2, "a/h")
+    return sonde.sow(jnp.where(x > 0, x, 0), "relu"), h
+
+
+def harvest(folder: Path, batches=BATCHES) -> store.Store:
+    numbers = np.arange(len(np.concatenate(batches)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zarr_arrays, "FILE_BYTES", 2 * BATCHES[0].nbytes)  # several files for each array
+        patch.setattr(zarr_arrays, "CHUNK_BYTES", BATCHES[0].nbytes // 2)
+        patch.setattr(progress, "SEGMENT_BYTES", 300)  # and several segments
+        return store.harvest(
+            lambda x, n: program(x),
+            list(zip(batches, np.split(numbers, len(batches)))),
+            folder,
+            keys=lambda x, n: {"n": n},
+            progress=False,
+        )
+
+
+EXPECTED = {
+    "values/a/h": 2 * np.concatenate(BATCHES),
+    "values/relu": np.maximum(np.concatenate(BATCHES), 0),
+    "keys/n": np.arange(48),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "store"
+    kept = harvest(folder)
+    assert len(list((folder / "values" / "a.h" / "c").rglob("0"))) > 2
+    assert len(list((folder / "progress" / "segments").iterdir())) > 1
+    assert {f"{a.kind}/{a.path}" for a in kept.arrays} == set(EXPECTED)
+    return folder
+
+
+# -- readers: each returns what it read, by the name of the array ------------------------------------------------------
+
+
+def by_slices(folder: Path) -> dict[str, np.ndarray]:
+    return {f"{a.kind}/{a.path}": a[:] for a in store.open(folder).arrays}
+
+
+def by_rows(folder: Path) -> dict[str, np.ndarray]:
+    arrays = store.open(folder).arrays
+    return {f"{a.kind}/{a.path}": np.stack([a[i] for i in range(len(a))]) for a in arrays}
+
+
+def by_lists(folder: Path) -> dict[str, np.ndarray]:
+    arrays = store.open(folder).arrays
+    backwards = {f"{a.kind}/{a.path}": a[np.arange(len(a))[::-1]] for a in arrays}
+    return {name: array[::-1] for name, array in backwards.items()}
+
+
+def by_columns(folder: Path) -> dict[str, np.ndarray]:
+    arrays = store.open(folder).arrays
+    parts = {f"{a.kind}/{a.path}": a for a in arrays}
+    return {
+        name: np.stack([a[:, i] for i in range(a.shape[1])], 1) if a.ndim > 1 else a[:] for name, a in parts.items()
+    }
+
+
+def by_minibatches(folder: Path, **options) -> dict[str, np.ndarray]:
+    drawn = list(store.open(folder).batches(4, **options))
+    joined = {name: np.concatenate([batch[name] for batch in drawn]) for name in drawn[0]} if drawn else {}
+    order = np.argsort(joined["keys/n"]) if drawn else []
+    return {name if name.startswith("keys") else f"values/{name}": x[order] for name, x in joined.items()}
+
+
+def by_shuffled_minibatches(folder: Path) -> dict[str, np.ndarray]:
+    return by_minibatches(folder, shuffle=0, window=16)
+
+
+def by_merging(folder: Path) -> dict[str, np.ndarray]:
+    into = folder.parent / "merged"
+    shutil.rmtree(into, ignore_errors=True)
+    store.merge([folder], into)
+    return by_slices(into)
+
+
+def by_continuing(folder: Path) -> dict[str, np.ndarray]:
+    harvest(folder)
+    return by_slices(folder)
+
+
+READERS = [by_slices, by_rows, by_lists, by_columns, by_minibatches, by_shuffled_minibatches, by_merging, by_continuing]
+
+
+# -- what happens to files ---------------------------------------------------------------------------------------------
+
+
+def damages(file: Path, whole: Path) -> Iterator[tuple[str, Callable[[Path], object]]]:
+    """What can happen to a file: names, and functions that do it to its copy."""
+    data = file.read_bytes()
+    yield "deleted", lambda copy: copy.unlink()
+    for size in sorted({0, 1, len(data) // 2, len(data) - 1}):
+        yield f"cut to {size}", lambda copy, size=size: copy.write_bytes(data[:size])
+    yield "longer", lambda copy: copy.write_bytes(data + b"\0")
+    yield "zeros", lambda copy: copy.write_bytes(bytes(len(data)))
+    rng = random.Random(file.name)
+    for at in sorted({0, len(data) - 1, *(rng.randrange(len(data)) for _ in range(3))}):
+        changed = data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
+        yield f"a bit of byte {at}", lambda copy, changed=changed: copy.write_bytes(changed)
+    for other in sorted(whole.rglob("*")):
+        if other.is_file() and other.read_bytes() != data and (other.suffix == file.suffix):
+            contents = other.read_bytes()
+            yield f"as {other.relative_to(whole)}", lambda copy, contents=contents: copy.write_bytes(contents)
+
+
+def cases(whole: Path) -> list[tuple[Path, str, Callable[[Path], object]]]:
+    files = [path for path in sorted(whole.rglob("*")) if path.is_file()]
+    return [(file.relative_to(whole), said, do) for file in files for said, do in damages(file, whole)]
+
+
+def _check(whole: Path, tmp_path: Path, chosen: list[tuple[Path, str, Callable[[Path], object]]], readers) -> None:
+    folder = tmp_path / "damaged"
+    for file, said, do in chosen:
+        for read in readers:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(whole, folder)
+            do(folder / file)
+            try:
+                arrays = read(folder)
+            except StoreError:
+                continue
+            where = f"{file} {said}, {read.__name__}"
+            assert arrays.keys() == EXPECTED.keys(), where
+            for name, expected in EXPECTED.items():
+                np.testing.assert_array_equal(arrays[name], expected, err_msg=f"{name}: {where}")
+
+
+def test_every_reader_gets_the_right_numbers_or_an_error(whole, tmp_path):
+    every = cases(whole)
+    for i, read in enumerate(READERS):  # each reader has other cases; the thorough test has all
+        _check(whole, tmp_path, every[i :: 4 * len(READERS)], [read])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("read", READERS)
+def test_every_damage_with_every_reader(whole, tmp_path, read):
+    _check(whole, tmp_path, cases(whole), [read])
+
+
+def test_check_finds_every_damage(whole, tmp_path):
+    assert store.check(whole) == []
+    folder = tmp_path / "damaged"
+    for file, said, do in cases(whole)[::3]:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole, folder)
+        do(folder / file)
+        try:
+            assert store.check(folder), f"{file} {said}"
+        except StoreError:
+            pass
+
+
+def test_a_file_that_disappears_while_a_store_is_open(tmp_path):
+    folder = tmp_path / "store"
+    harvest(folder)
+    kept = store.open(folder)
+    batches = kept.batches(4, "a/h")
+    shutil.rmtree(folder / "values" / "a.h" / "c")
+    with pytest.raises(StoreError, match=r"cannot read values/a/h of the store .* is missing"):
+        kept["a/h"][:]
+    with pytest.raises(StoreError, match="cannot read values/a/h"):
+        next(batches)
+
+
+def test_without_verification_a_missing_file_is_still_an_error(whole, tmp_path):
+    folder = tmp_path / "store"
+    shutil.copytree(whole, folder)
+    files = sorted(path for path in (folder / "values" / "a.h" / "c").rglob("*") if path.is_file())
+    files[1].write_bytes(files[0].read_bytes())  # whole, but of other rows
+    np.testing.assert_array_equal(store.open(folder, verify=False)["a/h"][:16], EXPECTED["values/a/h"][:16])
+    store.open(folder, verify=False)["a/h"][:]
+    with pytest.raises(StoreError, match="rows 16 to 19 are not what was written"):
+        store.open(folder)["a/h"][17]
+    files[1].unlink()
+    with pytest.raises(StoreError, match="is missing"):
+        store.open(folder, verify=False)["a/h"][:]
+
+
+@pytest.mark.parametrize("exchanged", [(1, 2), (2, 4)])
+def test_batches_in_another_order_do_not_continue(tmp_path, exchanged):
+    harvest(tmp_path, BATCHES[:5])
+    first, second = exchanged
+    other = list(BATCHES)
+    other[first], other[second] = other[second], other[first]
+    with pytest.raises(StoreError, match=f"batch {first} is not the one that was stored"):
+        harvest(tmp_path, other)
+    late = [x.copy() for x in BATCHES]
+    late[3][-1, -1] += 1
+    with pytest.raises(StoreError, match="batch 3 is not the one that was stored"):
+        harvest(tmp_path, late)
+
+
+def test_a_change_far_into_a_large_batch_is_noticed(tmp_path):
+    batches = [np.zeros((1, 50_000), np.float32) for _ in range(3)]
+    f = lambda x: sonde.sow(x.sum(1), "h")
+    store.harvest(f, batches, tmp_path, progress=False)
+    batches[1][0, -1] = 1
+    with pytest.raises(StoreError, match="batch 1 is not the one"):
+        store.harvest(f, batches, tmp_path, progress=False)
