@@ -19,12 +19,16 @@ from sonde import errors
 from sonde._version import __version__
 from sonde.core import (
     Axis,
+    CacheInfo,
     Edit,
+    KeptPrograms,
     Record,
     Records,
     Site,
     SiteInfo,
     Sites,
+    cache_clear,
+    cache_info,
     capture,
     edit,
     perturb,
@@ -32,6 +36,7 @@ from sonde.core import (
     perturbed,
     records_before,
     scope,
+    set_cache_bound,
     sites,
     sow,
 )
@@ -52,8 +57,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Axis",
+    "CacheInfo",
     "Edit",
     "Inside",
+    "KeptPrograms",
     "NonFinite",
     "Record",
     "Records",
@@ -62,6 +69,8 @@ __all__ = [
     "Sites",
     "__version__",
     "alias",
+    "cache_clear",
+    "cache_info",
     "capture",
     "edit",
     "errors",
@@ -71,6 +80,7 @@ __all__ = [
     "perturbed",
     "records_before",
     "scope",
+    "set_cache_bound",
     "sites",
     "sow",
 ]

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import jax
 import pytest
 from tests.core.leaking import CASES, Held, growth
+
+import sonde
+
+
+@pytest.fixture(autouse=True)
+def small_caches() -> Generator[None]:
+    """Programs are kept up to a bound: a small one, which a few calls reach."""
+    sonde.cache_clear()
+    before = sonde.set_cache_bound(2**23)
+    yield
+    sonde.set_cache_bound(before)
+
 
 # One for every place that something is kept in; all of them are done a thousand times in `make test-thorough`.
 # Eager cond, while and scan are left to the thorough run: JAX itself keeps a program of every call there, and what its

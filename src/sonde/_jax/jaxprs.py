@@ -23,6 +23,7 @@ __all__ = [
     "eval_jaxpr",
     "first_outputs",
     "jaxprs_in",
+    "name_of_program",
     "new_var",
     "open_jaxpr",
     "replace_jaxpr",
@@ -107,6 +108,12 @@ def eval_jaxpr(jaxpr: Any, *args: Any) -> list[Any]:
     """Runs a jaxpr under the current trace."""
     closed = close_jaxpr(jaxpr)
     return _core.eval_jaxpr(open_jaxpr(closed), closed.consts, *args)
+
+
+def name_of_program(jaxpr: Any) -> str:
+    """The name of the function that a jaxpr was made of, with its line."""
+    info = getattr(open_jaxpr(jaxpr), "debug_info", None) if hasattr(jaxpr, "eqns") else None
+    return str(getattr(info, "func_src_info", None) or type(jaxpr).__name__)
 
 
 def trace_to_jaxpr(fn: Callable[..., list[Any]], avals: Sequence[Any]) -> tuple[Any, list[Any]]:

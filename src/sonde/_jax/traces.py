@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from jax._src import config as _config
@@ -9,8 +10,10 @@ from jax._src import core as _core
 from jax._src import source_info_util as _source_info
 
 from sonde._jax.imported import Trace
+from sonde._jax.jaxprs import open_jaxpr, sub_jaxprs
 
 __all__ = [
+    "count_traced_equations",
     "current_trace",
     "evaluated_late",
     "evaluates_early",
@@ -26,6 +29,24 @@ __all__ = [
 def current_trace() -> Trace:
     """The trace that a primitive bound now would go to."""
     return _core.trace_ctx.trace
+
+
+def count_traced_equations() -> int:
+    """How many equations the program that is traced now has so far, with those of loops, branches and calls in it."""
+    frame: Any = getattr(_core.trace_ctx.trace, "frame", None)
+    known: dict[int, int] = {}
+    made = (ref() if isinstance(ref, weakref.ref) else ref for ref in getattr(frame, "tracing_eqns", ()))
+    return sum(1 + _count_inside(eqn.params, known) for eqn in made if eqn is not None)
+
+
+def _count_inside(params: dict[str, Any], known: dict[int, int]) -> int:
+    total = 0
+    for jaxpr in sub_jaxprs(params):
+        key = id(open_jaxpr(jaxpr))
+        if key not in known:
+            known[key] = sum(1 + _count_inside(eqn.params, known) for eqn in open_jaxpr(jaxpr).eqns)
+        total += known[key]
+    return total
 
 
 def trace_level() -> Any:

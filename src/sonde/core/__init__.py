@@ -15,6 +15,7 @@ from sonde.core.capture import capture
 from sonde.core.edit import Edit, edit
 from sonde.core.failing import records_before
 from sonde.core.inventory import SiteInfo, Sites, sites
+from sonde.core.keeping import CacheInfo, KeptPrograms, cache_clear, cache_info, set_cache_bound
 from sonde.core.perturbing import perturbations, perturbed
 from sonde.core.record import Record, Records
 from sonde.core.scopes import scope
@@ -23,12 +24,16 @@ from sonde.core.sow import mark, mark_in_place, perturb, sow
 
 __all__ = [
     "Axis",
+    "CacheInfo",
     "Edit",
+    "KeptPrograms",
     "Record",
     "Records",
     "Site",
     "SiteInfo",
     "Sites",
+    "cache_clear",
+    "cache_info",
     "capture",
     "edit",
     "mark",
@@ -38,6 +43,7 @@ __all__ = [
     "perturbed",
     "records_before",
     "scope",
+    "set_cache_bound",
     "sites",
     "sow",
 ]

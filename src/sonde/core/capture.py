@@ -16,7 +16,7 @@ from sonde.core.asking import InsideRequest, asked_for
 from sonde.core.closures import state_of
 from sonde.core.collect import Collect, Reduce
 from sonde.core.failing import remember
-from sonde.core.keeping import by_identity, kept_with
+from sonde.core.keeping import Meter, by_identity, kept_with
 from sonde.core.modules.roots import ModelsOfCall, models_of_call
 from sonde.core.number_checks import checking_results
 from sonde.core.path import Pattern, check_pattern
@@ -141,13 +141,13 @@ def _jitted_capture(
     fn, jit_options = inside
     has_models = bool(asked and asked.known_models())
 
-    def make(models: ModelsOfCall | None) -> Any:
+    def make(models: ModelsOfCall | None, meter: Meter) -> Any:
         def captured(*args: Any, **kwargs: Any) -> Any:
             now = asked if models is None else models.inside(args, kwargs)
             result, records = _capture_now(fn, patterns, options, now, args, kwargs)
             return result, AsStored.of(records)
 
-        jitted = jax.jit(like(captured, fn), **jit_options)  # JAX keeps one trace for one function
+        jitted = meter.jit(like(captured, fn), **jit_options)  # JAX keeps one trace for one function
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result, stored = checking_results(lambda: jitted(*args, **kwargs), lambda found: found[0])
@@ -164,7 +164,7 @@ def _jitted_capture(
     def compiled(args: Any, kwargs: Any) -> Any:
         models = models_of_call(asked, args, kwargs) if asked is not None and has_models else None
         now = (*key, models or asked, state_of(*patterns, options["reduce"]))
-        return kept_with(f, now, lambda: make(models))
+        return kept_with(f, now, functools.partial(make, models))
 
     if not has_models and state_of(*patterns, options["reduce"]) is None:
         return compiled((), {})

@@ -15,7 +15,7 @@ from sonde import _jax
 from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable, like
 from sonde.core.handler import Handler
-from sonde.core.keeping import Bounded
+from sonde.core.keeping import Programs
 from sonde.core.modules.roots import ModelsOfCall, models_of_call
 from sonde.core.new_values import Loop, at_positions, given_arrays, new_arrays, recorded_arrays, rows_along
 from sonde.core.path import Pattern, check_pattern, glob_matches
@@ -132,11 +132,11 @@ def edit(f: Callable[P, R], edits: Mapping[str, Any] | Mapping[Pattern, Any], *,
 
     if asked is None or not asked.known_models():
         return compiled(None)
-    programs = Bounded()
+    programs = Programs(f)
 
     def edited(*args: Any, **kwargs: Any) -> Any:
         models = models_of_call(asked, args, kwargs)
-        return programs.remembered(models, lambda: compiled(models))(*args, **kwargs)
+        return programs.remembered(models, lambda _: compiled(models))(*args, **kwargs)
 
     return like(edited, fn)
 

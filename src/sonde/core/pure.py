@@ -15,7 +15,7 @@ import jax
 
 from sonde.core.arrays import WithoutArrays, split_arrays
 from sonde.core.asking import InsideRequest
-from sonde.core.keeping import Bounded
+from sonde.core.keeping import kept_with
 from sonde.core.modules.roots import NO_MODELS, StandIns, stand_ins
 
 
@@ -57,16 +57,16 @@ class JitByRest:
     """Like `jax.jit` of a function whose first argument is static: a call without its arrays, such as a `Rest`.
 
     JAX would keep a static argument in its own caches after the jitted function is gone, and with it the user's
-    function and everything that it refers to. Here it belongs to the jitted function, and only the last few are kept.
+    function and everything that it refers to. Here it belongs to the jitted function.
     """
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
-        self._jitted = Bounded()
+        self.__qualname__ = getattr(run, "__qualname__", type(run).__qualname__)
 
     def at(self, rest: Hashable) -> Any:
         """The jitted function of the other arguments."""
-        return self._jitted.remembered(rest, lambda: jax.jit(functools.partial(self._run, rest)))
+        return kept_with(self, rest, lambda meter: meter.jit(functools.partial(self._run, rest)))
 
     def __call__(self, rest: Hashable, *args: Any) -> Any:
         """Calls the function."""

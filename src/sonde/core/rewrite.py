@@ -16,7 +16,7 @@ from sonde.core.axes import Axis
 from sonde.core.context import looking
 from sonde.core.handler import Handler, Met
 from sonde.core.item import Bundle, Item, build_items, firsts, flat_arrays, flat_specs, in_new_loops
-from sonde.core.keeping import JaxprCache
+from sonde.core.keeping import JaxprCache, Meter
 from sonde.core.operands import TOKEN_TYPE, operands_of
 from sonde.core.primitive import site_effect, site_p
 from sonde.core.site_search import equations_with_sites, gives_tokens, gradient_sites
@@ -79,6 +79,7 @@ class Rewritten:
         takes_base: Whether the input after `consts` is the token to start from.
         span: How many tokens it uses.
         cache: For results that depend on it alone.
+        meter: Estimates what it takes, with what is in the cache.
     """
 
     jaxpr: Any
@@ -89,6 +90,7 @@ class Rewritten:
     span: int
     met: Met
     cache: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    meter: Meter = dataclasses.field(default_factory=Meter)
 
     def inputs(self, handler: Handler) -> list[Any]:
         """The values that this call needs in front of the old inputs."""
@@ -152,18 +154,20 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: 
         length: How many iterations there are, if the jaxpr is the body of a scan.
     """
     around, handler = handler, handler.entering(length)
-    known = _cache.of(jaxpr) if handler.key is not None else {}
+    known = _cache.of(jaxpr) if handler.key is not None else None
     prefix = around.prefix if handler is around else around.prefix_here()
     wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
     names = handler.named_loops, handler.loop_name, handler.within
     key = (handler.key, prefix, *names, wanted, looking(), *map(str, steps))
-    new = known.get(key)
+    new = None if known is None else known.get(key)
     if new is None:
         new = _by_moving(jaxpr, handler, prefix) if handler.records_only and not handler.passes_on else None
         if new is None:
             new = _by_running(jaxpr, handler, prefix, steps)
-        if not any(isinstance(c, _jax.Tracer) for c in new.consts):  # they belong to this run alone
-            known[key] = new
+        # Traced constants belong to this run alone.
+        if known is not None and not any(isinstance(c, _jax.Tracer) for c in new.consts):
+            new.meter.bytes += Meter.TRACED * len(_jax.open_jaxpr(new.jaxpr).eqns)
+            known.keep(key, new, new.meter)
     elif handler.tells_loops_apart:
         new = dataclasses.replace(new, specs=in_new_loops(new.specs))
     handler.met.update(new.met)

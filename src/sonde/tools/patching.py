@@ -122,7 +122,7 @@ def patch_sweep(
         at_a_time = at_a_time._replace(most=chunk)
     key = ("sweep", patterns, by_identity(metric), axes, at_a_time, asked)
     owner = next((g for g in (f, metric) if isinstance(g, types.FunctionType | jax.stages.Wrapped)), _sweep)
-    sweep = kept_with(owner, key, lambda: _sweep(patterns, metric, axes, at_a_time, asked))
+    sweep = kept_with(owner, key, lambda _: _sweep(patterns, metric, axes, at_a_time, asked))
     found, of_clean, of_corrupt = sweep(rest, arrays)
     names = f"index along axis {axes[-1]}" if axes and axes != (-2,) else POSITION
     shown = "direction" if along is not None else names

@@ -19,7 +19,7 @@ from sonde import _jax
 from sonde.core.arrays import arrays_in
 from sonde.core.capture import like
 from sonde.core.item import Item, expand
-from sonde.core.keeping import Bounded
+from sonde.core.keeping import kept_with
 from sonde.core.modules.roots import StandIns, stand_ins
 from sonde.core.path import Pattern
 from sonde.core.record_making import make_records
@@ -55,12 +55,10 @@ def stacked_capture(
         items = _together(expand(handler.items), names)
         return result, Fetching.packed(make_records(items, handler.met, reduce=reduce))
 
-    programs = Bounded()
-
     def compiled(*args: Any, **kwargs: Any) -> Any:
         models = stand_ins(inside, (args, kwargs))
         now = like(functools.partial(captured, models), fn)
-        return programs.remembered(models, lambda: jax.jit(now, **options))(*args, **kwargs)
+        return kept_with(compiled, models, lambda meter: meter.jit(now, **options))(*args, **kwargs)
 
     return compiled
 

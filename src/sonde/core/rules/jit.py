@@ -6,8 +6,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from sonde import _jax
 from sonde.core.context import look
 from sonde.core.handler import Handler
@@ -45,7 +43,7 @@ def _run_compiled(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any])
     key = "compiled", params["keep_unused"]
     if key not in new.cache:
         fn = functools.partial(_jax.eval_jaxpr, new.distinct.jaxpr)
-        new.cache[key] = None if has_sites(new.jaxpr) else jax.jit(fn, keep_unused=params["keep_unused"])
+        new.cache[key] = None if has_sites(new.jaxpr) else new.meter.jit(fn, keep_unused=params["keep_unused"])
     run = new.cache[key]
     if run is None:
         return None
