@@ -58,6 +58,8 @@ EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.util", "weakref_cache_key_types", None, "is the set of types that caches hold weakly"),
     ("_src.source_info_util", "NameStack", ("stack",), "is the scopes of an equation"),
     ("_src.source_info_util", "SourceInfo", ("traceback", "name_stack"), "is where an equation was made"),
+    ("_src.source_info_util", "user_context", None, "opens the scopes of an equation that is run again"),
+    ("_src.source_info_util", "user_frames", None, "lists the lines that made an equation"),
     ("_src.source_info_util", "extend_name_stack", ("name",), "opens a scope"),
     ("_src.ad_checkpoint", "_trace_to_jaxpr", None, "is where checkpoint looks for a trace"),
     ("_src.callback", "io_callback_p", None, "is the primitive of io_callback"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -317,23 +318,41 @@ def narrow():
 
 def test_compare(write, sonde) -> None:
     write(TWO)
-    text = sonde.ok("compare", "model:wide", "model:half", code=1)
+    text = sonde.ok("compare", "model:wide", "model:half", "--rtol", "1e-4", code=1)
     assert "first difference at shifted, call 0: 4 of 4 elements differ" in " ".join(text.split())
-    data = sonde.json("compare", "model:wide", "model:half", code=1)
+    data = sonde.json("compare", "model:wide", "model:half", "--rtol", "1e-4", code=1)
     assert data["same"] is False and data["first"]["path"] == "shifted"
     assert [(d["path"], d["differs"]) for d in data["drifts"]] == [("double", False), ("shifted", True)]
     assert "no difference" in sonde.ok("compare", "model:wide", "model:half", "--rtol", "0.02")
 
 
+def test_the_tolerance_comes_from_the_arithmetic(write, sonde) -> None:
+    write(TWO)
+    data = sonde.json("compare", "model:wide", "model:half")
+    assert data["same"] and data["drifts"][1]["limit"] < 0.1
+
+
+def test_matches_are_written_and_read(write, sonde) -> None:
+    write(TWO)
+    sonde.ok("compare", "model:wide", "model:extra", "--save-matches", "matches.json")
+    assert json.loads(Path("matches.json").read_text()) == {"double": "double", "shifted": "shifted"}
+    Path("matches.json").write_text('{"double": "shifted"}')
+    data = sonde.json("compare", "model:wide", "model:extra", "--match", "matches.json", code=1)
+    assert data["first"]["path"] == "double" and data["first"]["second"] == "shifted"
+
+
 def test_each_program_has_its_own_arguments(write, sonde) -> None:
     write(TWO)
-    assert sonde.json("compare", "model:wide", "model:narrow", code=1)["first"]["path"] == "shifted"
+    assert sonde.json("compare", "model:wide", "model:narrow", "--rtol", "1e-4", code=1)["first"]["path"] == "shifted"
 
 
 def test_compare_with_an_input_file(write, sonde) -> None:
     write(TWO)
     np.savez("in.npz", x=np.ones(6, np.float32))
-    assert sonde.json("compare", "model:f", "model:half", "--input", "in.npz", code=1)["first"]["size"] == 6
+    assert (
+        sonde.json("compare", "model:f", "model:half", "--input", "in.npz", "--rtol", "1e-4", code=1)["first"]["size"]
+        == 6
+    )
 
 
 def test_sites_of_one_program_only_are_listed(write, sonde) -> None:
@@ -344,15 +363,11 @@ def test_sites_of_one_program_only_are_listed(write, sonde) -> None:
 
 def test_programs_that_cannot_be_compared(write, sonde) -> None:
     write(TWO)
-    error = sonde.error("compare", "model:wide", "model:other")
-    assert (
-        "model:wide and model:other have no site in common. The first has double, shifted; the second has other."
-        in error
-    )
-    assert "model:unmarked has no sites" in sonde.error("compare", "model:wide", "model:unmarked")
-    np.savez("in.npz", x=np.ones(2))
-    error = sonde.error("compare", "model:unmarked", "model:unmarked", "--input", "in.npz")
-    assert "model:unmarked and model:unmarked have no arrays at any site: there is nothing to compare." in error
+    data = sonde.json("compare", "model:wide", "model:other", code=1)
+    assert data["first"]["path"] == "the result" and data["drifts"] == []
+    write("example_inputs = 1.0\ndef nothing(x):\n    pass\n", "empty.py")
+    error = sonde.error("compare", "empty:nothing", "empty:nothing")
+    assert "nothing to compare: the first returns no arrays and has no sites with arrays; the second returns" in error
     error = sonde.error("compare", "model:wide", "model:extra", "--sites", "extra")
     assert "pattern 'extra' matches none of the program's 2 sites" in error
     assert "Invalid value for '--rtol'" in sonde.error("compare", "model:wide", "model:half", "--rtol", "-1")

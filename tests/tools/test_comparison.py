@@ -140,3 +140,196 @@ def test_calls_of_a_jitted_loop_are_told_apart():
         assert (found.first.path, found.first.call, found.first.iteration) == ("b", 0, (2,))
         places = [(d.path, d.call, d.iteration) for d in found.drifts]
         assert places == [(p, call, (i,)) for call in (0, 1) for i in range(4) for p in ("a", "b")]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Results and gradients are always compared
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_results_without_any_site():
+    found = compare(lambda x: x, lambda x: x * 2)(Y)
+    assert found.first is not None and found.first.result and found.first.beyond == 3
+    assert "first difference at the result: 3 of 3 elements differ" in str(found)
+    same = compare(lambda x: {"a": x + x, "n": 3}, lambda x: {"a": x * 2, "n": 3})(Y)
+    assert same.first is None and [d.place for d in same.results[:2]] == ["the result['a']", "the result['n']"]
+    assert str(same) == "no difference; 0 values, 2 results and 1 gradients compared"
+
+
+@pytest.mark.parametrize(
+    ("f", "g", "note"),
+    [
+        (lambda x: x, lambda x: (x, x), "1 arrays against 2"),
+        (lambda x: x, lambda x: None, "1 arrays against 0"),
+        (lambda x: x, lambda x: x[:, None], "shape [3] against [3, 1]; the same numbers, reshaped to [3]"),
+        (lambda x: x, lambda x: x[1:], "shape [3] against [2]"),
+    ],
+)
+def test_results_of_other_structure(f, g, note):
+    assert compare(f, g)(Y).first.note == note
+
+
+def test_the_same_values_with_other_gradients():
+    f = lambda x: sow(x * 2, "h").sum()
+    found = compare(f, lambda x: sow(lax.stop_gradient(x) * 2, "h").sum())(Y)
+    assert found.first.gradient and found.first.result and found.first.path == "the gradient of argument [0][0]"
+
+    @jax.custom_vjp
+    def wrong(x):
+        return x * 2
+
+    wrong.defvjp(lambda x: (wrong(x), None), lambda _, g: (g * 3,))
+    found = compare(lambda x: sow(wrong(sow(x, "x")), "h"), lambda x: sow(sow(x, "x") * 2, "h"))(Y)
+    assert (found.first.path, found.first.gradient, found.first.result) == ("x", True, False)
+    assert compare(lambda x: wrong(x), lambda x: x * 2, grads=False)(Y).first is None
+
+
+def test_gradients_of_weights_that_a_program_refers_to():
+    w, b = jnp.arange(6.0).reshape(2, 3) / 7, jnp.array([0.1, 0.3, -0.4])
+    f = lambda tokens: jnp.tanh(w[tokens] + b)
+    transposed, stacked = w.T.copy(), jnp.stack([b, 2 * b])
+    g = lambda tokens, stop=lambda x: x: jnp.tanh(transposed[:, tokens].T + stop(stacked[0]))
+    tokens = jnp.array([0, 1, 1, 0])
+    same = compare(f, g)(tokens)
+    assert same.first is None and sum(d.gradient for d in same.results) == 2
+    assert compare(f, lambda t: g(t, lax.stop_gradient))(tokens).first.gradient
+
+
+def test_what_cannot_be_differentiated_or_traced_is_said():
+    loop = lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (0, x))[1]
+    assert "not compared: gradients: the first program cannot be differentiated (ValueError" in str(
+        compare(loop, loop)(Y)
+    )
+    branching = lambda x: x * 2 if x[0] > 0 else x
+    found = compare(branching, branching)(Y)
+    assert found.first is None and "cannot be traced (TracerBoolConversionError" in str(found)
+    whole = compare(lambda x: x.astype(int), lambda x: x.astype(int))(Y)
+    assert whole.first is None and "the results are not floating-point numbers" in str(whole)
+
+
+def test_nothing_compared_is_an_error():
+    with pytest.raises(
+        ValueError, match=r"nothing to compare: the first returns no arrays and has no sites with arrays"
+    ):
+        compare(lambda x: None, lambda x: "text")(Y)
+    with pytest.raises(
+        ValueError, match=r"the first returns no arrays and has a, b; the second returns no arrays and has c"
+    ):
+        compare(lambda x: (sow(x, "a"), sow(x, "b"), None)[2], lambda x: (sow(x[0], "c"), None)[1])(Y)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tolerances from the arithmetic
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_noise_is_measured_where_digits_cancel():
+    x = jnp.linspace(0.0, 1.0, 50)
+    f = lambda x: (x + 1000.0) - 1000.0
+    g = lambda x: x
+    found = compare(f, g)(x)
+    assert found.first is None and found.results[0].rel_norm > 1e-5 < found.results[0].limit < 1e-2
+    assert compare(f, lambda x: x + 0.05)(x).first is not None
+
+
+def test_a_small_error_is_found_in_float32_and_not_in_bfloat16():
+    x = jax.random.normal(jax.random.key(0), (4, 64))
+
+    def norm(x, eps):
+        centered = x - x.mean(-1, keepdims=True)
+        return centered / jnp.sqrt((centered**2).mean(-1, keepdims=True) + eps)
+
+    assert compare(lambda x: norm(x, 1e-5), lambda x: norm(x, 1e-6))(x).first is not None
+    half = x.astype(jnp.bfloat16)
+    assert compare(lambda x: norm(x, 1e-5), lambda x: norm(x, 1e-6))(half).first is None
+    assert compare(lambda x: norm(x, 1e-5), lambda x: norm(x, 0.3))(half).first is not None
+
+
+def test_a_large_sentinel_hides_nothing():
+    x = jax.random.normal(jax.random.key(0), (8, 8))
+    masked = lambda x: jnp.where(jnp.tri(8, dtype=bool), x, -1e9)
+    found = compare(lambda x: sow(masked(x), "scores")[:1] * 0, lambda x: sow(masked(x * 1.5), "scores")[:1] * 0)(x)
+    assert found.first.path == "scores"
+
+
+def test_rounding_that_flips_whole_numbers_is_no_difference():
+    x = jnp.full((4,), 0.1)
+    f = lambda x: jnp.round((x * 3 + 0.2) * 1e7).astype(jnp.int32)
+    assert compare(f, lambda x: jnp.round((0.2 + x + x + x) * 1e7).astype(jnp.int32))(x).first is None
+    assert compare(f, lambda x: f(x) + 100)(x).first is not None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Matching
+# ---------------------------------------------------------------------------------------------------------------------
+
+LAYERS = [jax.random.normal(jax.random.key(i), (3, 3)) for i in range(4)]
+
+
+def looped(x, name="h", factor=1.0):
+    for i, w in enumerate(LAYERS):
+        x = sow(jnp.tanh(x @ w) * (factor if i == 2 else 1.0), name.format(i=i))
+    return x
+
+
+def scanned(x, name="h"):
+    return lax.scan(lambda c, w: (sow(jnp.tanh(c @ w), name), None), x, jnp.stack(LAYERS))[0]
+
+
+@pytest.mark.parametrize("name", ["h", "layers/{i}/h", "h{i}", "h_{i}", "blocks/{i}/attn/h"])
+def test_a_loop_against_a_scan(name):
+    same = compare(lambda x: looped(x, name), scanned)(Y)
+    assert same.first is None and not same.only_first and not same.only_second and len(same.drifts) == 4
+    found = compare(lambda x: looped(x, name, 1.5), scanned)(Y)
+    assert found.first.place.startswith(name.format(i=2)) and len(found.drifts) == 4
+    back = compare(scanned, lambda x: looped(x, name, 1.5))(Y)
+    assert back.first.iteration == (2,)
+
+
+def test_a_loop_against_one_stacked_value():
+    def stacked(x):
+        x, rows = lax.scan(lambda c, w: (jnp.tanh(c @ w),) * 2, x, jnp.stack(LAYERS))
+        sow(rows, "h")
+        return x
+
+    assert compare(scanned, stacked)(Y).first is None
+    assert len(compare(stacked, looped)(Y).drifts) == 4
+
+
+def test_values_are_matched_whatever_their_names_and_layouts():
+    w = LAYERS[0]
+    f = lambda x: sow(sow(sow(x @ w, "query").reshape(4, 1, 3), "heads") * 2, "doubled").sum()
+    g = lambda x: sow(sow((x @ w).T, "projected").T[None] * 2, "twice").sum()
+    x = jax.random.normal(jax.random.key(1), (4, 3))
+    found = compare(f, g)(x)
+    assert found.first is None
+    assert dict(found.names) == {"query": "projected", "doubled": "twice"} and found.only_first == (("heads", 0),)
+    assert {m.by for m in found.matches} == {"value"}
+
+
+def test_matched_by_order_counts_only_if_the_results_differ():
+    f = lambda x: sow(sow(x * 2, "a") * 3 + 1, "b")
+    g = lambda x, by=2: sow(sow(x * 6, "p") + 1, "q") * (by / 2)
+    same = compare(f, g)(Y)
+    assert same.first is None and same.only_first == (("a", 0),) and same.names == {"b": "q"}
+    other = compare(f, lambda x: g(x + 1, 3))(Y)
+    assert other.first.path == "a" and other.first.second == "p" and other.first.by == "order"
+
+
+def test_matches_are_saved_and_given_again(tmp_path):
+    f = lambda x: looped(x, "layers/{i}/attn")
+    g = lambda x: looped(x, "blocks.{i}.self")
+    found = compare(f, g, match_paths={"layers/{i}/attn": "blocks.{i}.self"})(Y)
+    assert found.first is None and {m.by for m in found.matches} == {"given"} and len(found.drifts) == 4
+    found.save_matches(tmp_path / "matches.json")
+    again = compare(f, g, match_paths=tmp_path / "matches.json")(Y)
+    assert again.matches == found.matches
+    rows = compare(f, scanned)(Y)
+    rows.save_matches(tmp_path / "rows.json")
+    assert len(compare(f, scanned, match_paths=tmp_path / "rows.json")(Y).drifts) == 4
+    swapped = compare(f, scanned, match_paths={"layers/0/attn": "h[1]", "layers/1/attn": "h[0]"})(Y)
+    assert [d.differs for d in swapped.drifts] == [True, True, False, False]
+    with pytest.raises(ValueError, match=r"the second program has no site 'other/0', which 'layers/\{i\}/attn'"):
+        compare(f, g, match_paths={"layers/{i}/attn": "other/{i}"})(Y)
+    with pytest.raises(ValueError, match=r"the first program has no site 'encoder'; it has layers/0/attn"):
+        compare(f, g, match_paths={"encoder": "blocks"})(Y)

@@ -10,6 +10,7 @@ from sonde._jax import (
     array_types,
     custom_derivatives,
     effects,
+    equations,
     imported,
     in_place,
     jaxprs,
@@ -25,6 +26,7 @@ from sonde._jax.arguments import *
 from sonde._jax.array_types import *
 from sonde._jax.custom_derivatives import *
 from sonde._jax.effects import *
+from sonde._jax.equations import *
 from sonde._jax.imported import *
 from sonde._jax.in_place import *
 from sonde._jax.jaxprs import *
@@ -41,6 +43,7 @@ __all__ += arguments.__all__
 __all__ += array_types.__all__
 __all__ += custom_derivatives.__all__
 __all__ += effects.__all__
+__all__ += equations.__all__
 __all__ += imported.__all__
 __all__ += in_place.__all__
 __all__ += jaxprs.__all__

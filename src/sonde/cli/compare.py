@@ -1,4 +1,4 @@
-"""`sonde compare`: finds where two programs that should do the same first differ."""
+"""`sonde compare`: finds where two programs that should do the same differ first."""
 
 from __future__ import annotations
 
@@ -11,19 +11,37 @@ from sonde.cli import options
 from sonde.cli.exits import FINE, FOUND, TEXT, Unusable
 from sonde.cli.inputs import read_arrays
 from sonde.cli.output import busy, quiet_stdout, show, show_json
-from sonde.cli.running import NO_SITES, running
+from sonde.cli.running import running
 from sonde.cli.target import Target, program_at
 from sonde.report.plain import plain
 from sonde.tools import Comparison
 from sonde.tools import compare as compare_programs
+from sonde.tools.comparison import NothingComparedError
 
 
 @click.command("compare", epilog=TEXT)
 @click.argument("first")
 @click.argument("second")
 @options.together(options.input_file, options.grads, options.sites, options.inside)
-@click.option("--rtol", type=click.FloatRange(min=0), default=1e-4, show_default=True, help="Relative tolerance.")
-@click.option("--atol", type=click.FloatRange(min=0), default=1e-6, show_default=True, help="Absolute tolerance.")
+@click.option(
+    "--rtol",
+    type=click.FloatRange(min=0),
+    help="Compare element by element, with this relative tolerance. Else the tolerance is what rounding explains.",
+)
+@click.option(
+    "--atol",
+    type=click.FloatRange(min=0),
+    default=1e-6,
+    show_default=True,
+    help="Absolute tolerance; only with --rtol.",
+)
+@click.option(
+    "--match",
+    "match_file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A JSON file: for paths of FIRST, those of SECOND; {i} stands for the same number in both.",
+)
+@click.option("--save-matches", type=click.Path(dir_okay=False), help="Write which values were matched, for --match.")
 @options.together(options.as_json, options.show_traceback)
 @click.pass_context
 def compare(
@@ -34,15 +52,17 @@ def compare(
     grads: bool,
     patterns: tuple[str, ...],
     inside: tuple[str, ...],
-    rtol: float,
+    rtol: float | None,
     atol: float,
+    match_file: str | None,
+    save_matches: str | None,
     as_json: bool,
     show_traceback: bool,
 ) -> None:
-    """Find the first site at which FIRST and SECOND differ.
+    """Find where FIRST and SECOND differ first: at a site, in what they return, or in its gradients.
 
-    Sites are matched by path and call. Each program runs with its own arguments; if SECOND has none, with those of
-    FIRST. Sites that only one of them has are listed, but are not differences.
+    Sites are matched by path, else by order and value. Each program runs with its own arguments; if SECOND has none,
+    with those of FIRST. Sites that only one of them has are listed, but are not differences.
 
     Both are targets, module:name or file.py:name; `sonde --help` explains what the name may be.
     """
@@ -52,11 +72,26 @@ def compare(
         one = program_at(first, arrays)
         other = program_at(second, arrays, instead=one)
         both = Target(f"{first} or {second}", one.f, (), {})
-        with running(both, show_traceback=show_traceback), busy("running both programs"):
-            found = compare_programs(
-                _whole(one), _whole(other), *patterns, rtol=rtol, atol=atol, grads=grads, inside=asked
-            )()
-    _check_comparable(found, first, second)
+        with (
+            running(both, show_traceback=show_traceback, usable=(NothingComparedError,)),
+            busy("running both programs"),
+        ):
+            compared = compare_programs(
+                _whole(one),
+                _whole(other),
+                *patterns,
+                rtol=rtol,
+                atol=atol,
+                grads=grads or None,
+                inside=asked,
+                match_paths=match_file,
+            )
+            try:
+                found = compared()
+            except NothingComparedError as error:
+                raise Unusable(f"{first} and {second}: {error}") from error
+    if save_matches:
+        found.save_matches(save_matches)
     if as_json:
         show_json(_plain(found))
     else:
@@ -69,27 +104,14 @@ def _whole(program: Target) -> Any:
     return lambda: program.f(*program.args, **program.kwargs)
 
 
-def _check_comparable(found: Comparison, first: str, second: str) -> None:
-    if found.drifts:
-        return
-    if not found.only_first and not found.only_second:
-        raise Unusable(
-            f"{first} and {second} have no arrays at any site: there is nothing to compare. Mark values with "
-            "sonde.sow(value, name)."
-        )
-    for target, own in ((first, found.only_first), (second, found.only_second)):
-        if not own:
-            raise Unusable(NO_SITES.format(target=target))
-    ours, theirs = (", ".join(dict.fromkeys(path for path, _ in x)) for x in (found.only_first, found.only_second))
-    raise Unusable(f"{first} and {second} have no site in common. The first has {ours}; the second has {theirs}.")
-
-
 def _plain(found: Comparison) -> dict[str, Any]:
-    drifts = [plain(dataclasses.asdict(drift)) | {"differs": drift.differs} for drift in found.drifts]
     return {
         "same": found.first is None,
-        "first": next((drift for drift in drifts if drift["differs"]), None),
-        "drifts": drifts,
+        "first": None if found.first is None else plain(dataclasses.asdict(found.first)),
+        "drifts": [plain(dataclasses.asdict(drift)) for drift in found.drifts],
+        "results": [plain(dataclasses.asdict(drift)) for drift in found.results],
+        "matches": [dataclasses.asdict(match) for match in found.matches],
+        "unchecked": list(found.unchecked),
         "only_first": [{"path": path, "call": call} for path, call in found.only_first],
         "only_second": [{"path": path, "call": call} for path, call in found.only_second],
     }

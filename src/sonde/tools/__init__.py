@@ -26,8 +26,9 @@ from sonde.tools.nonfinite import NonFinite, first_nonfinite
 if TYPE_CHECKING:
     from sonde.tools.ablation import ablate
     from sonde.tools.attribution import Attribution, attribute
-    from sonde.tools.comparison import Comparison, Drift, compare
+    from sonde.tools.comparison import Comparison, compare
     from sonde.tools.direct_logits import LogitAttribution, logit_attribution
+    from sonde.tools.drifts import Drift
     from sonde.tools.edges import Edge, Edges, attribute_edges
     from sonde.tools.example_gradients import example_grad_norms
     from sonde.tools.extraction import extract
@@ -79,7 +80,7 @@ __all__ = [
 _LATER = {
     "Attribution": "attribution",
     "Comparison": "comparison",
-    "Drift": "comparison",
+    "Drift": "drifts",
     "Edge": "edges",
     "Edges": "edges",
     "HeadScores": "heads",

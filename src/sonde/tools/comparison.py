@@ -1,103 +1,35 @@
-"""`compare` runs two programs and finds the first site at which they differ.
+"""`compare` runs two programs that should do the same, and finds where they differ first.
 
-Made for programs that should do the same: in another precision, ported, jitted. Sites are matched by path and call, and
-by `matching.py` where the programs name them differently. All values of both programs are in memory at once; choose
-sites with patterns if that is too much.
+What they return and its gradients are always compared; so are the values at the sites of both, which `matching.py`
+pairs whatever they are called. How much rounding alone may change a value is measured (`sonde.port.rounding`). All
+values of both programs are in memory at once; choose sites with patterns if that is too much.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.arrays import arrays_in
 from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable, like
-from sonde.core.collect import Collect
-from sonde.core.item import expand
+from sonde.core.capture import like
 from sonde.core.path import Pattern
-from sonde.core.record_making import make_records
-from sonde.core.run import run_with
+from sonde.port.difference import Distance, distance, epsilon
+from sonde.tools.compared_runs import RESULT, Point, Run
+from sonde.tools.comparison_sides import Gradients, Side, gradient_pairs, side_of
 from sonde.tools.drawn import Drawn, Heat
-from sonde.tools.matching import matching_names
-from sonde.tools.program_order import ProgramOrder, numbered_calls
-from sonde.tools.reading import Seen, each_seen, on_host
+from sonde.tools.drifts import Drift, Tolerance, judge
+from sonde.tools.matching import Match, Pair, Points, match, match_results, rows_of
 
-_Key = tuple[str, int, bool]  # path, call, gradient
+_DRAWS = 3  # of the noise: one alone may be small by chance
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Drift:
-    """How much two programs differ at one site, call and iteration.
-
-    Attributes:
-        path: The path of the site.
-        part: Which array of the pytree that was sown; `""` if it was an array.
-        call: Which of the calls under that path, from 0.
-        iteration: The number of the iteration of each loop around it, outermost first.
-        gradient: Whether these are gradients.
-        size: How many elements there are.
-        beyond: How many of them differ by more than the tolerance.
-        max_abs: The largest difference of two finite elements.
-        max_rel: That difference, relative to the largest finite element of the second program.
-        rel_norm: The norm of the difference of the finite elements, relative to that of the second program's; infinite
-            if one program has a finite element where the other has none.
-        limit: If not None, the programs differ where `rel_norm` is larger; else, where one element is beyond the
-            tolerance.
-        note: Why the elements cannot be compared, such as different shapes; `""` if they can.
-        source: The line of the first program.
-    """
-
-    path: str
-    part: str
-    call: int
-    iteration: tuple[int, ...]
-    gradient: bool
-    size: int
-    beyond: int
-    max_abs: float
-    max_rel: float
-    rel_norm: float
-    limit: float | None
-    note: str
-    source: str
-
-    @property
-    def differs(self) -> bool:
-        """Whether the programs differ by more than the tolerance."""
-        beyond = self.beyond > 0 if self.limit is None else not self.rel_norm <= self.limit
-        return beyond or bool(self.note)
-
-    @property
-    def place(self) -> str:
-        """The path, with part, call and iteration."""
-        part = self.part and "." + self.part
-        iteration = f", iteration {', '.join(map(str, self.iteration))}" if self.iteration else ""
-        return f"{self.path}{part}{' (gradient)' * self.gradient}, call {self.call}{iteration}"
-
-    def __str__(self) -> str:
-        if self.note:
-            return f"{self.place}: {self.note}"
-        return (
-            f"{self.place}: {self.beyond} of {self.size} elements differ, by up to {self.max_abs:.3g} "
-            f"({self.max_rel:.3g} of the largest; {self.rel_norm:.3g} of the norm)"
-        )
-
-    def __rich__(self) -> Any:
-        from rich.text import Text
-
-        return Text(f"{self} ({self.source})", style="red" if self.differs else "")
-
-    def _repr_html_(self) -> str:
-        from sonde.core.display import in_notebook
-
-        return in_notebook(self)
+class NothingComparedError(ValueError):
+    """Two programs have nothing that could be compared."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -109,18 +41,29 @@ class Comparison(Drawn):
             before backward; in a loop, one iteration after the other.
         only_first: Path and call of the sites that only the first program has.
         only_second: Path and call of the sites that only the second program has.
-        names: The paths of the second program by those of the first, where they are not the same.
+        names: What the second program calls a value, by what the first calls it, where that is not the same. It can be
+            given to `compare` as `match_paths`.
+        results: What the programs returned, then the gradients of that.
+        matches: Which values were matched, and why.
+        unchecked: What could not be compared, and why.
     """
 
     drifts: tuple[Drift, ...]
     only_first: tuple[tuple[str, int], ...]
     only_second: tuple[tuple[str, int], ...]
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    results: tuple[Drift, ...] = ()
+    matches: tuple[Match, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
     @property
     def first(self) -> Drift | None:
-        """Where they differ first; None if nowhere."""
-        return next((d for d in self.drifts if d.differs), None)
+        """Where they differ first: at a site, else in what they return, else in its gradient; None if nowhere."""
+        return next((d for d in (*self.drifts, *self.results) if d.differs), None)
+
+    def save_matches(self, path: str | Path) -> None:
+        """Writes which values were matched to a JSON file, for `compare(match_paths=path)`."""
+        Path(path).write_text(json.dumps({m.first: m.second for m in self.matches}, indent=1), encoding="utf-8")
 
     def jumps(self, n: int = 5) -> list[tuple[Drift, float]]:
         """Where the error grows most from one value to the next, in the order of the first program.
@@ -131,33 +74,41 @@ class Comparison(Drawn):
         Returns:
             The value after each jump, and how many times its relative norm is that of the values before it.
         """
-        found, before = [], 0.0
+        jumps, before = [], 0.0
         for drift in self.drifts:
             if drift.gradient or not np.isfinite(drift.rel_norm):
                 continue
             # Rounding alone is not a jump.
             floor = max(before, float(np.finfo(np.float32).eps) if drift.limit is None else drift.limit / 8)
             if drift.rel_norm > floor:
-                found.append((drift, drift.rel_norm / floor))
+                jumps.append((drift, drift.rel_norm / floor))
             before = max(before, drift.rel_norm)
-        return sorted(found, key=lambda jump: -jump[1])[:n]
+        return sorted(jumps, key=lambda jump: -jump[1])[:n]
 
     def _heat(self) -> Heat:
         columns = ("rel_norm", "max_rel")
-        values = np.array([[getattr(d, c) for c in columns] for d in self.drifts], float).reshape(-1, 2)
-        return Heat(values, [d.place for d in self.drifts], columns, str(self))
+        everything = (*self.drifts, *self.results)
+        values = np.array([[getattr(d, c) for c in columns] for d in everything], float).reshape(-1, 2)
+        return Heat(values, [d.place for d in everything], columns, str(self))
 
     def __repr__(self) -> str:
-        return f"Comparison({len(self.drifts)} values, first difference: {self.first})"
+        return f"Comparison({len(self.drifts)} values, {len(self.results)} results, first difference: {self.first})"
 
     def __str__(self) -> str:
-        first = "no difference" if self.first is None else f"first difference at {self.first} ({self.first.source})"
-        lines = [f"{first}; {len(self.drifts)} values compared"]
-        for which, found in (("first", self.only_first), ("second", self.only_second)):
-            if found:
-                lines.append(f"only in the {which}: " + ", ".join(f"{path}[{call}]" for path, call in found))
+        first = "no difference"
+        if self.first is not None:
+            first = f"first difference at {self.first}" + (f" ({self.first.source})" if self.first.source else "")
+        gradients = sum(d.gradient for d in self.results)
+        counts = [f"{len(self.drifts)} values"]
+        counts += [f"{len(self.results) - gradients} results"] if len(self.results) > gradients else []
+        counts += [f"{gradients} gradients"] if gradients else []
+        lines = [f"{first}; {' and '.join([', '.join(counts[:-1]), counts[-1]] if counts[:-1] else counts)} compared"]
+        for which, only in (("first", self.only_first), ("second", self.only_second)):
+            if only:
+                lines.append(f"only in the {which}: " + ", ".join(f"{path}[{call}]" for path, call in only))
         if self.names:
             lines.append("matched: " + ", ".join(f"{a} = {b}" for a, b in self.names.items()))
+        lines += [f"not compared: {reason}" for reason in self.unchecked]
         return "\n".join(lines)
 
     def __rich__(self) -> Any:
@@ -165,48 +116,53 @@ class Comparison(Drawn):
         from rich.text import Text
 
         jumps = {id(drift): times for drift, times in self.jumps()}
-        columns = ("site", "iteration", "kind", "beyond", "of", "max abs", "max rel", "rel norm", "jump", "")
+        columns = ("site", "iteration", "kind", "beyond", "of", "max abs", "max rel", "rel norm", "allowed", "jump", "")
         table = Table(*columns, title=str(self))
-        for d in self.drifts:
-            name = f"{d.path}{d.part and '.' + d.part}[{d.call}]"
-            kind = "gradient" if d.gradient else "value"
+        for d in (*self.drifts, *self.results):
+            name = d.place if d.result else f"{d.path}{d.part and '.' + d.part}[{d.call}]"
+            kind = "gradient" if d.gradient else "result" if d.result else "value"
             cells = [name, ",".join(map(str, d.iteration)), kind, str(d.beyond), str(d.size)]
             style = "red" if d.differs else ""
             jump = f"x{jumps[id(d)]:.3g}" if id(d) in jumps else ""
-            cells += [f"{d.max_abs:.3g}", f"{d.max_rel:.3g}", f"{d.rel_norm:.3g}", jump, d.note]
+            allowed = "" if d.limit is None else f"{d.limit:.3g}"
+            cells += [f"{d.max_abs:.3g}", f"{d.max_rel:.3g}", f"{d.rel_norm:.3g}", allowed, jump, d.note or d.layout]
             table.add_row(*map(Text, cells), style=style)
         return table
 
 
 def compare(
-    f: Callable,
-    g: Callable,
+    f: Any,
+    g: Any,
     *patterns: Pattern,
     rtol: float | None = None,
     atol: float = 1e-6,
     norm: float | None = None,
+    match_paths: Mapping[str, str] | str | Path | None = None,
     names: Mapping[str, str] | None = None,
-    grads: bool = False,
+    grads: bool | None = None,
     inside: Any = None,
 ) -> Callable[..., Comparison]:
     """A function that runs `f` and `g` with the same arguments and returns where they differ.
 
-    Two elements differ if they are further apart than `atol + rtol * abs(second)`; NaN is equal to NaN. If one of the
-    programs has values of less than 32 bits, single elements may differ by any amount, so values are compared by the
-    norm of their difference. The same is done if `norm` is given.
+    Their results are compared, the gradients of these, and the values at sites. By default, two arrays differ if the
+    norm of their difference is larger than four times what rounding alone explains: one unit in the last place of their
+    dtype, or what came out where both programs ran with each operation rounded differently.
 
     Args:
         f: A callable.
-        g: Another, with the same arguments. Results may differ; they are dropped.
+        g: Another, with the same arguments.
         *patterns: Which sites, as in `sonde.capture`; each must match in both programs. All, if none are given.
-        rtol: The tolerance relative to the elements of `g`. If it is given, elements are compared one by one. Otherwise
-            they are compared with 1e-4, unless a value of either program has less than 32 bits.
-        atol: The absolute tolerance.
-        norm: How large the norm of a difference may be, relative to that of the value of `g`. Without `rtol`, values of
-            less than 32 bits are allowed eight times the precision of the coarsest dtype: 0.06 for bfloat16.
-        names: For paths of `f`, the corresponding paths of `g`. Not needed if they are unambiguous: sites that only one
-            program has are paired in order, if both programs have the same number with the same last name and shape.
-        grads: Whether to compare gradients too.
+        rtol: If it is given, elements are compared one by one: they differ if they are further apart than
+            `atol + rtol * abs(second)`. NaN is equal to NaN.
+        atol: The absolute tolerance; only with `rtol`.
+        norm: How large the norm of a difference may be, relative to that of the value of `g`.
+        match_paths: For paths of `f`, the corresponding paths of `g`, or a file that `Comparison.save_matches` wrote.
+            `{i}` stands for the same number on both sides (`"layers/{i}/attn": "blocks/{i}/self_attn"`), and what
+            follows a path is kept. Usually not needed: see `Comparison.matches`.
+        names: The old name of `match_paths`.
+        grads: Whether to compare gradients at the sites too; the programs, or a part of them, are then differentiated
+            by themselves. None: the gradients of the results with respect to everything that goes into the programs,
+            and those at sites if these differ. False: none at all.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
@@ -215,6 +171,8 @@ def compare(
     Raises:
         NoSuchSiteError: When called: a pattern matches no site of one of the programs.
         CaptureError: When called inside a transform, where there are no numbers yet.
+        ValueError: When called: the programs have nothing in common that could be compared, or a path of `match_paths`
+            does not occur.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -228,126 +186,193 @@ def compare(
         >>> print(compare(lambda x: model(x, jnp.bfloat16), model)(jnp.ones(4)).first)
         None
     """
-    check_callable(f, "compare")
-    check_callable(g, "compare")
-    asked = asked_for(inside)
+    first, second = (side_of(x, patterns, bool(grads), asked_for(inside)) for x in (f, g))
+    given = _given_paths(match_paths, names)
 
     def compared(*args: Any, **kwargs: Any) -> Comparison:
-        ours, order = _run(f, patterns, grads, asked, args, kwargs)
-        theirs, _ = _run(g, patterns, grads, asked, args, kwargs)
-        matched = matching_names(ours, theirs, names or {})
-        other = {v: k for k, v in matched.items()}
-        theirs = {(other.get(path, path), call, gradient): s for (path, call, gradient), s in theirs.items()}
-        limit = norm if norm is not None else _limit(ours, theirs) if rtol is None else None
-        rows = []
-        for key, seen in ours.items():
-            if key in theirs:
-                each = _drifts(seen, theirs[key], 1e-4 if rtol is None else rtol, atol, limit)
-                rows += [(order(seen, d.iteration), d) for d in each]
-        rows.sort(key=lambda row: row[0])
-        only = [tuple(dict.fromkeys(k[:2] for k in a if k not in b)) for a, b in ((ours, theirs), (theirs, ours))]
-        return Comparison(tuple(d for _, d in rows), *only, names=matched)
+        sides = first.called(args, kwargs), second.called(args, kwargs)
+        return _Comparing(sides, given, Tolerance(rtol, atol, norm), grads).comparison()
 
-    return like(compared, f)
+    return like(compared, f) if callable(f) else compared
 
 
-def _run(
-    f: Callable, patterns: Any, grads: bool, inside: Any, args: Any, kwargs: Any
-) -> tuple[dict[_Key, Seen], Callable]:
-    """The recorded values, and a sort key: a function of a value and an iteration that gives program order."""
+def _given_paths(match_paths: Mapping[str, str] | str | Path | None, names: Mapping[str, str] | None) -> dict[str, str]:
+    if isinstance(match_paths, str | Path):
+        return dict(json.loads(Path(match_paths).read_text(encoding="utf-8")))
+    return {**(names or {}), **(match_paths or {})}
 
-    def make(depth: int) -> Collect:
-        handler = Collect(patterns, grads=grads, donates=False, depth=depth)
-        handler.tells_loops_apart = True
-        return handler
 
-    _, handler = run_with(make, f, args, kwargs, grads=grads, inside=inside)
-    items = expand(handler.items)
-    records = make_records(items, handler.met)
-    program = ProgramOrder(items)
-    calls = {(call.path, call.number): call.positions[0] for call in numbered_calls(items)}
+class _Comparing:
+    """One comparison on its way."""
 
-    def order(seen: Seen, iteration: tuple[int, ...]) -> Any:
-        path, call, numbers = seen.path, seen.call, ()
-        if seen.row is not None:
-            path, call, numbers = seen.row.path, seen.row.call, seen.row.numbers
-        position = calls.get((path, call), -1)
-        axes = [axis for axis in items[position].view.axes if axis.is_loop] if position >= 0 else []
-        rows, rest = iter(numbers), iter(iteration)
-        key = program.key(
-            position, [axis.loop for axis in axes], [next(rest if a.rows is None else rows, 0) for a in axes]
+    def __init__(
+        self, sides: tuple[Side, Side], given: Mapping[str, str], tolerance: Tolerance, grads: bool | None
+    ) -> None:
+        self.sides, self.given, self.tolerance, self.grads = sides, given, tolerance, grads
+        self.runs: tuple[Run, Run] = (sides[0].run(), sides[1].run())
+        self.unchecked: list[str] = []
+        self._noise: list[dict[Any, list[np.ndarray]]] | None = None
+
+    def comparison(self) -> Comparison:
+        points, others = (Points(run.points) for run in _stacked_alike(self.runs))
+        pairs = match(points, others, self.given)
+        drifts = self.judged(pairs, points, others)
+        results = self.result_drifts()
+        if self.grads is None and not any(d.note for d in results):
+            gradients = self.gradient_drifts()
+            if any(d.differs for d in gradients) and not any(d.differs for d in (*drifts, *results)):
+                drifts += self.gradients_at_sites()
+            results += gradients
+        drifts = _without_guesses(drifts, results)
+        kept = {(d.path, d.part, d.call, d.iteration, d.gradient) for d in drifts}
+        pairs = [p for p in pairs if _key(p.first) in kept or p.by != "order"]
+        matches = tuple(Match(points.label(p.first), others.label(p.second), p.by) for p in pairs)
+        if not drifts and not results:
+            raise NothingComparedError(_nothing(*self.runs))
+        return Comparison(
+            tuple(drifts),
+            _only(points, [p.first for p in pairs]),
+            _only(others, [p.second for p in pairs]),
+            {m.first: m.second for m, pair in zip(matches, pairs) if pair.first.path != pair.second.path},
+            tuple(results),
+            matches,
+            tuple(self.unchecked),
         )
-        # The backward pass runs in the opposite order.
-        return (1, [(-a, -b) for a, b in key]) if seen.gradient else (0, list(key))
 
-    return {(s.path, s.call, s.gradient): s for s in each_seen(records)}, order
+    def judged(self, pairs: list[Pair], points: Points, others: Points) -> list[Drift]:
+        both = [pair for pair in pairs if pair.first.taken or pair.second.taken]
+        named = [(pair, others.label(pair.second)) for pair in both]
+        return [self.judge(pair, "" if name == points.label(pair.first) else name) for pair, name in named]
+
+    def judge(self, pair: Pair, second: str = "", *, result: bool = False) -> Drift:
+        """The drift of a pair. Noise is only measured for what differs by more than the last digits."""
+        drift = judge(pair, self.tolerance, [], second, result=result)
+        if not drift.differs or drift.note or self.tolerance.rtol is not None or self.tolerance.norm is not None:
+            return drift
+        return judge(pair, self.measured_tolerance(), self.noise_of(pair), second, result=result)
+
+    def measured_tolerance(self) -> Tolerance:
+        return dataclasses.replace(self.tolerance, fallback=None if self.noise else self.fallback())
+
+    def fallback(self) -> float:
+        """The limit where noise cannot be measured: eight times the precision of the coarsest dtype, at least 1e-4."""
+        arrays = [p.array for run in self.runs for p in (*run.points, *run.results)]
+        return max(1e-4, 8 * epsilon(*arrays))
+
+    @property
+    def noise(self) -> list[dict[Any, list[np.ndarray]]]:
+        """For each side, what the points are where the arithmetic rounds differently; empty if that is not known."""
+        if self._noise is None:
+            self._noise = []
+            for side, which in zip(self.sides, ("first", "second")):
+                draws, problem = side.rounded_otherwise(_DRAWS)
+                if problem:
+                    reason = f"the noise of the {which} program's arithmetic: {problem}"
+                    self.unchecked.append(f"{reason}; values may differ by {self.fallback():.2g} of their norm")
+                    self._noise = []
+                    return self._noise
+                arrays: dict[Any, list[np.ndarray]] = {}
+                for run in draws:
+                    for p in (*run.points, *run.results):
+                        arrays.setdefault(p.key, []).append(p.array)
+                self._noise.append(arrays)
+        return self._noise
+
+    def noise_of(self, pair: Pair) -> list[Distance]:
+        found = []
+        for point, arrays in zip((pair.first, pair.second), self.noise):
+            for whole in arrays.get(point.key, ()):
+                moved = whole if point.row is None else whole[point.row]
+                if moved.shape == point.array.shape:
+                    found.append(distance(moved, point.array))
+        return found
+
+    def result_drifts(self) -> list[Drift]:
+        ours, theirs = (run.results for run in self.runs)
+        pairs = match_results(ours, theirs)
+        if pairs is None:
+            whole = Point(RESULT, "", 0, (), False, np.zeros(0), "")
+            drift = judge(Pair(whole, whole, "path"), self.tolerance, [], result=True)
+            return [dataclasses.replace(drift, note=f"{len(ours)} arrays against {len(theirs)}", differs=True)]
+        return [self.judge(pair, result=True) for pair in pairs]
+
+    def gradient_drifts(self) -> list[Drift]:
+        if [p.array.shape for p in self.runs[0].results] != [p.array.shape for p in self.runs[1].results]:
+            self.unchecked.append("gradients: the results have different structures")
+            return []
+        found = gradient_pairs(*self.sides)
+        if isinstance(found, str):
+            self.unchecked += [found] if found else []
+            return []
+        drifts = []
+        for pair in found.pairs:
+            drift = judge(pair, self.tolerance, [], result=True)
+            if drift.differs and self.tolerance.rtol is None and self.tolerance.norm is None:
+                drift = judge(pair, self.tolerance, _gradient_noise(found, pair), result=True)
+            drifts.append(drift)
+        return drifts
+
+    def gradients_at_sites(self) -> list[Drift]:
+        runs = [side.run_with_gradients() for side in self.sides]
+        points, others = (Points(p for p in run.points if p.gradient) for run in _stacked_alike((runs[0], runs[1])))
+        return self.judged(match(points, others, {}), points, others)
 
 
-def _limit(*runs: dict[_Key, Seen]) -> float | None:
-    """How much values may differ if some have less than 32 bits; None if none have."""
-    kinds = {t.dtype for run in runs for seen in run.values() for t in seen.types}
-    found = [jnp.finfo(kind).eps for kind in kinds if jnp.issubdtype(kind, jnp.floating) and kind.itemsize < 4]
-    return 8 * float(max(found)) if found else None
+def _gradient_noise(found: Gradients, pair: Pair) -> list[Distance]:
+    return [
+        distance(moved, point.array)
+        for point in (pair.first, pair.second)
+        for moved in found.noise(point)
+        if moved.shape == point.array.shape
+    ]
 
 
-def _drifts(a: Seen, b: Seen, rtol: float, atol: float, limit: float | None) -> Iterator[Drift]:
-    ours, theirs = _arrays(a), _arrays(b)
-    if len(ours) != len(theirs):
-        yield _noted(a, f"{len(ours)} arrays against {len(theirs)}")
-        return
-    extras = on_host((a.taken, b.taken, a.count, b.count), "compare")
-    taken = [None if t is None else np.asarray(t) for t in extras[:2]]
-    counts = [None if c is None else np.asarray(c) for c in extras[2:]]
-    for part, x, y in zip(a.parts, ours, theirs):
-        if x.shape != y.shape:
-            yield _noted(a, f"shape {list(x.shape)} against {list(y.shape)}", part)
-            continue
-        beyond, apart, relative, norms = on_host(_difference(x, y, rtol, atol, loops=a.loops), "compare")
-        for index in np.ndindex(x.shape[: a.loops]):
-            if all(t is not None and not np.any(t[index[: t.ndim]]) for t in taken):
-                continue
-            last = [() if c is None else (int(np.max(c[index[: c.ndim]])) - 1,) for c in counts]
-            note = "" if last[0] == last[1] else f"{_times(last[0])} of the loop against {_times(last[1])}"
-            size = int(np.prod(x.shape[a.loops :]))
-            numbers = int(beyond[index]), float(apart[index]), float(relative[index]), float(norms[index]), limit
-            yield Drift(
-                a.path, part, a.call, (*index, *last[0]), a.gradient, size, *numbers, note, a.site.source
-            )  # fmt: skip
+def _key(p: Point) -> tuple[Any, ...]:
+    return p.path, p.part, p.call, p.iteration, p.gradient
 
 
-def _times(last: tuple[int, ...]) -> str:
-    return f"{last[0] + 1} iterations" if last else "no iterations"
+def _without_guesses(drifts: list[Drift], results: list[Drift]) -> list[Drift]:
+    """Without values that were matched by their order alone and differ, if what follows from them does not."""
+    if any(d.differs for d in results) or any(d.differs and d.by != "order" for d in drifts):
+        return drifts
+    return [d for d in drifts if not d.differs or d.by != "order"]
 
 
-def _noted(seen: Seen, note: str, part: str = "") -> Drift:
-    return Drift(
-        seen.path, part, seen.call, (), seen.gradient, 0, 0, np.nan, np.nan, np.nan, None, note, seen.site.source
+def _only(points: Points, paired: list[Point]) -> tuple[tuple[str, int], ...]:
+    used = {id(p) for p in paired}
+    return tuple(dict.fromkeys((p.path, p.call) for p in points.all if id(p) not in used))
+
+
+def _stacked_alike(runs: tuple[Run, Run]) -> tuple[Run, Run]:
+    """The same, where a value of one program that has all rows of a loop of the other is taken apart into these."""
+    counts = [_by_path(run) for run in runs]
+    new = []
+    for run, other in zip(runs, reversed(counts)):
+        own = _by_path(run)
+        points: list[Point] = []
+        for p in run.points:
+            rows = other.get((p.path, p.part, p.gradient), [])
+            alone = len(own[p.path, p.part, p.gradient]) == 1
+            is_stack = alone and len(rows) > 1 and all(p.array.shape == (len(rows), *r.array.shape) for r in rows)
+            points += rows_of(p) if is_stack else [p]
+        new.append(dataclasses.replace(run, points=tuple(points)))
+    return new[0], new[1]
+
+
+def _by_path(run: Run) -> dict[Any, list[Point]]:
+    groups: dict[Any, list[Point]] = {}
+    for p in run.points:
+        groups.setdefault((p.path, p.part, p.gradient), []).append(p)
+    return groups
+
+
+def _nothing(ours: Run, theirs: Run) -> str:
+    has = [
+        f"the {which} returns no arrays and has "
+        + (", ".join(dict.fromkeys(p.path for p in run.points)) if run.points else "no sites with arrays")
+        for which, run in (("first", ours), ("second", theirs))
+    ]
+    return (
+        f"compare has nothing to compare: {'; '.join(has)}. Return arrays, mark values with sonde.sow(value, name), or "
+        "say which sites correspond with match_paths={...}."
     )
-
-
-def _arrays(seen: Seen) -> list[Any]:
-    leaves = arrays_in(seen.value)
-    is_key = [jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
-    return [jax.random.key_data(x) if key else jnp.asarray(x) for x, key in zip(leaves, is_key)]
-
-
-@functools.partial(jax.jit, static_argnames="loops")
-def _difference(a: Any, b: Any, rtol: float, atol: float, loops: int) -> Sequence[Any]:
-    """Per iteration: how many elements differ, the largest difference, that relative to the largest, and by norm."""
-    kind = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), jnp.float32)
-    unequal = a != b  # integers may be too large for floating point
-    a, b = a.astype(kind), b.astype(kind)
-    axes = tuple(range(loops, a.ndim))
-    finite = jnp.isfinite(a) & jnp.isfinite(b)
-    apart = jnp.where(finite & unequal, jnp.abs(a - b), 0)
-    same = jnp.where(finite, apart <= atol + rtol * jnp.abs(b), (a == b) | (jnp.isnan(a) & jnp.isnan(b)))
-    largest = jnp.max(jnp.where(finite, jnp.abs(b), 0), axes, initial=0)
-    most = jnp.max(apart, axes, initial=0)
-    # Scaled by the largest, so that squares neither overflow nor vanish.
-    scale = jnp.where(largest > 0, largest, 1)
-    wide = jnp.expand_dims(scale, axes)
-    norm = jnp.sqrt(jnp.sum((apart / wide) ** 2, axes))
-    size = jnp.sqrt(jnp.sum(jnp.where(finite, jnp.abs(b) / wide, 0) ** 2, axes))
-    relative = jnp.where(norm > 0, norm / jnp.where(size > 0, size, 1), 0)
-    broken = jnp.any(~finite & ~same, axes)
-    return jnp.sum(~same, axes), most, most / scale, jnp.where(broken, jnp.inf, relative)

@@ -1,0 +1,140 @@
+"""How far apart two arrays are, and whether that is more than rounding explains."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+_SMALL = 1e-4  # elements below this part of the largest are also looked at alone: a mask of -1e9 hides all others
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Distance:
+    """How far apart two arrays of one shape are.
+
+    Attributes:
+        max_abs: The largest difference of two finite elements.
+        max_rel: That difference, relative to the largest finite element of the second.
+        apart: The norm of the difference of the finite elements.
+        size: The norm of the finite elements of the second.
+        small_apart: As `apart`, for the elements that are small in both.
+        small_size: As `size`, for these.
+        broken: Whether one array has a finite element where the other has none.
+    """
+
+    max_abs: float
+    max_rel: float
+    apart: float
+    size: float
+    small_apart: float
+    small_size: float
+    broken: bool
+
+    @property
+    def norm(self) -> float:
+        """The norm of the difference, relative to that of the second array."""
+        return np.inf if self.broken else _ratio(self.apart, self.size)
+
+    def within(self, limit: Limit) -> bool:
+        """Whether the arrays agree."""
+        if self.broken:
+            return limit.any_break
+        return self.apart <= max(limit.relative * self.size, limit.apart) and self.small_apart <= max(
+            limit.relative * self.small_size, limit.small_apart
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limit:
+    """How far apart arrays may be that agree.
+
+    Attributes:
+        relative: The norm of the difference, relative to that of the second array.
+        apart: The norm of the difference; the larger of both limits counts.
+        small_apart: The same for small elements.
+        any_break: Whether rounding alone makes elements NaN or infinite.
+    """
+
+    relative: float
+    apart: float = 0.0
+    small_apart: float = 0.0
+    any_break: bool = False
+
+    def or_more(self, noise: Distance, times: float) -> Limit:
+        """The larger of this limit and several times a distance that rounding explains."""
+        return Limit(
+            self.relative,
+            max(self.apart, times * noise.apart),
+            max(self.small_apart, times * noise.small_apart),
+            self.any_break or noise.broken,
+        )
+
+    def norm(self, size: float) -> float:
+        """The limit relative to the norm of an array."""
+        return max(self.relative, _ratio(self.apart, size))
+
+
+def _ratio(apart: float, size: float) -> float:
+    return 0.0 if apart == 0 else apart / size if size else np.inf
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    """An array in the widest dtype of its kind, in which differences are exact enough."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return x.astype(np.complex128)
+    return x if x.dtype.kind in "iu" and x.dtype.itemsize > 4 else np.asarray(x, np.float64)
+
+
+def distance(a: np.ndarray, b: np.ndarray) -> Distance:
+    """The distance of two arrays of one shape; NaN equals NaN."""
+    apart, finite, broken = _apart(a, b)
+    size = np.where(finite, np.abs(wide(b)), 0).astype(np.float64)
+    largest = float(size.max(initial=0.0))
+    most = float(apart.max(initial=0.0))
+    small = np.maximum(size, np.where(finite, np.abs(wide(a)), 0)) < _SMALL * largest
+    norms = _norm(apart), _norm(size), _norm(apart[small]), _norm(size[small])
+    return Distance(most, most / largest if largest else most, *norms, broken)
+
+
+def beyond_norm(a: np.ndarray, b: np.ndarray, limit: Limit) -> int:
+    """How many elements are further apart than a limit allows on average."""
+    apart, finite, _ = _apart(a, b)
+    size = np.where(finite, np.abs(wide(b)), 0).astype(np.float64)
+    allowed = max(limit.relative * _norm(size), limit.apart) / max(np.sqrt(size.size), 1.0)
+    return int(np.sum((apart > allowed) | (~finite & ~_same_special(a, b))))
+
+
+def beyond_each(a: np.ndarray, b: np.ndarray, rtol: float, atol: float) -> int:
+    """How many elements are further apart than `atol + rtol * abs(b)`."""
+    apart, finite, _ = _apart(a, b)
+    size = np.where(finite, np.abs(wide(b)), 0)
+    return int(np.sum(np.where(finite, apart > atol + rtol * size, ~_same_special(a, b))))
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+    """The distance of each pair of finite elements, which pairs are finite, whether one alone is not."""
+    unequal = a != b  # integers may be too large for floating point
+    x, y = wide(a), wide(b)
+    finite = np.isfinite(x) & np.isfinite(y)
+    with np.errstate(invalid="ignore", over="ignore"):
+        apart = np.where(finite & unequal, np.abs(x.astype(y.dtype) - y), 0).astype(np.float64)
+    return apart, finite, bool(np.any(~finite & ~_same_special(a, b)))
+
+
+def _same_special(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    x, y = wide(a), wide(b)
+    return (x == y) | (np.isnan(x) & np.isnan(y))
+
+
+def _norm(x: np.ndarray) -> float:
+    largest = float(x.max(initial=0.0))
+    # Scaled by the largest, so that squares neither overflow nor vanish.
+    return float(largest * np.sqrt(np.sum((x / largest) ** 2))) if largest else 0.0
+
+
+def epsilon(*arrays: np.ndarray) -> float:
+    """The precision of the coarsest dtype; 0 if none is floating point."""
+    kinds = [x.dtype for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return max((float(jnp.finfo(kind).eps) for kind in kinds), default=0.0)

@@ -1,0 +1,94 @@
+"""A function and its arguments as a traced program: equations, inputs, and the arrays it refers to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _jax
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A traced program, with numbers to run it on.
+
+    Attributes:
+        jaxpr: The program, closed. Its constants are inputs, after those that were given.
+        inputs: The arrays among the arguments.
+        constants: The arrays that the program refers to, such as weights.
+        input_names: Where each input is in the arguments.
+        output_names: Where each output is in the result; `""` if the result is one array.
+    """
+
+    jaxpr: Any
+    inputs: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+
+    def __call__(self, *values: Any) -> list[Any]:
+        """Runs it on other inputs and constants."""
+        return _jax.eval_jaxpr(self.jaxpr, *values)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """Inputs and constants."""
+        return (*self.inputs, *self.constants)
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether a leaf of a pytree is an array of numbers."""
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        return False
+    return isinstance(leaf, jax.Array) or jnp.issubdtype(leaf.dtype, np.number) or leaf.dtype == bool
+
+
+def trace(f: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+    """Traces a function. Python numbers and other objects among the arguments stay as they are."""
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    where = [jax.tree_util.keystr(keys) for keys, _ in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]]
+    chosen = [i for i, leaf in enumerate(leaves) if is_number(leaf)]
+    names: list[str] = []
+
+    def flat(*arrays: Any) -> list[Any]:
+        filled = list(leaves)
+        for i, array in zip(chosen, arrays):
+            filled[i] = array
+        new_args, new_kwargs = jax.tree.unflatten(tree, filled)
+        outs = jax.tree_util.tree_flatten_with_path(f(*new_args, **new_kwargs))[0]
+        outs = [(jax.tree_util.keystr(keys), leaf) for keys, leaf in outs if is_number(leaf)]
+        names[:] = [name for name, _ in outs]
+        return [leaf for _, leaf in outs]
+
+    return from_flat(flat, tuple(leaves[i] for i in chosen), [where[i] for i in chosen], names)
+
+
+def from_flat(
+    flat: Callable[..., list[Any]], inputs: Sequence[Any], input_names: Sequence[str], output_names: Sequence[str]
+) -> Program:
+    """Traces a function that takes and returns flat arrays. `output_names` may be filled while it is traced."""
+    jaxpr, constants = _jax.trace_to_jaxpr(flat, inputs)
+    # JAX puts the constants before the inputs; here they come last, as what a program refers to varies.
+    opened = _jax.open_jaxpr(jaxpr)
+    n = len(constants)
+    invars = [*opened.invars[n:], *opened.invars[:n]]
+    moved = opened.replace(invars=invars, debug_info=opened.debug_info.with_unknown_names())
+    kept = _kept_inputs(_jax.close_jaxpr(moved))
+    return Program(kept, tuple(inputs), tuple(constants), tuple(input_names), tuple(output_names))
+
+
+def _kept_inputs(jaxpr: Any) -> Any:
+    """The same program, in which jitted calls do not donate their arguments: these are needed again."""
+    opened = _jax.open_jaxpr(jaxpr)
+    eqns = []
+    for eqn in opened.eqns:
+        params = _jax.with_jaxprs(eqn.params, _kept_inputs)
+        if any(params.get("donated_invars") or ()):
+            params = {**params, "donated_invars": (False,) * len(params["donated_invars"])}
+        eqns.append(eqn if params is eqn.params else eqn.replace(params=params))
+    return _jax.with_equations(jaxpr, eqns, opened.outvars, opened.effects)

@@ -1,0 +1,137 @@
+"""How much rounding alone changes what a program computes.
+
+The program runs with half of the results of arithmetic, and of what goes into it, moved by one unit in the last place.
+Two programs that do the same in another order, fused or not, differ by about as much. This needs no wider dtype, knows
+the dtype of each equation, and shows where a program amplifies rounding: a difference of two large numbers, say.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sonde import _jax
+from sonde.port.program import Program
+
+# Operations that only move or choose numbers are exact.
+_EXACT = frozenset(
+    {
+        "abs",
+        "argmax",
+        "argmin",
+        "broadcast",
+        "broadcast_in_dim",
+        "clamp",
+        "concatenate",
+        "copy",
+        "copy_p",
+        "device_put",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "expand_dims",
+        "gather",
+        "iota",
+        "max",
+        "min",
+        "neg",
+        "optimization_barrier",
+        "pad",
+        "reduce_max",
+        "reduce_min",
+        "reduce_precision",
+        "reshape",
+        "rev",
+        "select_n",
+        "sharding_constraint",
+        "sign",
+        "slice",
+        "sonde_marker",
+        "sonde_site",
+        "sort",
+        "split",
+        "squeeze",
+        "stop_gradient",
+        "top_k",
+        "transpose",
+    }
+)
+_FACTORS = {8: 0x9D, 16: 0x9E35, 32: 0x9E3779B1, 64: 0x9E3779B97F4A7C15}
+
+
+def rounded_otherwise(program: Program, draw: int) -> list[Any]:
+    """The results of a program whose arithmetic rounds differently; each `draw` in another way."""
+    inputs = [_jittered_input(x, draw) for x in program.values]
+    return _run(program.jaxpr, *inputs)
+
+
+def _jittered_input(x: Any, draw: int) -> Any:
+    """An input moved like a result: what follows depends on its bits, so draws differ in everything."""
+    x = jnp.asarray(x)
+    return x if not jnp.issubdtype(x.dtype, jnp.floating) else _moved(x, draw + 1)
+
+
+def _run(jaxpr: Any, *inputs: Any) -> list[Any]:
+    opened, consts = _jax.open_jaxpr(jaxpr), getattr(_jax.close_jaxpr(jaxpr), "consts", ())
+    env = dict(zip([*opened.constvars, *opened.invars], [*consts, *inputs]))
+
+    def read(v: Any) -> Any:
+        return v.val if isinstance(v, _jax.Literal) else env[v]
+
+    for eqn in opened.eqns:
+        values = [read(v) for v in eqn.invars]
+        params = _jax.with_jaxprs(eqn.params, _rounding_otherwise)
+        if params is not eqn.params:
+            outs = _jax.bind_equation(eqn, values, params)
+        elif eqn.primitive.name in _EXACT or not _rounds(eqn):
+            outs = _jax.bind_equation(eqn, values)
+        else:
+            # What goes in moves too: rounding inside a sum is relative to its terms, which may cancel.
+            widens = eqn.primitive.name == "convert_element_type"
+            values = values if widens else [_moved(x) if _is_float(x) else x for x in values]
+            outs = [_moved(x) if _is_float(x) else x for x in _jax.bind_equation(eqn, values)]
+        env.update(zip(eqn.outvars, outs))
+    return [read(v) for v in opened.outvars]
+
+
+def _rounding_otherwise(jaxpr: Any) -> Any:
+    """A jaxpr inside an equation, of the same type, whose arithmetic rounds differently."""
+    opened = _jax.open_jaxpr(jaxpr)
+    new = _jax.trace_to_closed_jaxpr(lambda *xs: _run(jaxpr, *xs), [v.aval for v in opened.invars])
+    if opened is not jaxpr or not _jax.open_jaxpr(new).constvars:
+        return new if opened is not jaxpr else _jax.open_jaxpr(new)
+    raise NotImplementedError("a program inside an equation refers to arrays")
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating) and not isinstance(x, float)
+
+
+def _rounds(eqn: Any) -> bool:
+    """Whether the results of an equation are rounded: floating-point numbers, and not merely widened."""
+    kinds = [getattr(v.aval, "dtype", None) for v in eqn.outvars]
+    if not any(k is not None and jnp.issubdtype(k, jnp.floating) for k in kinds):
+        return False
+    if eqn.primitive.name != "convert_element_type":
+        return True
+    old = eqn.invars[0].aval.dtype
+    return jnp.issubdtype(old, jnp.floating) and jnp.finfo(old).nmant > jnp.finfo(kinds[0]).nmant
+
+
+@functools.partial(jax.jit, inline=True)
+def _moved(x: Any, salt: int = 0) -> Any:
+    """A quarter of the elements moved up by one unit in the last place, a quarter down, as their bits decide."""
+    x = jnp.asarray(x)
+    width = x.dtype.itemsize * 8
+    whole = jnp.dtype(f"uint{width}")
+    bits = lax.bitcast_convert_type(x, whole) + jnp.asarray(salt).astype(whole)
+    mixed = bits * np.array(_FACTORS[width], whole)
+    mixed = (mixed ^ (mixed >> np.array(width // 2, whole))) * np.array(_FACTORS[width], whole)
+    quarter = (mixed >> np.array(width - 2, whole)).astype(np.int8)
+    unit = np.array(jnp.finfo(x.dtype).eps, x.dtype)
+    one = np.ones((), x.dtype)
+    return x * jnp.where(quarter == 0, one + unit, jnp.where(quarter == 1, one - unit, one))
