@@ -25,6 +25,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, Self
 
 from sonde import _flax_flags, serialization
+from sonde._flax_release import FOLLOWED
 
 #: Other modules of Flax, each with the modules of Sonde that provide its names.
 _AROUND = {
@@ -108,7 +109,7 @@ def _version() -> str:
     try:
         return importlib.metadata.version("flax")
     except importlib.metadata.PackageNotFoundError:
-        return "0.12.8"  # the version whose behaviour Sonde matches
+        return ".".join(map(str, FOLLOWED))
 
 
 def _is_flax(name: str) -> bool:

@@ -347,6 +347,34 @@ def test_method_outputs_of_inherited_and_overriding_methods():
     close(seen["__call__"][0], 2 * X + 1)
 
 
+def test_method_outputs_of_a_mixin():
+    class Mixin:
+        def shift(self, x):
+            return x + 1
+
+    class Mixin2(Mixin):
+        def shift(self, x):
+            return super().shift(x) * 10
+
+    class Model(Mixin, nnx.Module):
+        def __call__(self, x):
+            return self.shift(x)
+
+    class Between(Model, Mixin2):
+        """The methods of Mixin2 come before those of Mixin, although Model has them."""
+
+    class Overrides(Between):
+        def shift(self, x):
+            return super().shift(x) + 0.5
+
+    for cls, expected in ((Model, 2.0), (Between, 20.0), (Overrides, 20.5)):
+        y, seen = nnx.capture(cls(), nnx.Intermediate, method_outputs=nnx.Intermediate)(1.0)
+        assert y == cls()(1.0) == expected
+        assert flat(seen) == {"shift": (expected,), "__call__": (expected,)}
+    Mixin.shift = lambda self, x: x + 2
+    assert Model()(1.0) == 3.0 and Between()(1.0) == 30.0
+
+
 def test_a_method_that_calls_itself():
     class M(nnx.Module):
         def down(self, n):
@@ -426,6 +454,17 @@ def test_without_types_nothing_is_stored_and_nothing_is_traced_again(library, in
         close(step(model, X), 2 * X)
     assert set(library.state(model)) == {"w"}
     assert len(traces) == 1
+
+
+def test_the_flag_for_doing_nothing_outside_a_capture(monkeypatch):
+    model = Block()
+    monkeypatch.setattr(nnx.module, "flag", lambda name: name == "nnx_sow_capture_noop")
+    close(model(X), jnp.sin(2 * X))
+    close(Noted()(X), jnp.sin(2 * X))
+    assert set(nnx.state(model)) == {"w"}
+    assert model.sow(nnx.Intermediate, "h", X) is False and model.perturb("p", 3.0) == 3.0
+    with pytest.warns(DeprecationWarning):
+        assert model.sow(nnx.Intermediate, "h", X, capture_noop=False)
 
 
 def test_errors():

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from sonde._flax_release import follows
 from sonde.bridge.libraries import Library
 from sonde.linen import meta
 from sonde.nnx import sharding as nnx_sharding
@@ -21,8 +22,6 @@ from sonde.nnx.eager_sharding import partition_spec
 from sonde.nnx.variable import Variable
 from sonde.serialization import register_box
 
-#: Fields of linen's boxes, and the metadata of Variables that means the same.
-_SAME = {"names": "out_sharding", "rules": "sharding_rules"}
 #: The metadata entry that holds the class of the box that a Variable came in.
 BOX_TYPE = "linen_meta_type"
 
@@ -118,7 +117,7 @@ def to_nnx_var(collection: str, value: Any, nnx: Any) -> Any:
     if not _is_box(value):
         return kind(value)
     fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.name != "value"}
-    metadata = {_SAME.get(name, name): entry for name, entry in fields.items()}
+    metadata = {meta.NAMES_IN_NNX.get(name, name): entry for name, entry in fields.items()}
     return kind(value.value, **metadata, **{BOX_TYPE: type(value)})
 
 
@@ -127,10 +126,13 @@ def to_linen_var(variable: Variable[Any]) -> Any:
     metadata = variable.get_metadata()
     box = metadata.get(BOX_TYPE)
     if box is not None:
-        names = {f.name: _SAME.get(f.name, f.name) for f in dataclasses.fields(box) if f.name != "value"}
+        names = {f.name: meta.NAMES_IN_NNX.get(f.name, f.name) for f in dataclasses.fields(box) if f.name != "value"}
         return box(variable.get_value(), **{field: metadata[name] for field, name in names.items() if name in metadata})
-    if set(metadata) <= Variable.required_metadata:
+    own = {name: entry for name, entry in metadata.items() if name not in Variable.required_metadata}
+    if not own:
         return variable.get_value()
+    if follows(0, 12, 12):
+        metadata = own
     if isinstance(variable, Variable):
         return NNXMeta(type(variable), variable.get_value(), metadata)
     from flax.nnx.bridge import NNXMeta as FlaxMeta

@@ -20,6 +20,8 @@ from sonde.errors import PartitioningUnspecifiedError
 
 A = TypeVar("A")
 PARTITION_NAME = "partition_name"
+#: Fields of boxes that `nnx.Variable` has under another name.
+NAMES_IN_NNX = {"names": "out_sharding", "rules": "sharding_rules"}
 Names = tuple[str | None, ...]
 
 
@@ -179,6 +181,16 @@ class Partitioned(AxisMetadata[A]):
     def get_sharding(self, mesh: Mesh) -> NamedSharding:
         """The sharding of the value on a mesh."""
         return NamedSharding(mesh, self.get_partition_spec())
+
+    def to_nnx_metadata(self) -> dict[str, Any]:
+        """The value and the other fields under the names that `nnx.Variable` has for them."""
+        return {NAMES_IN_NNX.get(f.name, f.name): getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def from_nnx_metadata(cls, metadata: Mapping[str, Any]) -> Self:
+        """The inverse of `to_nnx_metadata`; entries that are no fields are left out."""
+        names = {f.name: NAMES_IN_NNX.get(f.name, f.name) for f in dataclasses.fields(cls)}
+        return cls(**{field: metadata[name] for field, name in names.items() if name in metadata})
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
         """The value is the only child, the rest is structure."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 
 from sonde._array_text import describe
 from sonde._flax_flags import flag
+from sonde._flax_release import follows
 from sonde.core.arrays import split_arrays
 from sonde.errors import (
     ApplyModuleInvalidMethodError,
@@ -263,8 +265,10 @@ def lazy_init(
     Arrays are used as they are; a `jax.ShapeDtypeStruct` stands for an input whose value must not matter. This is
     checked by mapping over it: an output that is the same for all its values comes out unmapped.
 
+    If one differs, Flax 0.12.12 computes it from zeros; so does this function, with a warning.
+
     Raises:
-        LazyInitError: a variable depends on an input that was given as a shape.
+        LazyInitError: a variable depends on an input that was given as a shape, with the behaviour of Flax 0.12.8.
     """
     unknown, known = split_arrays((args, kwargs), lambda x: isinstance(x, jax.ShapeDtypeStruct))
 
@@ -280,10 +284,12 @@ def lazy_init(
             if "out_axes" not in str(error):
                 raise
             shapes = ", ".join(describe(x) for x in unknown)
-            raise LazyInitError(
+            problem = (
                 f"{where} makes a variable whose initial value depends on the values of its inputs, but these "
-                "were given as "
-                f"shapes only ({shapes}); pass arrays, or make the initializer use the shapes alone"
-            ) from error
-    # No output depends on the zeros, so jit removes what is computed from them.
+                f"were given as shapes only ({shapes}); pass arrays, or make the initializer use the shapes alone"
+            )
+            if not follows(0, 12, 12):
+                raise LazyInitError(problem) from error
+            warnings.warn(f"{problem}. Here it is computed from zeros.", stacklevel=3)
+    # Where no output depends on the zeros, jit removes what is computed from them.
     return jax.jit(lambda: run([jnp.zeros(x.shape, x.dtype) for x in unknown]))()

@@ -89,4 +89,6 @@ def new_references(variable: Variable[Any], value: Any, metadata: Metadata) -> A
             f"A {type(variable).__name__} was given an array reference. Give it the array, reference[...], and "
             f"ref=True for a new reference; or make the reference an attribute of a Module."
         )
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return value  # an abstract Variable
     return jax.new_ref(value) if metadata["ref"] else referring(value) if metadata["hijax"] else value

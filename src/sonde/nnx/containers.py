@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
+from sonde._flax_release import follows
 from sonde._jax import trace_level
 from sonde.nnx import pytree
 from sonde.nnx.attribute_status import marked_value
@@ -288,7 +289,8 @@ class Sequential(Module):
     """Applies functions and Modules one after the other.
 
     What one returns is given to the next: a tuple as several arguments, a dict as keywords. `rngs=` is passed to each
-    one that has a parameter of that name.
+    one that has a parameter of that name. So is every keyword argument of the call, as in Flax 0.12.12; with a JAX
+    before 0.11.1, as in Flax 0.12.8, the first one gets them. Iterating yields the functions and Modules.
 
     Args:
         *fns: the functions and Modules.
@@ -320,22 +322,45 @@ class Sequential(Module):
 
         if not self.layers:
             return args[0] if len(args) == 1 else args or kwargs or None
-        return call_in_turn(self._callables(rngs), args, kwargs)
+        for_all = {} if rngs is None else {"rngs": rngs}
+        if follows(0, 12, 12):
+            for_all, kwargs = {**kwargs, **for_all}, {}
+        return call_in_turn(self._callables(for_all), args, kwargs)
 
-    def _callables(self, rngs: Any) -> Iterator[Callable[..., Any]]:
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        return iter(self.layers)
+
+    def _callables(self, keywords: Mapping[str, Any]) -> Iterator[Callable[..., Any]]:
         for i, layer in enumerate(self.layers):
             if not callable(layer):
                 raise TypeError(f"Sequential.layers[{i}] is not callable: {layer!r}.")
-            yield layer if rngs is None or not _takes_rngs(layer) else _with_rngs(layer, rngs)
+            yield _with_keywords(layer, keywords, f"Sequential.layers[{i}]") if keywords else layer
 
 
-def _takes_rngs(layer: Callable[..., Any]) -> bool:
+def _with_keywords(layer: Callable[..., Any], keywords: Mapping[str, Any], place: str) -> Callable[..., Any]:
+    """A layer with those of the keywords that it takes."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        taken = _taken(layer, len(args), keywords)
+        if follows(0, 12, 12) and (twice := sorted(kwargs.keys() & taken.keys())):
+            raise TypeError(
+                f"{place} gets {twice} twice: in the dict that the layer before returned, and as keyword arguments of "
+                "the call."
+            )
+        return layer(*args, **{**kwargs, **taken})
+
+    return call
+
+
+def _taken(layer: Callable[..., Any], n_positions: int, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that a function takes if its first parameters are given by position."""
     try:
-        parameter = inspect.signature(layer).parameters.get("rngs")
-    except ValueError:  # builtins have no signature
-        return False
-    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-
-
-def _with_rngs(layer: Callable[..., Any], rngs: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: layer(*args, **{**kwargs, "rngs": rngs})
+        parameters = inspect.signature(layer).parameters.values()
+    except (TypeError, ValueError):  # builtins have no signature
+        return {}
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    given = {p.name for p in by_position[:n_positions] if p.kind is p.POSITIONAL_OR_KEYWORD}
+    if follows(0, 12, 12) and any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return {name: value for name, value in keywords.items() if name not in given}
+    accepted = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - given
+    return {name: value for name, value in keywords.items() if name in accepted}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from sonde._flax_flags import flag
 from sonde.core.context import RUNNING_CAPTURES
 from sonde.nnx import iteration, module_sites, variable_names
 from sonde.nnx.filters import Filter, PathParts, to_predicate
@@ -54,11 +57,12 @@ class Module(Pytree, metaclass=ModuleMeta):
         if not cls._observes_methods:
             cls._observes_methods = True  # for subclasses of this class
             return
-        for name, member in list(vars(cls).items()):
-            if isinstance(member, types.FunctionType) and (not name.startswith("_") or name == "__call__"):
-                prepared = module_sites.observed(name, member)
-                if prepared is not member:
-                    setattr(cls, name, prepared)
+        methods = {name: member for name, member in vars(cls).items() if _is_observed(name, member)}
+        for name, member in _mixed_in(cls).items():
+            if _is_observed(name, member):
+                methods[name] = _from_bases(cls, name, member)
+        for name, member in methods.items():
+            setattr(cls, name, module_sites.observed(name, member))
 
     # -------------------------------------------------------------------------------------------- captures
 
@@ -69,6 +73,7 @@ class Module(Pytree, metaclass=ModuleMeta):
         value: Any,
         reduce_fn: Callable[[Any, Any], Any] = _append,
         init_fn: Callable[[], Any] = tuple,
+        capture_noop: bool | None = None,
     ) -> bool:
         """Records a value under a name, for `nnx.capture` to return.
 
@@ -80,6 +85,7 @@ class Module(Pytree, metaclass=ModuleMeta):
             value: what to record; any pytree.
             reduce_fn: combines what was recorded before with the value; appends to a tuple by default.
             init_fn: makes the initial value for `reduce_fn`.
+            capture_noop: whether to do nothing outside a capture; None: as the flag `nnx_sow_capture_noop` says.
 
         Returns:
             Whether the value was recorded.
@@ -92,6 +98,8 @@ class Module(Pytree, metaclass=ModuleMeta):
         recorded = module_sites.sow(self, variable_type, name, value, combine, init_fn)
         if recorded is not None:
             return recorded
+        if _does_nothing(capture_noop):
+            return False
         held = _held(self, name, variable_type, "sow")
         if held is None:
             setattr(self, name, variable_type(reduce_fn(init_fn(), value)))
@@ -102,7 +110,13 @@ class Module(Pytree, metaclass=ModuleMeta):
         _warn_of_storing(self, name, "sow")
         return True
 
-    def perturb(self, name: str, value: Any, variable_type: type[Variable[Any]] | str = Perturbation) -> Any:
+    def perturb(
+        self,
+        name: str,
+        value: Any,
+        variable_type: type[Variable[Any]] | str = Perturbation,
+        capture_noop: bool | None = None,
+    ) -> Any:
         """Marks a value whose gradient is wanted; use the value that it returns.
 
         Within `nnx.capture`, the value that the capture holds under `name` is added, so the gradient with respect to it
@@ -113,6 +127,7 @@ class Module(Pytree, metaclass=ModuleMeta):
             name: the name.
             value: the value; any pytree of arrays.
             variable_type: the type of Variable to record it as, or a name of one.
+            capture_noop: whether to do nothing outside a capture; None: as the flag `nnx_sow_capture_noop` says.
 
         Raises:
             ValueError: the attribute exists and is not a Variable of that type.
@@ -121,6 +136,8 @@ class Module(Pytree, metaclass=ModuleMeta):
         perturbed = module_sites.perturb(self, name, value, variable_type)
         if perturbed is not None:
             return perturbed
+        if _does_nothing(capture_noop):
+            return value
         held = _held(self, name, variable_type, "perturb")
         shift = jax.tree.map(jnp.zeros_like, value) if held is None else held.get_value()
         if held is None:
@@ -193,6 +210,33 @@ class Module(Pytree, metaclass=ModuleMeta):
         self.set_attributes(deterministic=True, use_running_average=True, **attributes, raise_if_not_found=False)
 
 
+def _mixed_in(cls: type[Module]) -> dict[str, Any]:
+    """What a class gets from bases that are not prepared: no Modules, and not of Python's own library."""
+    members: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[1:]):
+        if issubclass(base, Pytree):
+            # a Module that comes earlier in the order of bases overrides the mixin, or has prepared its methods
+            for name in vars(base):
+                members.pop(name, None)
+        elif base.__module__.partition(".")[0] not in sys.stdlib_module_names:
+            members.update(vars(base))
+    return {name: member for name, member in members.items() if name not in vars(cls)}
+
+
+def _from_bases(cls: type[Module], name: str, member: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that calls the one of the bases; which one that is depends on the class of the object."""
+
+    @functools.wraps(member)
+    def method(self: Module, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(cls, self), name)(*args, **kwargs)
+
+    return method
+
+
+def _is_observed(name: str, member: Any) -> bool:
+    return isinstance(member, types.FunctionType) and (not name.startswith("_") or name == "__call__")
+
+
 def _held(module: Module, name: str, variable_type: type[Variable[Any]], verb: str) -> Variable[Any] | None:
     """The Variable that an attribute holds from an earlier call, None when there is no such attribute yet."""
     if not hasattr(module, name):
@@ -211,6 +255,10 @@ def _taken(module: Module, name: str, held: Any, variable_type: type[Variable[An
         f"{type(module).__name__}.{verb}({name!r}) stores its value, and needs that attribute to be {wanted}. Use "
         f"another name, or capture: {_GUIDE}"
     )
+
+
+def _does_nothing(capture_noop: bool | None) -> bool:
+    return flag("nnx_sow_capture_noop") if capture_noop is None else capture_noop
 
 
 def _warn_of_storing(module: Module, name: str, verb: str) -> None:

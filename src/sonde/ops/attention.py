@@ -105,6 +105,7 @@ def dot_product_attention_weights(
         report(weights)
     if deterministic or dropout_rate == 0.0:
         return weights
+    check_dropout_rate(dropout_rate)
     if dropout_rng is None:
         raise LayerInputError(f"dropout_rate={dropout_rate} needs `dropout_rng`, a random key, got None.")
     shape = weights.shape
@@ -326,6 +327,16 @@ def decode_step(
     cached_value = lax.dynamic_update_slice(cached_value, new_value, starts)
     seen = jnp.broadcast_to(jnp.arange(length) <= index, (*batch, 1, 1, length))
     return cached_key, cached_value, index + 1, combine_masks(mask, seen, dtype=bool)
+
+
+def check_dropout_rate(dropout_rate: float) -> None:
+    """Raises if a rate of dropout leaves nothing to divide by.
+
+    Raises:
+        LayerInputError: the rate is not from 0 to 1, or is 1.
+    """
+    if not 0.0 <= dropout_rate < 1.0:
+        raise LayerInputError(f"`dropout_rate` must be in the range [0, 1), got {dropout_rate!r}.")
 
 
 def _check(

@@ -59,3 +59,30 @@ def test_an_output_that_is_mapped_in_another_way_than_the_argument():
     m = nnx.Dict(w=nnx.Param(jnp.ones((2, 2))))
     with pytest.raises(ValueError, match="Inconsistent aliasing detected: nnx.vmap"):
         nnx.vmap(lambda m: m, out_axes=1)(m)
+
+
+def test_a_value_without_an_axis_is_named():
+    class Sows(nnx.Module):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "h", x)
+            return x
+
+    class Holds(nnx.Module):
+        def __init__(self):
+            self.layers = nnx.List([Sows()])
+            self.last = nnx.Variable(jnp.zeros(()))
+
+    def both(scale, model, x):
+        return model.layers[0](x) * scale
+
+    def writes(model, x):
+        model.last[...] = x
+
+    xs = jnp.arange(3.0)
+    with (
+        pytest.warns(DeprecationWarning),
+        pytest.raises(ValueError, match=r"nnx.vmap of 'both': the new value of args\[1\]/layers/0/h differs from"),
+    ):
+        nnx.vmap(both, in_axes=(None, None, 0))(2.0, Holds(), xs)
+    with pytest.raises(ValueError, match=r"the new value of args\[0\]/last differs .*got axis spec None"):
+        nnx.vmap(writes, in_axes=(None, 0))(Holds(), xs)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from sonde import ops
+from sonde._flax_release import follows
 from sonde.errors import LayerInputError
 from sonde.nnx.attribute_status import data
 from sonde.nnx.layers.linear import LinearGeneral
@@ -22,6 +23,7 @@ from sonde.nnx.layers.place import names_its_place
 from sonde.nnx.layers.stochastic import next_key
 from sonde.nnx.module import Module
 from sonde.nnx.variable_kinds import Cache, Intermediate
+from sonde.ops.attention import check_dropout_rate
 from sonde.ops.checks import expect_size
 from sonde.ops.dtypes import Dtype, PromoteDtype, promote_dtype
 from sonde.ops.initializers import default_bias_init, default_kernel_init
@@ -79,6 +81,9 @@ def dot_product_attention(
         return ops.fused_attention(
             query, key, value, bias=bias, mask=mask, is_causal=is_causal, dtype=dtype, promote_dtype=promote_dtype
         )
+
+    if follows(0, 12, 12):
+        check_dropout_rate(dropout_rate)
 
     def report(weights: jax.Array) -> None:
         if module is not None:
@@ -311,7 +316,7 @@ class MultiHeadAttention(Module):
             rngs: random streams for dropout, in place of the layer's own stream.
             sow_weights: sow the weights as `attention_weights`, an `nnx.Intermediate`.
             decode: write one position into the cache; overrides the layer's own setting.
-            is_causal: mask the positions after the query.
+            is_causal: mask the positions after the query; not needed when decoding.
             out_sharding: sharding of the result, under explicit sharding.
             qkv_sharding: sharding of queries, keys and values, under explicit sharding.
             input_positions: `(batch..., length)`, passed on to an `attention_fn` that takes them, such as
@@ -335,9 +340,12 @@ class MultiHeadAttention(Module):
         query, key, value = (getattr(self, part)(x, out_sharding=qkv_sharding) for part, x in inputs.items())
         if self.query_ln is not None and self.key_ln is not None:
             query, key = self.query_ln(query), self.key_ln(key)
-        if chosen(self, "decode", decode, self.decode):
+        decoding = chosen(self, "decode", decode, self.decode)
+        if decoding:
             key, value, mask = self._decode(query, key, value, mask)
         dropping, rng = self._dropout(deterministic, rngs)
+        # The cache has its own mask. Flax 0.12.8 masks all but the first of its positions, too.
+        causal = is_causal and not (decoding and follows(0, 12, 12))
         heads = self.attention_fn(
             query,
             key,
@@ -350,7 +358,7 @@ class MultiHeadAttention(Module):
             dtype=self.dtype,
             precision=self.precision,
             module=self if sow_weights else None,
-            **({"is_causal": True} if is_causal else {}),
+            **({"is_causal": True} if causal else {}),
             **({} if input_positions is None else {"input_positions": input_positions}),
         )
         return self.out(heads, out_sharding=out_sharding)

@@ -146,7 +146,7 @@ def alternatives(prefix: Any) -> list[Any]:
 
     def look(p: Any) -> None:
         if isinstance(p, ByFilter):
-            values: Iterable[Any] = p.values
+            values: Iterable[Any] = p.for_filters
         elif isinstance(p, TreeState):
             values = p.leaves
         elif isinstance(p, Variable):

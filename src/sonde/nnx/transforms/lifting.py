@@ -257,7 +257,19 @@ class Entered:
         mode: the mode it runs in.
     """
 
-    __slots__ = ("_before", "_contents", "_values", "args", "known", "kwargs", "leaves", "mode", "structure", "verb")
+    __slots__ = (
+        "_before",
+        "_contents",
+        "_left",
+        "_values",
+        "args",
+        "known",
+        "kwargs",
+        "leaves",
+        "mode",
+        "structure",
+        "verb",
+    )
 
     def __init__(
         self,
@@ -350,6 +362,7 @@ class Entered:
                 of_leaves.append(n)
                 lists[n].append(value)
 
+        found: Walk | None = None
         edits = [edit for edit in edits if not (edit.leaves and edit.definition[2] in skip)]
         for edit in edits:
             put(edit.leaves, placement.of_edit(edit))
@@ -367,9 +380,22 @@ class Entered:
         of_changes = tuple(map(placement.of_change, changed))
         for i, n in zip(changed, of_changes):
             lists[n].append(load(raw(self.leaves[i])))
+        self._left = edits, found, changed, (*of_leaves, *of_changes)
         new = tuple(GraphDef(edit.definition) for edit in edits)
         metadata = self._new_metadata(changed)
         return lists, Outcome(definition, new, tuple(of_leaves), changed, of_changes, metadata, tuple(references))
+
+    def path_in_list(self, number: int, position: int) -> str:
+        """The path of an array that left the trace, for messages: where it is in a list that `leave` returned."""
+        edits, found, changed, list_numbers = self._left
+        call = NamedValues(self.structure.names, (*self.args, *self.kwargs.values()))
+        node_paths = {id(node): path for path, node in walk(call, graph=True, verb=self.verb).nodes}
+        paths = [
+            (*node_paths.get(id(self.known[edit.definition[2]]), ()), *path) for edit in edits for path in edit.paths
+        ]
+        paths += [] if found is None else found.paths
+        paths += [self.structure.paths[i] for i in changed]
+        return show_path([path for path, n in zip(paths, list_numbers) if n == number][position])
 
     def check_output(self, found: Walk) -> None:
         """Refuses an output that holds Variables of the arguments: their new values reach the caller anyway."""

@@ -6,6 +6,7 @@ only to a value that is the same for all elements.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 
 from sonde.nnx.sharding import PARTITION_NAME
 from sonde.nnx.transforms.axis_metadata import with_axis_names
-from sonde.nnx.transforms.lifting import Fixed, Taken, enter, take
+from sonde.nnx.transforms.lifting import Entered, Fixed, Taken, enter, take
 from sonde.nnx.transforms.options import (
     MISSING,
     Mode,
@@ -86,9 +87,11 @@ def vmap(
         taken = take("vmap", how, args, kwargs)
         lists = _lists("vmap", taken, in_axes, out_axes)
         axes = lists.in_values
+        inside: list[Entered] = []
 
         def pure(*values: Any) -> Left:
             entered = taken.enter(values[: len(axes)])
+            inside[:] = [entered]
             return entered.leave(fn(*entered.args, **entered.kwargs), placement=lists)
 
         run = jax.vmap(
@@ -99,10 +102,26 @@ def vmap(
             axis_size=axis_size,
             spmd_axis_name=spmd_axis_name,
         )
-        # jax.vmap needs an argument, even if the size of the axis is given
-        return taken.settle(run(*taken.values) if taken.values else run(jax.numpy.zeros(axis_size or 0)))
+        try:
+            # jax.vmap needs an argument, even if the size of the axis is given
+            left = run(*taken.values) if taken.values else run(jax.numpy.zeros(axis_size or 0))
+        except ValueError as error:
+            place = _OUT_AXES.search(str(error))
+            if place is None or not inside:
+                raise
+            path = inside[0].path_in_list(int(place[1]), int(place[2]))
+            raise ValueError(
+                f"nnx.vmap of {_named(pure, f).__name__!r}: the new value of {path} differs from example to example, "
+                f"but it has no mapped axis to be in ({place[3].lstrip(', ')}). Give it one with nnx.StateAxes; for "
+                "values that a Module sows, nnx.capture needs none."
+            ) from error
+        return taken.settle(left)
 
     return mapped
+
+
+#: How JAX names an output with a wrong axis: the list and the position in it.
+_OUT_AXES = re.compile(r"out_axes\[0\]\[(\d+)\]\[(\d+)\][^,]*(, got axis spec .*)")
 
 
 def _lists(verb: str, taken: Taken, in_axes: Any, out_axes: Any) -> Lists:

@@ -40,12 +40,12 @@ class ByFilter:
         else:
             pairs = list(by_filter.items() if isinstance(by_filter, Mapping) else by_filter)
         self.filters = tuple(f for f, _ in pairs)
-        self.values = tuple(value for _, value in pairs)
+        self.for_filters = tuple(value for _, value in pairs)
         self._predicates = tuple(map(to_predicate, self.filters))
 
     def items(self) -> Iterator[tuple[Filter, Any]]:
         """Pairs of filter and value."""
-        return iter(zip(self.filters, self.values))
+        return iter(zip(self.filters, self.for_filters))
 
     def map_prefix(self, path: Path, leaf: Any) -> Any:
         """The value for a Variable at a path.
@@ -53,7 +53,7 @@ class ByFilter:
         Raises:
             ValueError: no filter matches.
         """
-        for matches, value in zip(self._predicates, self.values):
+        for matches, value in zip(self._predicates, self.for_filters):
             if matches(path, leaf):
                 return value
         raise ValueError(
@@ -71,8 +71,8 @@ class ByFilter:
         return hash((type(self), tuple(self.items())))
 
 
-class StateAxes(ByFilter):
-    """Axes by filter, for the Variables of a Module in `nnx.vmap`, `nnx.pmap` and `nnx.scan`.
+class StateAxes(ByFilter, Mapping[Filter, Any]):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Axes by filter, for the Variables of a Module in `nnx.vmap`, `nnx.pmap` and `nnx.scan`; a mapping.
 
     Args:
         filter_axes: from filter to axis, in order; an axis is an int, None, or `nnx.Carry` in `nnx.scan`. Or a State
@@ -92,7 +92,18 @@ class StateAxes(ByFilter):
     @property
     def axes(self) -> tuple[Any, ...]:
         """The axes, in the order of the filters."""
-        return self.values
+        return self.for_filters
+
+    def __getitem__(self, key: Filter) -> Any:
+        if key not in self.filters:
+            raise KeyError(key)
+        return self.for_filters[self.filters.index(key)]
+
+    def __iter__(self) -> Iterator[Filter]:
+        return iter(self.filters)
+
+    def __len__(self) -> int:
+        return len(self.filters)
 
 
 class StateSharding(ByFilter):
@@ -108,7 +119,7 @@ class StateSharding(ByFilter):
     @property
     def shardings(self) -> tuple[Any, ...]:
         """The shardings, in the order of the filters."""
-        return self.values
+        return self.for_filters
 
 
 @dataclasses.dataclass(frozen=True)
