@@ -225,3 +225,53 @@ def test_another_version_of_the_format_is_named(tmp_path):
     manifest.write_text("{}")
     with pytest.raises(StoreError, match=r"sonde\.json of the store .* is damaged"):
         store.open(tmp_path)
+
+
+LEAVING = """
+import signal, sys, time
+import numpy as np
+import sonde
+from sonde import store
+
+drawn = open(sys.argv[1] + ".drawn", "ab", buffering=0)
+if sys.argv[2] == "own":
+    signal.signal(signal.SIGTERM, lambda *_: print("own handler", flush=True))
+
+
+def batches():
+    for i in range(1000):
+        yield np.full((2, 3), i, np.float32)
+        drawn.write(b".")  # this batch is on its way to the store
+        time.sleep(0.02 if i < 20 or sys.argv[2] != "stuck" else 100)
+
+
+kept = store.harvest(lambda x: sonde.sow(x, "h"), batches(), sys.argv[1], progress=False)
+print("unfinished" if not kept.finished and kept.n_batches < 1000 else "finished", flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "stuck", "own"])
+def test_sigterm_writes_what_is_computed_and_leaves(tmp_path, kind):
+    program, folder = tmp_path / "program.py", tmp_path / "store"
+    program.write_text(LEAVING)
+    environment = {**os.environ, "XLA_FLAGS": xla_flags(1), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(program), str(folder), kind]
+    drawn = tmp_path / "store.drawn"
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        while not drawn.exists() or drawn.stat().st_size < 21:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)  # nothing was written yet: batches wait up to ten seconds for others
+        if kind == "stuck":  # in the middle of its data: what is computed is in the store, although it cannot leave
+            end = time.monotonic() + 30
+            while store.open(folder).n_batches < 21:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            process.kill()
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == {"plain": -signal.SIGTERM, "stuck": -signal.SIGKILL, "own": 0}[kind]
+    assert said == ("own handler\nunfinished\n" if kind == "own" else "")
+    kept = store.open(folder)
+    assert 21 <= kept.n_batches and kept.n_batches - drawn.stat().st_size in (0, 1) and not kept.finished
+    assert store.check(folder) == []
+    np.testing.assert_array_equal(kept["h"][:, 0], np.repeat(np.arange(kept.n_batches), 2))

@@ -6,6 +6,7 @@ stream(f, batches, size, *patterns)      the same minibatches while the program 
 statistics(f, batches, *patterns)        mean, covariance, quantiles and samples over a data set, without a store
 check(folder)                            read everything and verify the checksums
 merge(folders, into)                     one store from several
+Storage(endpoint_url=..., key=...)       how to reach a bucket, beyond what the environment says
 """
 
 from sonde.store.checking import Damage, check
@@ -14,11 +15,13 @@ from sonde.store.merging import merge
 from sonde.store.passing import stream
 from sonde.store.reading import Store, StoredArray, open
 from sonde.store.records_file import load, save
+from sonde.store.storage import Storage
 from sonde.store.streaming import DataStatistics, UnitStatistics, statistics
 
 __all__ = [
     "Damage",
     "DataStatistics",
+    "Storage",
     "Store",
     "StoredArray",
     "UnitStatistics",

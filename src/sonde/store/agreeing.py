@@ -68,8 +68,11 @@ class Company:
     def __init__(self) -> None:
         self._news: collections.deque[Any] = collections.deque()
 
-    def tell(self, error: Exception | None) -> None:
-        """Reports the error of this process, if any; to be called after each batch.
+    def tell(self, error: Exception | None, *, leaves: bool) -> bool:
+        """Reports the error of this process, if any, and whether it wants to leave; to be called after each batch.
+
+        Returns:
+            Whether to leave: a process wants to; on all processes after the same batch.
 
         Raises:
             StoreError: This process failed, or another one did; on all processes after the same batch.
@@ -77,10 +80,14 @@ class Company:
         if jax.process_count() == 1:
             if error is not None:
                 raise error
-            return
-        self._news.append(_exchanged(np.full(1, error is not None, np.uint8)))
-        if len(self._news) > _BEHIND and np.asarray(self._news.popleft()).any():
+            return leaves
+        self._news.append(_exchanged(np.array([error is not None, leaves], np.uint8)))
+        if len(self._news) <= _BEHIND:
+            return False
+        told = np.asarray(self._news.popleft())
+        if told[:, 0].any():
             agree(error)
+        return bool(told[:, 1].any())
 
 
 def on_every_process(array: Any) -> Any:

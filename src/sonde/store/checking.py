@@ -12,6 +12,7 @@ from sonde.store.folder import Folder, PathLike, reason
 from sonde.store.manifest import ArrayInfo, Manifest, needed_manifest
 from sonde.store.progress import Listed, read_progress
 from sonde.store.reading_rows import RowReader
+from sonde.store.storage import Storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +33,12 @@ class Damage:
         return f"{self.name}, rows {self.rows[0]} to {self.rows[1] - 1}: {self.reason}"
 
 
-def check(folder: PathLike) -> list[Damage]:
+def check(folder: PathLike, *, storage: Storage | None = None) -> list[Damage]:
     """Reads everything that a store lists and verifies its checksums, and the files that other programs read.
 
     Args:
         folder: The store.
+        storage: How to reach a bucket, if the environment does not say.
 
     Returns:
         The damaged rows; an empty list if there are none.
@@ -53,7 +55,7 @@ def check(folder: PathLike) -> list[Damage]:
         >>> store.check(folder)
         []
     """
-    place = Folder(folder)
+    place = Folder(folder, storage)
     manifest = needed_manifest(place)
     listed = read_progress(place, manifest)
     listed.entries()

@@ -13,6 +13,7 @@ from typing import Any
 
 from sonde import _extras
 from sonde.errors import StoreError
+from sonde.store.storage import Storage
 
 _LOCK = ".__lock"  # what TensorStore appends to the name of a file while it writes it
 PathLike = str | os.PathLike[str]
@@ -26,23 +27,30 @@ def tensorstore() -> Any:
 class Folder:
     """A folder, or a URL that TensorStore knows.
 
+    Args:
+        where: The path or URL.
+        storage: How to reach it, if it is a bucket.
+
     Attributes:
         name: The path or URL as it was given.
     """
 
-    def __init__(self, where: PathLike) -> None:
+    def __init__(self, where: PathLike, storage: Storage | None = None) -> None:
         self.name = os.fspath(where)
+        self._storage = storage or Storage()
         path = self.name.removeprefix("file://")
         self._contexts: dict[int, Any] = {}
         self._local = None if "://" in path else Path(path).absolute()
-        if self._local is not None and self._local.exists() and not self._local.is_dir():
+        if self._local is None:
+            self._storage.kvstore(self.name)
+        elif self._local.exists() and not self._local.is_dir():
             raise StoreError(f"{self.name!r} is a file: a store is a folder")
 
     def spec(self, below: str = "") -> Any:
         """TensorStore's spec of a key."""
         if self._local is not None:
             return {"driver": "file", "path": f"{self._local.as_posix()}/{below}"}
-        return f"{self.name.rstrip('/')}/{below}"
+        return self._storage.kvstore(f"{self.name.removesuffix('/')}/{below}")
 
     def read(self, key: str) -> bytes | None:
         """The contents of a file, or None if there is none.
@@ -53,7 +61,7 @@ class Folder:
         try:
             result = self.wait(self._store().read(key))
         except Exception as error:
-            raise self.damaged(key, error) from error
+            raise self._unreadable(key, error) from error
         return bytes(result.value) if result.state == "value" else None
 
     def write(self, key: str, contents: bytes) -> None:
@@ -67,28 +75,42 @@ class Folder:
             StoreError: One cannot be written.
         """
         try:
-            store = self._store()
+            store, nbytes = self._store(), sum(map(len, files.values()))
             for future in [store.write(key, contents) for key, contents in files.items()]:
-                self.wait(future)
+                self.wait(future, nbytes)
         except Exception as error:
             raise self.failed(error) from error
 
     def context(self, cache: int) -> Any:
         """TensorStore's resources for the folder: all its arrays share one cache of so many bytes."""
         if cache not in self._contexts:
-            self._contexts[cache] = tensorstore().Context({"cache_pool": {"total_bytes_limit": cache}})
+            told = {"cache_pool": {"total_bytes_limit": cache}, **self._storage.resources()}
+            self._contexts[cache] = tensorstore().Context(told)
         return self._contexts[cache]
 
-    def wait(self, future: Any) -> Any:
-        """Waits for TensorStore."""
-        return future.result()
+    def wait(self, future: Any, nbytes: int = 0) -> Any:
+        """Waits for TensorStore; for a bucket, as long as a transfer of so many bytes may take.
+
+        Raises:
+            StoreError: The bucket did not answer in time.
+        """
+        if self._local is not None:
+            return future.result()
+        seconds = self._storage.seconds(nbytes)
+        try:
+            return future.result(timeout=seconds)
+        except TimeoutError:
+            raise StoreError(
+                f"the store {self.name!r} did not answer within {seconds:.0f} seconds: check the address, the network "
+                "and the credentials; Storage(deadline=...) waits longer"
+            ) from None
 
     def keys(self, below: str = "") -> list[str]:
         """The names of all files whose name starts with `below`."""
         try:
             listed = self.wait(self._store().list())
         except Exception as error:
-            raise self.damaged("the list of files", error) from error
+            raise self._unreadable("the list of files", error) from error
         names = [key.decode() if isinstance(key, bytes) else key for key in listed]
         return [name for name in names if name.startswith(below)]
 
@@ -115,17 +137,30 @@ class Folder:
 
     def failed(self, error: BaseException) -> StoreError:
         """The error for a failed write to the folder."""
+        if isinstance(error, StoreError):
+            return error
         return StoreError(f"cannot write to the store {self.name!r}: {reason(error)}")
+
+    def _unreadable(self, what: str, error: BaseException) -> StoreError:
+        """The error for a file that cannot be read, or a bucket that cannot be reached."""
+        if isinstance(error, StoreError):
+            return error
+        return StoreError(f"cannot read {what} of the store {self.name!r}: {reason(error)}")
 
     def damaged(self, what: str, error: BaseException) -> StoreError:
         """The error for something that the store lists but that cannot be read."""
+        if isinstance(error, StoreError):
+            return error
         return StoreError(
             f"cannot read {what} of the store {self.name!r}: {reason(error)}. `sonde store check` finds all that is "
             "damaged"
         )
 
     def _store(self) -> Any:
-        return self.wait(tensorstore().KvStore.open(self.spec()))
+        try:
+            return self.wait(tensorstore().KvStore.open(self.spec(), context=self.context(0)))
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"the store {self.name!r} cannot be reached: {reason(error)}") from error
 
 
 def reason(error: BaseException | None) -> str:

@@ -19,12 +19,14 @@ from sonde.errors import StoreError
 from sonde.store import checksums, rows, zarr_arrays
 from sonde.store.agreeing import Company, agree, check_alike, on_every_process, together
 from sonde.store.folder import Folder, PathLike
+from sonde.store.leaving import asked_to_leave
 from sonde.store.manifest import MANIFEST, ArrayInfo, Manifest, folder_names, read_manifest
 from sonde.store.program import BatchOutcome, BatchProgram, ToStore
 from sonde.store.progress import Listed, Progress, ProgressFile, read_progress
 from sonde.store.progress_bar import ProgressBar
 from sonde.store.reading import Store
 from sonde.store.reading import open as open_store
+from sonde.store.storage import Storage
 from sonde.store.writing import Writer, local_bytes
 from sonde.tools.fetching import in_turn
 
@@ -45,12 +47,14 @@ def harvest(
     memory: int = GIBIBYTE,
     compiled: bool = True,
     progress: bool = True,
+    storage: Storage | None = None,
 ) -> Store:
     """Runs a program on many batches and stores the values at its sites, one Zarr array per site.
 
     The rows of an array are the elements along the first axis of the value, batch after batch. A site in a `scan` is
     stored as one array per iteration (`h[0]`, `h[1]`, ...), a site that runs several times as one per call (`h#0`).
-    Batches are written while the next one is computed.
+    Batches are written while the next one is computed. On SIGTERM, what is computed is written, and then the process
+    ends as it would have; if a handler of the caller lets it live, an unfinished store is returned.
 
     The same call on the same folder continues after the last batch in it: earlier batches are taken from `batches` and
     skipped. A process that is killed loses only the batches that were not written yet.
@@ -74,6 +78,7 @@ def harvest(
         memory: How many bytes may be buffered between the program and the disk.
         compiled: Whether to jit the program. False for one whose Python code depends on values.
         progress: Whether to show a progress bar on a terminal.
+        storage: How to reach a bucket, if the environment does not say.
 
     Returns:
         The store, open for reading.
@@ -100,7 +105,7 @@ def harvest(
     if memory < 1:
         raise ValueError(f"harvest(memory=...) must be a positive number of bytes, got {memory}")
     program = BatchProgram(ToStore(f, patterns, dtype, reduce, grads, keep, keys, inside, compiled))
-    place = Folder(folder)
+    place = Folder(folder, storage)
     with together():
         manifest = read_manifest(place)
         listed = None if manifest is None else read_progress(place, manifest)
@@ -121,8 +126,9 @@ def harvest(
             if checksums.of_batch(batch).text() != stored[number]:
                 _refuse(place, [f"batch {number} is not the one that was stored"])
             bar.skip()
-        _run(program, numbered, _Begun(place, manifest, listed, request, memory), bar)
-    return open_store(folder)
+        with asked_to_leave() as leaving:
+            _run(program, numbered, _Begun(place, manifest, listed, request, memory, leaving), bar)
+    return open_store(folder, storage=storage)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +141,7 @@ class _Begun:
         listed: What the store lists, if there is one.
         request: The arguments of this harvest.
         memory: How many bytes may be buffered.
+        leaving: Tells whether the process was asked to end.
     """
 
     place: Folder
@@ -142,6 +149,7 @@ class _Begun:
     listed: Listed | None
     request: dict[str, Any]
     memory: int
+    leaving: Callable[[], bool]
 
     def writer(self, outcome: BatchOutcome) -> Writer:
         """The writer of this process, when the first batch is known. All processes make it together."""
@@ -175,7 +183,15 @@ class _Begun:
         process = jax.process_index()
         batches = 1 if outcome is None else _batches_per_file(outcome)
         progress = listed.of_writer(process)
-        return Writer(self.place, manifest, progress, process=process, memory=self.memory, file_batches=batches)
+        return Writer(
+            self.place,
+            manifest,
+            progress,
+            process=process,
+            memory=self.memory,
+            file_batches=batches,
+            hurry=self.leaving,
+        )
 
     def _prepared(self, outcome: BatchOutcome) -> Manifest:
         """The manifest; the first process makes it and the files it lists if they are missing."""
@@ -217,7 +233,7 @@ def _with_files(place: Folder, manifest: Manifest, written: Progress) -> Manifes
 def _run(program: BatchProgram, numbered: Iterator[tuple[int, Any]], begun: _Begun, bar: ProgressBar) -> None:
     """Runs the batches that are not in the store yet, and writes their values."""
     writer: Writer | None = None
-    company = Company()
+    company, left = Company(), False
     try:
         for number, batch in numbered:
             outcome = in_turn(program(batch))
@@ -227,7 +243,9 @@ def _run(program: BatchProgram, numbered: Iterator[tuple[int, Any]], begun: _Beg
             _check_fits(writer.infos, outcome, number)
             writer.put(outcome, checksums.of_batch(batch))
             bar.advance(outcome)
-            company.tell(writer.error)
+            left = company.tell(writer.error, leaves=begun.leaving())
+            if left:
+                break
     finally:
         if writer is not None:
             writer.close()
@@ -236,7 +254,8 @@ def _run(program: BatchProgram, numbered: Iterator[tuple[int, Any]], begun: _Beg
         agree(writer.error)
         with together():
             writer.tell_other_readers()
-            writer.finish()
+            if not left:
+                writer.finish()
 
 
 def _is_first() -> bool:

@@ -18,14 +18,16 @@ from sonde.store.reading import Store
 from sonde.store.reading import open as open_store
 from sonde.store.reading_rows import RowReader
 from sonde.store.rows import Piece
+from sonde.store.storage import Storage
 
 
-def merge(folders: Sequence[PathLike], into: PathLike) -> Store:
+def merge(folders: Sequence[PathLike], into: PathLike, *, storage: Storage | None = None) -> Store:
     """Concatenates the rows of several stores into a new one.
 
     Args:
         folders: The stores, in the order of the rows. They must hold the same arrays, of the same program.
         into: A folder that is empty or missing.
+        storage: How to reach buckets, if the environment does not say.
 
     Raises:
         StoreError: A store is missing or holds other arrays, or the folder is not empty.
@@ -40,13 +42,13 @@ def merge(folders: Sequence[PathLike], into: PathLike) -> Store:
         >>> store.merge(parts, tempfile.mkdtemp())["h"][:, 0]
         array([0, 0, 2, 2], dtype=int32)
     """
-    places = [Folder(folder) for folder in folders]
+    places = [Folder(folder, storage) for folder in folders]
     if not places:
         raise ValueError("merge takes at least one store")
     manifests = [needed_manifest(place) for place in places]
     for place, manifest in zip(places[1:], manifests[1:]):
         _check_alike(places[0], manifests[0], place, manifest)
-    target = Folder(into)
+    target = Folder(into, storage)
     if read_manifest(target) is not None:
         raise StoreError(f"{target.name!r} holds a store already: merge into an empty folder")
     target.clear_locks()
@@ -73,7 +75,7 @@ def merge(folders: Sequence[PathLike], into: PathLike) -> Store:
     written = Progress().plus(Entry(0, inputs, rows, tuple(runs)))
     ProgressFile(target, whole, 0).write(dataclasses.replace(written, finished=True))
     whole.write(target)  # last, so that an interrupted merge is not a store
-    return open_store(into)
+    return open_store(into, storage=storage)
 
 
 def _check_alike(place: Folder, manifest: Manifest, other: Folder, another: Manifest) -> None:

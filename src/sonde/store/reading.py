@@ -16,6 +16,7 @@ from sonde.store.manifest import ArrayInfo, Manifest, needed_manifest
 from sonde.store.minibatches import Minibatches
 from sonde.store.progress import Listed, read_progress
 from sonde.store.reading_rows import RowReader, dtype_of
+from sonde.store.storage import Storage
 
 
 class StoredArray:
@@ -252,13 +253,14 @@ class Store(_Arrays):
         return table(self)
 
 
-def open(folder: PathLike, *, verify: bool = True) -> Store:
+def open(folder: PathLike, *, verify: bool = True, storage: Storage | None = None) -> Store:
     """Opens a store for reading. Arrays are read when they are indexed.
 
     Args:
         folder: Where `harvest` put it.
         verify: Whether everything that is read is compared with the checksums made when it was written. Without it, a
             file that is missing is still an error, but one that holds other rows is not noticed.
+        storage: How to reach a bucket, if the environment does not say.
 
     Raises:
         StoreError: There is no store, or its metadata is damaged. Reading an array raises it if the data is damaged.
@@ -272,6 +274,6 @@ def open(folder: PathLike, *, verify: bool = True) -> Store:
         >>> store.open(folder)["h"][1:3, 0]
         array([2., 2.], dtype=float32)
     """
-    place = Folder(folder)
+    place = Folder(folder, storage)
     manifest = needed_manifest(place)
     return Store(place, manifest, read_progress(place, manifest), verify=verify)

@@ -68,7 +68,7 @@ class RowReader:
 
     def _checked(self, first: int, last: int, low: int, future: Any) -> np.ndarray:
         try:
-            data = self._folder.wait(future)
+            data = self._folder.wait(future, AT_A_TIME)
         except Exception as error:
             raise self._folder.damaged(self._info.name, error) from error
         if self._verify:

@@ -12,6 +12,7 @@ import dataclasses
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,6 +42,15 @@ class _Job:
 class Writer:
     """Writes the outcomes of batches, in order, in its own thread.
 
+    Args:
+        folder: The store.
+        manifest: Its manifest.
+        progress: What this process has written before.
+        process: The number of this process.
+        memory: How many bytes may be on their way to the disk.
+        file_batches: How many batches fill a file.
+        hurry: Tells whether to write at once, without waiting for files to be filled.
+
     Attributes:
         infos: The arrays, in the order of the outcomes.
         progress: How much is written.
@@ -56,13 +66,14 @@ class Writer:
         process: int,
         memory: int,
         file_batches: int,
+        hurry: Callable[[], bool],
     ) -> None:
         self.progress = progress
         self.infos = infos = manifest.arrays
         self.error: Exception | None = None
         self._folder, self._is_first = folder, process == 0
         self._file = ProgressFile(folder, manifest, process)
-        self._memory, self._file_batches = memory, file_batches
+        self._memory, self._file_batches, self._hurry = memory, file_batches, hurry
         self._arrays = [zarr_arrays.open_for_writing(folder, info) for info in infos]
         self._digesters = [Digester(info.chunk_rows) for info in infos]
         # With several processes, a batch counts when all have written it: each is listed by itself.
@@ -143,7 +154,8 @@ class Writer:
                 return self._jobs.get(timeout=0.05 if self._transaction or self._commits else None)
             except queue.Empty:
                 self._settle(COMMITS, wait=False)
-                if self._transaction and (self._blocked or time.monotonic() - self._opened > SECONDS):
+                late = self._blocked or self._hurry() or time.monotonic() - self._opened > SECONDS
+                if self._transaction and late:
                     self._commit()
 
     def _stage(self, job: _Job) -> None:
@@ -186,7 +198,7 @@ class Writer:
         """Notes which commits are done; waits until at most a given number are not."""
         while self._commits and (self._commits[0][0].done() or (wait and len(self._commits) > most)):
             future, entries, nbytes = self._commits.popleft()
-            self._folder.wait(future)
+            self._folder.wait(future, COMMITS * nbytes)
             progress = self.progress
             for entry in entries:
                 progress = progress.plus(entry)

@@ -116,7 +116,8 @@ def open_array(folder: Folder, info: ArrayInfo, rows: int, *, cache: int = READ_
 
 def open_for_writing(folder: Folder, info: ArrayInfo) -> Any:
     """Opens an array for writing any rows, whatever its number of rows."""
-    return folder.wait(tensorstore().open(_spec(folder, info, _ANY_ROWS), open=True, assume_metadata=True))
+    spec = _spec(folder, info, _ANY_ROWS)
+    return folder.wait(tensorstore().open(spec, context=folder.context(0), open=True, assume_metadata=True))
 
 
 def _spec(folder: Folder, info: ArrayInfo, rows: int) -> dict[str, Any]:
