@@ -88,7 +88,7 @@ test-wheel: setup  ## Build the wheel, install it in a bare environment, run its
 	rm -rf dist && $(BIN)/python -m build --wheel
 	rm -rf .venv-wheel && $(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install --quiet "$$(ls dist/*.whl)[cli]"
-	cd .venv-wheel && bin/sonde --version && bin/sonde demo --out demo.html
+	cd .venv-wheel && bin/sonde --version && bin/sonde explain InsideError | grep Cause && bin/sonde demo --out demo.html
 	$(BIN)/python -m twine check --strict dist/*  # everything in dist is published
 
 docs: setup  ## The documentation site, in site/

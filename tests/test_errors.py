@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sonde import errors
+from sonde.cli.explain import page_of
 
 ROOT = Path(__file__).parents[1]
 CLASSES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.SondeError)]
@@ -21,7 +22,12 @@ def test_every_error_prints_the_address_of_a_page_that_exists(cls: type[errors.S
     error = cls("what went wrong")
     assert str(error) == "what went wrong"
     printed = "".join(traceback.format_exception_only(error))
-    assert printed.endswith(f"What to do: {cls.page}\n")
+    last = printed.splitlines()[-1]
+    assert last.startswith("What to do: ") and len(cls.todo.split()) > 4
+    if cls is not errors.SondeError:
+        family = Path(cls.page).stem
+        assert last.endswith(f" More: `sonde explain {family}`.")
+        assert page_of(cls) == (ROOT / cls.page).read_text()
     assert (ROOT / cls.page).is_file()
     if issubclass(cls, errors.LinenError):
         assert cls.__name__ in (ROOT / cls.page).read_text()

@@ -44,7 +44,7 @@ def packages(modules: set[str]) -> set[str]:
 
 def test_import_loads_jax_and_little_else() -> None:
     """The first capture imports nothing more, except what displays records."""
-    steps = ["import sys, json, jax, jax.numpy, numpy", LOADED, "import sonde", LOADED, CAPTURE, LOADED]
+    steps = ["import sys, json, jax, jax.numpy, numpy", LOADED, "import sonde; sonde.capture", LOADED, CAPTURE, LOADED]
     with_jax, with_sonde, with_capture = (set(json.loads(line)) for line in run("\n".join(steps)).splitlines())
     assert packages(with_sonde) - packages(with_jax) == {"sonde"}
     assert not packages(with_sonde) & set(OPTIONAL)

@@ -17,29 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from sonde import errors
 from sonde._version import __version__
-from sonde.core import (
-    Axis,
-    CacheInfo,
-    Edit,
-    KeptPrograms,
-    Record,
-    Records,
-    Site,
-    SiteInfo,
-    Sites,
-    cache_clear,
-    cache_info,
-    capture,
-    edit,
-    perturb,
-    perturbations,
-    perturbed,
-    records_before,
-    scope,
-    set_cache_bound,
-    sites,
-    sow,
-)
 
 if TYPE_CHECKING:
     from sonde import bridge as bridge
@@ -52,6 +29,29 @@ if TYPE_CHECKING:
     from sonde import training as training
     from sonde import traverse_util as traverse_util
     from sonde.aliasing import alias
+    from sonde.core import (
+        Axis,
+        CacheInfo,
+        Edit,
+        KeptPrograms,
+        Record,
+        Records,
+        Site,
+        SiteInfo,
+        Sites,
+        cache_clear,
+        cache_info,
+        capture,
+        edit,
+        perturb,
+        perturbations,
+        perturbed,
+        records_before,
+        scope,
+        set_cache_bound,
+        sites,
+        sow,
+    )
     from sonde.inside import Inside
     from sonde.tools.nonfinite import NonFinite, first_nonfinite
 
@@ -85,31 +85,27 @@ __all__ = [
     "sow",
 ]
 
-# Loaded when first used: `import sonde` costs what JAX costs.
-_LATER = {
+# Loaded when first used. The engine, too: the help and the completion of the command line do without JAX.
+_ELSEWHERE = {
     "Inside": "sonde.inside",
     "NonFinite": "sonde.tools.nonfinite",
     "alias": "sonde.aliasing",
-    "bridge": "sonde.bridge",
     "first_nonfinite": "sonde.tools.nonfinite",
-    "linen": "sonde.linen",
-    "nnx": "sonde.nnx",
-    "serialization": "sonde.serialization",
-    "dictionaries": "sonde.dictionaries",
-    "store": "sonde.store",
-    "struct": "sonde.struct",
-    "training": "sonde.training",
-    "traverse_util": "sonde.traverse_util",
 }
+_MODULES = frozenset(
+    ("bridge", "core", "dictionaries", "linen", "nnx", "serialization", "store", "struct", "training", "traverse_util")
+)
 
 
 def __getattr__(name: str) -> Any:
-    where = _LATER.get(name)
-    if where is None:
+    if name in _MODULES:
+        return importlib.import_module(f"sonde.{name}")  # which puts it among the globals
+    if name not in __all__:
         raise AttributeError(f"module 'sonde' has no attribute {name!r}")
-    module = importlib.import_module(where)
-    return module if where.endswith(f".{name}") else getattr(module, name)
+    value = getattr(importlib.import_module(_ELSEWHERE.get(name, "sonde.core")), name)
+    globals()[name] = value  # `sonde.sow` in a program is then looked up like any name
+    return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -6,6 +6,10 @@ import importlib
 from typing import Any
 
 
+class MissingExtra(ModuleNotFoundError):
+    """An optional package is not installed; the message says how to install it."""
+
+
 def load(module: str, *, extra: str, purpose: str) -> Any:
     """Imports an optional module.
 
@@ -15,7 +19,7 @@ def load(module: str, *, extra: str, purpose: str) -> Any:
         purpose: what it is needed for, as in "To ..., install ...".
 
     Raises:
-        ModuleNotFoundError: the package is not installed. If it is installed but one of its own dependencies is
+        MissingExtra: the package is not installed. If it is installed but one of its own dependencies is
             missing, that error is raised unchanged.
     """
     try:
@@ -23,8 +27,8 @@ def load(module: str, *, extra: str, purpose: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
             raise
-        raise ModuleNotFoundError(
+        raise MissingExtra(
             f"{purpose} needs the package {module.partition('.')[0]!r}, which is not installed. Install it with "
-            f"`pip install 'sonde[{extra}]'`.",
+            f"`pip install 'sonde-jax[{extra}]'`.",
             name=error.name,
         ) from error

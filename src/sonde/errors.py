@@ -1,4 +1,4 @@
-"""The exceptions of Sonde. A traceback ends with the path of the page that explains the error.
+"""The exceptions of Sonde. A traceback ends with what to do, and with the command that shows the page about the error.
 
 SondeError
 ├── CaptureError          a site is in a place that cannot be captured
@@ -24,9 +24,11 @@ class SondeError(Exception):
 
     Attributes:
         page: the documentation page about this error, relative to the root of the repository.
+        todo: what to do, in words.
     """
 
     page = "docs/reference.md"
+    todo = "read the message; the page says more."
 
     def __init_subclass__(cls, **kwargs: object):
         super().__init_subclass__(**kwargs)
@@ -39,24 +41,34 @@ class SondeError(Exception):
 
     @property
     def advice(self) -> str:
-        """The last line of the traceback: the path of the page about this error."""
-        return f"What to do: {self.page}"
+        """The last line of the traceback: what to do, and how to read the page about this error."""
+        name = self.page.rpartition("/")[2].removesuffix(".md")
+        more = "" if name == "reference" else f" More: `sonde explain {name}`."
+        return f"What to do: {self.todo}{more}"
 
 
 class CaptureError(SondeError):
     """A site is in a place that cannot be captured. Names the site, the line of the user's code, and the reason."""
 
+    todo = "mark the value before or after that place, or capture the function around it."
+
 
 class NoSuchSiteError(SondeError, LookupError):
     """A pattern matches no site of the program. Lists the nearest names."""
+
+    todo = "list the sites, `print(sonde.sites(f)(x))`, and use one of their paths or a pattern such as '**/h'."
 
 
 class EditError(SondeError, ValueError):
     """An edit or perturbation does not fit the site: its structure, shape or dtype. Says what was expected and got."""
 
+    todo = "return what has the shape and dtype that the site has; `sonde.sites(f)(x)` lists them."
+
 
 class InsideError(SondeError, ValueError):
     """Something that `inside=` names cannot be looked into. Names it, the file and line, and the reason."""
+
+    todo = "name the function, class, module or model that the program calls, with its source there to read."
 
 
 class LayerInputError(SondeError, ValueError, TypeError):
@@ -70,6 +82,8 @@ class LayerInputError(SondeError, ValueError, TypeError):
         place: the layer, such as `Linear at decoder/head`, or None when a plain function was called.
         problem: the rest of the text.
     """
+
+    todo = "give the layer what the message expects, or make the layer for what it was given."
 
     def __init__(self, problem: str, *, place: str | None = None):
         super().__init__(problem)
@@ -86,21 +100,31 @@ class ModelFileError(SondeError, ValueError):
     The message names what is wrong.
     """
 
+    todo = "check that the files are complete and that the page lists the architecture."
+
 
 class ScopeError(SondeError):
     """Scopes were not left in the reverse order of entering, as with interleaved generators or asyncio tasks."""
+
+    todo = "open scopes with `with sonde.scope(name):`, and leave them before a yield or an await."
 
 
 class SiteNameError(SondeError, TypeError, ValueError):
     """The name of a site or scope is empty, not a string, or contains an empty part."""
 
+    todo = "give sow and scope a name such as 'attn/scores', after the value: sonde.sow(value, name)."
+
 
 class StoreError(SondeError):
     """A store of activations cannot be written or read, or was started by a different call. Says what differs."""
 
+    todo = "write to another folder, or repeat the call that the store was started with; `sonde store check` reads it."
+
 
 class LinenError(SondeError):
     """The base of the errors of `sonde.linen`; its subclasses have the names of `flax.errors`."""
+
+    todo = "compare the module and the variables with what the message says."
 
 
 class ApplyModuleInvalidMethodError(LinenError, TypeError):
@@ -221,3 +245,5 @@ class TraceContextError(SondeError):
     For example, a function under `jax.jit` assigns to a model it closes over: the assignment would put a
     tracer into an object that outlives the trace. Pass the object as an argument of an `nnx` transform instead.
     """
+
+    todo = "pass the object as an argument of an `nnx` transform, and let the transform return what changed."

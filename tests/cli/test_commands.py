@@ -187,7 +187,7 @@ def test_report_without_sites(write, sonde) -> None:
     write("def f(x): return x\nf.example_inputs = (1.0,)\n")
     for command in ("report", "sites", "nonfinite"):
         error = sonde.error(command, "model:f")
-        assert "model:f has no sites: there is nothing to look at. Mark values with sonde.sow(value, name)" in error
+        assert "model:f has no sites: there is nothing to look at. Look into code as it is with --inside" in error
 
 
 @pytest.mark.parametrize("command", ["report", "sites"])
@@ -195,7 +195,7 @@ def test_a_pattern_that_matches_nothing(write, sonde, command: str) -> None:
     write()
     error = sonde.error(command, "model:make", "--sites", "layer9/out")
     assert "model:make: pattern 'layer9/out' matches none of the program's 3 sites; nearest: " in error
-    assert error.endswith("What to do: docs/errors/NoSuchSiteError.md")
+    assert error.endswith("More: `sonde explain NoSuchSiteError`.")
 
 
 def test_places_that_cannot_be_written_to(write, sonde, folder) -> None:

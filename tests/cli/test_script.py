@@ -48,7 +48,7 @@ def test_without_click() -> None:
     done = process("-W", "error", "-c", BLOCKED + code)
     assert done.stdout == "set()\n"  # importing Sonde loads nothing of the command line
     assert done.returncode == 2
-    assert done.stderr == "The command line of Sonde needs click: pip install 'sonde[cli]'\n"
+    assert done.stderr == "The command line of Sonde needs click: pip install 'sonde-jax[cli]'\n"
 
 
 def test_a_process_finds_the_program_and_ends_with_the_code(write) -> None:
@@ -97,3 +97,23 @@ def test_progress_is_shown_to_people_only(monkeypatch: pytest.MonkeyPatch) -> No
             say("half way", 0.5)
         shown[watched] = stream.getvalue()
     assert "half way" in shown[True] and shown[False] == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["report", "--help"], ["store", "--help"], ["explain", "inside"]])
+def test_help_and_pages_do_without_jax(arguments) -> None:
+    code = (
+        f"import sys\nfrom sonde.cli.entry import main\nassert main({arguments!r}) == 0\n"
+        "print({'jax', 'numpy', 'rich'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = process("-W", "error", "-c", code)
+    assert done.stderr == "set()\n" and done.stdout
+
+
+def test_completion_does_without_jax() -> None:
+    completing = {"_SONDE_COMPLETE": "bash_complete", "COMP_WORDS": "sonde report --ins", "COMP_CWORD": "2"}
+    code = (
+        "import sys, atexit\natexit.register(lambda: print('jax' in sys.modules))\n"
+        "from sonde.cli.entry import main\nmain()"
+    )
+    done = process("-c", code, env=os.environ | completing)
+    assert done.stdout == "plain,--inside\nFalse\n", done.stderr

@@ -46,7 +46,7 @@ def test_damage_ends_with_1(sonde, write, folder):
 def test_what_cannot_be_done_is_said(sonde, write, folder):
     write(PROGRAM, "program.py")
     said = sonde.error("store", "ls", "nowhere")
-    assert "there is no store" in said and said.endswith("What to do: docs/errors/StoreError.md")
+    assert "there is no store" in said and said.endswith("More: `sonde explain StoreError`.")
     assert "matches none" in sonde.error("harvest", "program:batches", "one", "--sites", "g")
     sonde.ok("harvest", "program:batches", "one")
     assert "dtype was None, now 'float16'" in sonde.error("harvest", "program:batches", "one", "--dtype", "float16")

@@ -31,7 +31,7 @@ def test_text():
         "  Record('twice', values=float32[3] x2, grads=float32[3] x2),\n"
         ")"
     )
-    assert repr(sonde.capture(lambda x: x)(X)[1]) == "Records({})"
+    assert repr(sonde.capture(lambda x: x)(X)[1]).startswith("Records({})  # nothing is marked in f; ")
 
 
 def test_table():

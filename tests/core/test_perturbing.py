@@ -98,7 +98,9 @@ def test_what_does_not_fit():
         perturbed(loss)({"h": jnp.ones(2)}, X)
     with pytest.raises(EditError, match="expected the structure"):
         perturbed(loss)({"h": (X, X)}, X)
-    with pytest.raises(NoSuchSiteError, match="'g' matches none of the program's 1 sites; nearest: 'h'"):
+    with pytest.raises(
+        NoSuchSiteError, match="'g' matches none of the program's 1 sites; none is like it; there are 'h'"
+    ):
         perturbed(loss)({"g": X}, X)
 
 

@@ -146,7 +146,7 @@ def test_tensorboard_and_weights_and_biases(monkeypatch):
 def test_a_missing_extra_is_named(monkeypatch, make, extra):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ImportError, match=rf"which is not installed: pip install 'sonde\[{extra}\]'"):
+    with pytest.raises(ImportError, match=rf"which is not installed: pip install 'sonde-jax\[{extra}\]'"):
         make()
 
 

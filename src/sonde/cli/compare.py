@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sonde.cli import options
 from sonde.cli.exits import FINE, FOUND, TEXT, Unusable
-from sonde.cli.inputs import read_arrays
 from sonde.cli.output import busy, quiet_stdout, show, show_json
-from sonde.cli.running import running
-from sonde.cli.target import Target, program_at
-from sonde.report.plain import plain
-from sonde.tools import Comparison
-from sonde.tools import compare as compare_programs
-from sonde.tools.comparison import NothingComparedError
+
+if TYPE_CHECKING:
+    from sonde.cli.target import Target
+    from sonde.tools import Comparison
 
 
 @click.command("compare", epilog=TEXT)
@@ -66,6 +63,12 @@ def compare(
 
     Both are targets, module:name or file.py:name; `sonde --help` explains what the name may be.
     """
+    from sonde.cli.inputs import read_arrays
+    from sonde.cli.running import running
+    from sonde.cli.target import Target, program_at
+    from sonde.tools import compare as compare_programs
+    from sonde.tools.comparison import NothingComparedError
+
     asked = inside or None
     with quiet_stdout(as_json):
         arrays = read_arrays(input_file) if input_file else None
@@ -105,6 +108,8 @@ def _whole(program: Target) -> Any:
 
 
 def _plain(found: Comparison) -> dict[str, Any]:
+    from sonde.report.plain import plain
+
     return {
         "same": found.first is None,
         "first": None if found.first is None else plain(dataclasses.asdict(found.first)),

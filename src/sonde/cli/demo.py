@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import click
-from rich.text import Text
 
 from sonde.cli import options
 from sonde.cli.exits import FINE, FOUND
 from sonde.cli.output import busy, show, show_json, show_page
-from sonde.cli.writing import check_writable, write_page
 
 PAGE = "sonde-demo.html"
 EXITS = """\b
@@ -43,7 +41,10 @@ def demo(context: click.Context, model: str, seed: int, out: str, as_json: bool)
     if model == "smollm2":
         _pretrained(context, out, as_json)
         return
+    from rich.text import Text
+
     from sonde import demo as story_of
+    from sonde.cli.writing import check_writable, write_page
 
     page = check_writable(out)
     if not as_json:
@@ -62,6 +63,9 @@ def demo(context: click.Context, model: str, seed: int, out: str, as_json: bool)
 
 
 def _pretrained(context: click.Context, out: str, as_json: bool) -> None:
+    from rich.text import Text
+
+    from sonde.cli.writing import check_writable, write_page
     from sonde.demo import pretrained
 
     page = check_writable(out)

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name != "click":
             raise
-        print("The command line of Sonde needs click: pip install 'sonde[cli]'", file=sys.stderr)
+        print("The command line of Sonde needs click: pip install 'sonde-jax[cli]'", file=sys.stderr)
         return MISSING
 
     from sonde.cli.program import sonde_command

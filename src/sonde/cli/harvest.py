@@ -8,13 +8,11 @@ from typing import Any
 
 import click
 
-from sonde import store
+import sonde
 from sonde.cli import options
 from sonde.cli.exits import TEXT, Unusable
 from sonde.cli.output import quiet_stdout, show, show_json
-from sonde.cli.running import running
 from sonde.cli.store import contents_as_json
-from sonde.cli.target import Target, object_at
 from sonde.errors import StoreError
 
 
@@ -42,13 +40,16 @@ def harvest(
     options): each batch is a tuple of arguments of f, or one argument; options is a dict with keep, keys, reduce or
     inside, as sonde.store.harvest takes them. The same command on the same FOLDER continues where it was interrupted.
     """
+    from sonde.cli.running import running
+    from sonde.cli.target import Target
+
     with quiet_stdout(as_json):
         f, batches, more = _taken_apart(target)
         if inside:
             more["inside"] = inside
         try:
             with running(Target(target, f, (), {}), show_traceback=show_traceback, usable=(StoreError, TypeError)):
-                kept = store.harvest(
+                kept = sonde.store.harvest(
                     f, batches, folder, *patterns, dtype=dtype, grads=grads, memory=memory << 20, **more
                 )
         except (StoreError, TypeError) as error:
@@ -60,6 +61,8 @@ def harvest(
 
 
 def _taken_apart(target: str) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
+    from sonde.cli.target import object_at
+
     found = object_at(target)
     if callable(found) and not isinstance(found, tuple):
         if inspect.signature(found).parameters:

@@ -5,16 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import click
-from rich.text import Text
 
-import sonde
 from sonde.cli import options
 from sonde.cli.exits import FINE, FOUND, TEXT
-from sonde.cli.inputs import read_arrays
 from sonde.cli.output import busy, quiet_stdout, show, show_json
-from sonde.cli.running import check_has_sites, running
-from sonde.cli.target import program_at
-from sonde.report.plain import plain
 
 
 @click.command("nonfinite", epilog=TEXT)
@@ -45,6 +39,14 @@ def nonfinite(
 
     TARGET is module:name or file.py:name; `sonde --help` explains what the name may be.
     """
+    from rich.text import Text
+
+    import sonde
+    from sonde.cli.inputs import read_arrays
+    from sonde.cli.running import check_has_sites, running
+    from sonde.cli.target import program_at
+    from sonde.report.plain import plain
+
     asked = inside or None
     with quiet_stdout(as_json):
         program = program_at(target, read_arrays(input_file) if input_file else None)

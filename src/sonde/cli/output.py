@@ -9,11 +9,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDE = 160  # columns if there is no terminal: tables in files and pipes are not truncated
 
@@ -23,6 +24,8 @@ Say = Callable[[str, float], None]
 
 def console(*, stderr: bool = False) -> Console:
     """A console on the stream as it is now; in colour on terminals, plain elsewhere."""
+    from rich.console import Console
+
     stream = sys.stderr if stderr else sys.stdout
     fixed = None if stream.isatty() or "COLUMNS" in os.environ else WIDE
     # Paths of sites may have brackets, which are not markup; numbers in them are not coloured.
@@ -56,6 +59,8 @@ def busy(what: str) -> Iterator[Say]:
     if not err.is_terminal:
         yield lambda what, done: None
         return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task(what, total=None)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from sonde._extras import MissingExtra
 from sonde._version import __version__
 from sonde.cli.compare import compare
 from sonde.cli.demo import demo
-from sonde.cli.exits import TEXT
+from sonde.cli.exits import TEXT, Unusable
+from sonde.cli.explain import explain
 from sonde.cli.harvest import harvest
 from sonde.cli.nonfinite import nonfinite
 from sonde.cli.report import report
@@ -33,11 +37,21 @@ Modules are also imported from the current directory. For example
 """
 
 
-@click.group("sonde", help=HELP, epilog=TEXT, context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """The commands. A package that one of them needs and that is not installed is one line, not a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MissingExtra as error:
+            raise Unusable(str(error)) from error
+
+
+@click.group("sonde", cls=_Commands, help=HELP, epilog=TEXT, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="sonde %(version)s")
 def sonde_command() -> None:
     """See `HELP`."""
 
 
-for command in (report, sites, nonfinite, compare, harvest, store_commands, demo):
+for command in (report, sites, nonfinite, compare, harvest, store_commands, explain, demo):
     sonde_command.add_command(command)

@@ -7,13 +7,8 @@ import traceback
 import click
 
 from sonde.cli import options
-from sonde.cli.exits import FAILED, FINE, FOUND, TEXT, Unusable
-from sonde.cli.inputs import read_arrays, read_tokens
+from sonde.cli.exits import FAILED, FINE, FOUND, TEXT
 from sonde.cli.output import busy, hint, quiet_stdout, show, show_json, show_page
-from sonde.cli.running import NO_SITES, running
-from sonde.cli.target import program_at
-from sonde.cli.writing import check_writable, write_page
-from sonde.report import examine
 
 PAGE = "report.html"
 LEVELS = ("problem", "warning", "note")
@@ -59,6 +54,12 @@ def report(
 
     TARGET is module:name or file.py:name; `sonde --help` explains what the name may be.
     """
+    from sonde.cli.inputs import read_arrays, read_tokens
+    from sonde.cli.running import no_sites, running
+    from sonde.cli.target import program_at
+    from sonde.cli.writing import check_writable, write_page
+    from sonde.report import examine
+
     page = None if as_json and out is None else check_writable(out or PAGE)
     asked = inside or None
     tokens = read_tokens(token_file) if token_file else None
@@ -69,7 +70,7 @@ def report(
             look = examine(program.f, *patterns, progress=say, **options)
             found = look(*program.args, **program.kwargs)
     if not found.sites and found.failure is None:
-        raise Unusable(NO_SITES.format(target=target))
+        raise no_sites(target)
     if page is not None:
         write_page(found, page)
     if as_json:

@@ -10,14 +10,20 @@ from typing import Any
 import click
 
 import sonde
+from sonde._extras import MissingExtra
 from sonde.cli.exits import Failed, Unusable
 from sonde.cli.target import Target, last_line
 from sonde.errors import CaptureError, InsideError, NoSuchSiteError
 
 NO_SITES = (
-    "{target} has no sites: there is nothing to look at. Mark values with sonde.sow(value, name); the layers of "
-    "sonde.nnx and sonde.linen have sites already."
+    "{target} has no sites: there is nothing to look at. Look into code as it is with --inside, such as "
+    "--inside {inside} or --inside PACKAGE; or mark values with sonde.sow(value, name)."
 )
+
+
+def no_sites(target: str) -> Unusable:
+    """The error for a program without sites, with what to try."""
+    return Unusable(NO_SITES.format(target=target, inside=target))
 
 
 @contextlib.contextmanager
@@ -34,7 +40,7 @@ def running(
     """
     try:
         yield
-    except (KeyboardInterrupt, click.ClickException, *usable):
+    except (KeyboardInterrupt, click.ClickException, MissingExtra, *usable):
         raise
     except (NoSuchSiteError, InsideError) as error:
         raise Unusable(f"{program.name}: {error}") from error
@@ -56,5 +62,5 @@ def check_has_sites(program: Target, inside: Any = None) -> int | None:
     except Exception:  # it cannot be traced, for example because it branches on values
         return None
     if not found.paths:
-        raise Unusable(NO_SITES.format(target=program.name))
+        raise no_sites(program.name)
     return len(found.paths)

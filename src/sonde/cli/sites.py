@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-import sonde
 from sonde.cli import options
-from sonde.cli.exits import TEXT, Unusable
-from sonde.cli.inputs import read_arrays
+from sonde.cli.exits import TEXT
 from sonde.cli.output import busy, quiet_stdout, show, show_json
-from sonde.cli.running import NO_SITES, running
-from sonde.cli.target import program_at
+
+if TYPE_CHECKING:
+    import sonde
 
 
 @click.command("sites", epilog=TEXT)
@@ -33,13 +32,18 @@ def sites(
 
     TARGET is module:name or file.py:name; `sonde --help` explains what the name may be.
     """
+    import sonde
+    from sonde.cli.inputs import read_arrays
+    from sonde.cli.running import no_sites, running
+    from sonde.cli.target import program_at
+
     asked = inside or None
     with quiet_stdout(as_json):
         program = program_at(target, read_arrays(input_file) if input_file else None)
         with running(program, show_traceback=show_traceback), busy("tracing the program"):
             found = sonde.sites(program.f, *patterns, grads=grads, inside=asked)(*program.args, **program.kwargs)
     if not found.paths:
-        raise Unusable(NO_SITES.format(target=target))
+        raise no_sites(target)
     if as_json:
         show_json({"bytes": found.bytes, "sites": [_plain(info) for info in found]})
     else:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from sonde import store
+import sonde
 from sonde.cli import options
 from sonde.cli.exits import FINE, FOUND, TEXT, Unusable
 from sonde.cli.output import busy, show, show_json
@@ -24,7 +24,7 @@ def store_commands() -> None:
 def ls(folder: str, as_json: bool) -> None:
     """List the arrays of the store in FOLDER."""
     try:
-        found = store.open(folder)
+        found = sonde.store.open(folder)
     except StoreError as error:
         raise Unusable(str(error)) from error
     if as_json:
@@ -40,7 +40,7 @@ def check(folder: str, as_json: bool) -> int:
     """Read everything that the store in FOLDER lists, and verify checksums."""
     try:
         with busy("reading the store"):
-            found = store.check(folder)
+            found = sonde.store.check(folder)
     except StoreError as error:
         raise Unusable(str(error)) from error
     if as_json:
@@ -59,7 +59,7 @@ def merge(folders: tuple[str, ...], into: str, as_json: bool) -> None:
     """Concatenate the rows of the stores in FOLDERS into a new store INTO."""
     try:
         with busy("copying"):
-            made = store.merge(folders, into)
+            made = sonde.store.merge(folders, into)
     except StoreError as error:
         raise Unusable(str(error)) from error
     if as_json:
@@ -68,7 +68,7 @@ def merge(folders: tuple[str, ...], into: str, as_json: bool) -> None:
         show(made)
 
 
-def contents_as_json(found: store.Store) -> dict[str, Any]:
+def contents_as_json(found: sonde.store.Store) -> dict[str, Any]:
     """The contents of a store, for JSON."""
     arrays = [
         {"kind": a.kind, "path": a.path, "shape": list(a.shape), "dtype": a.dtype.name, "bytes": a.nbytes}

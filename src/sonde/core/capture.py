@@ -19,10 +19,11 @@ from sonde.core.failing import remember
 from sonde.core.keeping import Meter, by_identity, kept_with
 from sonde.core.modules.roots import ModelsOfCall, models_of_call
 from sonde.core.number_checks import checking_results
-from sonde.core.path import Pattern, check_pattern
+from sonde.core.path import Pattern, check_pattern, shown
 from sonde.core.record import AsStored, Records
 from sonde.core.record_making import make_records
 from sonde.core.run import run_with
+from sonde.core.uncalled import Uncalled, nothing_recorded
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,9 +89,10 @@ def capture(
         return fast
 
     def captured(*args: P.args, **kwargs: P.kwargs) -> tuple[R, Records]:
-        return _capture_now(f, patterns, options, asked, args, kwargs)
+        result, records = _capture_now(f, patterns, options, asked, args, kwargs)
+        return result, records if len(records) else records.because(nothing_recorded(f, asked))
 
-    return like(captured, f)
+    return Uncalled("capture", like(captured, f))
 
 
 def _capture_now(
@@ -151,7 +153,8 @@ def _jitted_capture(
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result, stored = checking_results(lambda: jitted(*args, **kwargs), lambda found: found[0])
-            return result, stored.records
+            records = stored.records
+            return result, records if len(records) else records.because(nothing_recorded(f, asked))
 
         def method(name: str, *args: Any, **kwargs: Any) -> Any:
             answer = getattr(jitted, name)(*args, **kwargs)
@@ -178,7 +181,7 @@ def _jitted_capture(
 
 def _like_jitted(call: Callable, fn: Callable, method: Callable) -> Callable:
     """A function that can be asked for what jitted functions can; `method` is given the name of what is asked for."""
-    call = like(call, fn)
+    call = Uncalled("capture", like(call, fn))
     for name in ("lower", "trace", "eval_shape", "clear_cache"):
         setattr(call, name, functools.partial(method, name))
     return call
@@ -187,7 +190,9 @@ def _like_jitted(call: Callable, fn: Callable, method: Callable) -> Callable:
 def check_callable(f: object, verb: str) -> None:
     """Raises TypeError unless `f` is something that can be captured, edited and so on."""
     if not callable(f):
-        raise TypeError(f"{verb} takes a callable, got {f!r} of type {type(f).__name__}")
+        raise TypeError(
+            f"{verb} takes a callable, got {shown(f)}; give it the function that runs it: {verb}(lambda x: ...)(x)"
+        )
     if isinstance(f, jax.stages.Compiled):
         raise TypeError(
             f"{verb} cannot look into a function that was compiled ahead of time, whose program is fixed: pass the "

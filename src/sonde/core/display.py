@@ -20,7 +20,11 @@ def in_notebook(shown: Any, width: int = 120) -> str:
         shown: What rich can print: a table, or an object with `__rich__`.
         width: How many characters a line has.
     """
+    import html
     import io
+
+    if isinstance(shown, str):
+        return f"<pre>{html.escape(shown)}</pre>"
 
     from rich.console import Console
 
@@ -67,7 +71,7 @@ def record_table(record: Record) -> Any:
 def records_text(records: Records) -> str:
     """One line per record."""
     if not records:
-        return "Records({})"
+        return f"Records({{}})  # {records._reason}"
     lines = "".join(f"  {record!r},\n" for record in records.values())
     return f"Records(\n{lines})"
 
@@ -76,6 +80,8 @@ def records_table(records: Records) -> Any:
     """A rich table."""
     from rich.table import Table
 
+    if not records:
+        return records_text(records)
     table = Table("site", "values", "gradients", "axes", "source", title=f"{len(records)} sites")
     for path, record in records.items():
         axes = " ".join(map(repr, record.axes[0])) if record.axes else ""

@@ -15,11 +15,12 @@ from sonde._array_text import describe
 from sonde.core.asking import asked_for
 from sonde.core.axes import Axis
 from sonde.core.capture import capture, check_callable, like
-from sonde.core.path import Pattern
+from sonde.core.path import NOTHING_MARKED, Pattern, check_pattern
 from sonde.core.pure import shapes_of_call
 from sonde.core.read_only import Rows
 from sonde.core.record import Records
 from sonde.core.record_layout import CallSpec
+from sonde.core.uncalled import Uncalled, nothing_recorded
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +64,10 @@ class SiteInfo:
 class Sites(Rows[SiteInfo]):
     """All values that a capture would record, in program order."""
 
+    def __init__(self, rows: Iterable[SiteInfo], reason: str = NOTHING_MARKED) -> None:
+        super().__init__(rows)
+        self._reason = reason  # why there is nothing, if there is nothing
+
     @property
     def bytes(self) -> int:
         """How many bytes a capture of all of them would hold."""
@@ -74,6 +79,8 @@ class Sites(Rows[SiteInfo]):
         return tuple(dict.fromkeys(info.path for info in self))
 
     def __repr__(self) -> str:
+        if not len(self):
+            return f"0 values: {self._reason}\n"
         return "\n".join([f"{len(self)} values, {self.bytes} bytes", *_tree(self), ""])
 
     def _repr_html_(self) -> str:
@@ -84,6 +91,8 @@ class Sites(Rows[SiteInfo]):
     def __rich__(self) -> Any:
         from rich.table import Table
 
+        if not len(self):
+            return repr(self)
         table = Table("site", "call", "kind", "arrays", "axes", "bytes", "source")
         table.title = f"{len(self.paths)} sites, {self.bytes:,} bytes"
         for i in self:
@@ -131,15 +140,17 @@ def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = No
     """
     check_callable(f, "sites")
     asked = asked_for(inside)
+    patterns = tuple(check_pattern(pattern, "sites") for pattern in patterns)
     capture(f, *patterns, grads=grads, inside=asked)  # for its checks
 
     def listed(*args: Any, **kwargs: Any) -> Sites:
-        return Sites(list(_infos(shapes_of_call(records, f, args, kwargs, asked))))
+        infos = list(_infos(shapes_of_call(records, f, args, kwargs, asked)))
+        return Sites(infos, nothing_recorded(f, asked))
 
     def records(fn: Any, args: Any, kwargs: Any) -> Records:
         return capture(fn, *patterns, grads=grads, inside=asked)(*args, **kwargs)[1]
 
-    return like(listed, f)
+    return Uncalled("sites", like(listed, f))
 
 
 def _infos(records: Records) -> Iterator[SiteInfo]:

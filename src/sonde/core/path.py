@@ -10,9 +10,11 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+import reprlib
 from collections.abc import Callable, Iterable
 from typing import cast
 
+from sonde._array_text import describe
 from sonde.core.keeping import by_identity
 from sonde.core.site import Site
 from sonde.errors import NoSuchSiteError, SiteNameError
@@ -31,7 +33,7 @@ def checked_name(name: object) -> str:
         'attn/scores'
     """
     if not isinstance(name, str):
-        raise SiteNameError(f"the name of a site or scope must be a str, got {name!r} of type {type(name).__name__}")
+        raise SiteNameError(f"the name of a site or scope must be a str, got {shown(name)}")
     if not name or "" in name.split("/"):
         raise SiteNameError(f"the name of a site or scope must not be empty or have an empty part, got {name!r}")
     return name
@@ -75,26 +77,70 @@ def matches(pattern: Pattern, site: Site) -> bool:
     return glob_matches(pattern, site.path) if isinstance(pattern, str) else bool(pattern(site))
 
 
-def check_pattern(pattern: object) -> Pattern:
+def check_pattern(pattern: object, verb: str = "capture") -> Pattern:
     """Returns `pattern` if it is a glob or a predicate, raises TypeError otherwise.
 
     A predicate that has no hash is wrapped in one that is compared by identity.
+
+    Args:
+        pattern: The pattern.
+        verb: The function that was given it.
     """
     if isinstance(pattern, str) or callable(pattern):
         return cast(Pattern, by_identity(pattern))
     raise TypeError(
-        f"a pattern must be a glob over paths or a predicate of a site, got {pattern!r} of type "
-        f"{type(pattern).__name__}"
+        f"{verb}: a pattern must be a glob over paths or a predicate of a site, got {shown(pattern)}; to run the "
+        f"function with it, call what it returns: {verb}(f)(x)"
     )
+
+
+def shown(thing: object) -> str:
+    """A few words for an object in a message: never all of a model or an array."""
+    kind = f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
+    if isinstance(getattr(thing, "shape", None), tuple) and hasattr(thing, "dtype"):
+        return f"{describe(thing)} of type {type(thing).__name__}"
+    if isinstance(thing, (str, int, float, complex, bytes, type(None))):
+        return f"{reprlib.repr(thing)} of type {kind}"
+    return f"an object of type {kind}"
+
+
+def nearest(name: str, names: Iterable[str], most: int = 5) -> list[str]:
+    """The names that may be meant by a name, the likeliest first: alike as a whole, or in their last part.
+
+    Example:
+        >>> nearest("atn/weights", ["attn/weights", "embedding"]), nearest("weights", ["attn/weights", "embedding"])
+        (['attn/weights'], ['attn/weights'])
+        >>> nearest("zzz", ["attn/weights", "embedding"])
+        []
+    """
+    known = list(dict.fromkeys(names))
+    last = name.rpartition("/")[2]
+    by_last: dict[str, list[str]] = {}
+    for each in known:
+        by_last.setdefault(each.rpartition("/")[2], []).append(each)
+    near = difflib.get_close_matches(name, known, n=most, cutoff=0.6) + by_last.get(last, [])
+    near = near or [path for part in difflib.get_close_matches(last, by_last, cutoff=0.7) for path in by_last[part]]
+    if not near and len(last) > 2:
+        near = [path for path in known if last.lower() in path.lower()]
+    return list(dict.fromkeys(near))[:most]
+
+
+NOTHING_MARKED = "nothing is marked; mark values with sonde.sow(value, name), or look into code as it is with inside=f"
 
 
 def no_such_site(pattern: Pattern, paths: Iterable[str]) -> NoSuchSiteError:
     """The error for a pattern that matched nothing, with the nearest names."""
     known = list(dict.fromkeys(paths))
-    shown = pattern if isinstance(pattern, str) else getattr(pattern, "__name__", repr(pattern))
+    asked = pattern if isinstance(pattern, str) else getattr(pattern, "__name__", None) or shown(pattern)
     if not known:
-        return NoSuchSiteError(f"pattern {shown!r} matches no site: the program has no sites at all")
-    near = difflib.get_close_matches(str(shown), known, n=5, cutoff=0.3) or known[:10]
-    return NoSuchSiteError(
-        f"pattern {shown!r} matches none of the program's {len(known)} sites; nearest: {', '.join(map(repr, near))}"
-    )
+        return NoSuchSiteError(f"pattern {asked!r} matches no site: the program has no sites at all; {NOTHING_MARKED}")
+    near = nearest(asked, known)
+    if near:
+        text = f"nearest: {', '.join(map(repr, near))}"
+    else:
+        more = f" and {len(known) - _MOST_LISTED} more" if len(known) > _MOST_LISTED else ""
+        text = f"none is like it; there are {', '.join(map(repr, known[:_MOST_LISTED]))}{more}"
+    return NoSuchSiteError(f"pattern {asked!r} matches none of the program's {len(known)} sites; {text}")
+
+
+_MOST_LISTED = 10

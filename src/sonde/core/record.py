@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from sonde.core.axes import Axis
 from sonde.core.collect import leaf_indices
 from sonde.core.item import firsts
+from sonde.core.path import NOTHING_MARKED, no_such_site
 from sonde.core.record_layout import ArraysSpec, CallSpec, RecordLayout
 from sonde.core.row_records import CallRow, Cut, cut_call, spec_of_row
 from sonde.core.site import Site
@@ -210,13 +211,19 @@ class Records(Mapping[str, Record]):
     `records["blocks/*/resid"]` is all of them, in one array with an axis for the loop.
     """
 
-    __slots__ = ("_arrays", "_layout", "_made", "_rows")
+    __slots__ = ("_arrays", "_layout", "_made", "_reason", "_rows")
 
     def __init__(self, layout: RecordLayout, arrays: Sequence[Any]) -> None:
         self._layout = layout
         self._arrays = arrays
         self._made: dict[str, Record] | None = None
         self._rows: dict[str, Record] = {}
+        self._reason = NOTHING_MARKED
+
+    def because(self, reason: str) -> Records:
+        """These records, which are empty, with the reason for that."""
+        self._reason = reason
+        return self
 
     @property
     def stacked(self) -> dict[str, Record]:
@@ -236,8 +243,8 @@ class Records(Mapping[str, Record]):
         if path not in self._rows:
             rows = self._layout.table.get(path)
             if rows is None:
-                from sonde.core.path import no_such_site
-
+                if not len(self):
+                    raise KeyError(f"there is no record {path!r}: {self._reason}")
                 raise KeyError(str(no_such_site(path, self._layout.table)))
             self._rows[path] = self._row(path, rows)
         return self._rows[path]
@@ -283,7 +290,7 @@ class Records(Mapping[str, Record]):
     def _repr_html_(self) -> str:
         from sonde.core.display import in_notebook
 
-        return in_notebook(self)
+        return in_notebook(self if len(self) else repr(self))
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
         from sonde.core.display import records_treescope

@@ -15,12 +15,12 @@ from sonde import _jax
 from sonde.core.arrays import as_now
 from sonde.core.context import looking, sows_are_seen
 from sonde.core.identity import note_all
-from sonde.core.path import checked_name
+from sonde.core.path import checked_name, shown
 from sonde.core.primitive import site_p
 from sonde.core.scopes import check_scopes
 from sonde.core.site import LEAF, PLAIN, Site, take_apart
 from sonde.core.trace import SiteTrace
-from sonde.errors import EditError
+from sonde.errors import EditError, SiteNameError
 
 T = TypeVar("T")
 _ONE_ARRAY = (True,)
@@ -43,7 +43,7 @@ def sow(value: T, name: str) -> T:
         `value`, or what it was replaced by.
 
     Raises:
-        SiteNameError: `name` is empty or not a string. Only raised during a capture.
+        SiteNameError: `name` is not a string; or, during a capture, it is empty.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -54,6 +54,8 @@ def sow(value: T, name: str) -> T:
         >>> print(f"{records['h'].value:.4f}")
         0.4794
     """
+    if type(name) is not str:
+        check_order(value, name, "sow")
     return mark(value, name, depth=2) if sows_are_seen() else value
 
 
@@ -71,7 +73,19 @@ def perturb(value: T, name: str) -> T:
         >>> print(grads["h"])
         12.0
     """
+    if type(name) is not str:
+        check_order(value, name, "perturb")
     return mark(value, name, tag=PERTURBED, depth=2) if sows_are_seen() else value
+
+
+def check_order(value: object, name: object, verb: str) -> None:
+    """Raises SiteNameError if the name of a site is not a string, and says if it stands in the place of the value."""
+    if isinstance(value, str) and not isinstance(name, str):
+        raise SiteNameError(
+            f"{verb} got the string {value!r} as value, and {shown(name)} as name; the value comes first: "
+            f"{verb}(value, {value!r})"
+        )
+    checked_name(name)
 
 
 def mark(

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from sonde.core import path as core_path
+
 _short = reprlib.Repr()
 _short.maxother = _short.maxstring = 60
 
@@ -47,5 +49,5 @@ def no_module(name: str, asked: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The names that are most like a name."""
-    return ", ".join(map(repr, difflib.get_close_matches(name, names, n=5, cutoff=0.3))) or "nothing"
+    """The names that may be meant by a name."""
+    return ", ".join(map(repr, core_path.nearest(name, names))) or "nothing"

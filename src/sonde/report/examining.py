@@ -68,7 +68,7 @@ def examine(
         ('problem', 'squared')
     """
     check_callable(f, "examine")
-    wanted = tuple(map(check_pattern, patterns))
+    wanted = tuple(check_pattern(pattern, "examine") for pattern in patterns)
     asked = asked_for(inside)
     name = title if title is not None else getattr(f, "__name__", None) or type(f).__name__
     read = () if tokens is None else tuple(words(tokens, names))

@@ -117,7 +117,10 @@ class BatchProgram:
             stored.append(array)
             beyond.append(lost)
         if not any(kind in ("values", "grads") for kind, _ in names):
-            raise StoreError("harvest: the program has no site to store; mark values with sonde.sow(value, name)")
+            raise StoreError(
+                "harvest: the program has no site to store; mark values with sonde.sow(value, name), or name "
+                "the code to look into with inside="
+            )
         return BatchOutcome(tuple(names), tuple(stored), jnp.stack(beyond), mask)
 
 

@@ -173,4 +173,4 @@ def _optional(module: str, what: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{what} needs {package}, which is not installed: pip install 'sonde[plots]'") from error
+        raise ImportError(f"{what} needs {package}, which is not installed: pip install 'sonde-jax[plots]'") from error

@@ -32,7 +32,7 @@ def json_lines(path: str | Path) -> Writer:
 
 
 def tensorboard(folder: str | Path) -> Writer:
-    """A writer of scalars for TensorBoard (needs the extra `sonde[tensorboard]`)."""
+    """A writer of scalars for TensorBoard (needs the extra `sonde-jax[tensorboard]`)."""
     events = _optional("tensorboardX", "tensorboard").SummaryWriter(str(folder))
 
     def write(step: int, numbers: Mapping[str, float]) -> None:
@@ -44,7 +44,7 @@ def tensorboard(folder: str | Path) -> Writer:
 
 
 def weights_and_biases(run: Any = None) -> Writer:
-    """A writer to a run of Weights & Biases, by default the current one (needs the extra `sonde[wandb]`)."""
+    """A writer to a run of Weights & Biases, by default the current one (needs the extra `sonde-jax[wandb]`)."""
     if run is None:
         wandb = _optional("wandb", "wandb")
         run = wandb.run or wandb.init()
@@ -60,5 +60,5 @@ def _optional(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ImportError(
-            f"this writer needs {module!r}, which is not installed: pip install 'sonde[{extra}]'"
+            f"this writer needs {module!r}, which is not installed: pip install 'sonde-jax[{extra}]'"
         ) from error

@@ -132,8 +132,8 @@ for path in {str(tmp_path / "x")!r}, {str(tmp_path / "x.safetensors")!r}:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     directory, file = (
         "A checkpoint directory needs the package 'orbax', which is not installed. Install it with "
-        "`pip install 'sonde[checkpoints]'`.\n",
+        "`pip install 'sonde-jax[checkpoints]'`.\n",
         "A .safetensors file needs the package 'safetensors', which is not installed. Install it with "
-        "`pip install 'sonde[safetensors]'`.\n",
+        "`pip install 'sonde-jax[safetensors]'`.\n",
     )
     assert done.stdout == directory * 4 + file * 4, done.stderr

@@ -2,7 +2,7 @@
 
 Three verbs, `save`, `restore` and `contents`; and `read`, for when there is no model to restore into. A path that ends
 in `.safetensors` is a safetensors file, any other an orbax directory. Both packages are extras, loaded when they are
-needed: `pip install 'sonde[checkpoints]'`, `pip install 'sonde[safetensors]'`.
+needed: `pip install 'sonde-jax[checkpoints]'`, `pip install 'sonde-jax[safetensors]'`.
 
 The orbax directories are those that orbax writes for `flax.nnx.state(model)` or, with `pure=True`, for
 `nnx.to_pure_dict` of it; both are recognised when they are read. So checkpoints move between Sonde and Flax in both

@@ -31,7 +31,7 @@ _RULES = (
     constant,
     attention,
 )
-_NO_SITES = "Mark values with sonde.sow(value, name), or pass a model of sonde.nnx or sonde.linen."
+_NO_SITES = "Look into code as it is with inside=f or inside=model, or mark values with sonde.sow(value, name)."
 
 
 def find(sites: Sequence[Examined], events: Sequence[Event], *, failed: bool = False) -> tuple[Finding, ...]:
