@@ -28,5 +28,4 @@ def test_no_sites_mentions_inside(sonde, write) -> None:
     write("import jax.numpy as jnp\ndef f(x): return x + 1\nf.example_inputs = (jnp.ones(2),)\n")
     for command in ("sites", "report", "nonfinite"):
         assert "--inside model:f" in sonde.error(command, "model:f")
-    assert "--inside" in sonde.error("compare", "model:f", "model:f")
     assert "f/return" in sonde.ok("sites", "model:f", "--inside", "model:f")
