@@ -150,6 +150,10 @@ def flax_jitted() -> None:
     layer.apply(layer.init(jax.random.key(0), X), X, mutable="intermediates")
 
 
+def edited_by(number: float) -> None:
+    sonde.edit(jitted, {"h": lambda h: h * number})(X)
+
+
 def monitored() -> None:
     step = tools.monitor(jax.jit(lambda x: marked(x)), {"h": ["norm"]})
     step(X)
@@ -195,7 +199,7 @@ CASES: dict[str, Case] = {
     "capture of a while loop": Case(lambda i: sonde.capture(looping)(X), lambda i: looping_by_hand(X)),
     "capture of a scan": Case(lambda i: sonde.capture(scanning)(X), lambda i: scanning_by_hand(X)),
     "a capture that fails": Case(lambda i: without_result()),
-    "an edit": Case(lambda i: sonde.edit(jitted, {"h": lambda h: h * i})(X)),
+    "an edit": Case(lambda i: edited_by(float(i))),
     "an edit of a fresh function": Case(lambda i: sonde.edit(lambda x: marked(x) * i, {"h": lambda h: h * 2})(X)),
     "a perturbation": Case(lambda i: sonde.perturbed(lambda x: jnp.sum(sonde.perturb(x, "p")))({"p": X * i}, X)),
     "a list of sites": Case(lambda i: sonde.sites(lambda x: marked(x) * i)(X)),

@@ -9,7 +9,7 @@ from tests.core.making import item_of, site_of
 import sonde
 from sonde.core.axes import Axis
 from sonde.core.handler import Met
-from sonde.core.new_values import Loop, at_positions, given_arrays, new_arrays, recorded_arrays, rows_along
+from sonde.core.new_values import Loop, at_positions, checked_leaves, given_arrays, recorded_arrays, rows_along
 from sonde.core.record_making import make_records
 from sonde.core.site import View
 from sonde.errors import EditError
@@ -73,21 +73,20 @@ def test_rows_of_a_named_loop_may_be_all_or_those_that_are_edited():
     assert rows_along([(1, 5), (3, 5), (1, 6)], 1) == (5, 6)
 
 
-def test_a_function_sees_one_example_and_its_result_is_checked():
-    old = np.stack([OLD, OLD * 10])
-    (x,) = new_arrays(lambda h: h - h.mean(), [old], SITE, MAPPED)
-    np.testing.assert_allclose(x, old - old.mean(1, keepdims=True))
-    with pytest.raises(EditError, match=r"expected float32\[3\], got float32\[1\]"):
-        new_arrays(lambda h: h[:1], [old], SITE, MAPPED)
+def test_what_a_function_returns_is_checked():
+    np.testing.assert_array_equal(checked_leaves(OLD * 2, [OLD], SITE)[0], OLD * 2)
+    with pytest.raises(EditError, match=r"edit of the gradient of 'a/h' .*: expected float32\[3\], got float32\[1\]"):
+        checked_leaves(OLD[:1], [OLD], SITE, "the gradient of ")
 
 
 def test_an_error_of_the_function_names_the_site():
     def fails(h):
         raise KeyError("mine")
 
-    with pytest.raises(KeyError) as caught:
-        new_arrays(fails, [OLD], SITE, PLAIN)
-    assert "at site 'a/h'" in caught.value.__notes__[0]
+    for f in (lambda x: sonde.sow(x, "h"), jax.jit(lambda x: sonde.sow(x, "h"))):
+        with pytest.raises(KeyError) as caught:
+            sonde.edit(f, {"h": fails})(jnp.ones(2))
+        assert "at site 'h'" in caught.value.__notes__[0]
 
 
 def test_positions_along_an_axis():
@@ -108,12 +107,15 @@ def record_with(value, **extras):
     return make_records([item_of(SITE, value, path="h", **extras)], Met())["h"]
 
 
-def test_a_record_is_put_where_its_branch_was_taken():
-    new, old = OLD * 5, OLD
-    np.testing.assert_array_equal(recorded_arrays(record_with(new), 0, [old], SITE, PLAIN, [])[0], new)
-    for taken in (True, False):
-        (x,) = recorded_arrays(record_with(new, taken=np.asarray(taken)), 0, [old], SITE, PLAIN, [])
-        np.testing.assert_array_equal(x, new if taken else old)
+def test_a_record_says_where_its_branch_was_taken():
+    new = OLD * 5
+    (x,), taken = recorded_arrays(record_with(new), 0, [OLD], SITE, PLAIN, [])
+    np.testing.assert_array_equal(x, new)
+    assert taken is None
+    for has_value in (True, False):
+        (x,), taken = recorded_arrays(record_with(new, taken=np.asarray(has_value)), 0, [OLD], SITE, PLAIN, [])
+        np.testing.assert_array_equal(x, new)
+        assert bool(taken) == has_value
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_python_numbers_that_are_differentiated_stay_python_numbers() -> None:
 
     def f(x: Any) -> Any:
         x = sow(x, "x")
-        kinds.append(type(x.primal))
+        kinds.append(type(getattr(x, "primal", x)))  # a new value that is an array has no tangent
         return x
 
     (value, tangent), records = capture(lambda: jax.jvp(f, (2.0,), (3.0,)), grads=True)()

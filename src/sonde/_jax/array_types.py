@@ -11,6 +11,7 @@ from jax import lax
 from jax._src import core as _core
 from jax._src import dtypes as _dtypes
 from jax._src.interpreters import batching as _batching
+from jax._src.lax import lax as _lax
 
 from sonde._jax.imported import Literal, Var, typeof
 from sonde._jax.meshes import explicit_sharding, varying_axes_of_type
@@ -22,9 +23,11 @@ __all__ = [
     "mapped_outputs",
     "mapped_type",
     "not_a_literal",
+    "plain_type_of",
     "result_of_extended_dtype",
     "strongly_typed",
     "type_of",
+    "typed_like",
     "zeros_of_type",
 ]
 
@@ -56,6 +59,20 @@ def strongly_typed(value: Any) -> Any:
     """A value without a weak type, as the carry of a loop must be."""
     aval = typeof(value)
     return lax.convert_element_type(value, aval.dtype) if getattr(aval, "weak_type", False) else value
+
+
+def plain_type_of(value: Any) -> Any:
+    """The shape and dtype of an array as a type, without what it varies over and how it is laid out."""
+    aval = typeof(value)
+    return _core.ShapedArray(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def typed_like(value: Any, other: Any) -> Any:
+    """An array of the same dtype as another one, with a weak type if the other one's is."""
+    weak, wanted = (bool(getattr(typeof(x), "weak_type", False)) for x in (value, other))
+    if weak == wanted:
+        return value
+    return _lax._convert_element_type(value, typeof(value).dtype, weak_type=wanted)
 
 
 def zeros_of_type(aval: Any) -> Any:

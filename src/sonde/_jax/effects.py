@@ -87,6 +87,8 @@ def register_partial_evaluation(
             known = [(x, out) for x, out, u in zip(eqn.invars[:n], eqn.outvars, unknown_in) if not u]
             unknown_out = [*unknown_in[:n], *[True] * (n_out - n)]
             return _passing_on(known), eqn, unknown_out, [True] * n_out, residuals
+        if n == 0:  # nothing is passed on: all results are saved from the forward pass
+            return eqn, None, [False] * n_out, [False] * n_out, []
         saved = [v for v in eqn.outvars[n:] if type(v) is Var]
         values, outs = [*eqn.invars[:n], *eqn.outvars[n:]], eqn.outvars[:n]
         staged = eqn.replace(primitive=plain, effects=no_effects, invars=values, outvars=outs)

@@ -160,7 +160,7 @@ def _jitted_capture(
             answer = getattr(jitted, name)(*args, **kwargs)
             return (answer[0], answer[1].records) if name == "eval_shape" else answer
 
-        return _like_jitted(call, fn, method)
+        return like_jitted(call, fn, method)
 
     key = (patterns, *[(name, by_identity(value)) for name, value in options.items()])
 
@@ -172,14 +172,14 @@ def _jitted_capture(
     if not has_models and state_of(*patterns, options["reduce"]) is None:
         return compiled((), {})
     # What a predicate or a reduce function reads may differ at the next call, and so may the place of a model.
-    return _like_jitted(
+    return like_jitted(
         lambda *args, **kwargs: compiled(args, kwargs)(*args, **kwargs),
         fn,
         lambda name, *args, **kwargs: getattr(compiled(args, kwargs), name)(*args, **kwargs),
     )
 
 
-def _like_jitted(call: Callable, fn: Callable, method: Callable) -> Callable:
+def like_jitted(call: Callable, fn: Callable, method: Callable) -> Callable:
     """A function that can be asked for what jitted functions can; `method` is given the name of what is asked for."""
     call = Uncalled("capture", like(call, fn))
     for name in ("lower", "trace", "eval_shape", "clear_cache"):

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from sonde.core.keeping import by_identity
+
 _MOST = 2_000  # parts of values, and bytes of arrays, that are compared by what they are
 _DEPTH = 6
 _LIBRARIES = ("jax", "jaxlib", "numpy", "functools", "builtins")  # whose functions do not change
@@ -49,6 +51,19 @@ def state_of(*functions: Any) -> Hashable:
     """What some functions depend on besides their arguments; None if there is nothing."""
     found = tuple([_Snapshot().of(f) for f in functions if callable(f)])
     return found if any(found) else None
+
+
+def same_value(value: Any, *, without_closure: bool = False) -> Hashable:
+    """A key that is equal for values that mean the same; by identity for those that cannot be compared.
+
+    Args:
+        value: Any value.
+        without_closure: For a function: its code and the globals that it reads, without its closure and defaults.
+    """
+    if without_closure:
+        globals_read = [value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__]
+        return value.__code__, _Snapshot()._all(globals_read, 0)
+    return _Snapshot()._value(value, 0)
 
 
 class _Snapshot:
@@ -100,6 +115,8 @@ class _Snapshot:
             return (_Same(value), value.tobytes()) if self.left >= 0 and value.dtype != object else _Same(value)
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             return _Same(getattr(value, "__func__", value)), self.of(value, depth)
+        if type(value).__eq__ is not object.__eq__ and type(value).__hash__ is not None:
+            return by_identity(value)
         if hasattr(value, "__dict__") and id(value) not in self.seen and not _is_of_a_library(value):
             self.seen.add(id(value))
             return _Same(value), self._value(dict(vars(value)), max(depth + 1, _DEPTH - 1))

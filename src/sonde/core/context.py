@@ -34,12 +34,13 @@ class Looking:
         modules: What each capture wants of modules (`modules.trail.Wanted`).
         inside: The requests of their `inside=`; see `core/asking.py`.
         sows: Whether any of them wants what is marked without a tag: `nnx.capture` wants what Modules mark alone.
+        plans: The edits among them, the outermost first (`edit_plan.RunningPlan`).
 
     Attributes:
         methods: The methods of modules whose arguments and results any of them wants.
     """
 
-    __slots__ = ("__weakref__", "depth", "edits", "grads", "inside", "methods", "modules", "sows")
+    __slots__ = ("__weakref__", "depth", "edits", "grads", "inside", "methods", "modules", "plans", "sows")
 
     def __new__(  # noqa: D102 (the class says what it takes)
         cls,
@@ -49,13 +50,14 @@ class Looking:
         modules: tuple[Any, ...] = (),
         inside: AskedInside | None = None,
         sows: bool = True,
+        plans: tuple[Any, ...] = (),
     ) -> Looking:
-        key = grads, edits, depth, modules, inside, sows
+        key = grads, edits, depth, modules, inside, sows, plans
         found = _known.get(key)
         if found is not None:
             return found
         new = super().__new__(cls)
-        new.grads, new.edits, new.depth, new.modules, new.inside, new.sows = key
+        new.grads, new.edits, new.depth, new.modules, new.inside, new.sows, new.plans = key
         new.methods = frozenset[str]().union(*[wanted.methods for wanted in modules])
         return _known.setdefault(key, new)
 

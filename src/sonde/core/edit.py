@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.asking import asked_for
-from sonde.core.capture import check_callable, like
+from sonde.core.asking import InsideRequest, asked_for
+from sonde.core.capture import check_callable, like, like_jitted
+from sonde.core.edit_plan import EditPlan, Step, Supply
 from sonde.core.handler import Handler
-from sonde.core.keeping import Programs
+from sonde.core.hoisting import hoist
+from sonde.core.keeping import Meter, by_identity, kept_with
 from sonde.core.modules.roots import ModelsOfCall, models_of_call
-from sonde.core.new_values import Loop, at_positions, given_arrays, new_arrays, recorded_arrays, rows_along
+from sonde.core.new_values import Loop, given_arrays, recorded_arrays, rows_along
+from sonde.core.operands import operands_of
 from sonde.core.path import Pattern, check_pattern, glob_matches
 from sonde.core.record import Record, Records
-from sonde.core.rows import Row
+from sonde.core.rows import Row, starred
 from sonde.core.run import run_with
 from sonde.core.site import Site, View, naming
 from sonde.errors import EditError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Keep:
+    """The value of an `Edit` that changes the gradient alone."""
+
+    def __repr__(self) -> str:
+        return "KEEP"
+
+
+KEEP = _Keep()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +59,9 @@ class Edit:
         positions: Which indices along `axis` of the value: a number or several; negative ones count from the end. All,
             if None. Under `vmap` a value is one example.
         axis: The axis of the positions, in the arrays as they were marked; by default the last but one.
+        grad: A function of the gradient at the site, in the form of the value, that returns the gradient to continue
+            with: it sees what comes back from the value that the program uses. Alone, or beside a new value. Only
+            reverse mode has a gradient there; a value that does not reach the result has none.
 
     Example:
         >>> import jax, jax.numpy as jnp, sonde
@@ -53,15 +70,23 @@ class Edit:
         ...     return jax.lax.scan(step, x, length=4)[0]
         >>> print(sonde.edit(f, {"c": sonde.Edit(lambda c: c * 10, iterations=2)})(0))
         31
+        >>> loss = lambda x: (sonde.sow(x * 3, "h") ** 2).sum()
+        >>> print(sonde.edit(jax.grad(loss), {"h": sonde.Edit(grad=lambda g: g.clip(-9, 9))})(jnp.array([1.0, 5.0])))
+        [18. 27.]
     """
 
-    new: Any
+    new: Any = KEEP
     calls: int | Collection[int] | None = None
     iterations: int | Collection[int] | Callable[..., Any] | None = None
     positions: int | Collection[int] | None = None
     axis: int = -2
+    grad: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.grad is not None and not callable(self.grad):
+            raise TypeError(f"Edit(grad=...) takes a function of the gradient, got {self.grad!r}")
+        if self.new is KEEP and self.grad is None:
+            raise TypeError("Edit takes a new value, a function of the gradient (grad=), or both")
         if self.positions is not None:
             positions = _several(self.positions)
             if isinstance(self.positions, str) or not all(hasattr(p, "__index__") for p in positions):
@@ -114,45 +139,119 @@ def edit(f: Callable[P, R], edits: Mapping[str, Any] | Mapping[Pattern, Any], *,
     else:
         given = edits
     chosen = {check_pattern(p): e if isinstance(e, Edit) else Edit(e) for p, e in given.items()}
-
-    def edit_now(fn: Callable, args: Any, kwargs: Any, models: ModelsOfCall | None = None) -> Any:
-        def make(depth: int) -> Editing:
-            return Editing(chosen, depth=depth)
-
-        now = asked if models is None else models.inside(args, kwargs)
-        return run_with(make, fn, args, kwargs, edits=True, inside=now)[0]
-
+    plan, values = _plan_of(chosen)
     jitted = _jax.jit_options(f)
     if jitted is None:
-        return like(lambda *args, **kwargs: edit_now(f, args, kwargs), f)
-    fn, options = jitted
-
-    def compiled(models: ModelsOfCall | None) -> Callable[..., Any]:
-        return jax.jit(like(lambda *args, **kwargs: edit_now(fn, args, kwargs, models), fn), **options)
-
-    if asked is None or not asked.known_models():
-        return compiled(None)
-    programs = Programs(f)
-
-    def edited(*args: Any, **kwargs: Any) -> Any:
-        models = models_of_call(asked, args, kwargs)
-        return programs.remembered(models, lambda _: compiled(models))(*args, **kwargs)
-
-    return like(edited, fn)
+        return like(lambda *args, **kwargs: _edit_now(plan, values, f, asked, args, kwargs), f)
+    return _compiled_edit(f, *jitted, plan, values, asked)
 
 
-class Editing(Handler):
-    """Puts new values in place of old ones."""
+def _edit_now(
+    plan: EditPlan, values: tuple[StepValues, ...], f: Callable, inside: InsideRequest | None, args: Any, kwargs: Any
+) -> Any:
+    def make(depth: int) -> Editing:
+        return Editing(plan, values, depth=depth)
 
-    def __init__(self, edits: Mapping[Pattern, Edit], *, depth: int = 1) -> None:
-        super().__init__(None, tuple(edits), depth=depth)
-        self.edits = edits
-        self.counts_iterations = True
+    return run_with(make, f, args, kwargs, edits=True, plan=plan, inside=inside)[0]
+
+
+_ARRAYS = "__sonde_arrays_of_edits__"
+
+
+def _compiled_edit(
+    f: Any,
+    fn: Callable,
+    options: dict[str, Any],
+    plan: EditPlan,
+    values: tuple[StepValues, ...],
+    asked: InsideRequest | None,
+) -> Callable:
+    """One `jax.jit` of the edited function for each structure of edits; their arrays are arguments."""
+    leaves, tree = jax.tree.flatten(values)
+    is_argument = [isinstance(x, (jax.Array, np.ndarray, np.generic, int, float)) for x in leaves]
+    arrays = [x for x, on in zip(leaves, is_argument) if on]
+    fixed = tuple(x for x, on in zip(leaves, is_argument) if not on)
+
+    def make(models: ModelsOfCall | None, meter: Meter) -> Any:
+        def edited(*args: Any, **kwargs: Any) -> Any:
+            given, others = iter(kwargs.pop(_ARRAYS)), iter(fixed)
+            now = jax.tree.unflatten(tree, [next(given) if on else next(others) for on in is_argument])
+            inside = asked if models is None else models.inside(args, kwargs)
+            return _edit_now(plan, now, fn, inside, args, kwargs)
+
+        return meter.jit(like(edited, fn), **options)
+
+    has_models = bool(asked and asked.known_models())
+    # The program depends on what its functions read, as a capture's does; what cannot be compared is by identity.
+    key = ("edit", plan, by_identity(tree), tuple(is_argument), tuple(map(by_identity, fixed)))
+
+    def compiled(args: Any, kwargs: Any) -> Any:
+        models = models_of_call(asked, args, kwargs) if asked is not None and has_models else None
+        return kept_with(f, (*key, models or asked), functools.partial(make, models))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return compiled(args, kwargs)(*args, **{_ARRAYS: arrays}, **kwargs)
+
+    def method(name: str, *args: Any, **kwargs: Any) -> Any:
+        more = {} if name == "clear_cache" else {_ARRAYS: arrays}
+        return getattr(compiled(args, kwargs), name)(*args, **more, **kwargs)
+
+    return like_jitted(call, fn, method)
+
+
+class StepValues(NamedTuple):
+    """What belongs to a step of a plan in one run.
+
+    Attributes:
+        new: The new value or the record, if it is not a function.
+        arrays: The arrays of its functions.
+    """
+
+    new: Any
+    arrays: tuple[Any, ...]
+
+
+def _plan_of(edits: Mapping[Pattern, Edit]) -> tuple[EditPlan, tuple[StepValues, ...]]:
+    """The edits without their arrays, and the arrays."""
+    steps: list[Step] = []
+    values: list[StepValues] = []
+    for pattern, wanted in edits.items():
+        new: Any = wanted.new
+        function, arrays, absent = None, [], False
+        if new is KEEP:
+            kind, new = "keep", None
+        elif isinstance(new, Record):
+            kind, absent = "record", any(taken is not None for taken in new.taken)
+        elif callable(new):
+            kind = "function"
+            function, arrays = hoist(new)
+            new = None
+        else:
+            kind = "value"
+        gradient, more = (None, []) if wanted.grad is None else hoist(wanted.grad)
+        calls: Any = wanted.calls  # tuples, since `Edit` has checked them
+        positions: Any = wanted.positions
+        steps.append(Step(pattern, kind, calls, wanted.iterations, positions, wanted.axis, function, gradient, absent))
+        values.append(StepValues(new, (*arrays, *more)))
+    return EditPlan.of(steps), tuple(values)
+
+
+class InLoops(Handler):
+    """A handler that knows the numbers of the iterations of the loops around it.
+
+    Attributes:
+        indices: The number of the iteration of each loop, outermost first.
+        lengths: How many iterations each has; None for a `while_loop`.
+    """
+
+    counts_iterations = True
+
+    def __init__(self, patterns: tuple[Pattern, ...], *, depth: int = 1) -> None:
+        super().__init__(None, patterns, depth=depth)
         self._named_at: tuple[int, ...] = ()  # which of the loops around are the named ones
         self.indices: tuple[Any, ...] = ()
         self.lengths: tuple[int | None, ...] = ()
         self._length: int | None = None  # of the loop that is entered next
-        self._hit: dict[Pattern, set[int]] = {}  # which calls were replaced; shared with all children
 
     def child(self, base: Any = 1, steps: Sequence[Any] = (), prefix: str | None = None) -> Self:
         """The handler inside; in a loop, it knows the number of the iteration."""
@@ -169,59 +268,104 @@ class Editing(Handler):
             new._named_at = (*self._named_at, len(self.indices))
         return new
 
+
+class Editing(InLoops):
+    """Answers where edits apply, and with which arrays; `sow` applies them (`edit_plan`)."""
+
+    def __init__(self, plan: EditPlan, values: tuple[StepValues, ...], *, depth: int = 1) -> None:
+        super().__init__(tuple(step.pattern for step in plan.steps), depth=depth)
+        self.plan = plan
+        self.values = values
+        self._hit: dict[Pattern, set[int]] = {}  # which calls were replaced; shared with all children
+
     def finish(self) -> None:
         """Raises an error for a pattern, or a call number, that matched nothing."""
         super().finish()
-        for pattern, wanted in self.edits.items():
-            missed = set(() if wanted.calls is None else _several(wanted.calls)) - self._hit.get(pattern, set())
+        for step in self.plan.steps:
+            missed = set(step.calls or ()) - self._hit.get(step.pattern, set())
             if missed:
-                most = max(self._hit_counts(pattern), default=0)
+                most = max(self._hit_counts(step.pattern), default=0)
                 raise EditError(
-                    f"edit of {pattern!r}: it names call {sorted(missed)}, counted from 0, but the site runs {most} "
-                    "times"
+                    f"edit of {step.pattern!r}: it names call {sorted(missed)}, counted from 0, but the site runs "
+                    f"{most} times"
                 )
 
     def _hit_counts(self, pattern: Pattern) -> list[int]:
         return [n for path, n in self.counts.items() if not isinstance(pattern, str) or glob_matches(pattern, path)]
 
     def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:
-        """The new arrays, if an edit applies to this site."""
-        if not view.is_value:
-            return arrays
-        name, site = site.path, site.at(path)  # the whole path, for the messages
-        call = self.counts.next(path)
-        for pattern in self.chosen(site, path):
-            wanted = self.edits[pattern]
-            if wanted.calls is not None and call not in _several(wanted.calls):
-                continue
-            self._hit.setdefault(pattern, set()).add(call)
-            if site.in_place:
-                instead = "edit an array that it is made of, or that is computed from it"
-                if site.depths is None:
-                    instead = "use `sonde.sow` and its result there, or edit the output of a method"
-                raise EditError(f"edit of {path!r} ({site.source}): {site.why_in_place}; {instead}")
-            rows = self._rows(wanted, pattern, site, path)
-            loops = self._loops(rows, path)
-            if isinstance(wanted.new, Record):
-                new = recorded_arrays(wanted.new, call, arrays, site, view, loops)
-            elif callable(wanted.new):
-                now = None if wanted.iterations is None else self._is_now(wanted.iterations, site, path)
-                new = new_arrays(wanted.new, arrays, site, view, self.outside, name, rows=rows, now=now)
-            else:
-                new = given_arrays(wanted.new, arrays, site, view, loops)
-            if wanted.positions is not None:
-                new = at_positions(new, arrays, _several(wanted.positions), wanted.axis, site, view)
-            for now in self._conditions(wanted, rows, site, path):
-                new = [jnp.where(now, a, b) for a, b in zip(new, arrays)]
-            arrays = new
+        """The arrays as they are, unless the program does not continue with what the site returns."""
+        if site.in_place and view.is_value:
+            call = self.counts.next(path)
+            for step in self.plan.steps:
+                if step.pattern in self.chosen(site, path) and (step.calls is None or call in step.calls):
+                    instead = "edit an array that it is made of, or that is computed from it"
+                    if site.depths is None:
+                        instead = "use `sonde.sow` and its result there, or edit the output of a method"
+                    raise EditError(f"edit of {path!r} ({site.source}): {site.why_in_place}; {instead}")
         return arrays
 
-    def _rows(self, wanted: Edit, pattern: Pattern, site: Site, path: str) -> list[Row]:
+    def supply(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Answers what a site asks of this edit: for each step whether it applies, and its arrays."""
+        supply = site.supply
+        if supply.plan is not self.plan or not self.sees(site):
+            return super().supply(args, site, view)
+        arrays = operands_of(args, site, view).arrays
+        names = _jax.names_since(self._names_before)
+        path, _ = starred(self.here(names) + site.path, self.named_loops)
+        self._within_here = self._within(names)
+        call = self.counts.next(path)
+        chosen = self.chosen(site, path)
+        named = site.at(path)  # the whole path, for the messages
+        answer: list[Any] = []
+        for number in supply.numbers:
+            step, values = self.plan.steps[number], self.values[number]
+            applies = step.pattern in chosen and (step.calls is None or call in step.calls)
+            if not applies:
+                answer += Supply(self.plan, (number,)).nothing(arrays, view)
+                continue
+            self._hit.setdefault(step.pattern, set()).add(call)
+            if number in supply.failures:
+                raise supply.failures[number]
+            rows = self._rows(step, values, named, path)
+            if number in supply.names:
+                supply.names[number].rows = frozenset(rows) if self.lengths_at(path) else None
+            answer += self._answer(step, values, rows, call, arrays, named, view, path)
+        return answer
+
+    def _answer(
+        self,
+        step: Step,
+        values: StepValues,
+        rows: list[Row],
+        call: int,
+        arrays: list[Any],
+        site: Site,
+        view: View,
+        path: str,
+    ) -> Iterator[Any]:
+        """Whether a step applies in this iteration, and its arrays."""
+        conditions = list(self._conditions(step, rows, site, path))
+        new: list[Any] = []
+        if step.kind == "record":
+            new, taken = recorded_arrays(values.new, call, arrays, site, view, self._loops(rows, path))
+            conditions += [] if taken is None else [taken]
+        elif step.kind == "value":
+            new = given_arrays(values.new, arrays, site, view, self._loops(rows, path))
+        applies: Any = functools.reduce(jnp.logical_and, conditions) if conditions else np.bool_(True)
+        if step.may_be_absent:
+            shape = tuple(axis.size for axis in view.axes)
+            applies = jnp.broadcast_to(applies, shape) if shape else applies
+        yield applies
+        yield from new
+        yield from values.arrays
+
+    def _rows(self, step: Step, values: StepValues, site: Site, path: str) -> list[Row]:
         """The rows of the named loops around a site that an edit applies to."""
         lengths = self.lengths_at(path)
-        rows = self.rows_at(site, path, [pattern]) if lengths else []
-        if isinstance(wanted.new, Record):  # it may have been recorded for some rows only
-            recorded = next(call.value.view for call, _ in wanted.new.calls() if call.value.view.is_value)
+        rows = self.rows_at(site, path, [step.pattern]) if lengths else []
+        if step.kind == "record":  # it may have been recorded for some rows only
+            recorded = next(call.value.view for call, _ in values.new.calls() if call.value.view.is_value)
             rows = [row for row in rows if recorded.has_row(row)]
         return rows
 
@@ -233,15 +377,15 @@ class Editing(Handler):
             loops[at] = Loop(self.indices[at], self.named_loops[number].length, rows_along(rows, k))
         return loops
 
-    def _conditions(self, wanted: Edit, rows: Sequence[Row], site: Site, path: str) -> Iterator[Any]:
+    def _conditions(self, step: Step, rows: Sequence[Row], site: Site, path: str) -> Iterator[Any]:
         """The conditions under which an edit applies in an iteration."""
         lengths = self.lengths_at(path)
         if len(rows) < math.prod(lengths) and lengths:
             chosen = np.zeros(lengths, bool)
             chosen[tuple(np.asarray(rows, int).reshape(-1, len(lengths)).T)] = True
             yield jnp.asarray(chosen)[tuple(self.indices[self._named_at[i]] for i in self.loops_at(path))]
-        if wanted.iterations is not None:
-            yield self._is_now(wanted.iterations, site, path)
+        if step.iterations is not None:
+            yield self._is_now(step.iterations, site, path)
 
     def _is_now(self, iterations: Any, site: Site, path: str) -> Any:
         if not self.indices:
@@ -250,14 +394,14 @@ class Editing(Handler):
         own = [i for i in range(len(self.indices)) if i not in named] or list(range(len(self.indices)))
         if callable(iterations):
             with naming(site, "the iterations of an edit"):
-                return iterations(*(self.indices[i] for i in own))
+                return jnp.asarray(iterations(*(self.indices[i] for i in own)), bool)
         length = self.lengths[own[-1]]
-        if length is not None and (beyond := [n for n in _several(iterations) if n >= length]):
+        if length is not None and (beyond := [n for n in iterations if n >= length]):
             raise EditError(
                 f"edit of {site.path!r} ({site.source}): it names iteration {beyond}, counted from 0, but the loop has "
                 f"{length}"
             )
-        return jnp.isin(self.indices[own[-1]], jnp.asarray(sorted(_several(iterations))))
+        return jnp.isin(self.indices[own[-1]], jnp.asarray(sorted(iterations)))
 
 
 def _is_count(number: Any) -> bool:

@@ -20,7 +20,7 @@ from sonde.core.context import Looking
 from sonde.core.item import Bundle, Extra, Item
 from sonde.core.operands import operands_of
 from sonde.core.path import Pattern, matches, no_such_site
-from sonde.core.primitive import bind_site
+from sonde.core.primitive import bind_site, site_p
 from sonde.core.rows import NamedLoop, Row, Within, rows_chosen, starred, unstarred
 from sonde.core.scopes import LoopName, RowsName, path_under, prefix_under
 from sonde.core.site import Site, View, naming
@@ -128,7 +128,7 @@ class Handler:
             return self.within
         found = list(self.within)
         for i, name in enumerate(names):
-            if isinstance(name, RowsName):
+            if isinstance(name, RowsName) and name.rows is not None:
                 around = starred(self.here(names[: i + 1]), self.named_loops)[1]
                 found.append(Within(len(around), name.rows))
         return tuple(found)
@@ -193,6 +193,8 @@ class Handler:
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Handles a site, under the trace of the program around. Returns the outputs of the site primitive."""
+        if view.role == "supply":
+            return self.supply(args, site, view)
         seen = operands_of(args, site, view)
         n, sees = len(seen.arrays), self.sees(site)
         path = self.meet(site, view, _jax.names_since(self._names_before)) if sees else ""
@@ -214,7 +216,9 @@ class Handler:
 
     def sees(self, site: Site) -> bool:
         """Whether this handler sees a site, and not only other nested ones."""
-        return site.depths is None or self.depth in site.depths
+        return (site.depths is None or self.depth in site.depths) and (
+            site.handlers is None or self.depth in site.handlers
+        )
 
     def token(self, site: Site) -> Any:
         """The token of a site that is met now."""
@@ -264,6 +268,10 @@ class Handler:
         for pattern in self.patterns:
             if pattern not in self.met.used:
                 raise no_such_site(pattern, self.met.paths)
+
+    def supply(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
+        """Answers what a site asks of an edit (`edit_plan.Supply`); this handler is not of that edit."""
+        return site_p.bind(*args, site=site, view=view)
 
     # -- for the kinds of handlers -------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -13,12 +12,9 @@ import numpy as np
 
 from sonde import _jax
 from sonde._array_text import describe
-from sonde.core.axes import per_example
-from sonde.core.context import Looking, look
 from sonde.core.record import Record
 from sonde.core.rows import Row
-from sonde.core.scopes import scope, scope_of_rows
-from sonde.core.site import Site, View, naming
+from sonde.core.site import Site, View
 from sonde.errors import EditError
 
 
@@ -57,8 +53,8 @@ def rows_along(rows: Sequence[Row], axis: int) -> tuple[int, ...]:
 
 def recorded_arrays(
     record: Record, call: int, arrays: list[Any], site: Site, view: View, loops: Sequence[Loop]
-) -> list[Any]:
-    """The arrays of a call of a record, for a site inside these loops."""
+) -> tuple[list[Any], Any]:
+    """The arrays of a call of a record, for a site inside these loops, and where it has a value; None: everywhere."""
     if call >= len(record.values):
         raise EditError(
             f"edit of {site.path!r} ({site.source}): the record has {len(record.values)} calls, but this is call "
@@ -72,15 +68,14 @@ def recorded_arrays(
     new = given_arrays(record.values[call], arrays, site, view, loops)
     taken = record.taken[call]
     if taken is None:
-        return new
+        return new, None
     for loop in loops[: jnp.ndim(taken)]:
         taken = loop.slice_of(taken)
-    shape = jnp.shape(taken)  # one flag for each example
-    if any(sum(axis.on_leaf(i) for axis in view.axes) < len(shape) for i in range(len(arrays))):
+    if any(sum(axis.on_leaf(i) for axis in view.axes) < jnp.ndim(taken) for i in range(len(arrays))):
         raise EditError(
             f"edit of {site.path!r} ({site.source}): examples took different branches in the run that was recorded"
         )
-    return [jnp.where(jnp.reshape(taken, shape + (1,) * (b.ndim - len(shape))), a, b) for a, b in zip(new, arrays)]
+    return new, jnp.reshape(taken, jnp.shape(taken) + (1,) * (len(view.axes) - jnp.ndim(taken)))
 
 
 def given_arrays(new: Any, arrays: list[Any], site: Site, view: View, loops: Sequence[Loop] = ()) -> list[Any]:
@@ -116,43 +111,16 @@ def at_positions(
     return found
 
 
-def new_arrays(
-    new: Any,
-    arrays: list[Any],
-    site: Site,
-    view: View,
-    outside: Looking | None = None,
-    name: str = "",
-    *,
-    rows: Sequence[Row] = (),
-    now: Any = None,
-) -> list[Any]:
-    """The arrays of a new value for a site, from a function of the old one.
-
-    Captures around the edit see what the function marks, below the name of the site.
+def checked_leaves(new: Any, arrays: Sequence[Any], site: Site, what: str = "") -> list[Any]:
+    """The arrays of a new value, which must have the structure, shapes and dtypes of the old one.
 
     Args:
-        new: The function.
+        new: The new value.
         arrays: The old arrays.
         site: The site.
-        view: How the value is seen there.
-        outside: What the captures around want; None if there are none.
-        name: The name of the site.
-        rows: The rows of the surrounding named loops that the edit applies to; empty if there are no such loops.
-        now: Whether the edit applies to this iteration; None if it applies to all. In other iterations, what the
-            function marks is not part of the program.
+        what: What it is, if not the value itself, for the message.
     """
-
-    def of_example(*xs: Any) -> list[Any]:
-        around = contextlib.nullcontext() if outside is None else scope_of_rows(name, rows) if rows else scope(name)
-        with look(outside), around, naming(site, "the function of an edit"):
-            result = new(site.rebuild(xs))
-        return [_checked(x, _jax.typeof(a), site) for x, a in zip(_leaves(result, site), xs)]
-
-    changed = per_example(of_example, view.axes, len(arrays))
-    if now is None or outside is None or jnp.ndim(now):
-        return changed(*arrays)
-    return jax.lax.cond(now, lambda xs: list(changed(*xs)), lambda xs: xs, list(arrays))
+    return [_checked(x, _jax.typeof(a), site, what) for x, a in zip(_leaves(new, site), arrays)]
 
 
 def _leaves(new: Any, site: Site) -> list[Any]:
@@ -163,11 +131,14 @@ def _leaves(new: Any, site: Site) -> list[Any]:
     return [x for x, is_array in zip(leaves, site.arrays) if is_array]
 
 
-def _checked(new: Any, expected: Any, site: Site) -> Any:
+def _checked(new: Any, expected: Any, site: Site, what: str = "") -> Any:
     """A new leaf as an array of exactly the expected type; Python numbers take its dtype."""
-    array = jnp.asarray(new, expected.dtype) if isinstance(new, (bool, int, float, complex)) else jnp.asarray(new)
+    is_number = isinstance(new, (bool, int, float, complex)) or getattr(_jax.typeof(new), "weak_type", False)
+    array = jnp.asarray(new, expected.dtype) if is_number else jnp.asarray(new)
     if array.shape != expected.shape or array.dtype != expected.dtype:
-        raise EditError(f"edit of {site.path!r} ({site.source}): expected {describe(expected)}, got {describe(array)}")
+        raise EditError(
+            f"edit of {what}{site.path!r} ({site.source}): expected {describe(expected)}, got {describe(array)}"
+        )
     return array
 
 

@@ -97,6 +97,8 @@ def _outside_of_a_capture(args: Any, site: Site, view: View) -> list[Any]:
             "`jit(...).lower(...)` in the captured function, or by a pullback or other function that another capture "
             "has made. Return the value from there and sow it in the captured program"
         )
+    if view.role == "supply":
+        return site.supply.nothing(operands_of(args, site, view).arrays, view)
     return [] if view.role == "look" else operands_of(args, site, view).arrays
 
 
@@ -108,6 +110,8 @@ def _site_impl(*args: Any, site: Site, view: View) -> Any:
 
 @site_p.def_effectful_abstract_eval
 def _site_types(*args: Any, site: Site, view: View) -> Any:
+    if view.role == "supply":
+        return site.supply.types(operands_of(args, site, view).arrays, view), _site_effects
     outs = [] if view.role == "look" else operands_of(args, site, view).arrays
     return [*outs, TOKEN_TYPE] if view.gives_token(site) else outs, _site_effects
 
@@ -135,7 +139,7 @@ mlir.register_lowering(plain_p, lambda ctx, *args, site, view: _values_only(*arg
 
 def _n_values(params: dict[str, Any], args: Sequence[Any]) -> int:
     site, view = params["site"], params["view"]
-    return 0 if view.role == "look" else len(operands_of(args, site, view).arrays)
+    return 0 if view.role in ("look", "supply") else len(operands_of(args, site, view).arrays)
 
 
 def _may_divide(params: dict[str, Any]) -> bool:
@@ -151,6 +155,9 @@ _jax.register_partial_evaluation(site_p, plain_p, _n_values, _may_divide)
 
 
 def _site_jvp(primals: Any, tangents: Any, *, site: Site, view: View) -> Any:
+    if view.role == "supply":  # which edits apply, and with which arrays, does not depend on the value
+        answer = site_p.bind(*primals, site=site, view=view)
+        return answer, [ad.Zero(_jax.typeof(x).to_tangent_aval()) for x in answer]
     n = len(operands_of(primals, site, view).arrays)
     tangents_out = list(tangents[:n])
     if not view.is_value:
@@ -331,6 +338,7 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
     stopping = [loop for loop, d in zip(view.whiles, at.active) if d is not None]
     view = view.replace(whiles=tuple(loop for loop in view.whiles if loop not in stopping)) if stopping else view
     beside: list[int] = []
+    n_axes = len(view.axes)
     if stopping or any(d is not None for d in (*out_dims, *extra_dims.values())):
         is_mapped = any(d is not None for d in out_dims)
         if site.grads and is_mapped and not _edited() and _shared_pass_beside(site, view):
@@ -341,6 +349,9 @@ def _batched_site(axis_data: Any, args: Any, dims: Any, *, site: Site, view: Vie
             out_dims = [0] * len(out_dims)
         view = _with_mapped_axis(view, axis_data, out_dims, extra_dims, stopping)
     outs = bind_site(new, site, view)
+    if view.role == "supply":
+        is_mapped = len(view.axes) > n_axes
+        return outs, site.supply.dims(len(new.arrays)) if is_mapped else [None] * len(outs)
     if view.role != "look":
         for i in beside:
             outs[i] = new.arrays[i]

@@ -8,6 +8,7 @@ from typing import Any
 from sonde import _jax
 from sonde.core.asking import InsideRequest
 from sonde.core.context import Looking, look, looking, unchanged_after
+from sonde.core.edit_plan import EditPlan, RunningPlan
 from sonde.core.handler import Handler
 from sonde.core.identity import shared_masks
 from sonde.core.modules import boundaries
@@ -43,6 +44,7 @@ def run_with(
     *,
     grads: bool = False,
     edits: bool = False,
+    plan: EditPlan | None = None,
     request: ModuleRequest | None = None,
     inside: InsideRequest | None = None,
 ) -> tuple[Any, Any]:
@@ -55,6 +57,7 @@ def run_with(
         kwargs: Its keyword arguments.
         grads: Whether gradients must be marked.
         edits: Whether the handler replaces values.
+        plan: The edits that `sow` applies on behalf of the handler.
         request: What is wanted of modules.
         inside: What to look into, as `asked_for` gives it.
 
@@ -67,10 +70,12 @@ def run_with(
     if inside is not None:
         wanted = wanted._replace(methods=wanted.methods | inside.methods)
     depth, asked, modules = 1, None, (wanted,)
-    sows = request is None or request.sows
+    sows, plans = request is None or request.sows, ()
     if outer is not None:
         grads, edits, depth, asked = grads or outer.grads, edits or outer.edits, outer.depth + 1, outer.inside
-        modules, sows = (*outer.modules, *modules), sows or outer.sows
+        modules, sows, plans = (*outer.modules, *modules), sows or outer.sows, outer.plans
+    if plan is not None:
+        plans = (*plans, RunningPlan(depth, plan, outer, _jax.count_open_names() > 0))
     if inside is not None:
         asked = inside.nested_in(asked, depth)
     handler: Handler = make(depth)
@@ -84,7 +89,7 @@ def run_with(
                 trail = trail_of(f, args, kwargs, request, handler, models)
                 trace.changed = trail.changed if trail.changed.shapes else None
                 modules = _with_shapes(modules, trace.changed)
-                thread.begin(Looking(grads, edits, depth, modules, asked, sows), trace, trail)
+                thread.begin(Looking(grads, edits, depth, modules, asked, sows, plans), trace, trail)
                 result = f(*args, **kwargs)
             finally:
                 thread.end()

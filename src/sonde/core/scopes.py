@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -56,9 +55,14 @@ class FunctionName(ScopeName):
 
 
 class RowsName(ScopeName):
-    """The scope of what an edit of some rows of named loops computes: sites in it do not exist in other rows."""
+    """The scope of what an edit of some rows of named loops computes: sites in it do not exist in other rows.
 
-    rows: frozenset[tuple[int, ...]] = frozenset()
+    Attributes:
+        rows: The rows; None if the edit is in no named loop. The handler of the edit sets them when it answers for the
+            site (`edit_plan.Supply`), before what is inside the scope is met.
+    """
+
+    rows: frozenset[tuple[int, ...]] | None = None
 
 
 def prefix_under(names: tuple[Any, ...], before: str, depth: int) -> str:
@@ -239,10 +243,3 @@ def scope_of_function(name: str, depths: frozenset[int]) -> scope:
     function = FunctionName(name)
     function.depths = depths
     return scope(function)
-
-
-def scope_of_rows(name: str, rows: Iterable[tuple[int, ...]]) -> scope:
-    """A scope whose sites are part of the program only in some rows of the innermost named loops around it."""
-    of_rows = RowsName(name)
-    of_rows.rows = frozenset(rows)
-    return scope(of_rows)

@@ -37,6 +37,10 @@ class Site:
         depths: Which of the nested captures see the site, the outermost being 1; None: all. A site that only some see
             was requested by their `inside=`, in code without marks: if that code runs outside the captured program, the
             site is left out, unless its function was requested by name.
+        handlers: The depths of the handlers that may see the site; None: all. What the function of an edit marks is
+            seen by the handlers around the edit, not by those inside it.
+        supply: What an edit needs here, if this asks the edit for it and is no site of the program
+            (`edit_plan.Supply`).
     """
 
     __slots__ = (
@@ -46,10 +50,12 @@ class Site:
         "arrays",
         "depths",
         "grads",
+        "handlers",
         "has_gradient",
         "in_place",
         "path",
         "statics",
+        "supply",
         "tag",
         "tree",
     )
@@ -67,6 +73,7 @@ class Site:
         line: int,
         in_place: bool = False,
         depths: frozenset[int] | None = None,
+        handlers: range | None = None,
     ) -> None:
         self.path = path
         self.tree = tree
@@ -78,6 +85,8 @@ class Site:
         self.has_gradient = True
         self._file = code.co_filename  # not the code: a site can be copied to another process
         self.depths = depths
+        self.handlers = handlers
+        self.supply: Any = None
         self._line = line
 
     @property
@@ -166,9 +175,10 @@ class View:
             innermost).
         gradient_of: For a gradient, the indices of the arrays that it has a part for; None for a value.
         axes: The mapped axes in front, outermost first.
-        role: `"site"` is a complete site. In a loop that is differentiated, a site that needs neither an edit nor a
-            gradient is split: `"mark"` is what the program continues with, `"look"` is what is recorded. An additional
-            operand of the look, the number of the iteration, keeps it inside the loop.
+        role: `"site"` is a complete site, `"supply"` asks an edit for its arrays (`Site.supply`). In a loop that is
+            differentiated, a site that needs neither an edit nor a gradient is split: `"mark"` is what the program
+            continues with, `"look"` is what is recorded. An additional operand of the look, the number of the
+            iteration, keeps it inside the loop.
         anchored: How many of the loops around contribute to that number, counted from the innermost. Sites that are not
             split have it too.
         gates: The choices, between branches that all run, that led to the site; an additional operand says for each
@@ -183,7 +193,7 @@ class View:
     order: int = 0
     gradient_of: tuple[int, ...] | None = None
     axes: tuple[Axis, ...] = ()
-    role: Literal["site", "mark", "look"] = "site"
+    role: Literal["site", "supply", "mark", "look"] = "site"
     anchored: int = 0
     gates: frozenset[Gate] = frozenset()
     whiles: tuple[object, ...] = ()

@@ -13,7 +13,8 @@ import numpy as np
 
 from sonde import _jax
 from sonde.core.arrays import as_now
-from sonde.core.context import looking, sows_are_seen
+from sonde.core.context import Looking, looking, sows_are_seen
+from sonde.core.edit_plan import apply_edits
 from sonde.core.identity import note_all
 from sonde.core.path import checked_name, shown
 from sonde.core.primitive import site_p
@@ -201,14 +202,23 @@ def _marked(
         line=line,
         in_place=in_place,
         depths=depths,
+        handlers=range(1, state.depth + 1),
     )
-    trace = _jax.current_trace()
     given = [as_now(x) for x in leaves]
-    own = type(trace) is SiteTrace  # the capture's own level: no need to go through the primitive
-    outs = trace.at_site(given, site, PLAIN) if own else site_p.bind(*given, site=site, view=PLAIN)
+    outs = through_site(given, site, state)
     outs = [x if a is b or _is_constant(x, b, state) else b for x, a, b in zip(leaves, given, outs)]
     note_all(leaves, outs)
     return site.rebuild(outs), site
+
+
+def through_site(arrays: list[Any], site: Site, state: Looking) -> list[Any]:
+    """Passes arrays through a site and the edits that run. Returns what the program continues with."""
+    edited = apply_edits(arrays, site, state) if state.plans and not site.in_place else None
+    passed = arrays if edited is None else edited.arrays
+    trace = _jax.current_trace()
+    own = type(trace) is SiteTrace  # the capture's own level: no need to go through the primitive
+    outs = trace.at_site(passed, site, PLAIN) if own else site_p.bind(*passed, site=site, view=PLAIN)
+    return outs if edited is None else edited.behind_site(outs[: len(arrays)])
 
 
 def _is_constant(before: Any, after: Any, state: Any) -> bool:

@@ -31,9 +31,9 @@ from sonde import _jax
 from sonde.core.arrays import as_now
 from sonde.core.context import Looking, look
 from sonde.core.identity import note
-from sonde.core.primitive import site_p
 from sonde.core.scopes import check_scopes
-from sonde.core.site import LEAF, PLAIN, Site
+from sonde.core.site import LEAF, Site
+from sonde.core.sow import through_site
 from sonde.core.trace import SiteTrace
 from sonde.errors import CaptureError
 
@@ -157,11 +157,12 @@ def marked(
         line=frame.f_lineno,
         in_place=in_place,
         depths=depths,
+        handlers=range(1, state.depth + 1),
     )
     site.has_gradient = not in_place
     passed = list(map(as_now, given))
     with _jax.evaluated_late() if early else contextlib.nullcontext():
-        outs = trace.at_site(passed, site, PLAIN) if own else site_p.bind(*passed, site=site, view=PLAIN)
+        outs = through_site(passed, site, state)
     if in_place:
         return value
     outs = [before if after is now else after for before, now, after in zip(given, passed, outs)]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde.core.capture import capture
-from sonde.core.edit import Editing
+from sonde.core.edit import InLoops
 from sonde.core.path import Pattern
 from sonde.core.run import run_with
 from sonde.core.site import Site, View
@@ -88,12 +88,11 @@ class Occurrence(NamedTuple):
 Rule = Callable[[list[Any], Occurrence], list[Any]]
 
 
-class Placing(Editing):
+class Placing(InLoops):
     """Replaces the arrays of every value by what a rule makes of them."""
 
     def __init__(self, rule: Rule, *, depth: int = 1) -> None:
-        super().__init__({}, depth=depth)
-        self.counts_iterations = True
+        super().__init__((), depth=depth)
         self.rule = rule
 
     def replace(self, arrays: list[Any], site: Site, path: str, view: View) -> list[Any]:

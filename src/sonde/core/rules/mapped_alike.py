@@ -82,7 +82,7 @@ def _sites_by_slot(branch: Any, axis_data: Any, mapped: Sequence[bool]) -> dict[
     slots: dict[Any, _Shared] = {}
     for old, new, sources in zip(sites_inside(branch), after, _sources(branch)):
         site, axes = new.site, new.view.axes
-        if old.site is not site or not new.view.is_value:
+        if old.site is not site or not new.view.is_value or new.view.role == "supply":
             continue
         types = tuple((t.shape, t.dtype) for t in old.types)
         kind = (path_under(old.names, "", 1) + site.path, site.tag, site.tree, site.arrays, types)

@@ -211,7 +211,7 @@ class _NoSites(Rebinding):
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """The values, and a token that is not used."""
-        if self.sites is not None and site not in self.sites:
+        if view.role == "supply" or (self.sites is not None and site not in self.sites):
             return site_p.bind(*args, site=site, view=view)
         values = [] if view.role == "look" else operands_of(args, site, view).arrays
         return [*values, np.zeros((), TOKEN)] if view.gives_token(site) else values
