@@ -15,13 +15,13 @@ GROUPS, PER_GROUP, WIDTH = 2, 3, 5
 LAYERS = GROUPS * PER_GROUP
 W = np.random.default_rng(0).normal(size=(LAYERS, WIDTH, WIDTH)).astype(np.float32) / 2
 X, Y = jnp.asarray(np.random.default_rng(1).normal(size=(2, 2, 3, WIDTH)), jnp.float32)
-SITES = ("in", "out", "resid")
+SITES = ("in", "read", "out", "resid")
 
 
 def layer(x: Any, w: Any, mark: Callable[[Any, str], Any]) -> Any:
     """What a layer reads and writes is marked."""
     x = mark(x, "in")
-    return mark(x + mark(jnp.tanh(x @ w), "out"), "resid")
+    return mark(x + mark(jnp.tanh(mark(x, "read") @ w), "out"), "resid")
 
 
 def metric(y: Any) -> Any:

@@ -47,7 +47,7 @@ def test_logit_attribution_by_head() -> None:
 
 def test_paths_and_edges_of_a_scan_are_those_of_a_list() -> None:
     models, senders = both(), ("blocks/{0..1}/attn/out", "blocks/1/mlp/out")
-    receivers = ("blocks/{1..2}/in",)
+    receivers = ("blocks/{1..2}/attn_in",)
     a, b = (patch_paths(models[k], (TOKENS,), (OTHERS,), senders, receivers, metric) for k in ("list", "scan"))
     assert list(a.scores) == list(b.scores) and len(a.scores) > 2
     for pair in a.scores:

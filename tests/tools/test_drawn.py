@@ -42,6 +42,7 @@ RESULTS = {
     "lens": lambda: logit_lens(f, readout=lambda h: h, k=1)(X),
     "attribution": lambda: attribute(f)(X),
     "edges": lambda: attribute_edges(f, "h*", "end", baseline=-X)(X),
+    "curve": lambda: RESULTS["edges"]().curve([0, 1]),
     "paths": lambda: patch_paths(f, X, -X, "h*", "end", lambda y: y),
     "heads": lambda: attention_heads(lambda t: sow(jnp.ones((1, 1, 3, 3)) / 3, "w"), "w")(jnp.array([[1, 2, 1]])),
     "logits": lambda: logit_attribution(

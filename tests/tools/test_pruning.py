@@ -1,5 +1,7 @@
 """Edges pruned to a faithfulness, against a program by hand in which every receiver adds up what senders write."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,12 +38,20 @@ def scanned(x):
 
 def by_hand(kept):
     """The faithfulness of edges, computed with NumPy alone."""
+    return by_hand_of(kept, None)
+
+
+def by_hand_of(kept, every):
+    """The same if only some edges, `every`, can be cut; all of them, if None."""
 
     def run(x, other=None):
         written = {"embed": np.asarray(x, np.float64)}
 
+        def is_cut(pair):
+            return pair not in kept and (every is None or pair in every)
+
         def read(receiver):
-            return sum(v if other is None or (s, receiver) in kept else other[s] for s, v in written.items())
+            return sum(other[s] if other is not None and is_cut((s, receiver)) else v for s, v in written.items())
 
         for i in range(LAYERS):
             for j, name in enumerate("am"):
@@ -65,9 +75,55 @@ def test_faithfulness_is_measured_by_running_the_program(f):
     assert pruned.dot().count("->") == len(pruned) and f"{len(pruned)} edges" in pruned._repr_html_()
 
 
+def test_more_edges_may_be_worse():
+    """Two paths that cancel each other: what is enough is not what the next size is."""
+    gains = (3.0, -2.5, 1.0)
+
+    def summed(x):
+        parts = [sonde.sow(gain * x, f"{i}/out") for i, gain in enumerate(gains)]
+        return jnp.sum(sonde.sow(sum(parts), "end/in"))
+
+    edges = attribute_edges(summed, "*/out", "end/in", baseline=jnp.zeros(1))(jnp.ones(1))
+    faithful = [edges[:n].measured() for n in range(4)]
+    np.testing.assert_allclose(faithful, [0, 2, 1 / 3, 1], atol=1e-5)
+    assert len(edges.prune(faithfulness=0.9)) == 3
+    assert [e.sender for e in edges.prune(faithfulness=0.3, search="exact")] == ["2/out"]
+    np.testing.assert_allclose(edges.curve([0, 1 / 3, 2 / 3, 1]).faithfulness, faithful, atol=1e-5)
+    assert edges.curve([0, 1]).area == pytest.approx(0.5, abs=1e-5)
+    assert edges.curve([0, 1]).distance == pytest.approx(0.5, abs=1e-5)
+
+
+@pytest.mark.parametrize("search", ["greedy", "exact"])
+def test_searches_against_all_sets(search):
+    edges = attribute_edges(listed, ("embed", "blocks/{0..1}/*/out"), ("blocks/1/m/in", "end/in"), baseline=CORRUPT)(
+        CLEAN
+    )
+    assert len(edges) == 9
+    pairs = [e[:2] for e in edges]
+    enough = lambda chosen: abs(1 - by_hand_of(set(chosen), set(pairs))) <= 0.3 + 1e-5
+    found = [e[:2] for e in edges.prune(faithfulness=0.7, search=search)]
+    assert enough(found)
+    if search == "exact":
+        fewer = [c for n in range(len(found)) for c in itertools.combinations(pairs, n) if enough(c)]
+        assert not fewer and len(found) < len(pairs)
+    else:
+        kept = list(pairs)
+        for pair in reversed(pairs):
+            without = [p for p in kept if p != pair]
+            kept = without if enough(without) else kept
+        assert found == kept
+
+
 def test_errors():
     edges = attribute_edges(listed, "embed", "end/in", baseline=CORRUPT)(CLEAN)
     with pytest.raises(ValueError, match="faithfulness= is a number from 0 to 1, got 2"):
         edges.prune(faithfulness=2)
+    with pytest.raises(ValueError, match="search= is one of threshold, greedy, exact, got 'best'"):
+        edges.prune(faithfulness=0.5, search="best")
+    many = attribute_edges(listed, ("embed", "**/out"), "**/in", baseline=CORRUPT)(CLEAN)
+    with pytest.raises(ValueError, match="16 edges at most, got 28"):
+        many.prune(faithfulness=0.5, search="exact")
+    with pytest.raises(ValueError, match=r"with all 5 edges the faithfulness is .* no set that was tried is within"):
+        many[:5].prune(faithfulness=1.0)
     with pytest.raises(ValueError, match="have no program to run"):
         Edges((), 1.0, 0.0).measured()

@@ -10,10 +10,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.tools.layered import FORMS, GROUPS, LAYERS, PER_GROUP, SITES, WIDTH, X, Y, by_hand, listed, metric, scanned
+from tests.tools.layered import (
+    FORMS,
+    GROUPS,
+    LAYERS,
+    PER_GROUP,
+    SITES,
+    WIDTH,
+    W,
+    X,
+    Y,
+    by_hand,
+    layer,
+    listed,
+    metric,
+    scanned,
+)
 
 import sonde
-from sonde.errors import NoSuchSiteError
+from sonde.errors import CaptureError, NoSuchSiteError
 from sonde.store import statistics
 from sonde.tools import ablate, attribute, attribute_edges, compare, patch_paths, patch_sweep
 
@@ -80,7 +95,7 @@ def test_tools_take_some_rows(form: Any, rows: Any) -> None:
         points = [OF_Y[p] + (k + 0.5) / 3 * (OF_X[p] - OF_Y[p]) for k in range(3)]
         close(found[name(p)][0], sum(map(gradient, points)) / 3 * (OF_X[p] - OF_Y[p]))
     paths_of = patch_paths(f, X, Y, paths, name("blocks/5/in"), metric)
-    edges = attribute_edges(f, paths, [name("blocks/1/in"), name("blocks/4/in")], metric=metric, baseline=(Y,))(X)
+    edges = attribute_edges(f, paths, [name("blocks/1/read"), name("blocks/4/read")], metric=metric, baseline=(Y,))(X)
     kept = edges[:1]
     for p in rows:
         between = {q: lambda _, q=q: OF_X[q] if q == p else OF_Y[q] for q in rows}
@@ -104,7 +119,7 @@ def _measured(kept: set[Any], senders: Any, name: Callable[[str], str]) -> Any:
 
         return cut
 
-    edits = {p: send(p) for p in senders} | {p: receive(p) for p in ("blocks/1/in", "blocks/4/in")}
+    edits = {p: send(p) for p in senders} | {p: receive(p) for p in ("blocks/1/read", "blocks/4/read")}
     ends = metric(by_hand(X)[0]), metric(by_hand(Y)[0])
     return (metric(by_hand(X, edits)[0]) - ends[1]) / (ends[0] - ends[1])
 
@@ -200,6 +215,16 @@ def test_a_row_that_was_read_in_a_transform_can_be_read_again() -> None:
 
     close(jax.jit(both)(records), 3 * OF_X["blocks/3/out"].sum())
     close(pickle.loads(pickle.dumps(row)).value, OF_X["blocks/3/out"])
+
+
+def test_paths_in_a_loop_without_a_name() -> None:
+    def f(x: Any) -> Any:
+        return jnp.sum(jax.lax.scan(lambda c, w: (layer(c, w, sonde.sow), None), x, W)[0])
+
+    for senders, receivers in (("out", "read"), ("start", "read"), ("out", "end")):
+        g = lambda x: sonde.sow(f(sonde.sow(x, "start")), "end")
+        with pytest.raises(CaptureError, match=r"patch_paths: '(out|read)' .*is in a loop that has no name"):
+            patch_paths(g, X, Y, senders, receivers, lambda y: y)
 
 
 def test_nothing_is_held_on_the_way() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from sonde import nnx
 from sonde.core.sow import sow
@@ -15,8 +16,11 @@ from sonde.models.config import Config, activation
 class Block(nnx.Module):
     """Attention and an MLP, each added to the residual stream.
 
-    Sites: `in`, `norm1`, `attn/...`, `mid`, `norm2`, `mlp/...`, `out`; and `attn_norm`, `mlp_norm` where there are
-    norms after attention and MLP.
+    Sites: `in`, `attn_in`, `norm1`, `attn/...`, `mid`, `mlp_in`, `norm2`, `mlp/...`, `out`; and `attn_norm`, `mlp_norm`
+    where there are norms after attention and MLP. `in`, `mid` and `out` are the stream; `attn_in` and `mlp_in` are the
+    stream as attention and the MLP read it, so that a change there reaches nothing else. Where both read one norm,
+    `attn_in` is what both read. With `split_inputs` there are `q_in`, `k_in` and `v_in` in place of `attn_in`: what
+    each head reads, with an axis for heads; norms and projections are then computed for every head.
 
     Args:
         config: the description of the model.
@@ -26,6 +30,7 @@ class Block(nnx.Module):
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs, dtype: Any):
         self.style = config.style
+        self.split_inputs = False
 
         def norm(features: int = config.width, rngs: Any = rngs, kind: Any = None) -> nnx.Module:
             return config.new_norm(features, rngs=rngs, kind=kind, param_dtype=dtype)
@@ -79,16 +84,24 @@ class Block(nnx.Module):
         x = sow(x, "in")
         attend = {"mask": mask, "rotation": rotation, "cache": cache}
         if self.style == "post":
-            x = sow(sow(self.norm1(x + self.attn(x, **attend)), "norm1"), "mid")
-            return sow(sow(self.norm2(x + self.mlp(x)), "norm2"), "out")
-        normed = sow(self.norm1(x), "norm1")
+            x = sow(sow(self.norm1(x + self.attn(sow(x, "attn_in"), **attend)), "norm1"), "mid")
+            return sow(sow(self.norm2(x + self.mlp(sow(x, "mlp_in"))), "norm2"), "out")
+        normed: Any = self._inputs_of_heads(x) if self.split_inputs else sow(self.norm1(sow(x, "attn_in")), "norm1")
         attended = self.attn(normed, **attend)
         if self.attn_norm is not None:
             attended = sow(self.attn_norm(attended), "attn_norm")
         mid = sow(x + attended, "mid")
         if self.norm2 is not None:
-            normed = sow(self.norm2(x if self.style == "parallel" else mid), "norm2")
+            normed = sow(self.norm2(sow(x if self.style == "parallel" else mid, "mlp_in")), "norm2")
+        elif self.split_inputs:
+            normed = sow(self.norm1(sow(x, "mlp_in")), "norm1")
         added = self.mlp(normed)
         if self.mlp_norm is not None:
             added = sow(self.mlp_norm(added), "mlp_norm")
         return sow(mid + added, "out")
+
+    def _inputs_of_heads(self, x: jax.Array) -> tuple[jax.Array, ...]:
+        """What queries, keys and values of each head are computed from, `(batch, length, heads, width)` each."""
+        heads = {"q_in": self.attn.heads, "k_in": self.attn.key_heads, "v_in": self.attn.key_heads}
+        apart = {name: jnp.broadcast_to(x[..., None, :], (*x.shape[:-1], n, x.shape[-1])) for name, n in heads.items()}
+        return tuple(self.norm1(sow(part, name)) for name, part in apart.items())

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sonde import ops
+from sonde import nnx, ops
 from sonde.core.sow import sow
 from sonde.models.stack import KeyValueCache, new_cache, run_blocks
 from sonde.models.tower import Tower
@@ -80,6 +80,36 @@ class Decoder(Tower):
             # Padding before a text has positions below zero, which have no embedding and affect no other token.
             x = x + self.positions(jnp.maximum(positions, 0) + self.config.position_offset)
         return sow(x, "embedded")
+
+    def circuit_sites(self) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, int]]:
+        """Where components write into the stream, where they read it, and the axes for heads, for `attribute_edges`.
+
+        After `set_attributes(per_head=True)` each head is a sender; after `set_attributes(split_inputs=True)` the
+        queries, keys and values of each head are receivers.
+
+        Raises:
+            ValueError: The blocks normalise the stream itself, so that it is no sum of what components write.
+        """
+        style, block = self.config.style, self.blocks[0] if isinstance(self.blocks, nnx.List) else self.blocks
+        if style == "post":
+            raise ValueError(
+                f"{self.config.architecture}: norms after each addition make the stream no sum of what components "
+                "write, so it has no edges between components"
+            )
+        heads: dict[str, int] = {}
+        if style == "sandwich":  # what heads write goes through a norm together
+            senders = ("embedded", "blocks/*/attn_norm", "blocks/*/mlp_norm")
+        else:
+            attention = "results" if block.attn.per_head else "out"
+            senders = ("embedded", f"blocks/*/attn/{attention}", "blocks/*/mlp/out")
+            heads |= {f"blocks/*/attn/{attention}": -2} if block.attn.per_head else {}
+        read = ["blocks/*/attn_in"]
+        if block.split_inputs:
+            apart = {f"blocks/*/{name}": -2 for name in ("q_in", "k_in", "v_in")}
+            read, heads = [*apart], heads | apart
+        if block.split_inputs or block.norm2 is not None:
+            read.append("blocks/*/mlp_in")
+        return senders, (*read, f"blocks/{self.config.layers - 1}/out"), heads
 
     def readout(self, x: jax.Array) -> jax.Array:
         """Applies the last norm and the output layer to a residual stream.

@@ -30,6 +30,7 @@ SITES: tuple[SiteNames, ...] = (
         "embedded", "batch length width", "hook_embed", "model.embed_tokens", "the stream before the first block"
     ),
     SiteNames("blocks/12/in", "batch length width", f"{_L}.hook_resid_pre", "", "the stream before a block"),
+    SiteNames("blocks/12/attn_in", "batch length width", f"{_L}.hook_attn_in", "", "the stream as attention reads it"),
     SiteNames(
         "blocks/12/norm1/normalised", "batch length width", f"{_L}.ln1.hook_normalized", "", "before scale and bias"
     ),
@@ -68,6 +69,7 @@ SITES: tuple[SiteNames, ...] = (
         "blocks/12/attn_norm", "batch length width", f"{_L}.ln1_post", f"{_B}.post_attention_layernorm", "Gemma 2 and 3"
     ),
     SiteNames("blocks/12/mid", "batch length width", f"{_L}.hook_resid_mid", "", "the stream after attention"),
+    SiteNames("blocks/12/mlp_in", "batch length width", f"{_L}.hook_mlp_in", "", "the stream as the MLP reads it"),
     SiteNames(
         "blocks/12/norm2/normalised", "batch length width", f"{_L}.ln2.hook_normalized", "", "before scale and bias"
     ),
@@ -78,6 +80,9 @@ SITES: tuple[SiteNames, ...] = (
         f"{_L}.mlp.hook_pre",
         f"{_B}.mlp.gate_proj",
         "before the nonlinearity",
+    ),
+    SiteNames(
+        "blocks/12/mlp/up", "batch length hidden", f"{_L}.mlp.hook_pre_linear", f"{_B}.mlp.up_proj", "gated MLPs"
     ),
     SiteNames("blocks/12/mlp/hidden", "batch length hidden", f"{_L}.mlp.hook_post", "", "the neurons"),
     SiteNames("blocks/12/mlp/out", "batch length width", f"{_L}.hook_mlp_out", f"{_B}.mlp", "the MLP's output"),

@@ -7,6 +7,7 @@ patch_sweep(f, clean, corrupt, ...)     which values carry what a metric measure
 patch_paths(f, clean, corrupt, ...)     what one component makes of what another writes
 attribute(f)                            how much each value contributes to the result
 attribute_edges(f, senders, receivers)  the same for the edges between components: a graph
+site_gradients(f)                       the gradient of a metric at every site
 logit_attribution(f, ...)               what components, heads and neurons write into the logits
 attention_heads(f, pattern)             induction, previous-token and duplicate-token scores by head
 ablate(f, pattern)                      the program without some of its values
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
     from sonde.tools.edges import Edge, Edges, attribute_edges
     from sonde.tools.example_gradients import example_grad_norms
     from sonde.tools.extraction import extract
+    from sonde.tools.gradients import site_gradients
     from sonde.tools.heads import HeadScores, attention_heads
     from sonde.tools.lens import Lens, Reading, logit_lens
     from sonde.tools.monitoring import Monitored, monitor
     from sonde.tools.patching import patch_sweep
     from sonde.tools.path_patching import Paths, patch_paths
     from sonde.tools.probing import Probe, probe
+    from sonde.tools.pruning import Curve
     from sonde.tools.steering import steer
     from sonde.tools.summary import Summary, summarize
     from sonde.tools.sweep import Sweep
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Attribution",
     "Comparison",
+    "Curve",
     "Drift",
     "Edge",
     "Edges",
@@ -72,6 +76,7 @@ __all__ = [
     "patch_paths",
     "patch_sweep",
     "probe",
+    "site_gradients",
     "steer",
     "summarize",
 ]
@@ -80,6 +85,7 @@ __all__ = [
 _LATER = {
     "Attribution": "attribution",
     "Comparison": "comparison",
+    "Curve": "pruning",
     "Drift": "drifts",
     "Edge": "edges",
     "Edges": "edges",
@@ -105,6 +111,7 @@ _LATER = {
     "patch_paths": "path_patching",
     "patch_sweep": "patching",
     "probe": "probing",
+    "site_gradients": "gradients",
     "steer": "steering",
     "summarize": "summary",
 }

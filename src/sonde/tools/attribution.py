@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde._array_text import describe
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.path import Pattern
@@ -23,8 +22,9 @@ from sonde.core.pure import JitByRest, Rest, rest_and_arrays
 from sonde.core.read_only import ByPath
 from sonde.core.record import Record
 from sonde.tools.drawn import Drawn, Heat
+from sonde.tools.gradients import number_and_gradients, number_of, touched
 from sonde.tools.integrating import is_inexact, mean_gradients
-from sonde.tools.placing import Occurrence, Rule, placed, values_to_place
+from sonde.tools.placing import Rule, placed, values_to_place
 from sonde.tools.reading import each_seen, with_values
 
 Method = Literal["gradient", "integrated"]
@@ -123,37 +123,11 @@ def attribute(
     return like(attributed, f)
 
 
-def number_of(metric: Callable | None, result: Any) -> Any:
-    """The number that is explained: the metric of a result. Raises ValueError if it is not a number."""
-    number = result if metric is None else metric(result)
-    if not hasattr(number, "dtype") or jnp.shape(number) != () or not jnp.issubdtype(number.dtype, jnp.floating):
-        found = describe(number) if hasattr(number, "dtype") else repr(type(number).__name__)
-        raise ValueError(f"attribute explains a number, got {found}; give a metric= that computes one from the result")
-    return number
-
-
-def touched(x: Any, zero: Any) -> Any:
-    """The same number, made to depend on a zero that is differentiated.
-
-    A value that `Module.sow` marks in place can only be replaced there if it is part of the differentiated program.
-    """
-    return x + zero.astype(x.dtype) if is_inexact(x) else x
-
-
 def _by_gradient(
     patterns: tuple[Pattern, ...], metric: Any, baseline: Any, steps: int, inside: Any, rest: Rest, arrays: Any
 ) -> Any:
     del steps
-
-    def number(touch: Any) -> Any:
-        # Whatever a value is computed from, it now depends on what is differentiated.
-        def rule(values: list[Any], place: Occurrence) -> list[Any]:
-            return values if place.site.in_place else [touched(x, touch) for x in values]
-
-        f, args, kwargs, _ = rest.whole([touched(x, touch) for x in arrays])
-        return number_of(metric, placed(f, rule, inside)(*args, **kwargs))
-
-    (output, _), records = capture(jax.value_and_grad(number), *patterns, grads=True, inside=inside)(jnp.zeros(()))
+    output, records = number_and_gradients(patterns, metric, inside, lambda x: rest.whole(x)[:3], arrays)
     base = _base_values(patterns, baseline, inside, rest, arrays)
     found: dict[str, Any] = {}
     for path, record in records.stacked.items():

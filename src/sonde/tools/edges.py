@@ -1,31 +1,28 @@
-"""`attribute_edges`: which component feeds which? Scores every edge between components in one backward pass.
+"""`attribute_edges`: which component feeds which? Scores every edge between components.
 
-In a residual network, all later components read what one component writes. The score of the edge from a sender to a
-receiver is the change of the sender's output between two runs, times the gradient at the receiver's input: to first
-order, what the metric would lose if only this receiver got the sender's output from the other run.
+In a residual network, all later components read what one component writes. An edge from a sender to a receiver exists
+if what the sender writes is a term of what the receiver reads (`tools/sums.py`). Its score says what the metric would
+lose if only this receiver got the sender's output from another run: estimated from gradients, or measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sonde.core.asking import asked_for
-from sonde.core.capture import capture, check_callable, like
+from sonde.core.capture import check_callable
 from sonde.core.path import Pattern, check_pattern
-from sonde.core.pure import JitByRest, Rest, rest_and_arrays
-from sonde.core.record import Records
-from sonde.tools.attribution import number_of, touched
+from sonde.core.pure import JitByRest, rest_and_arrays
 from sonde.tools.drawn import Drawn, Heat
-from sonde.tools.placing import Occurrence, placed
-from sonde.tools.pruning import Pruned, fewest
-from sonde.tools.reading import chooses
+from sonde.tools.edge_runs import Asked
+from sonde.tools.edge_scores import METHODS, Method, Scores, scores
+from sonde.tools.pruning import Curve, Pruned, Search
 
 
 class Edge(NamedTuple):
@@ -60,12 +57,14 @@ class Edges(Sequence[Edge], Drawn):
         edges: All of them.
         output: The metric of the run that is explained.
         baseline: The metric of the other run.
+        alone: Senders that no receiver reads, such as the last, and receivers that read no sender.
         program: Runs the program with some of the edges; None for edges that were made by hand.
     """
 
     edges: tuple[Edge, ...]
     output: float
     baseline: float
+    alone: tuple[str, ...] = ()
     program: Pruned | None = dataclasses.field(default=None, compare=False)
 
     @overload
@@ -86,59 +85,89 @@ class Edges(Sequence[Edge], Drawn):
     @property
     def matrix(self) -> tuple[list[str], list[str], np.ndarray]:
         """Senders, receivers, and the scores as an array with an axis for each; NaN where there is no edge."""
-        senders = list(dict.fromkeys(e.sender for e in sorted(self.edges, key=lambda e: e.sender)))
-        receivers = list(dict.fromkeys(e.receiver for e in sorted(self.edges, key=lambda e: e.receiver)))
-        scores = np.full((len(senders), len(receivers)), np.nan)
+        senders = sorted({e.sender for e in self.edges})
+        receivers = sorted({e.receiver for e in self.edges})
+        rows, columns = ({name: i for i, name in enumerate(names)} for names in (senders, receivers))
+        table = np.full((len(senders), len(receivers)), np.nan)
         for edge in self.edges:
-            scores[senders.index(edge.sender), receivers.index(edge.receiver)] = edge.score
-        return senders, receivers, scores
+            table[rows[edge.sender], columns[edge.receiver]] = edge.score
+        return senders, receivers, table
 
     def _heat(self) -> Heat:
-        senders, receivers, scores = self.matrix
-        return Heat(scores, senders, receivers, f"{len(self)} edges", "receiver")
+        senders, receivers, table = self.matrix
+        return Heat(table, senders, receivers, f"{len(self)} edges", "receiver")
 
-    def prune(self, share: float = 0.9, *, faithfulness: float | None = None) -> Edges:
-        """The strongest edges: a given share of all scores, or as many as the metric needs.
+    def prune(self, share: float = 0.9, *, faithfulness: float | None = None, search: Search = "threshold") -> Edges:
+        """Some of the edges: a given share of all scores, or as few as the metric needs.
 
         Args:
-            share: From 0 to 1: how much of the sum of all scores, by magnitude. The scores are first-order estimates:
-                the program with these edges alone may do worse than the share says.
+            share: From 0 to 1: how much of the sum of all scores, by magnitude. The scores are estimates: the program
+                with these edges alone may do worse than the share says.
             faithfulness: How close the metric must stay to that of the whole program when all other edges are cut: with
-                0.9, `measured` returns a number between 0.9 and 1.1. The program is run to measure it. A binary search
-                finds the number of edges, assuming that more edges are never worse.
+                0.9, `measured` returns a number between 0.9 and 1.1. The program is run to measure it.
+            search: How edges are chosen for `faithfulness`. `"threshold"`: the strongest ones, the fewest that are
+                enough; since more edges may be worse, all smaller numbers are measured. `"greedy"`: starting with all
+                edges, from the weakest to the strongest, each is cut if the rest is enough without it. `"exact"`: the
+                fewest edges of all sets of edges, for graphs of at most 16 edges.
 
         Returns:
             The edges. `measured()` says how faithful they are.
 
         Raises:
-            ValueError: A number is not from 0 to 1, or these edges do not come from `attribute_edges`.
+            ValueError: A number is not from 0 to 1; or these edges do not come from `attribute_edges`; or there are too
+                many for an exact search; or not even all edges together are enough.
         """
         for name, x in (("a share", share), ("faithfulness=", faithfulness)):
             if x is not None and not 0 <= x <= 1:
                 raise ValueError(f"prune: {name} is a number from 0 to 1, got {x}")
         if faithfulness is not None:
             away = 1 - faithfulness + 1e-5  # rounding: the uncut program does not give the same last digit
-            kept = fewest(len(self), lambda n: abs(1 - self[:n].measured()) <= away)
-        else:
-            sizes = np.abs([e.score for e in self.edges])
-            total = sizes.sum()
-            kept = int(np.searchsorted(np.cumsum(sizes), share * total * (1 - 1e-12))) + 1 if share and total else 0
-        return self[:kept]
+            kept = self._runs().search(search, self._pairs, away)
+            return dataclasses.replace(self, edges=tuple(self.edges[i] for i in kept))
+        sizes = np.abs([e.score for e in self.edges])
+        total = sizes.sum()
+        enough = int(np.searchsorted(np.cumsum(sizes), share * total * (1 - 1e-12))) + 1 if share and total else 0
+        return self[:enough]
 
     def measured(self) -> float:
         """How faithful the program is with these edges alone: 1 is the run that is explained, 0 the baseline.
 
         Along every other edge between the senders and receivers, the receiver gets what the sender writes in the
-        baseline run.
+        baseline run. Over several batches, the metrics are added up first.
 
         Raises:
             ValueError: The edges do not come from `attribute_edges`.
         """
+        return self._runs().faithfulness(self._pairs)
+
+    def curve(self, shares: Sequence[float] = (0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)) -> Curve:
+        """How faithful the strongest edges are, for several numbers of edges.
+
+        Args:
+            shares: How many edges, as fractions of all of these.
+
+        Raises:
+            ValueError: The edges do not come from `attribute_edges`.
+        """
+        return self._runs().curve(self._pairs, shares)
+
+    def completeness(self) -> float:
+        """How faithful the program is without these edges: 0 if nothing is left that they do not explain.
+
+        Raises:
+            ValueError: The edges do not come from `attribute_edges`.
+        """
+        runs = self._runs()
+        return runs.faithfulness(runs.pairs.difference(self._pairs))
+
+    @property
+    def _pairs(self) -> list[tuple[str, str]]:
+        return [(edge.sender, edge.receiver) for edge in self.edges]
+
+    def _runs(self) -> Pruned:
         if self.program is None:
             raise ValueError("Edges that were made by hand have no program to run: use what attribute_edges returns")
-        number = self.program.metric_with([edge[:2] for edge in self.edges])
-        lost = (self.output - self.baseline) or float("nan")
-        return (number - self.baseline) / lost
+        return self.program
 
     def dot(self) -> str:
         """The graph in the language of Graphviz; wide lines are strong edges, red ones are negative."""
@@ -155,7 +184,8 @@ class Edges(Sequence[Edge], Drawn):
 
     def __repr__(self) -> str:
         strongest = ", ".join(f"{e.sender} -> {e.receiver} ({e.score:.3g})" for e in self.edges[:3])
-        return f"Edges({len(self)} edges, {self.baseline:.4g} to {self.output:.4g}; strongest: {strongest})"
+        alone = f"; without an edge: {', '.join(self.alone)}" if self.alone else ""
+        return f"Edges({len(self)} edges, {self.baseline:.4g} to {self.output:.4g}; strongest: {strongest}{alone})"
 
     def __rich__(self) -> Any:
         from rich.table import Table
@@ -173,33 +203,98 @@ def _quoted(name: str) -> str:
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+@runtime_checkable
+class KnowsItsCircuit(Protocol):
+    """A model that says where its components write and read."""
+
+    def circuit_sites(self) -> tuple[Sequence[str], Sequence[str], Mapping[str, int]]:
+        """The senders, the receivers, and the axes for heads."""
+        ...
+
+
+class EdgeAttribution:
+    """What `attribute_edges` returns: a function with the arguments of the program that returns `Edges`."""
+
+    def __init__(self, f: Callable, asked: Asked, baseline: Any, method: Method, steps: int, inputs: Any) -> None:
+        self._f, self._asked, self._baseline = f, asked, baseline
+        self._compiled = JitByRest(functools.partial(scores, asked, method, steps, inputs))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Edges:
+        """The edges for these arguments."""
+        return self._edges([(self._f, args, kwargs, _several_arguments(self._baseline))])
+
+    def over(self, batches: Iterable[tuple[Any, Any]]) -> Edges:
+        """The edges over several batches: mean scores, and metrics that are added up.
+
+        Args:
+            batches: For each batch the arguments of the run that is explained, and those of the other run: each a
+                tuple, or the only one.
+        """
+        return self._edges([(self._f, _several_arguments(x), {}, _several_arguments(y)) for x, y in batches])
+
+    def _edges(self, calls: Sequence[tuple[Any, ...]]) -> Edges:
+        if not calls:
+            raise ValueError("attribute_edges: there are no batches")
+        split = [rest_and_arrays(call, self._asked.inside) for call in calls]
+        tables: list[Scores] = [jax.device_get(self._compiled(*parts)) for parts in split]
+        first = tables[0]
+        if any((t.senders, t.receivers) != (first.senders, first.receivers) for t in tables):
+            raise ValueError("attribute_edges: the batches have different senders or receivers")
+        exists = np.array(first.exists)
+        table = np.mean([t.table for t in tables], 0)
+        numbers = (table[s, r] for s, r in np.argwhere(exists))
+        edges = [
+            Edge(first.senders[s], first.receivers[r], float(x)) for (s, r), x in zip(np.argwhere(exists), numbers)
+        ]
+        sides = (first.senders, exists), (first.receivers, exists.T)
+        alone = tuple(name for names, rows in sides for name, row in zip(names, rows) if not row.any())
+        output, baseline = (float(np.mean([getattr(t, x) for t in tables])) for x in ("output", "baseline"))
+        program = Pruned(first.senders, first.receivers, exists, self._asked, split, output, baseline)
+        return Edges(tuple(sorted(edges, key=lambda e: -abs(e.score))), output, baseline, alone, program)
+
+
 def attribute_edges(
     f: Callable,
-    senders: Pattern | Sequence[Pattern],
-    receivers: Pattern | Sequence[Pattern],
+    senders: Pattern | Sequence[Pattern] | None = None,
+    receivers: Pattern | Sequence[Pattern] | None = None,
     *,
-    baseline: Any,
+    baseline: Any = None,
     metric: Callable[[Any], Any] | None = None,
+    split: Mapping[Pattern, int] | None = None,
+    method: Method = "gradient",
+    steps: int = 5,
+    inputs: Pattern | Sequence[Pattern] | None = None,
     inside: Any = None,
-) -> Callable[..., Edges]:
+) -> EdgeAttribution:
     """A function that runs `f` and scores the edges from senders to receivers.
 
     Args:
         f: Any callable. Models are not changed by the runs.
-        senders: Where components write: sites whose values are added to the stream.
-        receivers: Where components read: sites whose value is the stream as a component gets it, of the same shape.
-            With `inside=model` the input of a module is one: `blocks/*/norm1/in`.
+        senders: Where components write: sites whose values are added to the stream. None for models that know theirs:
+            those of `sonde.models`.
+        receivers: Where single components read the stream, such as `blocks/*/attn_in` in `sonde.models`; not the stream
+            itself, which all later components get. With `inside=model` the input of a module is one:
+            `blocks/*/norm1/in`. None for models that know theirs.
         baseline: The arguments of the other run: a tuple, or the only one.
         metric: A function of the result of `f` that returns a number. None if the result is one.
+        split: For sites whose values have an axis for heads, over which senders are summed: the axis. Each index along
+            it is a sender or receiver of its own, as in `blocks/3/attn/results/5`. None for models that know theirs.
+        method: `"gradient"`: the change of what the sender writes, times the gradient at what the receiver reads; one
+            backward pass for all edges. `"inputs"`: the same with the mean of the gradients for inputs between those of
+            the two runs. `"activations"`: the same with the mean for values of the sender between those of the two
+            runs. `"exact"`: one run for every edge, in which only this edge is cut.
+        steps: How many points between the two runs to use.
+        inputs: For `"inputs"`: the sites of the inputs, such as `embedded`. By default the first sender.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
-        A function with the arguments of `f` that returns `Edges`: from every sender to every receiver of the same shape
-        that comes after it.
+        A function with the arguments of `f` that returns `Edges`: one from every sender to every receiver whose value
+        is a sum with what the sender writes as a term. Its method `over` takes several batches.
 
     Raises:
         NoSuchSiteError: When called: a pattern matches no site.
-        ValueError: When called: no sender has the shape of a later receiver.
+        CaptureError: When called: a sender or receiver is in a loop without a name.
+        ValueError: When called: senders or receivers have no edges, or a receiver is the stream itself.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -212,69 +307,31 @@ def attribute_edges(
         Edge(sender='b/out', receiver='end/in', score=9.0)
     """
     check_callable(f, "attribute_edges")
-    sending, receiving = (
-        tuple(map(check_pattern, (p,) if isinstance(p, str) or callable(p) else tuple(p))) for p in (senders, receivers)
-    )
-    asked = asked_for(inside)
-    other = baseline if isinstance(baseline, tuple) else (baseline,)
-    compiled = JitByRest(functools.partial(_edges, sending, receiving, metric, asked))
-
-    def scored(*args: Any, **kwargs: Any) -> Edges:
-        given = (f, args, kwargs, other)
-        found, output, before = compiled(*rest_and_arrays(given, asked))
-        edges = [Edge(s, r, float(score)) for (s, r), score in found.items()]
-        program = Pruned(list(found), sending, receiving, metric, asked, given)
-        return Edges(tuple(sorted(edges, key=lambda e: -abs(e.score))), float(output), float(before), program)
-
-    return like(scored, f)
-
-
-def _edges(
-    sending: tuple[Pattern, ...],
-    receiving: tuple[Pattern, ...],
-    metric: Any,
-    inside: Any,
-    rest: Rest,
-    arrays: Any,
-) -> Any:
-    def number(touch: Any) -> Any:
-        def rule(values: list[Any], place: Occurrence) -> list[Any]:
-            return values if place.site.in_place else [touched(x, touch) for x in values]
-
-        f, args, kwargs, _ = rest.whole([touched(x, touch) for x in arrays])
-        return number_of(metric, placed(f, rule, inside)(*args, **kwargs))
-
-    wanted = (*sending, *receiving)
-    (output, _), clean = capture(jax.value_and_grad(number), *wanted, grads=True, inside=inside)(jnp.zeros(()))
-    f, _, kwargs, other = rest.whole(arrays)
-    result, corrupt = capture(f, *sending, inside=inside)(*other, **kwargs)
-    order = {path: i for i, path in enumerate(clean)}
-    written = {path: _only(clean, path, "value") - _only(corrupt, path, "value") for path in _chosen(clean, sending)}
-    read = {path: _only(clean, path, "grad") for path in _chosen(clean, receiving)}
-    found: dict[tuple[str, str], Any] = {}
-    for shape in dict.fromkeys(x.shape for x in read.values()):
-        from_, to = ([p for p, x in xs.items() if x.shape == shape] for xs in (written, read))
-        if not from_:
-            continue
-        changes = jnp.stack([written[p].reshape(-1) for p in from_])
-        gradients = jnp.stack([read[p].reshape(-1) for p in to])
-        scores = jnp.matmul(changes, gradients.T, precision="highest")
-        for i, sender in enumerate(from_):
-            found |= {(sender, r): scores[i, j] for j, r in enumerate(to) if order[sender] < order[r]}
-    if not found:
+    if method not in METHODS:
+        raise ValueError(f"attribute_edges: the method is one of {', '.join(METHODS)}, got {method!r}")
+    if steps < 1:
+        raise ValueError(f"attribute_edges: steps must be at least 1, got {steps}")
+    model: Any = f
+    if isinstance(model, KnowsItsCircuit) and (senders is None or receivers is None or split is None):
+        its_senders, its_receivers, axes = model.circuit_sites()
+        senders, receivers = senders or its_senders, receivers or its_receivers
+        split = {**axes} if split is None else split
+    if senders is None or receivers is None:
         raise ValueError(
-            f"attribute_edges: none of the senders {list(written)} has the shape of a receiver after it; the "
-            f"receivers are { {path: list(x.shape) for path, x in read.items()} }"
+            f"attribute_edges: {type(f).__name__!r} does not say where its components write and read, as the decoders "
+            "of sonde.models do; name senders and receivers"
         )
-    return found, output, number_of(metric, result)
+    sending, receiving = _several(senders), _several(receivers)
+    asked = Asked(sending, receiving, dict(split or {}), metric, asked_for(inside))
+    first = sending[:1] if inputs is None else _several(inputs)
+    return EdgeAttribution(f, asked, baseline, method, steps, first)
 
 
-def _chosen(records: Records, patterns: Sequence[Pattern]) -> list[str]:
-    return [path for path, record in records.items() if any(chooses(p, record) for p in patterns)]
+def _several(patterns: Pattern | Sequence[Pattern]) -> tuple[Pattern, ...]:
+    return tuple(
+        map(check_pattern, (patterns,) if isinstance(patterns, str) or callable(patterns) else tuple(patterns))
+    )
 
 
-def _only(records: Records, path: str, what: str) -> Any:
-    found = getattr(records[path], what)
-    if not hasattr(found, "dtype"):
-        raise ValueError(f"attribute_edges: a sender or receiver is one array, but {path!r} is {type(found).__name__}")
-    return found
+def _several_arguments(x: Any) -> tuple[Any, ...]:
+    return x if isinstance(x, tuple) else (x,)

@@ -20,7 +20,9 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable
 from sonde.core.path import Pattern, check_pattern
 from sonde.core.pure import JitByRest, Rest, rest_and_arrays
+from sonde.errors import CaptureError
 from sonde.tools.drawn import Drawn, Heat, by_last_axis
+from sonde.tools.edge_nodes import in_unnamed_loop
 from sonde.tools.placing import Occurrence, placed, values_to_place
 from sonde.tools.points import Axes, Target, checked_axes
 from sonde.tools.reading import Seen, each_seen
@@ -147,7 +149,7 @@ class _Run:
     def __call__(self, rest: Rest, arrays: list[Any]) -> Any:
         f, clean, _ = rest.whole(arrays)
         result, records = values_to_place(f, *self.senders, inside=self.inside)(*clean)
-        senders = [Target.of(seen, self.axes) for seen in each_seen(records, stacked=True)]
+        senders = [_target(seen, self.axes) for seen in each_seen(records, stacked=True)]
         f, _, corrupt = rest.whole(arrays)
         before, records = values_to_place(f, *self.senders, *self.receivers, inside=self.inside)(*corrupt)
         order = {path: i for i, path in enumerate(records)}
@@ -158,7 +160,7 @@ class _Run:
             held = [Target.of(seen, ()) for seen in each_seen(records, stacked=True)]
         f, _, corrupt = rest.whole(arrays)
         _, records = values_to_place(f, *self.receivers, inside=self.inside)(*corrupt)
-        receivers = [Target.of(seen, ()) for seen in each_seen(records, stacked=True)]
+        receivers = [_target(seen, ()) for seen in each_seen(records, stacked=True)]
 
         def scores(point: Any) -> Any:
             changed = self._read(point, senders, held, rest, arrays)
@@ -212,6 +214,12 @@ class _Run:
         if jnp.shape(score) != ():
             raise ValueError(f"patch_paths: the metric must be a number, got an array of shape {jnp.shape(score)}")
         return score
+
+
+def _target(seen: Seen, axes: Axes) -> Target:
+    if seen.count is not None or any(axis.is_loop and axis.rows is None for axis in seen.axes):
+        raise CaptureError(in_unnamed_loop("patch_paths", seen))
+    return Target.of(seen, axes)
 
 
 def _by_place(targets: Sequence[Target]) -> dict[tuple[str, int], tuple[Target, int]]:

@@ -1,128 +1,193 @@
-"""Runs a program with only some of the edges between components; the others are cut.
+"""Which edges does a program need? Runs it with some of them, and searches for few that are enough.
 
-At every receiver, what a sender writes along a cut edge is replaced by what it wrote in the other run:
-
-    input := input - (sender now - sender in the other run), for every cut edge
-
-"Now" means in the same run, in which earlier receivers already have changed inputs. Senders may be in another iteration
-of a scan, or in another jitted function, so the program is run until the values stop changing: every run is right for
-one more component than the run before, and there are at most as many runs as senders.
+More edges are not always better: edges that work against each other may be kept or cut together. No search here assumes
+that the metric grows with the number of edges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sonde.core.capture import capture
-from sonde.core.path import Pattern
-from sonde.core.pure import JitByRest, Rest, rest_and_arrays
-from sonde.tools.attribution import number_of
-from sonde.tools.placing import Occurrence, placed, values_to_place
-from sonde.tools.points import Target
-from sonde.tools.reading import each_seen
+from sonde.core.pure import JitByRest, Rest
+from sonde.tools.drawn import Drawn, Heat
+from sonde.tools.edge_runs import Asked, Program
 
 Pair = tuple[str, str]  # sender, receiver
+Search = Literal["threshold", "greedy", "exact"]
+_AT_A_TIME = 16
+_MOST_FOR_EXACT = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve(Drawn):
+    """How faithful the strongest edges are.
+
+    Attributes:
+        shares: How many edges were kept, as fractions of all.
+        sizes: How many edges that is.
+        faithfulness: For each: 1 is the run that is explained, 0 the baseline.
+    """
+
+    shares: tuple[float, ...]
+    sizes: tuple[int, ...]
+    faithfulness: tuple[float, ...]
+
+    @property
+    def area(self) -> float:
+        """The area under the curve over the share of edges: high if few edges do most (CPR)."""
+        return float(np.trapezoid(self.faithfulness, self.shares))
+
+    @property
+    def distance(self) -> float:
+        """The area between the curve and 1: low if few edges do what the whole program does (CMD)."""
+        return float(np.trapezoid(np.abs(1 - np.asarray(self.faithfulness)), self.shares))
+
+    def _heat(self) -> Heat:
+        columns = [f"{size} edges" for size in self.sizes]
+        return Heat(
+            np.array([self.faithfulness]), ["faithfulness"], columns, f"area {self.area:.3g}", "strongest edges"
+        )
 
 
 class Pruned:
-    """A program whose edges can be cut.
+    """A program whose edges can be cut, on one batch or several.
 
     Args:
-        pairs: All edges.
-        sending: The senders.
-        receiving: The receivers.
-        metric: A function of the program's result; None if the result is the number.
-        inside: As in `sonde.capture`.
-        given: The program, its arguments and keyword arguments, and the arguments of the other run.
+        senders: The names of the senders.
+        receivers: The names of the receivers.
+        exists: Which edges there are.
+        asked: What `attribute_edges` was asked for.
+        calls: The calls: the program, its arguments and keyword arguments, and the arguments of the other run, as
+            arrays and the rest.
+        output: The mean metric of the runs that are explained.
+        baseline: The mean metric of the other runs.
     """
 
     def __init__(
         self,
-        pairs: Collection[Pair],
-        sending: tuple[Pattern, ...],
-        receiving: tuple[Pattern, ...],
-        metric: Callable[[Any], Any] | None,
-        inside: Any,
-        given: tuple[Any, ...],
+        senders: Sequence[str],
+        receivers: Sequence[str],
+        exists: np.ndarray,
+        asked: Asked,
+        calls: Sequence[tuple[Rest, list[Any]]],
+        output: float,
+        baseline: float,
     ) -> None:
-        self._pairs = frozenset(pairs)
-        self._senders = tuple(dict.fromkeys(sender for sender, _ in pairs))
-        self._receivers = tuple(dict.fromkeys(receiver for _, receiver in pairs))
-        self._sending, self._receiving, self._metric, self._inside = sending, receiving, metric, inside
-        self._given = given
-        self._compiled = JitByRest(self._run)
+        self._senders = {name: i for i, name in enumerate(senders)}
+        self._receivers = {name: i for i, name in enumerate(receivers)}
+        numbers = np.argwhere(exists).tolist()
+        self.pairs: frozenset[Pair] = frozenset((senders[s], receivers[r]) for s, r in numbers)
+        self._exists, self._calls = exists, calls
+        self._output, self._baseline = output, baseline
+        self._with_sets = JitByRest(lambda rest, arrays, cuts: _metrics(asked, rest, arrays, cuts))
 
-    def metric_with(self, kept: Collection[Pair]) -> float:
-        """The metric of the program with these edges alone; all others are cut."""
-        cut = np.zeros((len(self._senders), len(self._receivers)), np.float32)
-        for sender, receiver in self._pairs.difference(kept):
-            cut[self._senders.index(sender), self._receivers.index(receiver)] = 1
-        rest, arrays = rest_and_arrays((*self._given, cut), self._inside)
-        return float(self._compiled(rest, arrays))
+    def faithfulness(self, kept: Collection[Pair]) -> float:
+        """How faithful the program is with these edges alone."""
+        return float(self._faithful([self._cut(kept)])[0])
 
-    def _run(self, rest: Rest, arrays: Any) -> Any:
-        f, _, kwargs, other, cut = rest.whole(arrays)
-        _, records = capture(f, *self._sending, inside=self._inside)(*other, **kwargs)
-        before = {name: records[name].value for name in self._senders}
-        f, args, kwargs, _, _ = rest.whole(arrays)
-        _, records = values_to_place(f, *self._receiving, inside=self._inside)(*args, **kwargs)
-        targets = [Target.of(seen, ()) for seen in each_seen(records, stacked=True)]
+    def curve(self, order: Sequence[Pair], shares: Sequence[float]) -> Curve:
+        """How faithful the first edges are, for several shares of all."""
+        sizes = [round(share * len(order)) for share in shares]
+        found = self._faithful([self._cut(order[:n]) for n in sizes])
+        return Curve(tuple(map(float, shares)), tuple(sizes), tuple(map(float, found)))
 
-        def with_cut(now: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-            """The metric and the senders' values, if cut edges remove the given values."""
-            less = {name: now[name] - before[name] for name in self._senders}
-            taken = {(t.seen.path, t.seen.call): (t, self._taken_off(t, less, cut)) for t in targets}
+    def search(self, how: Search, order: Sequence[Pair], away: float) -> list[int]:
+        """Few edges that are enough.
 
-            def rule(values: list[Any], place: Occurrence) -> list[Any]:
-                target, off = taken.get((place.path, place.call), (None, None))
-                if target is None:
-                    return values
-                here, at = place.within(target.seen)
-                return [x - jnp.where(here, at.slice_of(off, i), 0).astype(x.dtype) for i, x in enumerate(values)]
+        Args:
+            how: `"threshold"`, `"greedy"` or `"exact"`.
+            order: The edges, the strongest first.
+            away: How far from 1 the faithfulness may be.
 
-            f, args, kwargs, _, _ = rest.whole(arrays)
-            result, records = capture(placed(f, rule, self._inside), *self._sending, inside=self._inside)(
-                *args, **kwargs
+        Returns:
+            Which of them, as numbers.
+
+        Raises:
+            ValueError: There are too many for an exact search, or not even all are enough.
+        """
+        searches: dict[str, Callable[[Sequence[Pair], float], list[int] | None]] = {
+            "threshold": self._by_threshold,
+            "greedy": self._greedily,
+            "exact": self._exactly,
+        }
+        if how not in searches:
+            raise ValueError(f"prune: search= is one of {', '.join(searches)}, got {how!r}")
+        kept = searches[how](order, away)
+        if kept is None:
+            raise ValueError(
+                f"prune: with all {len(order)} edges the faithfulness is {self.faithfulness(order):.4g}, and no set "
+                f"that was tried is within {away:.4g} of 1"
             )
-            return number_of(self._metric, result), {name: records[name].value for name in self._senders}
+        return kept
 
-        def step(state: Any) -> Any:
-            now, _, n, _ = state
-            number, new = with_cut(now)
-            same = [jnp.all(new[name] == now[name]) for name in self._senders]
-            return new, number, n + 1, jnp.all(jnp.stack(same))
+    def _by_threshold(self, order: Sequence[Pair], away: float) -> list[int] | None:
+        for start in range(0, len(order) + 1, _AT_A_TIME):
+            sizes = range(start, min(start + _AT_A_TIME, len(order) + 1))
+            enough = self._enough([self._cut(order[:n]) for n in sizes], away)
+            if enough.any():
+                return list(range(sizes[int(np.argmax(enough))]))
+        return None
 
-        number, now = with_cut(before)
-        state = (now, number, 0, False)
-        return jax.lax.while_loop(lambda s: ~s[3] & (s[2] <= len(self._senders)), step, state)[1]
+    def _greedily(self, order: Sequence[Pair], away: float) -> list[int] | None:
+        kept = list(range(len(order)))
+        if not self._enough([self._cut(order)], away)[0]:
+            return None
+        waiting = kept[::-1]
+        while waiting:
+            # The next few are tried together: if only some can be cut, the first that cannot is known to be needed.
+            trying = waiting[:_AT_A_TIME]
+            sets = [[order[i] for i in kept if i not in trying[: n + 1]] for n in range(len(trying))]
+            enough = self._enough([self._cut(s) for s in sets], away)
+            wrong = int(np.argmin(enough)) if not enough.all() else len(trying)
+            kept = [i for i in kept if i not in trying[:wrong]]
+            waiting = waiting[wrong + 1 :]
+        return kept
 
-    def _taken_off(self, target: Target, less: Mapping[str, Any], cut: Any) -> Any:
-        """What the cut edges subtract from the input of a receiver, in all rows of a loop."""
-        whole = next(x for x in jax.tree.leaves(target.seen.value) if hasattr(x, "dtype"))
-        own = whole.shape[len(target.loops) :]
-        alike = [i for i, name in enumerate(self._senders) if less[name].shape == own]
-        rows = [jnp.zeros(own, jnp.float32)] * target.points
-        if alike:
-            changes = jnp.stack([less[self._senders[i]] for i in alike])
-            for name, (_, number) in target.scores(np.arange(target.points)).items():
-                if name in self._receivers:
-                    chosen = cut[np.asarray(alike), self._receivers.index(name)]
-                    rows[int(number)] = jnp.tensordot(chosen, changes, 1)
-        return jnp.stack(rows).reshape(whole.shape)
+    def _exactly(self, order: Sequence[Pair], away: float) -> list[int] | None:
+        if len(order) > _MOST_FOR_EXACT:
+            raise ValueError(
+                f"prune: an exact search tries all sets of edges, so there may be {_MOST_FOR_EXACT} edges at most, got "
+                f"{len(order)}; prune them by threshold or greedily first"
+            )
+        for n in range(len(order) + 1):
+            combinations = itertools.combinations(range(len(order)), n)
+            while sets := list(itertools.islice(combinations, _AT_A_TIME)):
+                enough = self._enough([self._cut([order[i] for i in chosen]) for chosen in sets], away)
+                if enough.any():
+                    return list(sets[int(np.argmax(enough))])
+        return None
+
+    def _enough(self, cuts: Sequence[np.ndarray], away: float) -> np.ndarray:
+        return np.abs(1 - self._faithful(cuts)) <= away
+
+    def _cut(self, kept: Collection[Pair]) -> np.ndarray:
+        cut = self._exists.astype(np.float32)
+        for sender, receiver in kept:
+            cut[self._senders[sender], self._receivers[receiver]] = 0
+        return cut
+
+    def _faithful(self, cuts: Sequence[np.ndarray]) -> np.ndarray:
+        """The faithfulness of the program with some edges cut, for several sets of edges."""
+        found = np.zeros(0)
+        for start in range(0, len(cuts), _AT_A_TIME):
+            some = list(cuts[start : start + _AT_A_TIME])
+            padding = 0 if len(cuts) == 1 else _AT_A_TIME - len(some)  # one program for any number of sets
+            stacked = np.stack(some + some[-1:] * padding)
+            numbers = np.zeros(len(stacked))
+            for rest, arrays in self._calls:
+                numbers += np.asarray(self._with_sets(rest, arrays, stacked), np.float64) / len(self._calls)
+            found = np.concatenate([found, numbers[: len(some)]])
+        lost = (self._output - self._baseline) or float("nan")
+        return (found - self._baseline) / lost
 
 
-def fewest(most: int, enough: Callable[[int], bool]) -> int:
-    """The smallest number that is enough. Assumes that more is never worse and that `most` is enough."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high) // 2
-        if enough(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+def _metrics(asked: Asked, rest: Rest, arrays: list[Any], cuts: Any) -> Any:
+    program = Program(asked, rest, arrays)
+    return jax.lax.map(program.metric_with, jnp.asarray(cuts))

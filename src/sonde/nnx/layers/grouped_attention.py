@@ -93,7 +93,7 @@ class GroupedAttention(Module):
     @names_its_place
     def __call__(
         self,
-        x: jax.Array,
+        x: jax.Array | tuple[jax.Array, ...],
         *,
         mask: jax.Array | None = None,
         rotation: tuple[jax.Array, jax.Array] | None = None,
@@ -102,7 +102,8 @@ class GroupedAttention(Module):
         """Attends.
 
         Args:
-            x: `(batch, length, features)`.
+            x: `(batch, length, features)`; or three arrays, one for queries, keys and values each, with an axis for
+                their heads: `(batch, length, heads, features)`.
             mask: boolean, broadcast to `(batch, length, keys)`: which keys each query may attend to.
             rotation: cosines and sines for the positions, from `ops.rotary_tables`.
             cache: a function that takes the new keys and values and returns those of all positions so far.
@@ -110,10 +111,11 @@ class GroupedAttention(Module):
         Returns:
             `(batch, length, features)`.
         """
-        batch, length, _ = x.shape
-        q = sow(self.q(x).reshape(batch, length, self.heads, self.depth), "q")
-        k = sow(self.k(x).reshape(batch, length, self.key_heads, self.depth), "k")
-        v = sow(self.v(x).reshape(batch, length, self.key_heads, self.depth), "v")
+        of_q, of_k, of_v = x if isinstance(x, tuple) else (x, x, x)
+        batch, length = of_q.shape[:2]
+        q = sow(self._projected(self.q, of_q, self.heads), "q")
+        k = sow(self._projected(self.k, of_k, self.key_heads), "k")
+        v = sow(self._projected(self.v, of_v, self.key_heads), "v")
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
@@ -127,3 +129,12 @@ class GroupedAttention(Module):
         results = sow(ops.head_results(heads, self.o.kernel[...]), "results")
         bias = value_of(self.o.bias)
         return sow(results.sum(-2) if bias is None else results.sum(-2) + bias, "out")
+
+    def _projected(self, map_: Linear, x: jax.Array, heads: int) -> jax.Array:
+        """Queries, keys or values, `(batch, length, heads, depth)`."""
+        if x.ndim == 3:
+            return map_(x).reshape(*x.shape[:2], heads, self.depth)
+        kernel = map_.kernel[...].reshape(-1, heads, self.depth).astype(x.dtype)
+        found = jnp.einsum("blhf,fhd->blhd", x, kernel)
+        bias = value_of(map_.bias)
+        return found if bias is None else found + bias.reshape(heads, self.depth).astype(x.dtype)

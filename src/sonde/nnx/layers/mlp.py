@@ -18,7 +18,7 @@ from sonde.ops.dtypes import Dtype
 class MLP(Module):
     """Two linear maps with a nonlinearity between them, or three if gated: `down(activation(gate(x)) * up(x))`.
 
-    Sites: `pre` (before the nonlinearity), `hidden` (what `down` is given), `out`.
+    Sites: `pre` (before the nonlinearity), `up` (what it multiplies, if gated), `hidden` (what `down` is given), `out`.
 
     Args:
         features: number of input and output features.
@@ -67,5 +67,5 @@ class MLP(Module):
         if self.gate is None:
             hidden = self.activation(sow(self.up(x), "pre"))
         else:
-            hidden = self.activation(sow(self.gate(x), "pre")) * self.up(x)
+            hidden = self.activation(sow(self.gate(x), "pre")) * sow(self.up(x), "up")
         return sow(self.down(sow(hidden, "hidden")), "out")
