@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import sonde
+from sonde import _alias_log
 
 PACKAGE = """
 import flax
@@ -183,3 +184,73 @@ except ModuleNotFoundError as error:
     assert done.returncode == 0, done.stderr
     shape, line = done.stdout.splitlines()
     assert shape.startswith("(2, 3) 0.") and shape.endswith("sonde.training.train_state") and line == "flax.jax_utils"
+
+
+@pytest.fixture
+def asked():
+    """What was asked since the test began, by answer."""
+    _alias_log.clear()
+    yield lambda answer: {ask.name for ask in sonde.alias_report() if ask.answer == answer}
+    _alias_log.clear()
+
+
+def test_what_sonde_lacks_is_named_and_reported(asked):
+    with sonde.alias():
+        nn = importlib.import_module("flax.linen")
+        assert not hasattr(nn, "nonsense") and getattr(nn.module, "_nonsense", None) is None
+        with pytest.raises(AttributeError, match="flax.nnx.graphlib.NoUpdates does not exist: module 'sonde.nnx.graph"):
+            _ = importlib.import_module("flax.nnx").graphlib.NoUpdates
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("flax.nonsense")
+    assert asked("missing") == {
+        "flax.linen.nonsense",
+        "flax.linen.module._nonsense",
+        "flax.nnx.graphlib.NoUpdates",
+        "flax.nonsense",
+    }
+    assert asked("from Sonde") == {"flax", "flax.linen", "flax.nnx"}
+    first = sonde.alias_report()[0]
+    assert first.name == "flax" and "test_aliasing.py:" in first.where
+    text = str(sonde.alias_report())
+    assert "not there: these names raised an error" in text and "  flax.linen.module._nonsense  (" in text
+    assert not hasattr(nn.module, "_nonsense_later") and "flax.linen.module._nonsense_later" not in asked("missing")
+
+
+def test_names_from_flax_itself_are_reported_and_those_of_its_core_warn(asked):
+    with sonde.alias():
+        importlib.import_module("flax.jax_utils").replicate
+        with pytest.warns(_alias_log.AliasWarning, match="^flax.core.Scope: Sonde has no such name") as caught:
+            importlib.import_module("flax.core").Scope
+    assert caught[0].filename == __file__
+    assert asked("from Flax") == {"flax.jax_utils", "flax.jax_utils.replicate", "flax.core.Scope"}
+
+
+@pytest.mark.parametrize("name", ["flax.linen", "flax.linen.linear", "flax.nnx.nn.linear", "flax.core"])
+def test_setting_a_name_warns(asked, name):
+    with sonde.alias():
+        module = importlib.import_module(name)
+        with pytest.warns(_alias_log.AliasWarning, match=f"{name}._patched: was set under sonde.alias") as caught:
+            module._patched = 1
+        assert caught[0].filename == __file__ and module._patched == 1
+        del module._patched
+    assert asked("set") == {f"{name}._patched"}
+    if name != "flax.core":
+        module._patched = 1  # no warning: the alias is off
+        del module._patched
+
+
+def test_an_empty_report(asked):
+    assert str(sonde.alias_report()) == "sonde.alias: nothing was asked of Flax"
+
+
+def test_errors_of_sonde_are_errors_of_flax():
+    with sonde.alias():
+        errors = importlib.import_module("flax.errors")
+        with pytest.raises(errors.FlaxError):
+            sonde.linen.Dense(2).apply({}, jnp.ones((1, 2)))
+
+
+def test_axes_of_flax_core():
+    with sonde.alias():
+        core = importlib.import_module("flax.core")
+        assert core.broadcast is sonde.linen.broadcast and importlib.import_module("flax.core.scope").VariableDict

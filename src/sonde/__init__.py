@@ -9,7 +9,7 @@
     records_before(error)           the records of a capture up to the point where `f` failed
     sites(f)                        the sites that a capture would record and their cost, without running `f`
     first_nonfinite(f)              finds the site that makes the first NaN or Inf
-    alias()                         packages written for Flax run on Sonde
+    alias(), alias_report()         packages written for Flax run on Sonde; what they asked of Flax
 """
 
 import importlib
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sonde import struct as struct
     from sonde import training as training
     from sonde import traverse_util as traverse_util
-    from sonde.aliasing import alias
+    from sonde.aliasing import alias, alias_report
     from sonde.core import (
         Axis,
         CacheInfo,
@@ -69,6 +69,7 @@ __all__ = [
     "Sites",
     "__version__",
     "alias",
+    "alias_report",
     "cache_clear",
     "cache_info",
     "capture",
@@ -90,6 +91,7 @@ _ELSEWHERE = {
     "Inside": "sonde.inside",
     "NonFinite": "sonde.tools.nonfinite",
     "alias": "sonde.aliasing",
+    "alias_report": "sonde.aliasing",
     "first_nonfinite": "sonde.tools.nonfinite",
 }
 _MODULES = frozenset(

@@ -10,6 +10,8 @@ Sharp edges:
   functions must be called while the alias is on. If it is turned on at the start of a program and stays on, neither
   matters.
 * It changes `sys.modules` for the whole process, all threads included.
+* A name that Sonde lacks raises an error at the moment it is asked for; packages may catch it. A name of `flax.core`
+  that comes from Flax itself, and setting a name in a module, give an `AliasWarning`. `alias_report` lists them all.
 """
 
 from __future__ import annotations
@@ -24,13 +26,19 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, Self
 
-from sonde import _flax_flags, serialization
+from sonde import _alias_log, _flax_flags, serialization
 from sonde._flax_release import FOLLOWED
+from sonde.linen import flax_paths as linen_paths
+from sonde.nnx import flax_paths as nnx_paths
 
+_AXES = ("sonde.linen.transforms.axes",)
 #: Other modules of Flax, each with the modules of Sonde that provide its names.
 _AROUND = {
     "flax": (),
-    "flax.core": ("sonde.linen.frozen_dict", "sonde.linen.meta", "sonde.linen.filters"),
+    "flax.core": ("sonde.linen.frozen_dict", "sonde.linen.meta", "sonde.linen.filters", *_AXES, "sonde._flax_types"),
+    "flax.core.axes_scan": _AXES,
+    "flax.core.lift": (*_AXES, "sonde._flax_types"),
+    "flax.core.scope": ("sonde.linen.filters", "sonde._flax_types"),
     "flax.core.frozen_dict": ("sonde.linen.frozen_dict",),
     "flax.core.meta": ("sonde.linen.meta",),
     "flax.errors": ("sonde.errors",),
@@ -39,7 +47,10 @@ _AROUND = {
     "flax.training": (),
     "flax.training.train_state": ("sonde.training.train_state",),
     "flax.traverse_util": ("sonde.traverse_util",),
+    "flax.typing": ("sonde._flax_types",),
 }
+#: Names that are other names in Sonde.
+_RENAMED = {("flax.errors", "FlaxError"): ("sonde.errors", "SondeError")}
 _FACES = ("flax.nnx", "flax.linen")
 _MISSING: Any = object()
 
@@ -74,7 +85,51 @@ class alias:
         self.off()
 
 
-class _Around(types.ModuleType):
+def alias_report() -> _alias_log.AliasReport:
+    """What packages have asked of Flax under `alias` so far, and what they got.
+
+    Names of `flax.nnx` and `flax.linen` that Sonde has are not listed one by one.
+
+    Returns:
+        A tuple of asks, each with `name`, `answer` ("from Sonde", "from Flax", "missing", or "set" for a name that the
+        package set) and `where`, the file and line. Printed, it is a list by answers.
+
+    Example:
+        >>> import sonde
+        >>> with sonde.alias():
+        ...     from flax import linen
+        ...     found = hasattr(linen.module, "_a_private_name")
+        >>> [ask.answer for ask in sonde.alias_report() if ask.name == "flax.linen.module._a_private_name"]
+        ['missing']
+    """
+    return _alias_log.report()
+
+
+class _Watched(types.ModuleType):
+    """A module that notices when a package asks for a name that it lacks, or sets one: Sonde would not see that."""
+
+    def __getattr__(self, attribute: str) -> Any:
+        name = self._in_flax(attribute)
+        if not attribute.startswith("__"):
+            _alias_log.note(name, "missing")
+        raise AttributeError(f"{name} does not exist: module {self.__name__!r} has no attribute {attribute!r}")
+
+    def _in_flax(self, attribute: str) -> str:
+        own = self.__name__
+        return f"flax{own[len('sonde') :]}.{attribute}" if own.startswith("sonde") else f"{own}.{attribute}"
+
+    def __setattr__(self, attribute: str, value: Any) -> None:
+        super().__setattr__(attribute, value)
+        if not attribute.startswith("__") and not isinstance(value, types.ModuleType):
+            _alias_log.note(
+                self._in_flax(attribute),
+                "set",
+                "was set under sonde.alias. Code that looks the name up here gets the new value; Sonde's own code, "
+                "unlike Flax's, does not look here.",
+            )
+
+
+class _Around(_Watched):
     """A module of Flax that is not part of nnx or linen: Sonde's names, then Flax's own."""
 
     def __init__(self, name: str, places: Sequence[str]):
@@ -87,6 +142,9 @@ class _Around(types.ModuleType):
             return _version()
         if attribute.startswith("__"):
             raise AttributeError(attribute)
+        if (self.__name__, attribute) in _RENAMED:
+            place, name = _RENAMED[self.__name__, attribute]
+            return getattr(importlib.import_module(place), name)
         for place in self._places:
             found = getattr(importlib.import_module(place), attribute, _MISSING)
             if found is not _MISSING and not isinstance(found, types.ModuleType):
@@ -97,12 +155,18 @@ class _Around(types.ModuleType):
         found = getattr(_switch.real(self.__name__), attribute, _MISSING)
         if found is _MISSING and (self.__name__, attribute) == ("flax", "config"):
             return _flax_flags.OWN
+        name = f"{self.__name__}.{attribute}"
         if found is _MISSING:
+            _alias_log.note(name, "missing")
             raise AttributeError(f"module {self.__name__!r}, as `sonde.alias` provides it, has no {attribute!r}")
+        _alias_log.note(name, "from Flax", _NOT_OURS if f"{self.__name__}.".startswith("flax.core.") else None)
         return found
 
     def __dir__(self) -> list[str]:
         return sorted({n for place in self._places for n in dir(importlib.import_module(place))})
+
+
+_NOT_OURS = "Sonde has no such name, so this is Flax's own under sonde.alias. Modules of Sonde do not use it."
 
 
 def _version() -> str:
@@ -132,6 +196,7 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 self._real = _take_out()
                 sys.meta_path.insert(0, self)
                 _introduce(self._real)
+                _watch(_Watched)
 
     def off(self) -> None:
         with self._lock:
@@ -141,6 +206,7 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 _take_out()
                 sys.modules.update(self._real)
                 self._real = {}
+                _watch(types.ModuleType)
 
     def real(self, name: str) -> types.ModuleType | None:
         """A module of Flax itself; None if there is none of that name, or Flax is not installed."""
@@ -182,7 +248,9 @@ class _Switch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if not _is_flax(fullname):
             return None
         if self.module(fullname) is None:
+            _alias_log.note(fullname, "missing")
             return None
+        _alias_log.note(fullname, "from Sonde" if fullname in _AROUND or fullname.startswith(_FACES) else "from Flax")
         return ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
@@ -204,6 +272,15 @@ def _introduce(real: dict[str, types.ModuleType]) -> None:
         _flax_flags.use(real["flax.configurations"].config)
     if "flax.serialization" in real:
         serialization.put_aside(real["flax.serialization"])
+
+
+def _watch(kind: type[types.ModuleType]) -> None:
+    """Turns watching the modules that stand for files of `flax.nnx` and `flax.linen` on or off."""
+    for face in _FACES:
+        ours = importlib.import_module(f"sonde{face[len('flax') :]}")
+        ours.__class__ = kind
+        for path in (nnx_paths if face == "flax.nnx" else linen_paths).PATHS:
+            sys.modules[f"{ours.__name__}.{path}"].__class__ = kind
 
 
 def _of_sonde(name: str) -> types.ModuleType | None:
