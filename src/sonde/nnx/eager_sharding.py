@@ -35,6 +35,11 @@ class use_eager_sharding(SettingChange[bool]):
     def __init__(self, value: bool, /):
         super().__init__(_eager, value)
 
+    @classmethod
+    def current_value(cls) -> bool:
+        """The same as `using_eager_sharding()`."""
+        return using_eager_sharding()
+
     def __enter__(self) -> use_eager_sharding:
         super().__enter__()
         return self

@@ -92,13 +92,13 @@ class SettingChange(Generic[T]):
     def __exit__(self, *exc_info: object) -> None:
         self._setting.blocks = self._setting.blocks[:-1]
 
-    def __call__(self, fun: F, /) -> F:
+    def __call__(self, f: F) -> F:
         """Applies the value while a function runs."""
         self._only_here()
 
-        @functools.wraps(fun)
+        @functools.wraps(f)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             with self:
-                return fun(*args, **kwargs)
+                return f(*args, **kwargs)
 
         return wrapper  # type: ignore[return-value]

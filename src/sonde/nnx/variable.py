@@ -138,9 +138,10 @@ class Variable(ArrayLike, Generic[A]):
         """What the Variable holds, without running hooks; with `ref=True` the array reference."""
         return self._cell.value if self._metadata["ref"] else self._held()
 
-    def set_raw_value(self, value: Any) -> None:
+    def set_raw_value(self, value: Any, *, _unsafe_bypass_check: bool = False) -> None:
         """Replaces what the Variable holds, without running hooks; an array goes into the array reference, if any."""
-        self._check_level()
+        if not _unsafe_bypass_check:
+            self._check_level()
         _set_value(self, value)
 
     def _held(self) -> Any:
@@ -329,9 +330,9 @@ class Variable(ArrayLike, Generic[A]):
         """A new Variable with the same value and metadata, except for what is given."""
         return self.replace(value, **updates)
 
-    def to_state(self) -> Self:
-        """A copy; kept for code that was written when states held something other than Variables."""
-        return self.copy()
+    def to_state(self, value: Any = _MISSING, **updates: Any) -> Self:
+        """The same as `copy`; kept for code that was written when states held something other than Variables."""
+        return self.copy(value, **updates)
 
     def copy_from(self, other: Variable[A]) -> None:
         """Takes over the value and the metadata of a Variable of the same type.

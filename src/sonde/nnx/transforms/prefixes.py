@@ -47,18 +47,18 @@ class ByFilter:
         """Pairs of filter and value."""
         return iter(zip(self.filters, self.for_filters))
 
-    def map_prefix(self, path: Path, leaf: Any) -> Any:
+    def map_prefix(self, path: Path, variable: Any) -> Any:
         """The value for a Variable at a path.
 
         Raises:
             ValueError: no filter matches.
         """
         for matches, value in zip(self._predicates, self.for_filters):
-            if matches(path, leaf):
+            if matches(path, variable):
                 return value
         raise ValueError(
-            f"No {self._value_name} found for path={path} ({type(leaf).__name__}): no filter of {self} matches. Add "
-            f"`...: {self._value_name}` for the rest."
+            f"No {self._value_name} found for path={path} ({type(variable).__name__}): no filter of {self} matches. "
+            f"Add `...: {self._value_name}` for the rest."
         )
 
     def __repr__(self) -> str:
