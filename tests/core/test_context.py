@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import jax.numpy as jnp
 from tests.core.comparing import check_nothing_is_left, equal
@@ -12,21 +11,6 @@ from sonde import capture, scope, sow
 from sonde.core.context import RUNNING_CAPTURES, Looking, look, looking, unchanged_after
 
 X = jnp.array([0.5, -1.0, 2.0])
-
-
-def test_a_thread_started_by_the_function_is_not_looked_at():
-    found = []
-
-    def f(x):
-        thread = threading.Thread(target=lambda: found.append((looking(), sow(x * 3, "thread"))))
-        thread.start()
-        thread.join()
-        return sow(x * 2, "h")
-
-    _, records = capture(f)(X)
-    assert list(records) == ["h"]
-    assert found[0][0] is None
-    equal(found[0][1], X * 3)
 
 
 def test_tasks_that_capture_at_once():

@@ -1,14 +1,20 @@
-"""Sites that a capture cannot record: in host callbacks, and in functions compiled ahead of time."""
+"""Sites that a capture cannot record: in host callbacks, other threads, and functions compiled ahead of time."""
 
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
 
+import sonde
 from sonde import capture, sow
 from sonde.errors import CaptureError
 
@@ -84,3 +90,77 @@ def test_functions_that_equinox_keeps_out_of_line_are_seen():
     result, records = capture(eqx.filter_jit(lambda f, x: sow(f(x), "z")))(noinline(jnp.sin), x)
     assert list(records) == ["z"] and jnp.allclose(result, jnp.sin(x))
     assert jnp.array_equal(outside(x), f(x))
+
+
+def in_a_thread(run: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+    started = threading.Thread(target=lambda: results.append(run()))
+    started.start()
+    started.join()
+    return results[0] if results else jnp.zeros(3)
+
+
+def in_a_pool(run: Callable[[], Any]) -> Any:
+    return POOL.submit(run).result()
+
+
+def in_an_asyncio_thread(run: Callable[[], Any]) -> Any:
+    async def main() -> Any:
+        return await asyncio.to_thread(run)
+
+    return asyncio.run(main())
+
+
+POOL = concurrent.futures.ThreadPoolExecutor(1)
+doubled = jax.jit(lambda x: sonde.sow(x * 2, "h"))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("elsewhere", [in_a_thread, in_a_pool, in_an_asyncio_thread])
+@pytest.mark.parametrize("double", [lambda x: sonde.sow(x * 2, "h"), doubled], ids=["", "jit"])
+def test_a_site_in_another_thread_of_the_program_is_an_error(elsewhere: Callable, double: Callable) -> None:
+    x = jnp.ones(3)
+    POOL.submit(lambda: doubled(x)).result()  # a thread, and a program, that are older than the capture
+    f = lambda x: elsewhere(lambda: double(x))
+    np.testing.assert_array_equal(f(x), 2 * x)
+    with pytest.raises(CaptureError, match="cannot see it: .* in a callback or another thread"):
+        sonde.capture(f)(x)
+    np.testing.assert_array_equal(f(x), 2 * x)
+
+
+def test_a_thread_that_outlives_the_capture_goes_on_as_usual() -> None:
+    ended = threading.Event()
+    answers: list[Any] = []
+
+    def work() -> None:
+        ended.wait(60)
+        answers.append(doubled(jnp.ones(3)))
+        answers.append(sonde.capture(jax.grad(lambda x: doubled(x).sum()), grads=True)(jnp.ones(3)))
+
+    started = threading.Thread(target=work)
+
+    def f(x: Any) -> Any:
+        started.start()
+        return sonde.sow(x, "here")
+
+    assert list(sonde.capture(f)(1.0)[1]) == ["here"]
+    ended.set()
+    started.join()
+    np.testing.assert_array_equal(answers[0], 2 * np.ones(3))
+    np.testing.assert_array_equal(answers[1][1]["h"].value, 2 * np.ones(3))
+    np.testing.assert_array_equal(answers[1][1]["h"].grad, np.ones(3))
+
+
+def test_threads_without_sites_run() -> None:
+    f = lambda x: in_a_thread(lambda: jnp.sin(x)) + in_a_pool(lambda: jnp.sin(x)) + sonde.sow(x, "h")
+    result, records = sonde.capture(f)(jnp.ones(3))
+    np.testing.assert_allclose(result, 2 * np.sin(np.ones(3)) + 1, rtol=1e-6)
+    assert list(records) == ["h"]
+
+
+def test_an_exported_function_is_refused() -> None:
+    exported = jax.export.export(doubled)(jnp.ones(3))
+    f = lambda x: exported.call(x) + sonde.sow(x, "here")
+    with pytest.raises(CaptureError, match="compiled ahead of time or exported, whose program is fixed"):
+        sonde.capture(f)(jnp.ones(3))
+    np.testing.assert_array_equal(f(jnp.ones(3)), 3 * np.ones(3))

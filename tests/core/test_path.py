@@ -51,7 +51,7 @@ def test_a_pattern_that_matches_nothing_leaves_nothing_behind():
     check_nothing_is_left()
 
 
-@pytest.mark.parametrize("name", ["", "a//b", "/a", "a/", 3, None])
+@pytest.mark.parametrize("name", ["", "a//b", "/a", "a/", 3, None, "*", "a/*/b", "a/*"])
 def test_a_name_that_cannot_name_a_site(name):
     with pytest.raises(SiteNameError):
         capture(lambda x: sow(x, name))(X)
@@ -71,7 +71,11 @@ def test_a_name_that_cannot_name_a_site(name):
         ("?", ["a"], ["", "ab", "/"]),
         ("b{9..11}", ["b9", "b10", "b11"], ["b8", "b12", "b011", "b1"]),
         ("b{3..2}", [], ["b2", "b3", "b"]),
-        ("{q,k}", ["q", "k"], ["v", "q,k", ""]),
+        ("{q,k}", ["{q,k}", "q", "k"], ["v", "q,k", ""]),
+        ("{q*,k}/?", ["q1/a", "k/b"], ["k1/a"]),
+        (r"f\{x,y\}/*", ["f{x,y}/h"], ["fx/h", r"f\{x,y\}/h"]),
+        (r"a\*\?", ["a*?"], ["ab*", "a*b"]),
+        (r"a\b", [r"a\b"], ["ab"]),
         ("a.b[0]+(c)$", ["a.b[0]+(c)$"], ["axb0c"]),  # nothing else is special
         ("{x}", ["{x}"], ["x"]),
         ("{a..b}", ["{a..b}"], ["a"]),

@@ -122,3 +122,10 @@ def test_single_rows_of_a_loop_with_a_name():
     assert float(sonde.perturbed(f)({"blocks/1/h": jnp.float32(0.5)}, jnp.float32(1.0))) == (1 * 2 * 2 + 0.5) * 2
     gradient = jax.grad(lambda d: sonde.perturbed(f)(d, jnp.float32(1.0)))({"blocks/0/h": jnp.float32(0.0)})
     assert float(gradient["blocks/0/h"]) == 4.0
+
+
+def test_a_program_without_values_to_perturb_says_what_to_do():
+    with pytest.raises(
+        NoSuchSiteError, match=r"no value is marked with sonde.perturb: .* the program has the sites: 'h', 'g'"
+    ):
+        sonde.perturbations(lambda x: sonde.sow(sonde.sow(x, "h"), "g"))(1.0)

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 from tests.core.comparing import check_nothing_is_left, double, equal
 
+import sonde
 from sonde import capture, scope, sow
 from sonde.core.scopes import LoopName, ScopeName, path_under
 from sonde.errors import ScopeError
@@ -168,3 +169,22 @@ def test_paths_under_names():
     assert path_under(names, "", 1) == "a/blocks/b/c/"
     assert path_under((), "x/", 1) == "x/"
     assert path_under((LoopName("*"), ScopeName("b")), "x/", 1) == "x/b/"
+
+
+@pytest.mark.parametrize("name", ["a/*/b", "*/b", "a/*/*"])
+def test_only_the_last_part_of_a_scope_can_name_a_loop(name):
+    with pytest.raises(sonde.errors.SiteNameError, match="must not have a part"):
+        sonde.scope(name)
+
+
+def test_a_module_whose_attribute_is_a_star_is_an_error():
+    class Star(sonde.nnx.Module):
+        def __init__(self):
+            self.parts = sonde.nnx.Dict({"*": sonde.nnx.Linear(2, 2, rngs=sonde.nnx.Rngs(0))})
+
+        def __call__(self, x):
+            return self.parts["*"](x)
+
+    model = Star()
+    with pytest.raises(sonde.errors.SiteNameError, match=r"'parts/\*/in'"):
+        sonde.capture(model, inside=model)(jnp.ones((1, 2)))

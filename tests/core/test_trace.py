@@ -65,9 +65,14 @@ def test_a_site_that_no_rule_gets_out_is_an_error_that_names_it():
     with pytest.raises(
         CaptureError,
         match=r"site 'deep' \(.*test_trace.py:\d+\) cannot be captured: it is inside a 'custom_vmap_call', which "
-        "Sonde has no rule for; sow the value before or after it",
+        "is mapped around the capture by a rule of its own; sow the value before or after it",
     ):
-        capture(lambda x: lax.map(f, x))(X)
+        jax.vmap(capture(jax.jit(lambda x: f(x))))(X)
+    with pytest.raises(
+        CaptureError,
+        match="it is inside a 'reduce', which XLA calls as often and in what order it likes; sow the value before",
+    ):
+        capture(lambda x: lax.reduce(x, 0.0, lambda a, b: sow(a + 2 * b, "deep"), (0,)))(X)
     check_nothing_is_left()
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax._src import dtypes as _dtypes
 from jax._src import linear_util as _lu
 from jax._src.interpreters import partial_eval as _pe
 
-from sonde._jax.imported import Primitive, SymbolicZero, ad, typeof
+from sonde._jax.imported import Primitive, SymbolicZero, ad, custom_vmap_p, typeof
 from sonde._jax.jaxprs import ONE_JAXPR_CLASS
 
 __all__ = [
     "bind_custom_derivative",
+    "bind_custom_vmap",
     "call_again",
     "call_beside",
     "instantiated_zero_tangent",
@@ -23,6 +25,17 @@ __all__ = [
     "with_zero_cotangents",
     "without_forwarding",
 ]
+
+
+def bind_custom_vmap(args: Sequence[Any], jaxpr: Any, rule: Callable[..., Any]) -> list[Any]:
+    """Calls a closed jaxpr, with a function to be called if a `vmap` around maps it."""
+    return custom_vmap_p.bind(
+        *args,
+        call=jaxpr,
+        rule=rule,
+        in_tree=jax.tree.structure(tuple(args)),
+        out_tree=jax.tree.structure([0] * len(jaxpr.out_avals)),
+    )
 
 
 def bind_custom_derivative(

@@ -10,10 +10,12 @@ from typing import Any
 import jax
 from jax._src import core as _core
 from jax._src import custom_derivatives as _custom_derivatives
+from jax._src import custom_partitioning as _custom_partitioning
 from jax._src import dtypes as _dtypes
 from jax._src import effects as _effects
 from jax._src.ad_checkpoint import remat_p
 from jax._src.custom_batching import custom_vmap_p
+from jax._src.lax import lax as _lax
 from jax._src.lax.control_flow.conditionals import cond_p
 from jax._src.lax.control_flow.loops import scan_p, while_p
 from jax._src.pjit import jit_p
@@ -72,8 +74,14 @@ PjitFunction = type(jax.jit(lambda: None))
 
 
 def inlined_primitives() -> set[Primitive]:
-    """Primitives that do nothing but run the one jaxpr among their parameters."""
+    """Primitives that compute what the one jaxpr in their parameters does; the others say how, or what to call it."""
     from jax._src.lax import eval_jaxpr  # a function in some versions, a module in others
 
-    found = getattr(eval_jaxpr, "eval_jaxpr_p", None), getattr(_core, "eval_jaxpr_p", None)
+    found = (
+        getattr(eval_jaxpr, "eval_jaxpr_p", None),
+        getattr(_core, "eval_jaxpr_p", None),
+        getattr(_lax, "composite_p", None),
+        getattr(_custom_derivatives, "remat_opt_p", None),  # a `custom_vjp` with `optimize_remat`, being differentiated
+        getattr(_custom_partitioning, "custom_partitioning_p", None),
+    )
     return {primitive for primitive in found if primitive is not None}

@@ -30,6 +30,7 @@ from jax._src import traceback_util as _traceback
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
+from jax.export import Exported
 from jax.interpreters import partial_eval as _public_pe
 
 from sonde._jax.arguments import arrays_described, described, traced_arguments
@@ -232,6 +233,7 @@ def eager_shortcut(
     needs_trace: Callable[[Any], bool],
     call: Callable[[Any, Any, Any], Any],
     changes: Callable[[Any], Any],
+    not_donated: Callable[[Any, Any, Any], Any],
 ) -> InPlace:
     """Runs jitted calls that do not need the current trace on JAX's fast path; the others need not be bound.
 
@@ -244,6 +246,8 @@ def eager_shortcut(
         call: Called with a trace, the arguments and the parameters of a jitted call that needs it; returns the outputs,
             or None if the call must be bound as an equation.
         changes: Returns what is noted about arrays under a trace; see `core/modules/array_origins.py`.
+        not_donated: Called with a trace, the arguments of a jitted call, and which of them are donated; returns the
+            arguments to use.
     """
     plain: Any = getattr(_pjit, "_run_python_pjit", None)
     if plain is None:  # a JAX without this function: slower, not wrong
@@ -255,9 +259,14 @@ def eager_shortcut(
             return plain(p, args_flat, fun, args, kwargs)
         jaxpr = p.params["jaxpr"]
         if not needs_trace(jaxpr):
+            donated = p.params["donated_invars"]
             with set_current_trace(eval_trace):
+                if True in donated:
+                    args_flat = not_donated(trace, args_flat, donated)
                 result = plain(p, args_flat, fun, args, kwargs)
             noting = changes(trace)
+            if True in donated:
+                result = (*result[:5], None, *result[6:])
             if noting is not None and noting.can_be_change(p.params):
                 noting.note(_pjit.jit_p, p.params, args_flat, result[1])
                 return (*result[:5], None, *result[6:])  # no compiled program: the next call comes here too
@@ -460,7 +469,7 @@ def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], No
 
     Args:
         changed: Takes a host function; returns the function that the program calls instead.
-        before_compiled: Called before each call of a function that was compiled ahead of time.
+        before_compiled: Called before each call of a function that was compiled ahead of time, or exported.
     """
 
     def staged(primitive: Any) -> Any:
@@ -476,10 +485,17 @@ def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], No
         before_compiled()
         return call(self, *args, **kwargs)
 
+    call_exported = Exported.call
+
+    def exported_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before_compiled()
+        return call_exported(self, *args, **kwargs)
+
     primitives = (_callback.pure_callback_p, _callback.io_callback_p, _debugging.debug_callback_p)
     return InPlace(
         *[Change(_pe.custom_staging_rules, primitive, staged(primitive)) for primitive in primitives],
         Change(jax.stages.Compiled, "__call__", compiled_call),
+        Change(Exported, "call", exported_call),
     )
 
 

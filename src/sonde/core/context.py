@@ -2,7 +2,8 @@
 
 Whether a capture is running is kept in a JAX user context, and so is part of every jit cache key: without a capture,
 `sow` adds nothing to the program; while one runs, jitted functions are traced again with their sites in. User contexts
-are thread-local: a capture does not see threads that the captured function starts.
+are thread-local: a capture does not see threads that the captured function starts. A site in one of them is an error
+while the capture runs (`opaque.py`).
 """
 
 from __future__ import annotations
@@ -111,13 +112,25 @@ RUNNING_CAPTURES = _RunningCaptures()
 
 
 class _Thread(threading.local):
-    """The trails of the captures that run in this thread (`modules/trail.py`), the outermost first."""
+    """What is known of this thread.
+
+    Attributes:
+        trails: Those of the captures that run in it (`modules/trail.py`), the outermost first.
+        started_in: If the program of a capture in another thread started this one, or what runs in it now: a weak
+            reference to the trail of that capture, which ends with it.
+    """
 
     def __init__(self) -> None:
         self.trails: list[Any] = []
+        self.started_in: weakref.ref[Any] | None = None
 
 
 thread = _Thread()
+
+
+def has_outlived_capture() -> bool:
+    """Whether the program of a capture that has ended meanwhile started this thread."""
+    return thread.started_in is not None and thread.started_in() is None
 
 
 class unchanged_after:

@@ -12,14 +12,15 @@ import copy
 from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
+import jax
 import numpy as np
 
 from sonde import _jax
 from sonde.core.call_counts import CallCounts
 from sonde.core.context import Looking
-from sonde.core.item import Bundle, Extra, Item
+from sonde.core.item import Bundle, Extra, Item, flat_arrays
 from sonde.core.operands import operands_of
-from sonde.core.path import Pattern, matches, no_such_site
+from sonde.core.path import Pattern, checked_name, matches, no_such_site
 from sonde.core.primitive import bind_site, site_p
 from sonde.core.rows import NamedLoop, Row, Within, rows_chosen, starred, unstarred
 from sonde.core.scopes import LoopName, RowsName, path_under, prefix_under
@@ -214,6 +215,11 @@ class Handler:
             return []
         return seen.arrays if token is None else [*seen.arrays, token]
 
+    def not_donated(self, args: Sequence[Any], donated: Sequence[bool]) -> list[Any]:
+        """The arguments of a call that donates some of them, with copies of those that are recorded."""
+        held = {id(x) for x in flat_arrays(self.items)}
+        return [x.copy() if d and id(x) in held and isinstance(x, jax.Array) else x for x, d in zip(args, donated)]
+
     def sees(self, site: Site) -> bool:
         """Whether this handler sees a site, and not only other nested ones."""
         return (site.depths is None or self.depth in site.depths) and (
@@ -229,7 +235,10 @@ class Handler:
 
     def meet(self, site: Site, view: View, names: tuple[Any, ...]) -> str:
         """Notes that a site was met in scopes with these names; returns the path of the site."""
-        path, _ = starred(self.here(names) + site.path, self.named_loops)
+        path = self.here(names) + site.path
+        if "*" in path:
+            checked_name(path)  # that of a module may be anything
+        path, _ = starred(path, self.named_loops)
         self._within_here = self._within(names)
         if view.is_value:
             self.met.paths[path] = None

@@ -1,8 +1,9 @@
-"""Calls that a capture cannot see into: functions of the host, and functions that were compiled ahead of time.
+"""Calls that a capture cannot see into: functions of the host, in other threads, and those compiled ahead of time.
 
 A site in them would be lost silently. A function that a traced program calls on the host (`jax.pure_callback` and the
-like) therefore runs with the capture noted, and every site in it is an error. A function that was compiled ahead of
-time does not show the sites of its source; calling it is an error.
+like) therefore runs with the capture noted, and every site in it is an error. So does what the program runs in a thread
+that it starts, or gives to a thread pool. A function that was compiled ahead of time, or exported, does not show the
+sites of its source; calling it is an error.
 
 A function under `equinox.internal.noinline` is called on the host too. While a capture runs it is called directly,
 which computes the same; if it is chosen only when the program runs, a site in it is an error. In both cases functions
@@ -12,6 +13,9 @@ that `inside=` reaches through a package are left out.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +23,7 @@ import jax
 
 from sonde import _jax
 from sonde.core.arrays import split_arrays
-from sonde.core.context import Looking, look, looking
+from sonde.core.context import Looking, look, looking, thread
 from sonde.core.site_search import first_site
 from sonde.errors import CaptureError
 
@@ -46,12 +50,70 @@ def _refuse() -> None:
     state = looking()
     if state is not None and (state.inside is None or state.inside.names_functions()):
         raise CaptureError(
-            "a captured function calls a function that was compiled ahead of time, whose program is fixed: sites in it "
-            "would be missing from the records. Call the jitted function, or the compiled one outside the capture"
+            "a captured function calls a function that was compiled ahead of time or exported, whose program is fixed: "
+            "sites in it would be missing from the records. Call the jitted function, or the compiled one outside the "
+            "capture"
         )
 
 
 opaque = _jax.opaque_calls(_looked_at, _refuse)
+
+
+@dataclasses.dataclass(frozen=True)
+class _InThread:
+    """A function that the program of a capture runs in another thread."""
+
+    function: Callable[..., Any]
+    state: Looking
+    started_in: weakref.ref[Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.started_in() is None:
+            return self.function(*args, **kwargs)
+        before, thread.started_in = thread.started_in, self.started_in
+        try:
+            with look(self.state):
+                return self.function(*args, **kwargs)
+        except CaptureError as error:
+            if (trail := self.started_in()) is not None:
+                trail.lost = error  # for the thread that captures: nothing else may notice the end of this one
+            raise
+        finally:
+            thread.started_in = before
+
+
+def _for_thread(function: Any) -> Any:
+    """A function that the program of this thread runs in another one."""
+    state = looking()
+    started_in = weakref.ref(thread.trails[-1]) if thread.trails else thread.started_in
+    return function if state is None or started_in is None else _InThread(function, state, started_in)
+
+
+def _starting() -> _jax.Change:
+    plain = threading.Thread.start
+
+    @functools.wraps(plain)
+    def start(self: threading.Thread) -> None:
+        run = _for_thread(self.run)
+        if isinstance(run, _InThread):
+            self.run = run
+        plain(self)
+
+    return _jax.Change(threading.Thread, "start", start)
+
+
+threads = _jax.InPlace(_starting())
+
+
+def submitting(pools: Any) -> _jax.Change:
+    """What is given to a thread pool, of `concurrent.futures.thread`, runs with the capture noted."""
+    plain = pools.ThreadPoolExecutor.submit
+
+    @functools.wraps(plain)
+    def submit(self: Any, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return plain(self, _for_thread(fn), *args, **kwargs)
+
+    return _jax.Change(pools.ThreadPoolExecutor, "submit", submit)
 
 
 def inlining(noinline: Any) -> _jax.Change:

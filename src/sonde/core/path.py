@@ -2,7 +2,8 @@
 
 A path is names joined by slashes: `blocks/3/attn/scores`. A pattern is a glob (`*` and `?` stay inside one part, `**`
 crosses parts, `{10..14}` matches one of these numbers and `{a,b}` one of these words) or a predicate that is called
-with the `Site`.
+with the `Site`. A backslash before `*`, `?`, `{`, `}` or another one makes it an ordinary character; and a glob matches
+the path that is written like it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from sonde.errors import NoSuchSiteError, SiteNameError
 
 Pattern = str | Callable[[Site], bool]
 
+STAR = "*"  # in a path, the number of an iteration; see `rows.py`
+
 
 def checked_name(name: object) -> str:
     """Returns `name` if it can name a site or a scope.
 
     Raises:
-        SiteNameError: `name` is not a string, is empty, or has an empty part (`a//b`).
+        SiteNameError: `name` is not a string, is empty, or has an empty part (`a//b`) or a part `*`.
 
     Example:
         >>> checked_name("attn/scores")
@@ -34,32 +37,57 @@ def checked_name(name: object) -> str:
     """
     if not isinstance(name, str):
         raise SiteNameError(f"the name of a site or scope must be a str, got {shown(name)}")
-    if not name or "" in name.split("/"):
+    parts = name.split("/")
+    if "" in parts:
         raise SiteNameError(f"the name of a site or scope must not be empty or have an empty part, got {name!r}")
+    if STAR in parts:
+        raise SiteNameError(
+            f"the name of a site or scope must not have a part '*', got {name!r}: in paths it is the number of an "
+            "iteration, of a loop inside `sonde.scope('blocks/*')`"
+        )
     return name
 
 
-# As they look after `re.escape`. Other braces are matched literally.
-_RANGE = re.compile(r"\\{(\d+)\\.\\.(\d+)\\}")
-_WORDS = re.compile(r"\\{([^{}/]*,[^{}/]*)\\}")
+# The parts of a glob that do not match themselves. Braces of any other kind do.
+_SPECIAL = re.compile(
+    r"""\\(?P<escaped>[*?{}\\])
+    | (?P<across>\*\*/) | (?P<anything>\*\*) | (?P<part>\*) | (?P<one>\?)
+    | \{(?P<first>\d+)\.\.(?P<last>\d+)\}
+    | \{(?P<words>[^{}/]*,[^{}/]*)\}""",
+    re.VERBOSE,
+)
+_REGEXES = {"across": "(?:.*/)?", "anything": ".*", "part": "[^/]*", "one": "[^/]"}
 
 
-def _one_of(numbers: Iterable[int]) -> str:
-    return f"(?:{'|'.join(map(str, numbers)) or '(?!)'})"
+def _one_of(choices: Iterable[str]) -> str:
+    return f"(?:{'|'.join(choices) or '(?!)'})"
+
+
+def _translated(glob: str) -> str:
+    """A glob as a regular expression."""
+    text, start = "", 0
+    for special in _SPECIAL.finditer(glob):
+        text += re.escape(glob[start : special.start()])
+        start = special.end()
+        kind: str = special.lastgroup or ""
+        if kind == "escaped":
+            text += re.escape(special[kind])
+        elif kind == "last":
+            text += _one_of(map(str, range(int(special["first"]), int(special["last"]) + 1)))
+        elif kind == "words":
+            text += _one_of(map(_translated, special["words"].split(",")))
+        else:
+            text += _REGEXES[kind]
+    return text + re.escape(glob[start:])
 
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(glob: str) -> re.Pattern[str]:
-    translated = re.escape(glob)
-    translated = _RANGE.sub(lambda found: _one_of(range(int(found[1]), int(found[2]) + 1)), translated)
-    translated = _WORDS.sub(lambda found: f"(?:{found[1].replace(',', '|')})", translated)
-    for escaped, regex in ((r"\*\*/", "(?:.*/)?"), (r"\*\*", ".*"), (r"\*", "[^/]*"), (r"\?", "[^/]")):
-        translated = translated.replace(escaped, regex)
-    return re.compile(translated, re.DOTALL)
+    return re.compile(_translated(glob), re.DOTALL)
 
 
 def glob_matches(glob: str, path: str) -> bool:
-    """Whether a whole path matches a glob.
+    r"""Whether a whole path matches a glob.
 
     Example:
         >>> glob_matches("blocks/*/attn", "blocks/3/attn"), glob_matches("*", "blocks/3")
@@ -68,8 +96,10 @@ def glob_matches(glob: str, path: str) -> bool:
         (True, True)
         >>> [n for n in range(9) if glob_matches("blocks/{2..4}/{attn,mlp}", f"blocks/{n}/mlp")]
         [2, 3, 4]
+        >>> glob_matches("f{x,y}", "f{x,y}"), glob_matches(r"f\{x,y\}/*", "f{x,y}/h")
+        (True, True)
     """
-    return _compiled(glob).fullmatch(path) is not None
+    return glob == path or _compiled(glob).fullmatch(path) is not None
 
 
 def matches(pattern: Pattern, site: Site) -> bool:
@@ -129,8 +159,13 @@ NOTHING_MARKED = "nothing is marked; mark values with sonde.sow(value, name), or
 
 
 def no_such_site(pattern: Pattern, paths: Iterable[str]) -> NoSuchSiteError:
-    """The error for a pattern that matched nothing, with the nearest names."""
+    """The error for a pattern that matched nothing, with the nearest names.
+
+    A predicate of Sonde's own says in its attribute `no_site` what to do about it.
+    """
     known = list(dict.fromkeys(paths))
+    if isinstance(explained := getattr(pattern, "no_site", None), str):
+        return NoSuchSiteError(f"{explained}; the program has the sites: {', '.join(map(repr, known[:10])) or 'none'}")
     asked = pattern if isinstance(pattern, str) else getattr(pattern, "__name__", None) or shown(pattern)
     if not known:
         return NoSuchSiteError(f"pattern {asked!r} matches no site: the program has no sites at all; {NOTHING_MARKED}")

@@ -25,8 +25,16 @@ from sonde.core.sow import PERTURBED
 from sonde.errors import EditError
 
 
-def _is_perturbed(site: Site) -> bool:
-    return site.tag == PERTURBED
+class _Perturbed:
+    """Chooses the sites that are marked with `sonde.perturb`."""
+
+    no_site = "no value is marked with sonde.perturb: mark one, or name the sites, such as perturbations(f, 'h')"
+
+    def __call__(self, site: Site) -> bool:
+        return site.tag == PERTURBED
+
+
+_is_perturbed = _Perturbed()
 
 
 def perturbations(f: Callable, *patterns: Pattern, inside: Any = None) -> Callable[..., dict[str, Any]]:

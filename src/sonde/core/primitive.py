@@ -25,7 +25,7 @@ from sonde import _jax
 from sonde._jax import ad, batching, mlir
 from sonde.core.along import repeated
 from sonde.core.axes import Axis
-from sonde.core.context import look, looking
+from sonde.core.context import has_outlived_capture, look, looking
 from sonde.core.operands import NO_VALUE, TOKEN, TOKEN_TYPE, Operands, operands_of
 from sonde.core.site import Site, View
 from sonde.errors import CaptureError
@@ -90,10 +90,10 @@ def _outside_of_a_capture(args: Any, site: Site, view: View) -> list[Any]:
         CaptureError: A capture runs, and cannot see this.
     """
     state = looking()
-    if state is not None and not state.may_miss(site):
+    if state is not None and not state.may_miss(site) and not has_outlived_capture():
         raise CaptureError(
             f"site {site.path!r} ({site.source}) runs where the capture cannot see it: it was compiled or evaluated "
-            "outside the captured program: in a callback, under `jax.ensure_compile_time_eval`, by "
+            "outside the captured program: in a callback or another thread, under `jax.ensure_compile_time_eval`, by "
             "`jit(...).lower(...)` in the captured function, or by a pullback or other function that another capture "
             "has made. Return the value from there and sow it in the captured program"
         )

@@ -13,10 +13,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sonde.core.path import Pattern, glob_matches
+from sonde.core.path import STAR, Pattern, glob_matches
 from sonde.core.site import Site
-
-STAR = "*"
 
 Row = tuple[int, ...]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from sonde import _jax
 from sonde.core.asking import InsideRequest
-from sonde.core.context import Looking, look, looking, unchanged_after
+from sonde.core.context import Looking, has_outlived_capture, look, looking, unchanged_after
 from sonde.core.edit_plan import EditPlan, RunningPlan
 from sonde.core.handler import Handler
 from sonde.core.identity import shared_masks
 from sonde.core.modules import boundaries
 from sonde.core.modules.array_origins import Changed
 from sonde.core.modules.trail import NOTHING, ModuleRequest, Wanted, trail_of
-from sonde.core.opaque import inlining, opaque
+from sonde.core.opaque import inlining, opaque, submitting, threads
 from sonde.core.primitive import kept
 from sonde.core.rules.jit import call_directly  # with all rules, which registers them
 from sonde.core.shown import showing
@@ -28,10 +28,12 @@ _parts = (
     _jax.trials_unseen(lambda: look(None)),
     kept,
     opaque,
+    threads,
     showing,
-    _jax.eager_shortcut(SiteTrace, has_sites, call_directly, lambda trace: trace.changed),
+    _jax.eager_shortcut(SiteTrace, has_sites, call_directly, lambda trace: trace.changed, SiteTrace.not_donated),
 )
 _changes = _jax.InPlace(*[change for some in _parts for change in some.changes])
+_jax.when_loaded("concurrent.futures.thread", lambda module: _changes.add(submitting(module)))
 _jax.when_loaded("equinox.internal._noinline", lambda module: _changes.add(inlining(module)))
 _jax.when_loaded("keras.src.backend.common.masking", lambda module: _changes.add(*shared_masks(module)))
 
@@ -65,7 +67,7 @@ def run_with(
         The result of `f` and the handler, finished.
     """
     _jax.make_changes()
-    outer = looking()
+    outer = None if has_outlived_capture() else looking()
     wanted = NOTHING if request is None else request.traced
     if inside is not None:
         wanted = wanted._replace(methods=wanted.methods | inside.methods)
@@ -90,11 +92,18 @@ def run_with(
                 trace.changed = trail.changed if trail.changed.shapes else None
                 modules = _with_shapes(modules, trace.changed)
                 thread.begin(Looking(grads, edits, depth, modules, asked, sows, plans), trace, trail)
-                result = f(*args, **kwargs)
+                try:
+                    result = f(*args, **kwargs)
+                except Exception as error:
+                    if trail.lost is not None and trail.lost is not error:
+                        raise trail.lost from error
+                    raise
             finally:
                 thread.end()
     finally:
         trace.invalidate()
+    if trail.lost is not None:
+        raise trail.lost
     handler.finish()
     return result, handler
 

@@ -193,9 +193,10 @@ class scope:
     __slots__ = ("__weakref__", "_generator", "_manager", "_name", "_opened")
 
     def __init__(self, name: str) -> None:
-        checked_name(name)
         if not isinstance(name, ScopeName):
-            name = LoopName(name) if name == "*" or name.endswith("/*") else ScopeName(name)
+            is_loop = isinstance(name, str) and (name == "*" or name.endswith("/*"))
+            checked_name(name[:-2] or "loop" if is_loop else name)
+            name = LoopName(name) if is_loop else ScopeName(name)
         self._name = name
         self._manager = None
         self._generator: Any = None

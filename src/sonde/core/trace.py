@@ -96,6 +96,8 @@ class SiteTrace(_jax.Trace):
         """Binds a primitive on the trace around, unless it has sites."""
         if primitive is _jax.jit_p:  # first, being the most frequent
             inside = has_sites(params["jaxpr"])
+            if True in params["donated_invars"]:
+                tracers = self.not_donated(tracers, params["donated_invars"])
         elif primitive is site_p:
             return self.at_site([*map(_jax.not_a_literal, tracers)], params["site"], params["view"])
         elif primitive is marker_p:
@@ -105,7 +107,8 @@ class SiteTrace(_jax.Trace):
             inside = bool(found) and any(map(has_sites, found))
         rule = RULES.get(primitive) if inside else None
         if inside and rule is None:
-            check_may_miss_all(primitive, params)
+            anyhow = primitive.name.startswith(_APPLIED_ANYHOW)
+            check_may_miss_all(primitive, params, *(["XLA calls as often and in what order it likes"] * anyhow))
         if rule is not None:
             outs = self.follow_primitive(rule, tracers, params)
             if self.changed is not None:
@@ -118,6 +121,13 @@ class SiteTrace(_jax.Trace):
         if self.changed is not None:
             self.changed.note(primitive, params, tracers, outs)
         return outs
+
+    def not_donated(self, args: Sequence[Any], donated: Sequence[bool]) -> Sequence[Any]:
+        """The arguments of a jitted call: if it runs now, what it donates is copied if it is recorded."""
+        if any(isinstance(x, _jax.Tracer) for x in args):
+            return args
+        with _jax.set_current_trace(_jax.eval_trace):
+            return self.handler.not_donated(args, donated)
 
     def _bind(self, primitive: Any, tracers: Any, params: Any) -> Any:
         with _jax.set_current_trace(self.parent):
@@ -143,6 +153,10 @@ class SiteTrace(_jax.Trace):
         return self.follow(CUSTOM_RULES["shard_map"], primitive, fun, args, **params)
 
 
+# The beginnings of the names of primitives whose function combines two elements: XLA decides which.
+_APPLIED_ANYHOW = ("reduce", "scatter", "select_and_scatter")
+
+
 def run_under(handler: Handler, fn: Callable[..., Any], *args: Any) -> Any:
     """Runs `fn` with `handler` at its sites, on top of the current trace."""
     trace = SiteTrace(_jax.current_trace(), handler)
@@ -159,12 +173,21 @@ def check_may_miss_all(primitive: Any, params: dict[str, Any], why: str = "Sonde
     Raises:
         CaptureError: A site was sown, or is in a function that was requested by name.
     """
+    site = site_not_to_miss(params)
+    if site is not None:
+        raise cannot_capture(site, primitive, params, why)
+
+
+def site_not_to_miss(params: dict[str, Any]) -> Site | None:
+    """The first site in a primitive that was sown, or is in a function that was requested by name."""
     state = looking()
     sites = (found.site for jaxpr in _jax.sub_jaxprs(params) for found in sites_inside(jaxpr))
-    site = next((site for site in sites if state is None or not state.may_miss(site)), None)
-    if site is None:
-        return
-    raise CaptureError(
+    return next((site for site in sites if state is None or not state.may_miss(site)), None)
+
+
+def cannot_capture(site: Site, primitive: Any, params: dict[str, Any], why: str) -> CaptureError:
+    """The error for a site in a primitive in which it cannot be seen."""
+    return CaptureError(
         f"site {site.path!r} ({site.source}) cannot be captured: it is inside a {_name_of(primitive, params)!r}, which "
         f"{why}; sow the value before or after it"
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -134,3 +135,39 @@ def test_jit_remat_and_named_scope_change_nothing(wrap):
     equal(result, jnp.sin(X * 2))
     equal(records["h"].value, X * 2)
     assert kinds(records["h"]) == [[]]
+
+
+@pytest.mark.parametrize("inner", [lambda x: x + 1, lambda x: sow(x + 1, "after")], ids=["plain", "with a site"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_value_that_is_recorded_and_then_donated_stays(inner, depth):
+    donating = jax.jit(inner, donate_argnums=0)
+
+    def f(x):
+        for i in range(3):  # the second call would be on JAX's fast path
+            x = sow(donating(x * 2), f"h{i}")
+            x = donating(x)
+        return x
+
+    expected = f(jnp.ones(3))
+    captured = f
+    for _ in range(depth):
+        captured = capture(captured)
+    result = captured(jnp.ones(3))
+    for _ in range(depth):
+        result, records = result
+        np.testing.assert_array_equal(records["h0"].value, 3 * np.ones(3))
+        np.testing.assert_array_equal(records["h1"].value, 9 * np.ones(3))
+        np.testing.assert_array_equal(records["h2"].value, 21 * np.ones(3))
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_what_is_not_recorded_is_donated():
+    donating = jax.jit(lambda x: x + 1, donate_argnums=0)
+    given = []
+
+    def f(x):
+        given.append(x * 2)
+        return sow(donating(given[0]), "h")
+
+    capture(f)(jnp.ones(3))
+    assert given[0].is_deleted()

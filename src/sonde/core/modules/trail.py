@@ -53,6 +53,7 @@ class Trail:
         handler: What the capture does at sites.
         stretches: The outermost first.
         changed: What the program computed from the arrays of the models, outside traced functions.
+        lost: The error of a site in a thread that the program started, where the capture does not see it.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Trail:
         self.stretches = [Stretch(given, _jax.count_open_names(), None)]
         self.changed = Changed([x for _, root in roots if is_found_by_arrays(root) for x in arrays_of(root)])
         self._trees = trees
+        self.lost: Exception | None = None
         self._model_met = False
         self._stand_in: tuple[set[int], Any] | None = None
 
