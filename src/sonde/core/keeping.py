@@ -343,6 +343,11 @@ def by_identity(value: Any) -> Hashable:
     return value
 
 
+def given_as(part: Any) -> Any:
+    """The value that `by_identity` made a part of a key of."""
+    return part.value if isinstance(part, _Identity) else part
+
+
 def kept_with(owner: Any, key: Hashable, make: Callable[[Meter], T]) -> T:
     """Something that is made once and kept as long as `owner`, a function or a jitted function, exists.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import cast
 
 from sonde._array_text import describe
-from sonde.core.keeping import by_identity
+from sonde.core.keeping import by_identity, given_as
 from sonde.core.site import Site
 from sonde.errors import NoSuchSiteError, SiteNameError
 
@@ -166,7 +166,8 @@ def no_such_site(pattern: Pattern, paths: Iterable[str]) -> NoSuchSiteError:
     known = list(dict.fromkeys(paths))
     if isinstance(explained := getattr(pattern, "no_site", None), str):
         return NoSuchSiteError(f"{explained}; the program has the sites: {', '.join(map(repr, known[:10])) or 'none'}")
-    asked = pattern if isinstance(pattern, str) else getattr(pattern, "__name__", None) or shown(pattern)
+    thing = given_as(pattern)
+    asked = thing if isinstance(thing, str) else getattr(thing, "__name__", None) or shown(thing)
     if not known:
         return NoSuchSiteError(f"pattern {asked!r} matches no site: the program has no sites at all; {NOTHING_MARKED}")
     near = nearest(asked, known)
