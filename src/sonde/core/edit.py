@@ -158,6 +158,11 @@ def _edit_now(
 _ARRAYS = "__sonde_arrays_of_edits__"
 
 
+def _is_argument(leaf: Any) -> bool:
+    """Whether a part of an edit is an argument of compiled programs."""
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, float)) or type(leaf) is int
+
+
 def _compiled_edit(
     f: Any,
     fn: Callable,
@@ -168,7 +173,7 @@ def _compiled_edit(
 ) -> Callable:
     """One `jax.jit` of the edited function for each structure of edits; their arrays are arguments."""
     leaves, tree = jax.tree.flatten(values)
-    is_argument = [isinstance(x, (jax.Array, np.ndarray, np.generic, int, float)) for x in leaves]
+    is_argument = [*map(_is_argument, leaves)]
     arrays = [x for x, on in zip(leaves, is_argument) if on]
     fixed = tuple(x for x, on in zip(leaves, is_argument) if not on)
 
@@ -277,6 +282,60 @@ class Editing(InLoops):
         self.plan = plan
         self.values = values
         self._hit: dict[Pattern, set[int]] = {}  # which calls were replaced; shared with all children
+        self._by_call = any(step.calls is not None or step.kind == "record" for step in plan.steps)
+        leaves, tree = jax.tree.flatten(values)
+        fixed = tuple(by_identity(x) for x in leaves if not _is_argument(x))
+        types = tuple(_jax.plain_type_of(x) if _is_argument(x) else None for x in leaves)
+        self.key = ("edit", plan, by_identity(tree), fixed, types, depth)
+
+    def entering(self, length: int | None = None) -> Self:
+        """The handler whose child is about to run."""
+        new = super().entering(length)
+        if new.named_loops and self.outside is not None:
+            new.key = None  # what functions of the edit mark has the rows of this run
+        elif new.key is not None and length is not None:
+            new.key = (new.key, length, new._named_at)
+        return new
+
+    def arrays(self) -> list[Any]:
+        """The arrays of the edits."""
+        return [jnp.asarray(x) for x in jax.tree.leaves(self.values) if _is_argument(x)]
+
+    def with_arrays(self, arrays: Sequence[Any]) -> Self:
+        """The handler with other arrays."""
+        new, remaining = self.__copy__(), iter(arrays)
+        new.values = jax.tree.map(lambda x: next(remaining) if _is_argument(x) else x, self.values)
+        return new
+
+    def carried(self) -> list[Any]:
+        """The traced values that the handler holds."""
+        return [*super().carried(), *[x for x in jax.tree.leaves(self.values) if isinstance(x, _jax.Tracer)]]
+
+    def carrying(self, values: Sequence[Any]) -> Self:
+        """A handler with these values in place of those that `carried` returned."""
+        n = len(super().carried())
+        new, remaining = super().carrying(values[:n]), iter(values[n:])
+        new.values = jax.tree.map(lambda x: next(remaining) if isinstance(x, _jax.Tracer) else x, self.values)
+        return new
+
+    def calls(self) -> Any:
+        """How often each site ran, if an edit depends on that."""
+        return tuple(sorted(self.counts.items())) if self._by_call else None
+
+    def calls_since(self, calls: Any) -> Any:
+        """How often each site has run since then, and which calls were replaced so far."""
+        before = dict(calls or ())
+        more = {path: n - before.get(path, 0) for path, n in self.counts.items()} if self._by_call else {}
+        return more, {pattern: frozenset(numbers) for pattern, numbers in self._hit.items()} if self._by_call else {}
+
+    def count_again(self, since: Any) -> None:
+        """Counts what a program that was rewritten before has in it."""
+        more, replaced = since
+        for path, n in more.items():
+            for _ in range(n):
+                self.counts.next(path)
+        for pattern, numbers in replaced.items():
+            self._hit.setdefault(pattern, set()).update(numbers)
 
     def finish(self) -> None:
         """Raises an error for a pattern, or a call number, that matched nothing."""

@@ -156,6 +156,26 @@ class Handler:
         """The traced values that the handler holds: functions that are traced later must get them again."""
         return [] if isinstance(self._base, int | np.ndarray | np.generic) else [self._base]
 
+    def arrays(self) -> list[Any]:
+        """The arrays that rewritten programs take as inputs, so that they can be kept for other numbers."""
+        return []
+
+    def with_arrays(self, arrays: Sequence[Any]) -> Self:
+        """A handler with these in place of those that `arrays` returned."""
+        del arrays
+        return self
+
+    def calls(self) -> Any:
+        """What was counted so far, as far as rewriting depends on it."""
+        return None
+
+    def calls_since(self, calls: Any) -> Any:
+        """What was counted since `calls` returned this."""
+        del calls
+
+    def count_again(self, since: Any) -> None:
+        """Counts once more what `calls_since` returned, for a program that was rewritten before."""
+
     def carrying(self, values: Sequence[Any]) -> Self:
         """A handler with these values in place of those that `carried` returned."""
         new = copy.copy(self)

@@ -76,7 +76,8 @@ class Rewritten:
         jaxpr: Closed, without constants.
         consts: Values for the first inputs.
         n_outs: How many of the outputs are those of the program; the arrays of `specs` follow.
-        takes_base: Whether the input after `consts` is the token to start from.
+        n_arrays: How many of the inputs after `consts` are the arrays of the handler.
+        takes_base: Whether the input after them is the token to start from.
         span: How many tokens it uses.
         cache: For results that depend on it alone.
         meter: Estimates what it takes, with what is in the cache.
@@ -91,10 +92,21 @@ class Rewritten:
     met: Met
     cache: dict[Any, Any] = dataclasses.field(default_factory=dict)
     meter: Meter = dataclasses.field(default_factory=Meter)
+    n_arrays: int = 0
 
     def inputs(self, handler: Handler) -> list[Any]:
         """The values that this call needs in front of the old inputs."""
-        return [*self.consts, handler.allot(self.span)] if self.takes_base else self.consts
+        front = self.front(handler)
+        return [*front, handler.allot(self.span)] if self.takes_base else front
+
+    def front(self, handler: Handler) -> list[Any]:
+        """The first of these: constants, and the arrays of the handler."""
+        return [*self.consts, *handler.arrays()] if self.n_arrays else self.consts
+
+    @property
+    def front_types(self) -> list[Any]:
+        """The types of the constants and of the arrays of the handler."""
+        return [v.aval for v in _jax.open_jaxpr(self.jaxpr).invars[: len(self.consts) + self.n_arrays]]
 
     @property
     def types(self) -> list[Any]:
@@ -158,7 +170,8 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: 
     prefix = around.prefix if handler is around else around.prefix_here()
     wanted = tuple(map(handler.met.wants_gradient, gradient_sites(jaxpr))) if handler.patterns else ()
     names = handler.named_loops, handler.loop_name, handler.within
-    key = (handler.key, prefix, *names, wanted, looking(), *map(str, steps))
+    calls = handler.calls()
+    key = (handler.key, prefix, *names, wanted, looking(), *map(str, steps), calls)
     new = None if known is None else known.get(key)
     if new is None:
         new = _by_moving(jaxpr, handler, prefix) if handler.records_only and not handler.passes_on else None
@@ -168,8 +181,11 @@ def rewrite(jaxpr: Any, handler: Handler, steps: Sequence[Any] = (), *, length: 
         if known is not None and not any(isinstance(c, _jax.Tracer) for c in new.consts):
             new.meter.bytes += Meter.TRACED * len(_jax.open_jaxpr(new.jaxpr).eqns)
             known.keep(key, new, new.meter)
-    elif handler.tells_loops_apart:
-        new = dataclasses.replace(new, specs=in_new_loops(new.specs))
+            new.cache["calls"] = handler.calls_since(calls)
+    else:
+        handler.count_again(new.cache["calls"])
+        if handler.tells_loops_apart:
+            new = dataclasses.replace(new, specs=in_new_loops(new.specs))
     handler.met.update(new.met)
     return new
 
@@ -179,17 +195,22 @@ def _by_running(jaxpr: Any, handler: Handler, prefix: str, steps: Sequence[Any])
     types = [v.aval for v in _jax.open_jaxpr(jaxpr).invars]
     seen: list[Any] = []
 
+    arrays = handler.arrays() if handler.key is not None else []
+    n = len(arrays)
+
     def run(*flat: Any) -> list[Any]:
+        inside, flat = handler.with_arrays(flat[:n]) if n else handler, flat[n:]
         base, flat = (flat[0], flat[1:]) if takes_base else (1, flat)
         args, slices = flat[: len(types)], flat[len(types) :]
-        child = handler.child(base=base, steps=slices, prefix=prefix)
+        child = inside.child(base=base, steps=slices, prefix=prefix)
         outs = run_under(child, _jax.eval_jaxpr, jaxpr, *args)
         seen[:] = [len(outs), flat_specs(child.items), child.span, child.met.alone()]  # and no tracers
         return [*outs, *flat_arrays(child.items)]
 
-    new, consts = _jax.trace_to_jaxpr(run, [*[TOKEN_TYPE] * takes_base, *types, *steps])
+    array_types = [*map(_jax.typeof, arrays)]
+    new, consts = _jax.trace_to_jaxpr(run, [*array_types, *[TOKEN_TYPE] * takes_base, *types, *steps])
     n_outs, specs, span, met = seen
-    return Rewritten(new, consts, n_outs, specs, takes_base, span, met)
+    return Rewritten(new, consts, n_outs, specs, takes_base, span, met, n_arrays=n)
 
 
 def _by_moving(jaxpr: Any, handler: Handler, prefix: str) -> Rewritten | None:

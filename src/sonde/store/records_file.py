@@ -26,7 +26,8 @@ from sonde.store.folder import PathLike
 
 FORMAT = "sonde.records.1"
 _CLASSES = {kind.__name__: kind for kind in (ArraysSpec, CallSpec, Axis, Gate, View)}
-_SITE = [name for name in Site.__slots__ if name not in ("tag", "__weakref__")]
+# What a site needs while a program runs is left out.
+_SITE = [name for name in Site.__slots__ if name not in ("tag", "handlers", "supply", "__weakref__")]
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -227,7 +228,7 @@ class _Reader:
             site = Site.__new__(Site)
             for name in _SITE:
                 setattr(site, name, self.whole(said[name]))
-            site.tag = None
+            site.tag = site.handlers = site.supply = None
             return site
         if kind == "tree":
             return jax.tree.structure(_unstructured(said))

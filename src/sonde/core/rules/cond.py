@@ -45,7 +45,7 @@ def cond_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> 
     handler.counts.join(marks)
     slots, once = _slots_of(new, branches, _jax.varying_axes(index))
     base = handler.allot(max(b.span for b in new))
-    consts = [x for b in new for x in b.consts]
+    consts = [x for b in new for x in b.front(handler)]
     front = [base, *consts] if slots.takes_base else consts
     wider = {**params, "branches": tuple(branch.jaxpr for branch in once)}
     outs = once[0].spread(_jax.cond_p.bind(index, *front, *operands, **wider))
@@ -133,16 +133,16 @@ class _Slots:
 
     def branches(self, old: Sequence[Any]) -> tuple[Any, ...]:
         """The new branches, which take the base token, the constants of all branches, and the old operands."""
-        simple = not any(b.consts for b in self.new) and len({b.takes_base for b in self.new}) == 1
+        simple = not any(b.front_types for b in self.new) and len({b.takes_base for b in self.new}) == 1
         simple = simple and not any(_jax.is_in_pieces(t) for slot in self.types for t in slot)
         if simple and all(map(self._has_types, self.new, self.starts)):
             return tuple(b.jaxpr for b in self.new)
         operands = [v.aval for v in _jax.open_jaxpr(old[0]).invars]
-        const_types = [_jax.typeof(c) for b in self.new for c in b.consts]
+        const_types = [t for b in self.new for t in b.front_types]
         base = [TOKEN_TYPE] * self.takes_base
         result, start = [], 0
         for i, branch in enumerate(self.new):
-            stop = start + len(branch.consts)
+            stop = start + len(branch.front_types)
             result.append(self._branch(i, slice(start, stop), [*base, *const_types, *operands], len(const_types)))
             start = stop
         return tuple(result)
