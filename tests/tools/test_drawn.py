@@ -89,7 +89,7 @@ def test_tokens_name_the_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         sweep.html(tokens=["a", "b"])
     np.testing.assert_allclose(sweep.to_dataframe().loc["end"], sweep.restored["end"])
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"pandas.*sonde\[plots\]"):
+    with pytest.raises(ImportError, match=r"pandas.*sonde-jax\[plots\]"):
         sweep.to_dataframe()
 
 
