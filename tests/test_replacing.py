@@ -121,3 +121,24 @@ def test_what_is_no_ordinary_file_is_written_to() -> None:
     with replaced_file("/dev/null") as file:
         file.write_text("gone")
     assert not Path("/dev/null").is_file()
+
+
+def test_partial_files_of_killed_processes_are_removed_and_others_stay(tmp_path: Path) -> None:
+    target = tmp_path / "a[1].bin"
+    killed = f"""
+import os
+from sonde._replacing import replaced_file
+with replaced_file({str(target)!r}) as partial:
+    partial.write_bytes(bytes(1000))
+    os._exit(9)
+"""
+    assert subprocess.run([sys.executable, "-c", killed], check=False, timeout=120).returncode == 9
+    assert len(os.listdir(tmp_path)) == 1
+    (tmp_path / ".other.12345678.partial").write_text("of another file")
+    with replaced_file(target) as first:
+        first.write_text("first")
+        with replaced_file(target) as second:  # the first is still being written
+            second.write_text("second")
+        assert first.read_text() == "first" and target.read_text() == "second"
+    assert target.read_text() == "first"
+    assert sorted(os.listdir(tmp_path)) == [".other.12345678.partial", "a[1].bin"]

@@ -1,19 +1,25 @@
 """Files and folders that are replaced as a whole: at every moment, either the old one or the new one exists.
 
 The new one is written beside the old one, in the same folder, and takes its name when it is complete. A process that is
-killed may leave a partial file or folder next to it.
+killed may leave a partial file or folder next to it, which the next replacement removes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
 import secrets
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 PathLike = str | os.PathLike[str]
 
@@ -38,16 +44,40 @@ def replaced_file(path: PathLike) -> Iterator[Path]:
     if target.exists() and not target.is_file():
         yield target
         return
+    _remove_abandoned(target)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
-    try:
-        yield partial
-        if target.exists():
-            shutil.copymode(target, partial)
-        _to_disk(partial)
-        os.replace(partial, target)
-        _to_disk(target.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+    with _held(partial):
+        try:
+            yield partial
+            if target.exists():
+                shutil.copymode(target, partial)
+            _to_disk(partial)
+            os.replace(partial, target)
+            _to_disk(target.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Makes a file and locks it until the end of the block, so that others see that it is being written."""
+    if fcntl is None:
+        yield
+        return
+    with path.open("wb") as file:
+        with contextlib.suppress(OSError):  # some disks have no locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Removes partial files of a target that killed processes left: nothing holds their locks."""
+    if fcntl is None:
+        return
+    for partial in target.parent.glob(f".{glob.escape(target.name)}.{'[0-9a-f]' * 8}.partial"):
+        with contextlib.suppress(OSError), partial.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            partial.unlink()
 
 
 def _to_disk(path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from sonde._npz import read_npy, read_npz
 from sonde.cli.exits import Unusable
 
 Arrays = Mapping[str, Any]
@@ -31,12 +32,10 @@ def read_arrays(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise Unusable(f"There is no file {str(path)!r} to read inputs from.")
     try:
-        with open(path, "rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return {"arg0": _for_jax("the array", loaded, path)}
-            return {name: _for_jax(f"array {name!r}", _of(loaded, name, path), path) for name in loaded.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if not zipfile.is_zipfile(path):
+            return {"arg0": _for_jax("the array", read_npy(path), path)}
+        return {name: _for_jax(f"array {name!r}", array, path) for name, array in read_npz(path).items()}
+    except (OSError, ValueError) as error:
         raise Unusable(
             f"{str(path)!r} cannot be read as an .npz or .npy file: {error}. numpy.savez(path, x=...) writes one."
         ) from error
@@ -55,15 +54,6 @@ def read_tokens(path: str | Path) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(token, str) for token in found):
         raise Unusable(f"{str(path)!r} must hold a JSON list of strings, one for each position.")
     return found
-
-
-def _of(loaded: Any, name: str, path: Path) -> np.ndarray:
-    try:
-        return loaded[name]
-    except ValueError as error:  # Python objects, which would have to be unpickled
-        raise Unusable(
-            f"Array {name!r} of {str(path)!r} holds Python objects, which could run code when read: {error}"
-        ) from error
 
 
 def _for_jax(what: str, array: np.ndarray, path: Path) -> Any:

@@ -89,6 +89,8 @@ def load(folder: str | os.PathLike[str]) -> Dictionary:
             raise FileNotFoundError(f"there is no {name} in {str(place)!r}")
     try:
         config = json.loads((place / _CONFIG).read_text())
+        if not isinstance(config, dict):
+            raise TypeError(f"{_CONFIG} holds a {type(config).__name__}, not an object")
         arrays = numpy.load_file(str(place / _WEIGHTS))
     except Exception as error:
         raise StoreError(f"{str(place)!r} does not hold a dictionary ({type(error).__name__}: {error})") from error
@@ -97,25 +99,46 @@ def load(folder: str | os.PathLike[str]) -> Dictionary:
         raise StoreError(
             f"{str(place)!r} expects normalised inputs ({config['normalize_activations']}), which are not supported"
         )
-    k = config.get("k", config.get("activation_fn_kwargs", {}).get("k")) if activation == "topk" else None
-    made = Dictionary(
-        config["d_in"],
-        config["d_sae"],
-        activation=activation,
-        k=k,
-        d_out=config.get("d_out"),
-        centred=config.get("d_out") is None and bool(config.get("apply_b_dec_to_input", False)),
-        rngs=nnx.Rngs(0),
-    )
+    kwargs = config.get("activation_fn_kwargs")
+    k = config.get("k", kwargs.get("k") if isinstance(kwargs, dict) else None) if activation == "topk" else None
+    _check_sizes(config, arrays, place)
+    try:
+        made = Dictionary(
+            config["d_in"],
+            config["d_sae"],
+            activation=activation,
+            k=k,
+            d_out=config.get("d_out"),
+            centred=config.get("d_out") is None and bool(config.get("apply_b_dec_to_input", False)),
+            rngs=nnx.Rngs(0),
+        )
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"{str(place / _CONFIG)!r}: {error}") from error
     _fill(made, arrays, place)
     return made
+
+
+def _check_sizes(config: Mapping[str, Any], arrays: Mapping[str, np.ndarray], place: Path) -> None:
+    """Raises StoreError unless the configuration has the sizes of the arrays, before it takes memory."""
+    for name in ("d_in", "d_sae", "d_out", "k"):
+        value = config.get(name)
+        if (value is None and name in ("d_in", "d_sae")) or (
+            value is not None and (type(value) is not int or value < 1)
+        ):
+            raise StoreError(f"{str(place / _CONFIG)!r}: {name} must be a whole number above 0, but is {value!r}")
+    d_in, d_sae = config["d_in"], config["d_sae"]
+    for name, said in (("W_enc", (d_in, d_sae)), ("W_dec", (d_sae, config.get("d_out") or d_in))):
+        if name not in arrays:
+            raise StoreError(f"{str(place / _WEIGHTS)!r} has no array {name!r}; it has {', '.join(sorted(arrays))}")
+        if arrays[name].shape != said:
+            raise StoreError(f"{str(place)!r}: {name} has shape {arrays[name].shape}, the configuration says {said}")
 
 
 def _activation(config: Mapping[str, Any], place: Path) -> Any:
     named = config.get("activation", config.get("architecture", "standard"))
     if named == "standard" and config.get("activation_fn_str", config.get("activation_fn")) in ("topk", "tanh-relu"):
         named = config.get("activation_fn_str", config.get("activation_fn"))
-    if named not in _ACTIVATIONS:
+    if not isinstance(named, str) or named not in _ACTIVATIONS:
         raise StoreError(
             f"{str(place)!r} holds a dictionary of the kind {named!r}; known are {', '.join(_ACTIVATIONS)}"
         )

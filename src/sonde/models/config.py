@@ -139,6 +139,21 @@ class Config:
     def __post_init__(self) -> None:
         if not self.kind_of:
             object.__setattr__(self, "kind_of", (0,) * self.layers)
+        for name in ("layers", "width", "heads", "key_heads", "depth", "hidden"):
+            if getattr(self, name) < 1:
+                raise ModelFileError(f"a model cannot have {name}={getattr(self, name)}.")
+        if self.heads % self.key_heads:
+            raise ModelFileError(
+                f"{self.heads} attention heads cannot share {self.key_heads} heads of keys and values."
+            )
+        if self.image and (self.patch < 1 or self.image % self.patch):
+            raise ModelFileError(f"images of {self.image} pixels have no whole number of patches of {self.patch}.")
+        if any(not 0 <= kind < len(self.kinds) for kind in self.kind_of):
+            raise ModelFileError(
+                f"there are {len(self.kinds)} kinds of layers, but layers have the kinds {self.kind_of}."
+            )
+        for name in filter(None, (self.activation, self.head_activation)):
+            activation(name)
         if len(self.kind_of) != self.layers:
             raise ModelFileError(f"{self.layers} layers, but {len(self.kind_of)} are described: {self.kind_of}.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from sonde.errors import ModelFileError
 from sonde.models.architectures import Architecture, read_config
 from sonde.models.files import Tensors
 from sonde.models.files.safetensors import read_folder
-from sonde.models.filling import abstract, fill
+from sonde.models.files.untrusted import read_json
+from sonde.models.filling import abstract, fill, number_of_layers
 from sonde.models.stack import Layers
 from sonde.models.tokens import Tokenizer
 
@@ -62,14 +62,18 @@ def load(
     """
     path = _found(source)
     if path.is_dir():
-        raw = _read_json(path / "config.json") | _pooling(path)
+        raw = _config_of(path) | _pooling(path)
         tensors = read_folder(path)
         tokenizer = Tokenizer.from_folder(path)
     else:
         raw, tensors, tokenizer = _read_gguf(path)
     if not any("pooler." in name for name in tensors):
         raw = raw | {"add_pooling_layer": False}  # sentence encoders are often stored without a pooler
-    architecture, config = read_config(raw)
+    try:
+        architecture, config = read_config(raw)
+    except ModelFileError as error:
+        raise ModelFileError(f"{path}: {error}") from error
+    _check_layers(config, tensors, path)
     model = abstract(architecture, config, layers=layers, dtype=_dtype(dtype, tensors), tokenizer=tokenizer)
     fill(model, architecture, tensors, mesh=mesh, where=str(path))
     return model
@@ -109,6 +113,13 @@ def new(
     return architecture.module(read, layers=layers, rngs=nnx.Rngs(seed), dtype=dtype, tokenizer=tokenizer)
 
 
+def _check_layers(config: Any, tensors: Tensors, path: Path) -> None:
+    """Raises ModelFileError if the config describes more layers than there can be: each would take memory first."""
+    layers = number_of_layers(config)
+    if layers > len(tensors):
+        raise ModelFileError(f"{path} has a config with {layers} layers, but only {len(tensors)} tensors.")
+
+
 def _found(source: str | Path) -> Path:
     path = Path(source).expanduser()
     if path.exists():
@@ -122,13 +133,11 @@ def _found(source: str | Path) -> Path:
     raise FileNotFoundError(f"there is nothing at {str(source)!r}.")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _config_of(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
     if not path.exists():
-        raise ModelFileError(f"{path.parent} has no {path.name}, which describes the model.")
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ModelFileError(f"{path} is not valid JSON: {error}.") from error
+        raise ModelFileError(f"{folder} has no config.json, which describes the model.")
+    return read_json(path)
 
 
 def _pooling(folder: Path) -> dict[str, Any]:
@@ -136,7 +145,7 @@ def _pooling(folder: Path) -> dict[str, Any]:
     beside = folder / "1_Pooling" / "config.json"
     if not beside.exists():
         return {}
-    told = _read_json(beside)
+    told = read_json(beside)
     names = {"pooling_mode_cls_token": "first", "pooling_mode_mean_tokens": "mean"}
     chosen = [ours for theirs, ours in names.items() if told.get(theirs)]
     return {"pooling": chosen[0]} if len(chosen) == 1 else {}

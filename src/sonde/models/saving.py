@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from sonde import nnx
+from sonde._replacing import replaced_file
 from sonde.errors import ModelFileError
 from sonde.models.architectures import find
 from sonde.models.files.safetensors import write_folder
@@ -57,7 +58,8 @@ def save(model: Any, folder: str | Path, *, largest_file: int = LARGEST_FILE) ->
     folder.mkdir(parents=True, exist_ok=True)
     write_folder(folder, _tensors(rows, values), largest=largest_file)
     config = dict(model.config.source) | {"torch_dtype": np.dtype(model.dtype).name}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    with replaced_file(folder / "config.json") as partial:
+        partial.write_text(json.dumps(config, indent=2) + "\n")
     tokenizer = getattr(model, "tokenizer", None)
     if tokenizer is not None:
         tokenizer.save(folder)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sonde import _extras
+from sonde.errors import ModelFileError
+from sonde.models.files.untrusted import read_json, reading
 
 Message = Mapping[str, Any]
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -63,11 +65,17 @@ class Tokenizer:
         config = _read(folder / "tokenizer_config.json")
         template = folder / "chat_template.jinja"
         if template.exists():
-            config["chat_template"] = template.read_text()
+            with reading(template):
+                config["chat_template"] = template.read_text()
         generation, model = _read(folder / "generation_config.json"), _read(folder / "config.json")
         stop = generation.get("eos_token_id", model.get("eos_token_id"))
         stop = stop if isinstance(stop, list) else [] if stop is None else [stop]
-        return cls(_tokenizers().Tokenizer.from_file(str(path)), config, stop)
+        if not all(type(token) is int for token in stop):
+            raise ModelFileError(f"{folder}: eos_token_id must be a token or a list of tokens, but is {stop!r}.")
+        with reading(path, "the tokenizer"):
+            inner = _tokenizers().Tokenizer.from_file(str(path))
+        with reading(folder / "tokenizer_config.json", "the special tokens"):
+            return cls(inner, config, stop)
 
     def save(self, folder: Path) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`."""
@@ -144,15 +152,19 @@ class Tokenizer:
             ValueError: the model has no chat template, or the template refuses the messages.
         """
         template = self.config.get("chat_template")
-        if isinstance(template, list):  # several, by name
-            named = {entry["name"]: entry["template"] for entry in template}
-            template = named.get("default", next(iter(named.values()), None))
+        with reading("the tokenizer", "its chat template"):
+            if isinstance(template, list):  # several, by name
+                named = {entry["name"]: entry["template"] for entry in template}
+                template = named.get("default", next(iter(named.values()), None))
+            if template is not None and not isinstance(template, str):
+                raise TypeError(f"a template is a text, not a {type(template).__name__}")
         if not template:
             raise ValueError("this model has no chat template: give the prompt as a text.")
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         known = {**self.special, "messages": messages, "add_generation_prompt": reply, "tools": None, "documents": None}
-        return _template(template).render(known | values)
+        with reading("the tokenizer", "its chat template"):
+            return _template(template).render(known | values)
 
 
 def pad(rows: Sequence[Sequence[int]], fill: int, *, left: bool = False, length: int | None = None) -> Batch:
@@ -183,7 +195,7 @@ def _tokenizers() -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def _text(token: Any) -> str:
@@ -194,7 +206,7 @@ def _template(text: str) -> Any:
     sandbox = _extras.load("jinja2.sandbox", extra="models", purpose="A chat template")
 
     def refuse(message: str) -> None:
-        raise ValueError(f"the chat template refuses these messages: {message}")
+        raise ModelFileError(f"the chat template refuses these messages: {message}")
 
     def as_json(value: Any, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=False, indent=options.get("indent"))

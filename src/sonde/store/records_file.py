@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _extras, _jax
+from sonde._npz import read_npz
 from sonde._replacing import replaced_file
 from sonde.core.axes import Axis
 from sonde.core.record import Records
@@ -119,8 +120,7 @@ def _write_npz(file: Path, arrays: dict[str, np.ndarray], said: str) -> None:
 
 
 def _read_npz(file: Path) -> tuple[dict[str, np.ndarray], str]:
-    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as found:
-        arrays = {name: found[name] for name in found.files}
+    arrays = read_npz(file)
     return arrays, arrays.pop("sonde").tobytes().decode()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from sonde.errors import ModelFileError
@@ -15,6 +16,7 @@ from sonde.models.architectures.llama import LLAMA, MISTRAL
 from sonde.models.architectures.phi import PHI, PHI3
 from sonde.models.architectures.qwen import QWEN2, QWEN3
 from sonde.models.architectures.vit import VIT
+from sonde.models.files.untrusted import checked_config, reading
 
 ALL: tuple[Architecture, ...] = (
     LLAMA,
@@ -63,13 +65,18 @@ def read_config(raw: Raw) -> tuple[Architecture, Any]:
     """The architecture of a checkpoint and its config.
 
     Raises:
-        ModelFileError: the architecture is not supported, or the config lacks an entry.
+        ModelFileError: the architecture is not supported, or the config lacks an entry or has one that cannot be.
     """
-    architecture, name = find(raw)
+    checked = checked_config(raw)
+    architecture, name = find(checked)
     try:
-        return architecture, architecture.read(raw, name)
-    except KeyError as error:
-        raise ModelFileError(f"the config of a {name} lacks the entry {error.args[0]!r}.") from error
+        with reading("the config", f"the config of a {name}"):
+            return architecture, dataclasses.replace(architecture.read(checked, name), source=raw)
+    except ModelFileError as error:
+        if isinstance(error.__cause__, KeyError):
+            lacking = f"the config of a {name} lacks the entry {error.__cause__.args[0]!r}."
+            raise ModelFileError(lacking) from error.__cause__
+        raise
 
 
 __all__ = ["ALL", "Architecture", "find", "read_config"]

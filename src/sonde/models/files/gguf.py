@@ -7,6 +7,7 @@ same model, so everything after that is the same for both.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from sonde.models.files.gguf_names import changes_of, names_of, parts_of
 from sonde.models.files.gguf_tokens import tokenizer_of
 from sonde.models.files.safetensors import give_back
 from sonde.models.files.tensors import Tensor, Tensors
+from sonde.models.files.untrusted import checked_config, reading
 from sonde.models.tokens import Tokenizer
 
 # The numbers that metadata is made of, by their code in the file.
@@ -35,6 +37,10 @@ _PLAIN = {
     "F32": np.dtype(np.float32),
     "F64": np.dtype(np.float64),
 }
+_MOST_ENTRIES = 1 << 16
+_MOST_AXES = 8
+_DEEPEST = 4  # arrays in arrays
+_LARGEST_ALIGNMENT = 1 << 20
 _AT_A_TIME = 1 << 18  # bytes that are dequantised at a time, so that they and their numbers fit in the CPU's cache
 
 
@@ -48,17 +54,45 @@ def read_file(path: Path) -> tuple[dict[str, Any], Tensors, Tokenizer | None]:
         if file.read(4) != b"GGUF":
             raise ModelFileError(f"{path} is not a GGUF file.")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with reading(path, "its header"):
+        fields, tensors = _header(mapped, path)
+    with reading(path, "its metadata"):
+        raw = config_of(fields, tensors, str(path))
+        renamed = _renamed(tensors, fields["general.architecture"], checked_config(raw))
+    with reading(path, "its tokenizer"):
+        return raw, renamed, tokenizer_of(fields)
+
+
+def _header(mapped: mmap.mmap, path: Path) -> tuple[Fields, Tensors]:
+    """The metadata and the tensors of a file."""
     reader = _Reader(mapped, path)
-    version, count, entries = reader.numbers("IQQ")
+    version, n_tensors, n_fields = reader.numbers("IQQ")
     if version not in (2, 3):
         raise ModelFileError(f"{path} is a GGUF file of version {version}; versions 2 and 3 are supported.")
-    fields: Fields = {reader.string(): reader.value(reader.numbers("I")[0]) for _ in range(entries)}
-    infos = [reader.tensor() for _ in range(count)]
+    for what, count in (("tensors", n_tensors), ("entries of metadata", n_fields)):
+        if count > _MOST_ENTRIES:
+            raise ModelFileError(f"{path} has {count} {what} by its header; at most {_MOST_ENTRIES} are read.")
+    fields: Fields = {}
+    for _ in range(n_fields):
+        name = reader.string()
+        if name in fields:
+            raise ModelFileError(f"{path} has the metadata {name!r} twice.")
+        fields[name] = reader.value(reader.numbers("I")[0])
+    infos = [reader.tensor() for _ in range(n_tensors)]
     alignment = fields.get("general.alignment", 32)
+    if type(alignment) is not int or not 1 <= alignment <= _LARGEST_ALIGNMENT:
+        raise ModelFileError(f"{path} has general.alignment {alignment!r}, which is not a number of bytes.")
     start = -(-reader.at // alignment) * alignment
-    tensors = {name: _tensor(name, shape, kind, start + at, mapped, path) for name, shape, kind, at in infos}
-    raw = config_of(fields, tensors, str(path))
-    return raw, _renamed(tensors, fields["general.architecture"], raw), tokenizer_of(fields)
+    tensors: Tensors = {}
+    end, before = 0, ""
+    for name, shape, kind, at in sorted(infos, key=lambda info: info[3]):
+        if name in tensors:
+            raise ModelFileError(f"{path} has the tensor {name} twice.")
+        tensors[name], stop = _tensor(name, shape, kind, start + at, mapped, path)
+        if start + at < end:
+            raise ModelFileError(f"{path} has {name} in bytes that {before} has too.")
+        end, before = stop, name
+    return fields, {name: tensors[name] for name, *_ in infos}
 
 
 class _Reader:
@@ -96,37 +130,48 @@ class _Reader:
         self._take((at if len(found) == count else end + 9) - self.at)
         return found
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
             inner, count = self.numbers("IQ")
+            if count > len(self._mapped) - self.at or depth > _DEEPEST:  # an element has at least one byte
+                raise ModelFileError(f"{self._path} has an array of {count} elements, for which it is too short.")
             if inner in _NUMBERS:
                 return list(self.numbers(f"{count}{_NUMBERS[inner]}"))
             if inner == _STRING:
                 return self._strings(count)
-            return [self.value(inner) for _ in range(count)]
+            return [self.value(inner, depth + 1) for _ in range(count)]
         if kind not in _NUMBERS:
             raise ModelFileError(f"{self._path} has metadata of the kind {kind}, which is unknown.")
         return self.numbers(_NUMBERS[kind])[0]
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         """The name, shape, kind and offset of a tensor."""
-        name = self.string()
-        sizes = self.numbers(f"{self.numbers('I')[0]}Q")
+        name, n_axes = self.string(), self.numbers("I")[0]
+        if not 1 <= n_axes <= _MOST_AXES:
+            raise ModelFileError(f"{self._path} has {name} with {n_axes} axes.")
+        sizes = self.numbers(f"{n_axes}Q")
         kind, at = self.numbers("IQ")
         return name, tuple(reversed(sizes)), kind, at
 
 
-def _tensor(name: str, shape: tuple[int, ...], kind: int, first: int, mapped: mmap.mmap, path: Path) -> Tensor:
+def _tensor(
+    name: str, shape: tuple[int, ...], kind: int, first: int, mapped: mmap.mmap, path: Path
+) -> tuple[Tensor, int]:
+    """A tensor, and the byte after its last."""
     gguf = _extras.load("gguf", extra="models", purpose="A .gguf file")
     try:
         quantisation = gguf.GGMLQuantizationType(kind)
         block, size = gguf.GGML_QUANT_SIZES[quantisation]
     except (ValueError, KeyError) as error:
         raise ModelFileError(f"{path} has {name} in the quantisation {kind}, which is unknown.") from error
+    if shape[-1] % block:
+        raise ModelFileError(
+            f"{path} has {name} with rows of {shape[-1]}, but {quantisation.name} has blocks of {block}."
+        )
     row = shape[-1] // block * size
-    last = first + int(np.prod(shape[:-1], dtype=np.int64)) * row
+    last = first + math.prod(shape[:-1]) * row
     if last > len(mapped):
         raise ModelFileError(f"{path} is truncated: {name} ends at byte {last}, the file at {len(mapped)}.")
 
@@ -143,7 +188,8 @@ def _tensor(name: str, shape: tuple[int, ...], kind: int, first: int, mapped: mm
                 f"{path} has {name} as {quantisation.name}, which the package gguf cannot dequantise."
             ) from error
 
-    return Tensor(name, shape, plain or np.dtype(np.float32), read, lambda: give_back(mapped, first, last), str(path))
+    dtype = plain or np.dtype(np.float32)
+    return Tensor(name, shape, dtype, read, lambda: give_back(mapped, first, last), str(path)), last
 
 
 def _dequantised(quants: Any, stored: np.ndarray, quantisation: Any) -> np.ndarray:

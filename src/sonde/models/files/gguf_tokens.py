@@ -27,6 +27,7 @@ def tokenizer_of(fields: dict[str, Any]) -> Tokenizer | None:
     if kind is None or "tokenizer.ggml.tokens" not in fields:
         return None
     package = _extras.load("tokenizers", extra="models", purpose="The tokenizer of a .gguf file")
+    _check(fields)
     if kind == "gpt2":
         inner = _byte_level(package, fields)
     elif kind == "llama":
@@ -52,6 +53,27 @@ def tokenizer_of(fields: dict[str, Any]) -> Tokenizer | None:
             special_tokens=[(token, inner.token_to_id(token)) for token in {before, after} if token],
         )
     return Tokenizer(inner, config)
+
+
+_LISTS = {"tokens": str, "merges": str, "scores": float, "token_type": int}
+
+
+def _check(fields: dict[str, Any]) -> None:
+    """Raises ModelFileError if an entry cannot be what it is."""
+    tokens = fields["tokenizer.ggml.tokens"]
+    for name, kind in _LISTS.items():
+        at = f"tokenizer.ggml.{name}"
+        value = fields.get(at, [])
+        if not isinstance(value, list) or not all(type(one) is kind for one in value):
+            raise ModelFileError(f"{at} is not a list of {kind.__name__}.")
+        if name in ("scores", "token_type") and at in fields and len(value) != len(tokens):
+            raise ModelFileError(f"{at} has {len(value)} entries, but there are {len(tokens)} tokens.")
+    for at, value in fields.items():
+        if at.startswith("tokenizer.ggml.") and at.endswith("_token_id") and type(value) is not int:
+            raise ModelFileError(f"{at} is {value!r}, which is not a token.")
+    template = fields.get("tokenizer.chat_template", "")
+    if not isinstance(template, str):
+        raise ModelFileError(f"tokenizer.chat_template is not a text, but a {type(template).__name__}.")
 
 
 def _config(fields: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
@@ -100,8 +122,11 @@ def _byte_level(package: Any, fields: dict[str, Any]) -> Any:
     }
     if kind not in known:
         raise ModelFileError(f"unknown way of splitting texts, {kind!r}; known are {', '.join(sorted(known))}.")
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     vocabulary = {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"])}
+    merges = [tuple(merge.split(" ", 1)) for merge in fields.get("tokenizer.ggml.merges", [])]
+    for merge in merges:
+        if len(merge) != 2 or any(part not in vocabulary for part in (*merge, "".join(merge))):
+            raise ModelFileError(f"tokenizer.ggml.merges has {' '.join(merge)!r}, which does not merge two tokens.")
     inner = package.Tokenizer(package.models.BPE(vocabulary, merges, ignore_merges=kind in ("llama-bpe", "llama3")))
     inner.pre_tokenizer = known[kind]()
     inner.decoder = package.decoders.ByteLevel()

@@ -6,11 +6,13 @@ them, its pages can be released tensor by tensor, and a truncated file can be to
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import mmap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ from sonde._array_text import indexed
 from sonde._replacing import replaced_file
 from sonde.errors import ModelFileError
 from sonde.models.files.tensors import Tensor, Tensors
+from sonde.models.files.untrusted import inside, parse_object, read_json
 
 DTYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
@@ -39,6 +42,7 @@ DTYPES: dict[str, np.dtype] = {
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _LARGEST_HEADER = 100_000_000
+_MOST_AXES = 32
 _INDEX = "model.safetensors.index.json"
 
 
@@ -50,24 +54,39 @@ def read_folder(folder: Path) -> Tensors:
     """
     index = folder / _INDEX
     if index.exists():
-        weights = json.loads(index.read_text())["weight_map"]
-        missing = sorted({name for name in weights.values() if not (folder / name).exists()})
+        weights = read_json(index).get("weight_map")
+        if not isinstance(weights, dict):
+            raise ModelFileError(f"{index} has no object weight_map.")
+        names = sorted({str(name) for name in weights.values()})
+        paths = {name: inside(folder, name, index) for name in names}
+        missing = [name for name in names if not paths[name].is_file()]
         if missing:
-            raise ModelFileError(f"{index} names files that do not exist: {', '.join(missing)}.")
-        found: Tensors = {}
-        for name in sorted(set(weights.values())):
-            found |= read_file(folder / name)
-        lost = sorted(set(weights) - set(found))
+            raise ModelFileError(f"{index} names files that do not exist: {_some(missing)}.")
+        tensors: Tensors = {}
+        for name in names:
+            # A tensor that several files have is taken from the one that the index names.
+            of_file = read_file(paths[name]).items()
+            tensors |= {key: tensor for key, tensor in of_file if weights.get(key, name) == name}
+        lost = sorted(set(weights) - set(tensors))
         if lost:
             raise ModelFileError(f"{index} names tensors that its files do not have: {_some(lost)}.")
-        return found
+        return tensors
     files = [folder / "model.safetensors"] if (folder / "model.safetensors").exists() else []
     files = files or sorted(folder.glob("*.safetensors"))
     if not files:
         others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
         hint = f" Its {', '.join(others)} may hold pickled code and will not be opened." if others else ""
         raise ModelFileError(f"{folder} has no .safetensors file.{hint}")
-    return {name: tensor for file in files for name, tensor in read_file(file).items()}
+    tensors = {}
+    for file in files:
+        of_file = read_file(file)
+        twice = sorted(set(tensors) & set(of_file))
+        if twice:
+            raise ModelFileError(
+                f"several files in {folder} have the tensors {_some(twice)}, and no index chooses one."
+            )
+        tensors |= of_file
+    return tensors
 
 
 def read_file(path: Path) -> Tensors:
@@ -83,33 +102,65 @@ def read_file(path: Path) -> Tensors:
             raise ModelFileError(f"{path} is not a safetensors file.")
         if size < 8 + start:
             raise ModelFileError(f"{path} is truncated: its header has {start} bytes, the file {size}.")
-        try:
-            header: dict[str, Any] = json.loads(file.read(start))
-        except ValueError as error:
-            raise ModelFileError(f"{path} is not a safetensors file: its header cannot be read.") from error
+        header = parse_object(file.read(start), f"the header of {path}")
         header.pop("__metadata__", None)
-        needed = 8 + start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        entries = {name: _entry(name, entry, path) for name, entry in header.items()}
+        needed = 8 + start + max((entry.last for entry in entries.values()), default=0)
         if size < needed:
             raise ModelFileError(f"{path} is truncated: its tensors need {needed} bytes, the file has {size}.")
+        _check_apart(entries, path)
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return {name: _tensor(name, entry, mapped, 8 + start, path) for name, entry in header.items()}
+    return {name: _tensor(name, entry, mapped, 8 + start, path) for name, entry in entries.items()}
 
 
-def _tensor(name: str, entry: Mapping[str, Any], mapped: mmap.mmap, start: int, path: Path) -> Tensor:
-    dtype = DTYPES.get(entry["dtype"])
-    if dtype is None:
-        raise ModelFileError(f"{path} has {name} in the dtype {entry['dtype']}, which is unknown.")
-    shape = tuple(entry["shape"])
-    first, last = (start + offset for offset in entry["data_offsets"])
-    if last - first != int(np.prod(shape, dtype=np.int64)) * dtype.itemsize:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor as the header describes it: the bytes from `first` to before `last`, counted after the header."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    first: int
+    last: int
+
+
+def _entry(name: str, told: Any, path: Path) -> _Entry:
+    if not isinstance(told, dict):
+        raise ModelFileError(f"{path} describes {name} by {told!r}, which is not an object.")
+    dtype, shape, offsets = (told.get(field) for field in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ModelFileError(f"{path} has {name} in the dtype {dtype}, which is unknown.")
+    if not _are_counts(shape) or len(shape) > _MOST_AXES:
+        raise ModelFileError(f"{path} has {name} with the shape {shape!r}, which is not a list of sizes.")
+    if not _are_counts(offsets) or len(offsets) != 2:
+        raise ModelFileError(f"{path} has {name} at the data_offsets {offsets!r}, which are not two numbers of bytes.")
+    first, last = offsets
+    if last - first != math.prod(shape) * DTYPES[dtype].itemsize:
         raise ModelFileError(
-            f"{path} has {name} with {last - first} bytes, which does not fit {indexed(dtype, shape)}."
+            f"{path} has {name} with {last - first} bytes, which does not fit {indexed(DTYPES[dtype], tuple(shape))}."
         )
+    return _Entry(DTYPES[dtype], tuple(shape), first, last)
+
+
+def _are_counts(numbers: Any) -> TypeGuard[list[int]]:
+    return isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers)
+
+
+def _check_apart(entries: Mapping[str, _Entry], path: Path) -> None:
+    """Raises ModelFileError if two tensors share bytes: they could need far more memory than the file has."""
+    end, before = 0, ""
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].first, item[1].last)):
+        if entry.first < end:
+            raise ModelFileError(f"{path} has {name} in bytes that {before} has too.")
+        end, before = entry.last, name
+
+
+def _tensor(name: str, entry: _Entry, mapped: mmap.mmap, start: int, path: Path) -> Tensor:
+    first, last = start + entry.first, start + entry.last
 
     def read() -> np.ndarray:
-        return np.frombuffer(mapped, np.uint8, last - first, first).view(dtype).reshape(shape)
+        return np.frombuffer(mapped, np.uint8, last - first, first).view(entry.dtype).reshape(entry.shape)
 
-    return Tensor(name, shape, dtype, read, lambda: give_back(mapped, first, last), str(path))
+    return Tensor(name, entry.shape, entry.dtype, read, lambda: give_back(mapped, first, last), str(path))
 
 
 def give_back(mapped: mmap.mmap, first: int, last: int) -> None:
@@ -146,7 +197,8 @@ def write_folder(folder: Path, tensors: Iterable[tuple[str, Any, Any]], *, large
     weights = {entry[0]: name for name, entries in zip(names, files) for entry in entries}
     total = sum(_bytes(entry[1]) for entries in files for entry in entries)
     index = {"metadata": {"total_size": total}, "weight_map": weights}
-    (folder / _INDEX).write_text(json.dumps(index, indent=2))
+    with replaced_file(folder / _INDEX) as partial:
+        partial.write_text(json.dumps(index, indent=2))
 
 
 def write_file(path: Path, entries: Iterable[tuple[str, Any, Any]]) -> None:

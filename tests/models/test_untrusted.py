@@ -1,0 +1,321 @@
+"""Damaged and hostile files of models: a ModelFileError that names what is wrong, or the model; never another error."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import resource
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.models.cases import CASES, oracle, write_checkpoint
+from tests.models.gguf_files import ARCHITECTURES, write_gguf
+
+from sonde import models
+from sonde.errors import ModelFileError
+from sonde.models.architectures import read_config
+from sonde.models.files import gguf as gguf_files
+from sonde.models.files.safetensors import read_file, read_folder
+from sonde.models.tokens import Tokenizer
+
+ODD = [
+    None, True, False, -1, 0, 1, 3, 7, 2**31, 2**63, 10**40, -(2**31), 0.5, 1.5, -0.0, 1e308, float("inf"),
+    float("nan"), "", "x", "16", "..", "\0", [], [1], ["x"], [None], [[]], {}, {"x": 1}, {"": {}}, [1] * 100,
+]  # fmt: skip
+NAMES = sorted(CASES)
+
+
+def mutated(value: Any, rng: random.Random) -> Any:
+    """A copy of something from JSON, with one to three odd entries somewhere in it."""
+    changed = copy.deepcopy(value)
+    for _ in range(rng.randint(1, 3)):
+        at = changed
+        while isinstance(at, (dict, list)) and at:
+            keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+            key = rng.choice(keys)
+            if isinstance(at[key], (dict, list)) and at[key] and rng.random() < 0.7:
+                at = at[key]
+                continue
+            if rng.random() < 0.15 and isinstance(at, dict):
+                del at[key]
+            else:
+                at[key] = rng.choice(ODD)
+            break
+    return changed
+
+
+def flipped(data: bytes, rng: random.Random, first: int, last: int) -> bytes:
+    """Bytes, some of which are changed, cut off or repeated, between two places."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(first, last)
+        kind = rng.randrange(5)
+        if kind == 0:
+            changed[at : at + 1] = bytes([changed[at] ^ (1 << rng.randrange(8))])
+        elif kind == 1:
+            changed[at : at + 8] = struct.pack("<Q", rng.choice([0, 1, 2**16, 2**31, 2**32 - 1, 2**62, 2**64 - 1]))
+        elif kind == 2:
+            changed[at : at + 4] = bytes(rng.randrange(256) for _ in range(4))
+        elif kind == 3:
+            del changed[at : at + rng.choice([1, 8, 100])]
+        else:
+            changed[at:at] = changed[at : at + rng.choice([1, 8, 100])]
+        last = min(last, len(changed))
+        first = min(first, last - 1)
+    return bytes(changed)
+
+
+def groups(share: int, whole: int, size: int = 25) -> list[Any]:
+    """Ranges of seeds: the first ones in each run, all in the thorough one."""
+    thorough = [
+        pytest.param(range(i, min(i + size, whole)), marks=pytest.mark.thorough) for i in range(share, whole, size)
+    ]
+    return [range(share), *thorough]
+
+
+def quickly(start: float) -> None:
+    assert time.monotonic() - start < 5, "took too long"
+
+
+@pytest.mark.parametrize("numbers", groups(60, 1000))
+def test_odd_configs(numbers):
+    for seed in numbers:
+        rng = random.Random(seed)
+        case = NAMES[seed % len(NAMES)]
+        raw = mutated(oracle(case)["config"], rng)
+        start = time.monotonic()
+        try:
+            architecture, config = read_config(raw)
+        except ModelFileError:
+            continue
+        assert architecture.rows(config)
+        quickly(start)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    names = ("llama", "gpt2", "bert", "vit", "clip")
+    folder = tmp_path_factory.mktemp("models")
+    return {name: write_checkpoint(folder / name, oracle(name)) for name in names if name in CASES}
+
+
+@pytest.mark.parametrize("numbers", groups(8, 200))
+def test_odd_configs_of_whole_folders(folders, numbers, tmp_path):
+    for seed in numbers:
+        rng = random.Random(seed)
+        folder = folders[sorted(folders)[seed % len(folders)]]
+        here = tmp_path / "model"
+        here.mkdir(exist_ok=True)
+        (here / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+        raw = mutated(json.loads((folder / "config.json").read_text()), rng)
+        (here / "config.json").write_text(json.dumps(raw))
+        start = time.monotonic()
+        try:
+            models.load(here)
+        except ModelFileError as error:
+            assert str(here) in str(error)
+        quickly(start)
+
+
+@pytest.mark.parametrize("numbers", groups(80, 1000))
+def test_odd_headers(folders, numbers, tmp_path):
+    good = (folders["llama"] / "model.safetensors").read_bytes()
+    size = int.from_bytes(good[:8], "little")
+    header = json.loads(good[8 : 8 + size])
+    arrays = {
+        name: np.array(tensor.read()) for name, tensor in read_file(folders["llama"] / "model.safetensors").items()
+    }
+    for seed in numbers:
+        rng = random.Random(seed)
+        file = tmp_path / "odd.safetensors"
+        if seed % 2:
+            text = json.dumps(mutated(header, rng)).encode()
+            file.write_bytes(len(text).to_bytes(8, "little") + text + good[8 + size :])
+        else:
+            file.write_bytes(flipped(good, rng, 0, 8 + size))
+        start = time.monotonic()
+        try:
+            tensors = read_file(file)
+        except ModelFileError as error:
+            assert str(file) in str(error)
+            continue
+        total = 0
+        for tensor in tensors.values():
+            total += tensor.read().nbytes
+            assert tensor.read().shape == tensor.shape
+        assert total <= file.stat().st_size
+        if seed % 2 and all(name in arrays for name in tensors):
+            assert all(
+                tensor.shape == arrays[name].shape or tensor.bytes == arrays[name].nbytes
+                for name, tensor in tensors.items()
+            )
+        quickly(start)
+
+
+@pytest.fixture(scope="module")
+def gguf_bytes(tmp_path_factory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("gguf")
+    made = {}
+    for name in ("llama", "gpt2", "gemma3"):
+        assert name in ARCHITECTURES
+        write_gguf(folder / f"{name}.gguf", name, oracle(name))
+        made[name] = (folder / f"{name}.gguf").read_bytes()
+    return made
+
+
+@pytest.mark.parametrize("numbers", groups(60, 2000))
+def test_odd_gguf_files(gguf_bytes, numbers, tmp_path):
+    for seed in numbers:
+        rng = random.Random(seed)
+        good = gguf_bytes[sorted(gguf_bytes)[seed % len(gguf_bytes)]]
+        file = tmp_path / "odd.gguf"
+        end = good.index(b"output_norm.weight") if seed % 2 else 600
+        file.write_bytes(flipped(good, rng, 4, end))
+        start = time.monotonic()
+        try:
+            raw, tensors, _ = gguf_files.read_file(file)
+            read_config(raw)
+            for tensor in tensors.values():
+                assert tensor.read().shape == tensor.shape
+        except ModelFileError:
+            pass
+        quickly(start)
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/passwd", "a/../../outside.safetensors", "C:\\x", "\\\\x\\y", "", "a\0b", 3]
+)
+def test_an_index_cannot_name_files_elsewhere(folders, tmp_path, name):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for outside in (tmp_path / "outside.safetensors", folder / "inside.safetensors"):
+        outside.write_bytes((folders["llama"] / "model.safetensors").read_bytes())
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(read_file(tmp_path / "outside.safetensors"), name)}))
+    with pytest.raises(ModelFileError, match=r"index\.json names .*"):
+        read_folder(folder)
+    for odd in ([], {}, {"weight_map": []}, {"weight_map": {"a": None}}, "x", None):
+        index.write_text(json.dumps(odd))
+        with pytest.raises(ModelFileError, match=r"index\.json"):
+            read_folder(folder)
+
+
+def test_a_linked_file_is_in_the_folder(folders, tmp_path):
+    (tmp_path / "blob").write_bytes((folders["llama"] / "model.safetensors").read_bytes())
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    (folder / "part.safetensors").symlink_to(tmp_path / "blob")
+    weights = dict.fromkeys(read_file(tmp_path / "blob"), "part.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    assert set(read_folder(folder)) == set(weights)
+
+
+def test_a_config_with_billions_of_layers_takes_no_memory(folders, tmp_path):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for layers, said in (
+        (2**31, "'num_hidden_layers' of the config must be a whole number"),
+        (9999, "only .* tensors"),
+    ):
+        raw = json.loads((folders["llama"] / "config.json").read_text()) | {"num_hidden_layers": layers}
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        (tmp_path / "model.safetensors").write_bytes((folders["llama"] / "model.safetensors").read_bytes())
+        with pytest.raises(ModelFileError, match=said):
+            models.load(tmp_path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_headers_with_many_entries_are_quick(tmp_path):
+    start = time.monotonic()
+    entries = {f"t{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(60_000)}
+    text = json.dumps(entries).encode()
+    (tmp_path / "many.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    assert len(read_file(tmp_path / "many.safetensors")) == 60_000
+    header = b"GGUF" + struct.pack("<IQQ", 3, 300_000, 0)
+    name = struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 1, 0, 0)
+    (tmp_path / "many.gguf").write_bytes(header + name * 300_000)
+    with pytest.raises(ModelFileError, match="300000 tensors by its header; at most"):
+        gguf_files.read_file(tmp_path / "many.gguf")
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("merges", "said"),
+    [
+        (("a",), "does not merge two tokens"),
+        (("a x",), "does not merge two"),
+        (("a b",), "does not merge two"),
+        (("",), "does not merge two"),
+    ],
+)
+def test_bad_merges_of_a_gguf_file(tmp_path, merges, said):
+    from sonde.models.files.gguf_tokens import tokenizer_of
+
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "b", "c"],
+        "tokenizer.ggml.merges": list(merges),
+    }
+    with pytest.raises(ModelFileError, match=said):
+        tokenizer_of(fields)
+    for name, odd in (("merges", [1]), ("tokens", [1]), ("token_type", [1]), ("scores", "x"), ("eos_token_id", "a")):
+        with pytest.raises(ModelFileError, match=f"tokenizer.ggml.{name}"):
+            tokenizer_of({**fields, "tokenizer.ggml.merges": [], f"tokenizer.ggml.{name}": odd})
+
+
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [
+        {"id": 2, "content": "?", "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False},
+    ],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "?": 2}, "unk_token": "?"},
+}  # fmt: skip
+TOKENIZER_CONFIG = {
+    "eos_token": {"content": "?"},
+    "pad_token": "a",
+    "chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("numbers", groups(40, 500))
+def test_odd_tokenizers_and_templates(numbers, tmp_path):
+    for seed in numbers:
+        rng = random.Random(seed)
+        files = {
+            "tokenizer.json": TOKENIZER,
+            "tokenizer_config.json": TOKENIZER_CONFIG,
+            "generation_config.json": {"eos_token_id": [2]},
+        }
+        chosen = sorted(files)[seed % 3]
+        data = {
+            name: json.dumps(mutated(value, rng) if name == chosen else value).encode() for name, value in files.items()
+        }
+        if rng.random() < 0.3:
+            data[chosen] = flipped(data[chosen], rng, 0, len(data[chosen]))
+        for name, contents in data.items():
+            (tmp_path / name).write_bytes(contents)
+        (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+        if seed % 5 == 0:
+            template = rng.choice(
+                ["{{", "{% for x in y %}", "{{ messages[9].x.y }}", "{{ ''.__class__ }}", "{{ 1 // 0 }}", "\xff"]
+            )
+            (tmp_path / "chat_template.jinja").write_text(template)
+        try:
+            tokenizer = Tokenizer.from_folder(tmp_path)
+            assert tokenizer is not None
+            tokenizer.encode("a b")
+            try:
+                tokenizer.chat("a")
+            except ValueError:
+                pass
+        except ModelFileError as error:
+            assert str(tmp_path) in str(error)
