@@ -52,7 +52,7 @@ def test_import_loads_jax_and_little_else() -> None:
     assert not with_sonde & heavy
     later = {name for name in with_capture - with_sonde if name.startswith("sonde")}
     tools = {f"sonde.tools.{name}" for name in ("events", "fetching", "nonfinite", "program_order")}
-    assert later <= {"sonde.core.display", "sonde.tools", *tools}
+    assert later <= {f"sonde.core.{name}" for name in ("display", "glance", "tree_view")} | {"sonde.tools", *tools}
 
 
 def test_engine_works_without_anything_optional() -> None:

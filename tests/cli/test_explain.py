@@ -24,6 +24,17 @@ def test_a_missing_package_is_one_line(sonde, write, monkeypatch: pytest.MonkeyP
         assert "pip install 'sonde-jax[store]'" in error or "there is no store" in error, error
 
 
+def test_pages_do_not_say_where_this_machine_has_its_files(sonde, write, folder) -> None:
+    write(
+        "import jax, jax.numpy as jnp, sonde\ndef f(x): return jax.nn.gelu(sonde.sow(jnp.log(x), 'h'))\n"
+        "f.example_inputs = (jnp.arange(3.0) - 1,)\n"
+    )
+    sonde.ok("report", "model:f", "--inside", "jax.nn", code=1)
+    page = (folder / "report.html").read_text()
+    assert str(folder) not in page and "site-packages" not in page
+    assert "model.py:2" in page and "jax/_src/nn/functions.py:" in page
+
+
 def test_no_sites_mentions_inside(sonde, write) -> None:
     write("import jax.numpy as jnp\ndef f(x): return x + 1\nf.example_inputs = (jnp.ones(2),)\n")
     for command in ("sites", "report", "nonfinite"):

@@ -130,6 +130,7 @@ def test_streaming(folders: dict[str, Any]) -> None:
     assert ["".join(texts) for texts in zip(*heard)] == whole.texts
     assert whole.pieces[1][:2] == ["w7", f"w{whole.tokens[1, 0]}"]
     assert models.generate(model, "w5 w9 w14", max_new_tokens=NEW).texts == whole.texts[:1]
+    assert str(whole) == "\n".join(whole.texts)
     with pytest.raises(ValueError, match="no chat template"):
         models.generate(model, [{"role": "user", "content": "w1"}])
 

@@ -60,10 +60,12 @@ class Cells(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.titles: list[str] = []
+        self.sources: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         self.tags.append(tag)
         self.titles += [value for name, value in attrs if name == "title"]
+        self.sources += [value for name, value in attrs if name == "src"]
 
 
 @pytest.mark.parametrize("name", [name for name in RESULTS if name != "row"])
@@ -124,13 +126,26 @@ def test_no_result_of_the_tools_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", IN_NOTEBOOKS)
-def test_what_is_no_matrix_is_text_in_a_notebook(name: str) -> None:
+def test_what_is_no_matrix_is_a_tree_a_table_or_text_in_a_notebook(name: str) -> None:
     text = IN_NOTEBOOKS[name]()._repr_html_()
     cells = Cells()
     cells.feed(text)
-    assert set(cells.tags) <= {"pre", "span"} and cells.tags[0] == "pre"
+    assert not {"script", "link", "iframe", "b"} & set(cells.tags) and cells.tags[0] in ("pre", "div")
+    assert all(source.startswith("data:image/png;base64,") for source in cells.sources)
     assert "end" in text or "h&lt;b&gt;" in text
     assert "background:none" in text and "http" not in text
+
+
+def test_nothing_is_louder_than_nan() -> None:
+    def broken(x: Any) -> Any:
+        return sow(jnp.log(x - 2), "h").sum()
+
+    summary = summarize(broken)(X)
+    assert "not finite in 1" in summary._repr_html_() and ">3<" in summary._repr_html_()
+    fine = summarize(f)(X)._repr_html_()
+    assert "not finite" not in fine and ">10<" in fine  # numbers, not only colours
+    many = summarize(lambda x: [sow(x, f"h{i}") for i in range(100)])(X)._repr_html_()
+    assert "40 more rows" in many and many.count("<table") == 2
 
 
 def test_results_on_a_page_have_its_tokens() -> None:

@@ -84,12 +84,14 @@ class Sites(Rows[SiteInfo]):
         return "\n".join([f"{len(self)} values, {self.bytes} bytes", *_tree(self), ""])
 
     def _repr_html_(self) -> str:
-        from sonde.core.display import in_notebook
+        from sonde.core.display import sites_html
 
-        return in_notebook(self)
+        return sites_html(self)
 
     def __rich__(self) -> Any:
         from rich.table import Table
+
+        from sonde.core.tree_view import WholePaths
 
         if not len(self):
             return repr(self)
@@ -99,7 +101,7 @@ class Sites(Rows[SiteInfo]):
             kind = "gradient" if i.gradient else "value"
             axes = " ".join(map(repr, i.axes))
             table.add_row(i.path, str(i.call), kind, _types(i), axes, f"{i.bytes:,}", i.source.rpartition("/")[2])
-        return table
+        return WholePaths(table)
 
 
 def _tree(infos: Iterable[SiteInfo]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sonde.core.axes import Axis
 from sonde.core.collect import leaf_indices
@@ -197,6 +198,21 @@ class Record:
 
         return record_line(self)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The value as an array of NumPy; an error if there are several."""
+        if len(self.values) != 1:
+            raise TypeError(
+                f"record {self.path!r} is not one array: it has {len(self.values)} calls; ask for one, "
+                "np.asarray(record.values[0])"
+            )
+        leaves = jax.tree.leaves(self.values[0])
+        if len(leaves) != 1:
+            raise TypeError(
+                f"record {self.path!r} is not one array: its value has {len(leaves)}; ask for record.value, and for a "
+                "part of it"
+            )
+        return np.array(leaves[0], dtype=dtype, copy=None if copy is not True else True)
+
     def _repr_html_(self) -> str:
         from sonde.core.display import in_notebook, record_table
 
@@ -288,9 +304,12 @@ class Records(Mapping[str, Record]):
         return records_table(self)
 
     def _repr_html_(self) -> str:
-        from sonde.core.display import in_notebook
+        from sonde.core.display import records_html
 
-        return in_notebook(self if len(self) else repr(self))
+        return records_html(self)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
         from sonde.core.display import records_treescope

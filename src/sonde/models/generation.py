@@ -69,6 +69,13 @@ class Generated:
         rows = zip(np.asarray(self.tokens), np.asarray(self.lengths))
         return [self.tokenizer.decode(row[:length]) for row, length in rows]
 
+    def __str__(self) -> str:
+        """The texts, one after the other; the tokens, if the model has no tokenizer."""
+        if self.tokenizer is not None:
+            return "\n".join(self.texts)
+        rows = zip(np.asarray(self.tokens), np.asarray(self.lengths))
+        return "\n".join(" ".join(map(str, row[:length])) for row, length in rows)
+
     @property
     def pieces(self) -> list[list[str]]:
         """Every token of the prompts and the answers as a separate text, for labels of pictures."""

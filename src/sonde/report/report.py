@@ -18,7 +18,7 @@ from sonde.report.findings.depth import families
 from sonde.report.findings.finding import Finding
 from sonde.report.panels import HeatMap, Panel
 from sonde.report.pictures import Picture
-from sonde.report.plain import counted, plain
+from sonde.report.plain import counted, place, plain
 from sonde.report.tables import picture_data, sites_data
 from sonde.tools.drawn import Drawn
 from sonde.tools.statistics import EDGES
@@ -103,10 +103,8 @@ class Report:
             "made": self.made,
             "versions": {"sonde": __version__, "jax": jax.__version__},
             "findings": [
-                {
-                    name: plain(getattr(f, name))
-                    for name in ("severity", "kind", "path", "text", "help", "source", "also")
-                }
+                {name: plain(getattr(f, name)) for name in ("severity", "kind", "path", "text", "help", "also")}
+                | {"source": place(f.source)}
                 for f in self.findings
             ],
             "failure": None
@@ -114,7 +112,7 @@ class Report:
             else {
                 "kind": failed.kind,
                 "message": failed.message,
-                "source": failed.source,
+                "source": place(failed.source),
                 "code": failed.code,
                 "last_site": failed.last_site,
             },

@@ -11,7 +11,7 @@ import numpy as np
 
 from sonde.report.examined import Examined, Step, is_shares
 from sonde.report.pictures import Picture
-from sonde.report.plain import number, plain
+from sonde.report.plain import number, place, plain
 from sonde.tools.statistics import Statistics
 
 HEAD_SCORES: tuple[str, ...] = ("previous", "first", "same")
@@ -35,7 +35,7 @@ def site_data(site: Examined, points: int = _MOST_POINTS) -> dict[str, Any]:
         "part": site.part,
         "shape": list(site.shape),
         "dtype": site.dtype,
-        "source": site.source,
+        "source": place(site.source),
         "unreached": site.unreached,
         "value": _side(site.values, points),
         "gradient": _side(site.gradients, points),

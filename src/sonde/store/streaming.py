@@ -125,13 +125,15 @@ class DataStatistics(ByPath[UnitStatistics]):
         from rich.table import Table
         from rich.text import Text
 
+        from sonde.core.tree_view import WholePaths
+
         table = Table("site", "units", "samples", "means from", "to", "largest deviation", "from", "to")
         for path, s in self.items():
             numbers = [
                 f"{float(x):.4g}" for x in _ends(s.mean) + _ends(s.std)[1:] + _ends(s.min)[:1] + _ends(s.max)[1:]
             ]
             table.add_row(Text(path), "x".join(map(str, s.mean.shape)), f"{s.total:,}", *numbers)
-        return table
+        return WholePaths(table)
 
     def _repr_html_(self) -> str:
         from sonde.core.display import in_notebook

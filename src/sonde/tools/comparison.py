@@ -89,7 +89,7 @@ class Comparison(Drawn):
         columns = ("rel_norm", "max_rel")
         everything = (*self.drifts, *self.results)
         values = np.array([[getattr(d, c) for c in columns] for d in everything], float).reshape(-1, 2)
-        return Heat(values, [d.place for d in everything], columns, str(self))
+        return Heat(values, [d.place for d in everything], columns, str(self), by_column=True)
 
     def __repr__(self) -> str:
         return f"Comparison({len(self.drifts)} values, {len(self.results)} results, first difference: {self.first})"
@@ -115,6 +115,8 @@ class Comparison(Drawn):
         from rich.table import Table
         from rich.text import Text
 
+        from sonde.core.tree_view import WholePaths
+
         jumps = {id(drift): times for drift, times in self.jumps()}
         columns = ("site", "iteration", "kind", "beyond", "of", "max abs", "max rel", "rel norm", "allowed", "jump", "")
         table = Table(*columns, title=str(self))
@@ -127,7 +129,7 @@ class Comparison(Drawn):
             allowed = "" if d.limit is None else f"{d.limit:.3g}"
             cells += [f"{d.max_abs:.3g}", f"{d.max_rel:.3g}", f"{d.rel_norm:.3g}", allowed, jump, d.note or d.layout]
             table.add_row(*map(Text, cells), style=style)
-        return table
+        return WholePaths(table)
 
 
 def compare(

@@ -160,6 +160,8 @@ class Monitored:
         from rich.table import Table
         from rich.text import Text
 
+        from sonde.core.tree_view import WholePaths
+
         sites: dict[str, dict[str, float]] = {}
         for name, number in self.latest.items():
             path, _, statistic = name.rpartition("/")
@@ -168,7 +170,7 @@ class Monitored:
         table = Table("site", *columns, title=repr(self))
         for path, found in sites.items():
             table.add_row(Text(path), *(f"{found[c]:.4g}" if c in found else "-" for c in columns))
-        return table
+        return WholePaths(table)
 
     def __enter__(self) -> Monitored:
         return self

@@ -82,7 +82,9 @@ class Summary(Rows[Row], Drawn):
             -1, len(columns)
         )
         names = [f"{row.name}{list(row.iteration) or ''}{' (gradient)' * row.gradient}" for row in self]
-        return Heat(values, names, columns, f"{len(self)} values and gradients")
+        absent = np.array([[x is None for x in row] for row in numbers], bool).reshape(values.shape)
+        title = f"{len(self)} values and gradients"
+        return Heat(values, names, columns, title, absent=absent, by_column=True, alarming=("nonfinite",))
 
     @property
     def values(self) -> Summary:
@@ -117,6 +119,8 @@ class Summary(Rows[Row], Drawn):
         from rich.table import Table
         from rich.text import Text
 
+        from sonde.core.tree_view import WholePaths
+
         rows = [_cells(row) for row in _shortened(self)]
         empty = {1: all(not row.iteration for row in self), 2: all(not row.gradient for row in self)}
         kept = [i for i in range(len(_COLUMNS)) if not empty.get(i)]
@@ -125,7 +129,7 @@ class Summary(Rows[Row], Drawn):
             table.add_column(_COLUMNS[i], overflow="fold", justify="left" if i < 4 else "right")
         for cells in rows:
             table.add_row(*[Text(cells[i]) for i in kept])  # not as markup: names may have brackets
-        return table
+        return WholePaths(table)
 
 
 def summarize(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = None) -> Callable[..., Summary]:

@@ -65,6 +65,8 @@ class Sweep(Drawn):
         from rich.table import Table
         from rich.text import Text
 
+        from sonde.core.tree_view import WholePaths
+
         table = Table("site", "most", "at", self.along)
         table.title = restored_title(self.clean, self.corrupt)
         for name, restored in self.restored.items():
@@ -75,7 +77,7 @@ class Sweep(Drawn):
                 at = ",".join(map(str, (*index, best))) if restored.ndim else ""
                 table.add_row(Text(name), f"{row[best]:.3f}", at, Text("".join(shades)))
                 name = ""
-        return table
+        return WholePaths(table)
 
     def stacked(self, pattern: str = "**") -> np.ndarray:
         """The restored parts at several sites of one shape, in one array with an axis for the sites in front.

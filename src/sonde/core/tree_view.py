@@ -1,0 +1,210 @@
+"""Results by path in a notebook: a tree that folds, whole paths that can be copied, what is wrong in red.
+
+HTML without script and without network: it works in exported notebooks too. `whole_paths` is for terminals: a table
+whose rows become several lines where it does not fit, so that no path is cut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+_MOST_OPEN = 40  # lines; if there are more, the groups are folded
+
+FRAME = "font:12px/1.5 ui-monospace,Menlo,Consolas,monospace;color:inherit;background:none;overflow-x:auto"
+_LINE = "display:flex;gap:14px;align-items:center;white-space:pre"
+_BAD = "background:#c8102e;color:#fff;font-weight:700;border-radius:3px;padding:0 6px"
+_ODD = "background:#e8a200;color:#000;font-weight:600;border-radius:3px;padding:0 6px"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """A line of the tree.
+
+    Attributes:
+        path: The path.
+        cells: What is said about it, in columns.
+        last: What is said at the end of the line, where it may be long.
+        alarm: What is wrong with it; empty if nothing is.
+        is_broken: Whether it is as wrong as can be: NaN and Inf.
+        bins: A histogram, drawn as bars.
+        more: HTML that is shown when the line is opened.
+    """
+
+    path: str
+    cells: Sequence[str]
+    alarm: str = ""
+    is_broken: bool = False
+    bins: Sequence[int] = ()
+    more: str = ""
+    last: str = ""
+
+
+@dataclasses.dataclass(slots=True)
+class _Group:
+    """What is below a path: lines, and groups by name, in the order of the program."""
+
+    members: list[Leaf | str] = dataclasses.field(default_factory=list)
+    groups: dict[str, _Group] = dataclasses.field(default_factory=dict)
+
+    def below(self, name: str) -> _Group:
+        if name not in self.groups:
+            self.groups[name] = _Group()
+            self.members.append(name)
+        return self.groups[name]
+
+    def every(self) -> Iterator[Leaf]:
+        for member in self.members:
+            if isinstance(member, Leaf):
+                yield member
+            else:
+                yield from self.groups[member].every()
+
+
+def tree_html(title: str, leaves: Iterable[Leaf], notes: Sequence[str] = ()) -> str:
+    """The tree.
+
+    Args:
+        title: What is shown above it.
+        leaves: The lines, in order.
+        notes: Lines below the title.
+    """
+    every = list(leaves)
+    root = _Group()
+    for leaf in every:
+        group = root
+        for part in leaf.path.split("/")[:-1]:
+            group = group.below(part)
+        group.members.append(leaf)
+    columns = max((len(leaf.cells) for leaf in every), default=0)
+    widths = [max(len(leaf.cells[i]) for leaf in every if i < len(leaf.cells)) for i in range(columns)]
+    wide = max((len(leaf.path) + 2 * leaf.path.count("/") for leaf in every), default=0)
+    head = f'<div style="font-weight:700">{html.escape(title)} {_badges(every)}</div>'
+    below = "".join(f'<div style="opacity:.75">{html.escape(note)}</div>' for note in notes)
+    body = "".join(_drawn(root, "", is_open=len(every) <= _MOST_OPEN, widths=widths, wide=wide))
+    return f'<div style="{FRAME}">{head}{below}{body}</div>'
+
+
+def _badges(leaves: Iterable[Leaf]) -> str:
+    """What is wrong below, counted: it must be seen also if the tree is folded."""
+    broken = odd = 0
+    for leaf in leaves:
+        broken += leaf.is_broken
+        odd += bool(leaf.alarm) and not leaf.is_broken
+    said = f'<span style="{_BAD}">not finite at {broken}</span> ' if broken else ""
+    return said + (f'<span style="{_ODD}">dead or zero at {odd}</span>' if odd else "")
+
+
+def _drawn(group: _Group, prefix: str, *, is_open: bool, widths: Sequence[int], wide: int) -> Iterator[str]:
+    for member in group.members:
+        every = [member] if isinstance(member, Leaf) else list(group.groups[member].every())
+        if isinstance(member, Leaf) or len(every) == 1:  # one line needs no folding
+            yield _leaf(every[0], widths, wide - 2 * prefix.count("/"))
+            continue
+        inner, path = group.groups[member], f"{prefix}{member}/"
+        state = " open" if is_open else ""
+        count = f'<span style="opacity:.6">{len(every)}</span>'
+        summary = f'<summary style="cursor:pointer">{html.escape(path)} {count} {_badges(every)}</summary>'
+        inside = "".join(_drawn(inner, path, is_open=is_open, widths=widths, wide=wide))
+        yield f'<details{state}>{summary}<div style="padding-left:2ch">{inside}</div></details>'
+
+
+def _leaf(leaf: Leaf, widths: Sequence[int], wide: int) -> str:
+    before, _, name = leaf.path.rpartition("/")
+    faint = f'<span style="opacity:.6">{html.escape(before)}/</span>' if before else ""
+    # One click selects the whole path.
+    style = f"user-select:all;color:inherit;background:none;font:inherit;padding:0;min-width:{wide}ch"
+    path = f'<code style="{style}">{faint}{html.escape(name)}</code>'
+    cells = "".join(
+        f'<span style="min-width:{width}ch;opacity:.85">{html.escape(cell)}</span>'
+        for cell, width in zip(leaf.cells, widths)
+    )
+    alarm = f'<span style="{_BAD if leaf.is_broken else _ODD}">{html.escape(leaf.alarm)}</span>' if leaf.alarm else ""
+    last = f'<span style="opacity:.65">{html.escape(leaf.last)}</span>'
+    line = f'<span style="{_LINE}">{path}{cells}{_bars(leaf.bins)}{alarm}{last}</span>'
+    if not leaf.more:
+        return f'<div style="padding-left:1.3em">{line}</div>'
+    # The triangle of `summary` needs the line inside to stay on its line.
+    line = line.replace("display:flex", "display:inline-flex", 1)
+    summary = f'<summary style="cursor:pointer;white-space:nowrap">{line}</summary>'
+    return f'<details>{summary}<div style="padding:4px 18px">{leaf.more}</div></details>'
+
+
+def _bars(bins: Sequence[int]) -> str:
+    if not bins:
+        return '<span style="min-width:56px"></span>'
+    most = max(bins) or 1
+    heights = [max(1.0 * bool(n), 14 * n / most) for n in bins]
+    bars = "".join(f'<rect x="{4 * i}" y="{14 - h:.1f}" width="3" height="{h:.1f}"/>' for i, h in enumerate(heights))
+    return f'<svg width="{4 * len(bins)}" height="14" style="fill:currentColor;opacity:.6">{bars}</svg>'
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tables of rich
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def table_html(table: Any) -> str:
+    """A table of rich as a table of HTML, with whole cells; folded if it is long."""
+    from rich.style import Style
+    from rich.text import Text
+
+    def cell(value: Any, row_style: Any) -> str:
+        text = value if isinstance(value, Text) else Text(str(value))
+        style = Style.parse(str(row_style)) if row_style else Style()
+        style += Style.parse(text.style) if isinstance(text.style, str) else text.style
+        css = style.get_html_style()
+        return f'<td style="padding:0 10px 0 0;white-space:pre;{css}">{html.escape(text.plain)}</td>'
+
+    columns = [list(column.cells) for column in table.columns]
+    names = "".join(
+        f'<th style="text-align:left;padding:0 10px 0 0;opacity:.7">{html.escape(str(column.header))}</th>'
+        for column in table.columns
+    )
+    rows = [
+        f"<tr>{''.join(cell(value, row.style) for value in values)}</tr>"
+        for row, values in zip(table.rows, zip(*columns))
+    ]
+
+    def drawn(some: Sequence[str]) -> str:
+        style = "border-collapse:collapse;background:none;font:inherit;margin:0"
+        return f'<table style="{style}"><tr>{names}</tr>{"".join(some)}</table>'
+
+    said = html.escape(str(table.title or ""))
+    title = f'<div style="font-weight:700;white-space:pre-wrap">{said}</div>'
+    body = drawn(rows[:_MOST_OPEN])
+    if len(rows) > _MOST_OPEN:
+        more = f'<summary style="cursor:pointer">{len(rows) - _MOST_OPEN} more rows</summary>'
+        body += f"<details>{more}{drawn(rows[_MOST_OPEN:])}</details>"
+    return f'<div style="{FRAME}">{title}{body}</div>'
+
+
+class WholePaths:
+    """A table of rich whose first column is never cut: where it does not fit, each row becomes two lines."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.measure import Measurement
+        from rich.padding import Padding
+        from rich.text import Text
+
+        needed = Measurement.get(console, options.update(max_width=100_000), self.table).maximum
+        if needed <= options.max_width:
+            yield self.table
+            return
+        if self.table.title:
+            yield Text(str(self.table.title), style="italic")
+        columns = [list(column.cells) for column in self.table.columns]
+        headers = [str(column.header) for column in self.table.columns]
+        for row, (path, *cells) in zip(self.table.rows, zip(*columns)):
+            yield Text(_plain(path), style=row.style or "bold", overflow="fold")
+            said = [f"{name} {_plain(cell)}".strip() for name, cell in zip(headers[1:], cells) if _plain(cell)]
+            yield Padding(Text("  ".join(said), style="dim"), (0, 0, 0, 4))
+
+
+def _plain(cell: Any) -> str:
+    return getattr(cell, "plain", None) or str(cell)

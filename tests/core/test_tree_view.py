@@ -1,0 +1,86 @@
+"""The tree of results in a notebook, and tables in narrow terminals: no path is cut."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+import sonde
+from sonde.tools import compare, summarize
+
+X = jnp.arange(6.0).reshape(2, 3)
+
+
+def program(layers, *, broken=-1):
+    def run(x):
+        for i in range(layers):
+            with sonde.scope(f"decoder/blocks/{i}/self_attention"):
+                x = sonde.sow(jnp.log(-x - 1) if i == broken else x + 1, "normalised_scores")
+        return sonde.sow(x.sum(), "end")
+
+    return run
+
+
+def test_the_tree_keeps_order_and_whole_paths():
+    text = sonde.capture(program(3))(X)[1]._repr_html_()
+    paths = [re.sub("<[^>]*>", "", code) for code in re.findall(r"<code.*?</code>", text)]
+    assert paths == [f"decoder/blocks/{i}/self_attention/normalised_scores" for i in range(3)] + ["end"]
+    assert "float32[2,3]" in text and "1 to 6" in text and "<rect" in text and "data:image/png" in text
+    assert "<details open>" in text and "not finite" not in text
+
+
+def test_what_is_wrong_is_seen_also_if_it_is_folded():
+    text = sonde.capture(program(60, broken=50))(X)[1]._repr_html_()
+    assert "<details open>" not in text
+    summary = re.search(r"<summary[^>]*>decoder/ .*?</summary>", text)[0]
+    assert "not finite at 10" in summary
+    assert "6 NaN" in text
+
+
+def test_sites_have_a_tree():
+    text = sonde.sites(program(3))(X)._repr_html_()
+    assert "4 sites, 76 B if captured" in text and "decoder/blocks/" in text
+
+
+RESULTS = {
+    "records": lambda: sonde.capture(program(3))(X)[1],
+    "sites": lambda: sonde.sites(program(3))(X),
+    "summary": lambda: summarize(program(3))(X),
+    "comparison": lambda: compare(program(3), program(3))(X),
+}
+
+
+@pytest.mark.parametrize("width", [30, 50, 80, 200])
+@pytest.mark.parametrize("name", RESULTS)
+def test_paths_stay_whole_in_narrow_terminals(name, width):
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(RESULTS[name]())
+    text = console.export_text()
+    for i in range(3):
+        path = f"decoder/blocks/{i}/self_attention/normalised_scores"
+        assert path in (text if width >= len(path) else text.replace("\n", ""))
+    assert "…" not in text
+
+
+def test_a_record_is_the_array_that_it_holds_or_says_what_to_ask_for():
+    _, records = sonde.capture(lambda x: sonde.sow(x + 1, "h"))(X)
+    np.testing.assert_array_equal(np.asarray(records["h"]), X + 1)
+    assert np.asarray(records["h"], dtype=np.float64).dtype == np.float64
+    _, records = sonde.capture(lambda x: [sonde.sow(x, "h"), sonde.sow(x, "h"), sonde.sow((x, x), "pair")])(X)
+    with pytest.raises(TypeError, match=r"'h' is not one array: it has 2 calls; .*record.values\[0\]"):
+        np.asarray(records["h"])
+    with pytest.raises(TypeError, match=r"'pair' is not one array: its value has 2; ask for record.value"):
+        np.asarray(records["pair"])
+    assert records._ipython_key_completions_() == ["h", "pair"]
+
+
+def test_records_in_a_traced_function_have_no_numbers_and_look_fine():
+    seen = []
+    jax.jit(lambda x: seen.append(sonde.capture(program(2))(x)[1]._repr_html_()))(X)
+    assert "decoder/blocks/" in seen[0] and "float32[2,3]" in seen[0]
