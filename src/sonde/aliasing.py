@@ -110,7 +110,8 @@ class _Watched(types.ModuleType):
 
     def __getattr__(self, attribute: str) -> Any:
         name = self._in_flax(attribute)
-        if not attribute.startswith("__"):
+        # `from flax.linen import partitioning` asks for an attribute before it imports the module.
+        if not attribute.startswith("__") and PathFinder.find_spec(attribute, getattr(self, "__path__", None)) is None:
             _alias_log.note(name, "missing")
         raise AttributeError(f"{name} does not exist: module {self.__name__!r} has no attribute {attribute!r}")
 
@@ -153,8 +154,8 @@ class _Around(_Watched):
         if below is not None:
             return below
         found = getattr(_switch.real(self.__name__), attribute, _MISSING)
-        if found is _MISSING and (self.__name__, attribute) == ("flax", "config"):
-            return _flax_flags.OWN
+        if (self.__name__, attribute) == ("flax", "config"):  # Sonde reads it, whether it is Flax's or not
+            return _flax_flags.OWN if found is _MISSING else found
         name = f"{self.__name__}.{attribute}"
         if found is _MISSING:
             _alias_log.note(name, "missing")
