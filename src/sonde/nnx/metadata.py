@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from sonde._flax_release import follows
 from sonde.nnx import variable_defaults
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,15 +31,37 @@ def structural_hash(value: Any) -> int:
 
 
 class Metadata(Mapping[str, Any]):
-    """An immutable, comparable mapping of a Variable's metadata."""
+    """An immutable, comparable mapping of a Variable's metadata.
 
-    __slots__ = ("_entries", "_hash", "by_reference", "hooked", "reads_hooked")
+    Attributes:
+        by_reference: Whether the value is held in array references.
+        hooked: Whether there are hooks.
+        reads_hooked: Whether reading the value runs more than a lookup.
+        keeps_out: Whether functions under JAX's own transforms must not write to the Variable.
+        is_inside: Whether it belongs to such a Variable inside of such a function.
+    """
+
+    __slots__ = (
+        "_entries",
+        "_hash",
+        "_inside",
+        "by_reference",
+        "hooked",
+        "is_inside",
+        "keeps_out",
+        "reads_hooked",
+    )
 
     def __init__(self, entries: Mapping[str, Any]):
         self._entries = dict(entries)
         self._hash: int | None = None
         self.hooked = any(name in self._entries for name in HOOKS)
-        self.by_reference = bool(self._entries.get("ref") or self._entries.get("hijax"))
+        hijax, ref = bool(self._entries.get("hijax")), bool(self._entries.get("ref"))
+        # From Flax 0.12.12 on, `hijax` alone means a value that is an array everywhere; before, one to write to.
+        self.keeps_out = hijax and not ref and follows(0, 12, 12)
+        self.by_reference = ref or (hijax and not self.keeps_out)
+        self.is_inside = False
+        self._inside: Metadata | None = None
         self.reads_hooked = self.by_reference or "on_get_value" in self._entries
 
     def __getitem__(self, name: str) -> Any:
@@ -72,6 +95,15 @@ class Metadata(Mapping[str, Any]):
 
     def __reduce__(self) -> Any:
         return shared, (self._entries,)
+
+    def inside(self) -> Metadata:
+        """The metadata of a Variable that JAX made inside of a transformed function; equal to these."""
+        if self.is_inside:
+            return self
+        if self._inside is None:
+            self._inside = Metadata(self._entries)
+            self._inside.is_inside = True
+        return self._inside
 
     def replaced(self, **changes: Any) -> Metadata:
         """A copy with some entries set."""

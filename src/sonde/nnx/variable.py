@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 import jax
 import numpy as np
 
-from sonde._jax import trace_level
+from sonde._jax import is_outermost, trace_level
 from sonde.errors import TraceContextError
 from sonde.nnx import eager_sharding, epoch
 from sonde.nnx.array_like import ArrayLike
@@ -179,6 +179,12 @@ class Variable(ArrayLike, Generic[A]):
         _set_value(self, value)
 
     def _check_level(self) -> None:
+        if self._metadata.is_inside and not is_outermost(trace_level()):
+            raise TraceContextError(
+                f"A {type(self).__name__} with hijax=True was changed inside a function under a transform of JAX, "
+                "where its value is an array: the caller would not see the change. Make it with ref=True, or pass "
+                "the object that holds it to an nnx transform."
+            )
         if self._level is not trace_level() and not self._metadata.by_reference:
             raise TraceContextError(
                 f"A {type(self).__name__} was changed at a trace level other than the one it was made at. Inside a "
@@ -464,6 +470,8 @@ def _flatten_with_keys(variable: Variable[Any]) -> tuple[tuple[tuple[Any, Any]],
 def _register(cls: type[Variable[Any]]) -> None:
     def unflatten(metadata: Metadata, children: Any) -> Variable[Any]:
         (value,) = children
+        if metadata.keeps_out and not is_outermost(trace_level()):
+            metadata = metadata.inside()
         return cls._make(value, metadata)
 
     jax.tree_util.register_pytree_with_keys(cls, _flatten_with_keys, unflatten, _flatten)
