@@ -374,3 +374,18 @@ def test_every_step_of_a_long_run_has_its_own_gradient() -> None:
     values, grads = np.array(records["h"].values), np.array(records["h"].grads)
     assert values.shape == (1000,)
     np.testing.assert_array_equal(grads, 2 * values)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_loop_of_length_zero_has_one_gradient_for_a_value(calls):
+    body = lambda c, _: (sonde.sow(c * 2, "h"), None)
+
+    def loss(x):
+        for _ in range(calls):
+            x, _ = jax.lax.scan(body, x, None, length=0)
+        return x.sum()
+
+    for f in (jax.grad(loss), jax.jit(jax.grad(loss))):
+        _, records = sonde.capture(f, grads=True)(jnp.ones(3))
+        assert [value.shape for value in records["h"].values] == [(0, 3)] * calls
+        assert [gradient.shape for gradient in records["h"].grads] == [(0, 3)] * calls

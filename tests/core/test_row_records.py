@@ -1,8 +1,11 @@
 """Rows of named loops: which there are, in which order, and what is cut out of the stacked arrays."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from tests.core.making import item_of, site_of
 
+import sonde
 from sonde.core.axes import Axis
 from sonde.core.calls import Call
 from sonde.core.handler import Met
@@ -105,3 +108,24 @@ def test_a_cut_is_made_when_it_is_asked_for_and_once():
     assert cut[1:] == ("y", "z")
     assert list(cut) == ["x", "y", "z"]
     assert len(made) == 1
+
+
+def test_all_rows_of_a_loop_are_read_with_one_program():
+    def f(x):
+        with sonde.scope("blocks/*"):
+            return jax.lax.scan(lambda c, _: (sonde.sow(c * 2, "h"), None), x, length=40)[0]
+
+    _, records = sonde.capture(jax.jit(f))(jnp.ones((2, 3)))
+    events: list[str] = []
+    listen = lambda event, *_, **__: events.append(event)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        text = repr(records)
+        compiled = [event for event in events if event == "/jax/core/compile/backend_compile_duration"]
+        assert not compiled and "'blocks/39/h', values=float32[2,3]" in text
+        for i in range(40):
+            np.testing.assert_array_equal(records[f"blocks/{i}/h"].value, np.full((2, 3), 2.0 ** (i + 1)))
+        compiled = [event for event in events if event == "/jax/core/compile/backend_compile_duration"]
+        assert len(compiled) <= 1
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)

@@ -6,9 +6,32 @@ import functools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Change", "InPlace"]
+__all__ = ["Change", "InPlace", "InterruptibleLock"]
+
+T = TypeVar("T")
+
+
+class InterruptibleLock:
+    """A lock for code that an interrupt such as Ctrl-C may leave at any point.
+
+    After `with lock:`, Python may notice an interrupt when it has locked it and has not yet entered the block: then
+    nothing unlocks it, and the next block waits forever. Here a thread unlocks what it holds, however it came to. If
+    that is cut short too, it does so the next time. Blocks of one lock must not be nested.
+    """
+
+    def __init__(self) -> None:
+        self._lock: Any = threading.RLock()
+
+    def run(self, block: Callable[[], T]) -> T:
+        """Runs a block of code, of which only one runs at a time."""
+        try:
+            self._lock.acquire()
+            return block()
+        finally:
+            while self._lock._is_owned():
+                self._lock.release()
 
 
 class Change(NamedTuple):
@@ -30,7 +53,7 @@ class InPlace:
 
     def __init__(self, *changes: Change) -> None:
         self.changes: tuple[Change, ...] = ()
-        self._lock = threading.Lock()
+        self._lock = InterruptibleLock()
         self._users: set[Hashable] = set()
         self._make: list[Callable[[], Any]] = []
         self._undo: list[Callable[[], Any]] = []
@@ -38,25 +61,34 @@ class InPlace:
 
     def add(self, *changes: Change) -> None:
         """Adds changes; they are in place from the next `enter` on."""
-        with self._lock:
+
+        def block() -> None:
             self.changes += changes
             self._undo += _steps([Change(owner, name, _own(owner, name)) for owner, name, _ in changes])
             self._make += _steps(changes)
 
+        self._lock.run(block)
+
     def enter(self, user: Hashable) -> None:
         """Makes the changes."""
-        with self._lock:
+
+        def block() -> None:
             self._users.add(user)
             for step in self._make:  # even if others have entered: an interrupt may have cut their steps short
                 step()
 
+        self._lock.run(block)
+
     def leave(self, user: Hashable) -> None:
         """Undoes the changes, if this is the last user."""
-        with self._lock:
+
+        def block() -> None:
             self._users.discard(user)
             if not self._users:
                 for step in self._undo:
                     step()
+
+        self._lock.run(block)
 
 
 def _table(owner: Any) -> Any:

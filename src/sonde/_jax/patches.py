@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import os
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +45,7 @@ from sonde._jax.imported import (
     typeof,
     while_p,
 )
-from sonde._jax.in_place import Change, InPlace
+from sonde._jax.in_place import Change, InPlace, InterruptibleLock
 from sonde._jax.jaxprs import first_outputs, open_jaxpr
 from sonde._jax.vmaps import RUNNING, CallOfMap, NumberedAxis, mapped_next
 
@@ -68,7 +67,7 @@ __all__ = [
 
 _pending: list[Callable[[], None]] = []
 _waiting: dict[str, Callable[[Any], None]] = {}
-_lock = threading.Lock()
+_lock = InterruptibleLock()
 
 
 def at_first_capture(change: Callable[[], None]) -> None:
@@ -84,14 +83,20 @@ def when_loaded(module: str, change: Callable[[Any], None]) -> None:
 def make_changes() -> None:
     """Makes the changes that are due."""
     for module in [name for name in _waiting if name in sys.modules]:
-        with _lock:
-            if change := _waiting.pop(module, None):
-                change(sys.modules[module])
+        _lock.run(functools.partial(_change_loaded, module))
     if _pending:
-        with _lock:
-            while _pending:
-                _pending[0]()
-                del _pending[0]
+        _lock.run(_change_first)
+
+
+def _change_loaded(module: str) -> None:
+    if change := _waiting.pop(module, None):
+        change(sys.modules[module])
+
+
+def _change_first() -> None:
+    while _pending:
+        _pending[0]()
+        del _pending[0]
 
 
 def _hide_frames() -> None:

@@ -163,7 +163,7 @@ def _give(gradient: Item, candidates: _Candidates, orphans: list[Call]) -> bool:
     where no branch with the site was taken.
     """
     token = gradient.extras["token"]
-    if isinstance(token, np.ndarray) and np.all(token == NO_VALUE):
+    if isinstance(token, np.ndarray) and token.size and np.all(token == NO_VALUE):  # a loop of length 0 has none
         return False
     traced = isinstance(token, _jax.Tracer)
     possible = candidates.calls if len(candidates.calls) == 1 else candidates.possible(token)

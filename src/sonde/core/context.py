@@ -9,7 +9,9 @@ while the capture runs (`opaque.py`).
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any, Self
@@ -116,12 +118,16 @@ class _Thread(threading.local):
 
     Attributes:
         trails: Those of the captures that run in it (`modules/trail.py`), the outermost first.
+        frame: That of the code that runs the innermost capture; frames above it stay where they are while it runs.
+        scope: The innermost scope that is open (`scopes.py`).
         started_in: If the program of a capture in another thread started this one, or what runs in it now: a weak
             reference to the trail of that capture, which ends with it.
     """
 
     def __init__(self) -> None:
         self.trails: list[Any] = []
+        self.frame: types.FrameType | None = None
+        self.scope: Any = None
         self.started_in: weakref.ref[Any] | None = None
 
 
@@ -141,11 +147,11 @@ class unchanged_after:
     harm. Whatever is changed is therefore noted before, and every way back may be gone twice.
     """
 
-    __slots__ = ("_has_ended", "_jax_state", "_n", "_trails", "_undo", "_value")
+    __slots__ = ("_frame", "_has_ended", "_jax_state", "_n", "_scope", "_trails", "_undo", "_value")
 
     def __enter__(self) -> Self:
         self._value, self._n, self._jax_state = _context.value, RUNNING_CAPTURES.mine(), _jax.thread_state()
-        self._trails = thread.trails
+        self._trails, self._frame, self._scope = thread.trails, thread.frame, thread.scope
         self._undo: list[Callable[[], None]] = []
         self._has_ended = False
         return self
@@ -161,6 +167,7 @@ class unchanged_after:
             self._undo.append(value.inside.way_back())
             value.inside.install()
         thread.trails = [*self._trails, *trails]
+        thread.frame = sys._getframe(1)
         RUNNING_CAPTURES.set(self._n + 1)
         _context(value).__enter__()
         _jax.start_trace(trace)
@@ -178,7 +185,7 @@ class unchanged_after:
                     _context(self._value).__enter__()
                 RUNNING_CAPTURES.set(self._n)
                 _jax.restore_thread_state(self._jax_state)
-                thread.trails = self._trails
+                thread.trails, thread.frame, thread.scope = self._trails, self._frame, self._scope
                 for undo in reversed(self._undo):
                     undo()
                 break

@@ -112,7 +112,7 @@ def records_text(records: Records) -> str:
     """One line per record."""
     if not records:
         return f"Records({{}})  # {records._reason}"
-    lines = "".join(f"  {record!r},\n" for record in records.values())
+    lines = "".join(f"  {record!r},\n" for record in records.types.values())
     return f"Records(\n{lines})"
 
 

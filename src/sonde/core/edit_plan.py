@@ -123,10 +123,20 @@ def _may_be_number(part: str) -> bool:
 class EditPlan:
     """The edits of one call of `sonde.edit` without their arrays. Equal edits give the same object."""
 
-    __slots__ = ("__weakref__", "steps")
+    __slots__ = ("__weakref__", "_by_last", "_others", "steps")
 
     def __init__(self, steps: tuple[Step, ...]) -> None:
         self.steps = steps
+        self._by_last: dict[str, list[int]] = {}  # records are edits too, one for every site
+        self._others: list[int] = []
+        for number, step in enumerate(steps):
+            last = step.pattern.rpartition("/")[2] if isinstance(step.pattern, str) else "*"
+            (self._others if re.search(r"[*?{\\]", last) else self._by_last.setdefault(last, [])).append(number)
+
+    def may_match(self, relative: str) -> tuple[int, ...]:
+        """The edits, by number, that may choose a site whose path ends in this."""
+        near = [*self._by_last.get(relative.rpartition("/")[2], ()), *self._others]
+        return tuple(number for number in sorted(near) if self.steps[number].may_match(relative))
 
     @staticmethod
     def of(steps: Sequence[Step]) -> EditPlan:
@@ -244,7 +254,7 @@ def _apply(running: RunningPlan, edited: Edited, site: Site) -> Edited:
     if site.handlers is not None and depth not in site.handlers:
         return edited
     relative = site.path if running.in_scope else path_under(_jax.name_stack(), "", depth) + site.path
-    numbers = tuple(number for number, step in enumerate(plan.steps) if step.may_match(relative))
+    numbers = plan.may_match(relative)
     if not numbers:
         return edited
     named = site.at(relative)  # for messages

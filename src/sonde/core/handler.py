@@ -20,7 +20,7 @@ from sonde.core.call_counts import CallCounts
 from sonde.core.context import Looking
 from sonde.core.item import Bundle, Extra, Item, flat_arrays
 from sonde.core.operands import operands_of
-from sonde.core.path import Pattern, checked_name, matches, no_such_site
+from sonde.core.path import ByPath, Pattern, checked_name, matches, no_such_site
 from sonde.core.primitive import bind_site, site_p
 from sonde.core.rows import NamedLoop, Row, Within, rows_chosen, starred, unstarred
 from sonde.core.scopes import LoopName, RowsName, path_under, prefix_under
@@ -65,6 +65,7 @@ class Handler:
     def __init__(self, key: Hashable, patterns: tuple[Pattern, ...], *, depth: int = 1) -> None:
         self.key = key
         self.patterns = patterns
+        self._patterns = ByPath(patterns)
         self.depth = depth
         self.prefix = ""
         self.items: list[Item | Bundle] = []
@@ -125,7 +126,7 @@ class Handler:
 
     def _within(self, names: tuple[Any, ...]) -> tuple[Within, ...]:
         """The rows for which code runs in scopes with these names, opened where the handler runs."""
-        if not names:
+        if not names or RowsName not in set(map(type, names)):
             return self.within
         found = list(self.within)
         for i, name in enumerate(names):
@@ -275,7 +276,7 @@ class Handler:
             if lengths:
                 found = [pattern for pattern in self.patterns if self.rows_at(site, path, [pattern])]
             else:
-                found = [pattern for pattern in self.patterns if matches(pattern, whole)]
+                found = [p for p in self._patterns.for_path(path) if p == path or matches(p, whole)]
         self.met.used.update(found)
         return found
 

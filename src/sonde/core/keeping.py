@@ -20,7 +20,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
@@ -149,13 +148,13 @@ class _AllKept:
     def __init__(self) -> None:
         self.bound = _default_bound()
         self.hits = self.misses = 0
-        self._tables: weakref.WeakSet[Programs] = weakref.WeakSet()
-        self._lock = threading.RLock()
+        # By `id`. Without a lock, which an interrupt could leave locked: every change is one operation of a dict.
+        self._tables: dict[int, weakref.ref[Programs]] = {}
         self._n_new = 0
 
     def add(self, table: Programs) -> None:
-        with self._lock:
-            self._tables.add(table)
+        tables, number = self._tables, id(table)
+        tables[number] = weakref.ref(table, lambda _: tables.pop(number, None))
 
     def count(self, *, hit: bool) -> None:
         self.hits += hit
@@ -168,8 +167,7 @@ class _AllKept:
             self.shrink()
 
     def tables(self) -> list[Programs]:
-        with self._lock:
-            return list(self._tables)
+        return [table for ref in list(self._tables.values()) if (table := ref()) is not None]
 
     def entries(self) -> list[tuple[Meter, Programs, Hashable]]:
         return [(meter, table, key) for table in self.tables() for key, meter in list(table.meters.items())]

@@ -12,7 +12,7 @@ import difflib
 import functools
 import re
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from sonde._array_text import describe
@@ -100,6 +100,26 @@ def glob_matches(glob: str, path: str) -> bool:
         (True, True)
     """
     return glob == path or _compiled(glob).fullmatch(path) is not None
+
+
+class ByPath:
+    """Patterns, of which those that are a path as it is written are found by it: there may be one for every site."""
+
+    def __init__(self, patterns: Sequence[Pattern]) -> None:
+        self._others: list[tuple[int, Pattern]] = []
+        self._paths: dict[str, list[tuple[int, Pattern]]] = {}
+        for entry in enumerate(patterns):
+            pattern = entry[1]
+            if isinstance(pattern, str) and not _SPECIAL.search(pattern):
+                self._paths.setdefault(pattern, []).append(entry)
+            else:
+                self._others.append(entry)
+
+    def for_path(self, path: str) -> list[Pattern]:
+        """The patterns that may choose a path, in the order given."""
+        entries = self._paths.get(path)
+        ordered = self._others if entries is None else sorted([*entries, *self._others], key=lambda entry: entry[0])
+        return [pattern for _, pattern in ordered]
 
 
 def matches(pattern: Pattern, site: Site) -> bool:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sonde.core.arrays import is_array_like
 from sonde.core.axes import Axis
 from sonde.core.collect import leaf_indices
 from sonde.core.item import firsts
@@ -219,6 +220,10 @@ class Record:
         return in_notebook(record_table(self))
 
 
+def _type_of(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array_like(x) else x
+
+
 @jax.tree_util.register_pytree_node_class
 class Records(Mapping[str, Record]):
     """Records by path, in program order. Immutable, and a pytree.
@@ -273,6 +278,11 @@ class Records(Mapping[str, Record]):
             return [x for row in rows for x in cut_call(*calls[row.call], row.at)]
 
         return Record(path, specs, Cut(cut, sum(spec.size for spec in specs)))
+
+    @property
+    def types(self) -> Records:
+        """For tools: the same records with types in place of arrays; of these, rows cost nothing."""
+        return Records(self._layout, [_type_of(x) for x in self._arrays])
 
     def rows(self, path: str) -> list[CallRow]:
         """For tools: where the calls of a path are in `stacked`."""

@@ -7,6 +7,7 @@ is cut out of them on demand (`Cut`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from jax import lax
 from sonde import _jax
 from sonde.core.axes import Axis, Has, extra_has, leaf_has
 from sonde.core.calls import Call
+from sonde.core.context import look
 from sonde.core.item import Item
 from sonde.core.rows import Row, row_path
 
@@ -203,7 +205,16 @@ def _row(array: Any, row: int, axis: int) -> Any:
         return jax.ShapeDtypeStruct(array.shape[:axis] + array.shape[axis + 1 :], array.dtype)
     if isinstance(array, np.ndarray):
         return array[(slice(None),) * axis + (row,)]
-    return lax.index_in_dim(array, row, axis, keepdims=False)
+    if isinstance(array, _jax.Tracer):
+        return lax.index_in_dim(array, row, axis, keepdims=False)
+    with look(None):  # one program for all captures
+        return _row_now(array, row, axis)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _row_now(array: Any, row: Any, axis: int) -> Any:
+    """One program for all rows: a number that is part of it would make one for each."""
+    return lax.dynamic_index_in_dim(array, row, axis, keepdims=False)
 
 
 def _ndim(array: Any) -> int:

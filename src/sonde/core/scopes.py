@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from sonde import _jax
-from sonde.core.context import looking
+from sonde.core.context import looking, thread
 from sonde.core.path import checked_name
 from sonde.errors import ScopeError
 
@@ -76,10 +76,18 @@ def prefix_under(names: tuple[Any, ...], before: str, depth: int) -> str:
         before: The prefix of the outermost.
         depth: Which of the nested captures asks; scopes of modules have another path for each.
     """
+    plain: list[str] = []  # put together at once: adding one by one would take time with the square of the depth
     for name in names:
-        if isinstance(name, ScopeName):
-            before = name.path(before, depth)
-    return before
+        if type(name) is ScopeName:
+            plain.append(name)
+        elif isinstance(name, ScopeName):
+            before = name.path(_with_parts(before, plain), depth)
+            plain = []
+    return _with_parts(before, plain)
+
+
+def _with_parts(prefix: str, parts: list[str]) -> str:
+    return f"{prefix}{'/'.join(parts)}/" if parts else prefix
 
 
 def path_under(names: tuple[Any, ...], before: str, depth: int) -> str:
@@ -143,10 +151,16 @@ _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 def _generator_around() -> Any:
     """The frame of the generator from which a scope is entered; None if there is none.
 
-    The generator of a `contextlib.contextmanager` does not count: it is part of the `with` statement that runs it.
+    The generator of a `contextlib.contextmanager` does not count: it is part of the `with` statement that runs it. The
+    search ends where that of the scope around began. And it ends at the capture: a generator that runs a capture cannot
+    be suspended meanwhile.
     """
     frame: Any = sys._getframe(2)
-    while frame is not None:
+    start, outer = thread.frame, thread.scope
+    known, of_outer = (None, None) if outer is None else (outer.frame, outer.generator)
+    while frame is not None and frame is not start:
+        if frame is known:
+            return of_outer
         if frame.f_code.co_flags & _GENERATOR:
             above = frame.f_back
             while above is not None and above.f_code.co_flags & _GENERATOR:
@@ -190,7 +204,7 @@ class scope:
         8.0
     """
 
-    __slots__ = ("__weakref__", "_generator", "_manager", "_name", "_opened")
+    __slots__ = ("__weakref__", "_manager", "_name", "_opened", "_outer", "frame", "generator")
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, ScopeName):
@@ -199,30 +213,36 @@ class scope:
             name = LoopName(name) if is_loop else ScopeName(name)
         self._name = name
         self._manager = None
-        self._generator: Any = None
+        self._outer: scope | None = None
+        self.frame: Any = None  # in which it was entered
+        self.generator: Any = None  # the frame of the generator in which it was entered
 
     @property
     def is_suspended(self) -> bool:
         """Whether it was entered in a generator that does not run now."""
-        return self._generator is not None and self._generator.f_back is None
+        return self.generator is not None and self.generator.f_back is None
 
     def __enter__(self) -> None:
         if looking() is None:
             self._manager = None
             return
         self._name.task = _current_task()
-        self._generator = _generator_around()
-        if self._generator is not None:
+        self.generator = _generator_around()
+        if self.generator is not None:
             self._name.entered = weakref.ref(self)
-        if self._generator is not None or self._name.task is not None:
+        if self.generator is not None or self._name.task is not None:
             _SUSPENDABLE.any = True
+        self._outer, self.frame, thread.scope = thread.scope, sys._getframe(1), self
         self._manager = _jax.open_name(self._name)
         self._opened = self._manager.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        manager, self._manager, self._generator = self._manager, None, None
+        manager, self._manager, self.frame, self.generator = self._manager, None, None, None
+        if thread.scope is self:
+            thread.scope = self._outer
+        self._outer = None
         if manager is None or looking() is None:
             return  # the capture in which the scope was entered has ended, and has closed it
         if _jax.is_innermost(self._opened):

@@ -6,13 +6,14 @@ import gc
 import itertools
 import operator
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-_lock = threading.RLock()
+from sonde._jax import InterruptibleLock
+
+LOCK = InterruptibleLock()  # for everything that finds and changes functions of the process
 _chained = itertools.chain.from_iterable
 _map: Any = map
 
@@ -22,6 +23,8 @@ class Heap:
 
     Searching all objects takes a tenth of a second, so that is done once per file. After that, new objects are searched
     while they are in Python's young generations: when the functions are needed, and before a collection moves them on.
+    That slows collections down, so it ends when the functions have not been needed for a while: the next search is then
+    one of all objects again.
     Python does not list objects that a program has frozen (`gc.freeze`); they are found through the others, once.
     Counting them takes time too, if there are many: they are counted again if an object that must be young is not.
     """
@@ -30,25 +33,33 @@ class Heap:
         self._by_file: dict[str, dict[int, weakref.ref[FunctionType]]] = {}
         self._frozen: list[weakref.ref[FunctionType]] = []
         self._n_frozen = 0
+        self._n_unused = 0
         self._young = _new_function()
 
     def functions(self, files: Collection[str]) -> list[FunctionType]:
         """The function objects of some files."""
-        with _lock:
-            if not self._by_file:
-                gc.callbacks.append(self._at_collection)
-            new = [file for file in files if file not in self._by_file]
-            self._by_file.update({file: {} for file in new})
-            young = _listed(*_YOUNG)
-            self._add(_listed(None) if new else young)
-            if new or self._may_have_frozen(young):
-                self._add(self._frozen_functions())
-            return [f for file in files for ref in list(self._by_file[file].values()) if (f := ref()) is not None]
+        return LOCK.run(lambda: self._functions(files))
+
+    def _functions(self, files: Collection[str]) -> list[FunctionType]:
+        if self._at_collection not in gc.callbacks:
+            self._by_file.clear()
+            gc.callbacks.append(self._at_collection)
+        self._n_unused = 0
+        new = [file for file in files if file not in self._by_file]
+        self._by_file.update({file: {} for file in new})
+        young = _listed(*_YOUNG)
+        self._add(_listed(None) if new else young)
+        if new or self._may_have_frozen(young):
+            self._add(self._frozen_functions())
+        return [f for file in files for ref in list(self._by_file[file].values()) if (f := ref()) is not None]
 
     def filenames(self) -> set[str]:
         """The names of the files of all function objects."""
-        with _lock:
+
+        def found() -> set[str]:
             return {f.__code__.co_filename for f in itertools.chain(_listed(None), self._frozen_functions())}
+
+        return LOCK.run(found)
 
     def _may_have_frozen(self, young: list[FunctionType]) -> bool:
         """Whether more may be frozen than the last time."""
@@ -67,7 +78,11 @@ class Heap:
         if info["generation"] < _MOVES_ON:
             return
         if phase == "start":
-            self._add(_listed(*_YOUNG))
+            self._n_unused += 1
+            if self._n_unused > _UNUSED:
+                gc.callbacks.remove(self._at_collection)
+            else:
+                self._add(_listed(*_YOUNG))
         else:
             self._young = _new_function()
 
@@ -84,6 +99,8 @@ def _new_function() -> Callable[[], None]:
     return lambda: None
 
 
+# So many collections may move objects on between two captures for which the functions are needed.
+_UNUSED = 100
 # The collection that moves objects out of the young generations, of which there are one or two.
 _MOVES_ON = 0 if sys.version_info >= (3, 14) else 1
 _YOUNG = (0,) if _MOVES_ON == 0 else (1, 0)

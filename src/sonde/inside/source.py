@@ -12,11 +12,11 @@ import __future__
 import ast
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any, TypeVar
 
+from sonde._jax import InterruptibleLock
 from sonde.inside.comparing import OpenLines, is_made_from, open_lines, shape
 from sonde.inside.functions import Function, functions_in
 from sonde.inside.marks import FunctionMarks
@@ -28,7 +28,7 @@ _FUTURE = 0
 for _name in __future__.all_feature_names:
     _FUTURE |= getattr(__future__, _name).compiler_flag
 
-_lock = threading.RLock()
+_lock = InterruptibleLock()
 
 CHANGED = (
     "its source has changed since it was loaded, or a tool changed it when it was loaded; load it again (in a "
@@ -129,12 +129,14 @@ class SourceFile:
         return {index: shape(code) for index, code in codes.items()}
 
     def _marked_code(self, function: FunctionMarks, parts: bool) -> CodeType | None:
-        with _lock:
+        def codes() -> dict[int, CodeType]:
             if parts not in self._marked:
                 found: dict[int, CodeType] = {}
                 self._with_objects(_deep_enough(lambda: self._compiled(parts)), found)
                 self._marked[parts] = found
-            return self._marked[parts].get(function.function.index)
+            return self._marked[parts]
+
+        return _lock.run(codes).get(function.function.index)
 
     def _compiled(self, parts: bool) -> CodeType:
         tree = marked_tree(self._source, self.filename, parts=parts)
@@ -234,7 +236,8 @@ def file_named(filename: str, flags: int = 0, *, loaded_by: dict[str, Any] | Non
         loaded_by: The globals of its module, with the loader of files that are in an archive.
     """
     key = (filename, flags)
-    with _lock:
+
+    def file_now() -> SourceFile | None:
         lines = lines_named(filename, loaded_by)
         known = _files.get(key)
         if known is not None and (known[0] is lines or known[0] == lines):
@@ -242,6 +245,8 @@ def file_named(filename: str, flags: int = 0, *, loaded_by: dict[str, Any] | Non
         file = _read_file(filename, "".join(lines), flags) if lines else None
         _files[key] = (lines, file)
         return file
+
+    return _lock.run(file_now)
 
 
 def _read_file(filename: str, text: str, flags: int) -> SourceFile | None:
@@ -261,11 +266,9 @@ def _files_of(code: CodeType, loaded_by: dict[str, Any] | None) -> Iterator[Sour
     for text in other_texts(code):
         for flags in dict.fromkeys((0, code.co_flags & _FUTURE)):
             key = (code.co_filename, flags, text)
-            with _lock:
-                if key not in _shared:
-                    _shared[key] = _read_file(code.co_filename, text, flags)
-                file = _shared[key]
-            if file is not None:
+            if key not in _shared:
+                _lock.run(lambda key=key: _shared.setdefault(key, _read_file(key[0], key[2], key[1])))
+            if (file := _shared[key]) is not None:
                 yield file
 
 

@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Collection
 from types import CodeType, FunctionType
 from typing import Literal
 
 from sonde.inside.calls import Through
-from sonde.inside.heap import HEAP
+from sonde.inside.heap import HEAP, LOCK
 from sonde.inside.marks import FunctionMarks
 from sonde.inside.source import SourceFile, file_named, function_of
-
-_lock = threading.RLock()
-
 
 Use = Literal["names", "parts", "calls"]
 
@@ -80,30 +76,34 @@ class Session:
             code = None if marks is None else marks.code(use == "parts")
             if code is None or code.co_freevars != function.__code__.co_freevars:
                 return
+        LOCK.run(lambda: self._swap(function, marks, use))
+
+    def _swap(self, function: FunctionType, marks: FunctionMarks | None, use: Use) -> None:
         key = id(function)
-        with _lock:
-            entry = _swapped.get(key)
-            if entry is None or entry.function() is not function:
-                own = function.__code__
-                if marks is not None and marks.plain is not None and marks.has_code(own):
-                    own = marks.plain  # marked code has made the function
-                entry = _Swapped(function, marks, own)
-            self._mine.append((key, entry))
-            _swapped[key] = entry
-            entry.marks = entry.marks or marks
-            entry.users.add((self, use))
-            entry.settle()
+        entry = _swapped.get(key)
+        if entry is None or entry.function() is not function:
+            own = function.__code__
+            if marks is not None and marks.plain is not None and marks.has_code(own):
+                own = marks.plain  # marked code has made the function
+            entry = _Swapped(function, marks, own)
+        self._mine.append((key, entry))
+        _swapped[key] = entry
+        entry.marks = entry.marks or marks
+        entry.users.add((self, use))
+        entry.settle()
 
     def end(self) -> None:
         """Undoes everything."""
         self.hooks.close()
-        with _lock:
-            for key, entry in self._mine:
-                entry.users = {user for user in entry.users if user[0] is not self}
-                entry.settle()
-                if not entry.users and _swapped.get(key) is entry:
-                    del _swapped[key]
-            self._mine.clear()
+        LOCK.run(self._restore)
+
+    def _restore(self) -> None:
+        for key, entry in self._mine:
+            entry.users = {user for user in entry.users if user[0] is not self}
+            entry.settle()
+            if not entry.users and _swapped.get(key) is entry:
+                del _swapped[key]
+        self._mine.clear()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
