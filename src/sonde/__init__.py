@@ -8,7 +8,7 @@
     perturb, perturbations, perturbed   add to values, and differentiate with respect to the additions
     records_before(error)           the records of a capture up to the point where `f` failed
     sites(f)                        the sites that a capture would record and their cost, without running `f`
-    first_nonfinite(f)              finds the site that makes the first NaN or Inf
+    first_nonfinite(f)              finds the operation that makes the first NaN or Inf
     alias(), alias_report()         packages written for Flax run on Sonde; what they asked of Flax
 """
 

@@ -15,6 +15,7 @@ from sonde._jax import (
     in_place,
     jaxprs,
     meshes,
+    operations,
     parameters,
     patches,
     scope_names,
@@ -31,6 +32,7 @@ from sonde._jax.imported import *
 from sonde._jax.in_place import *
 from sonde._jax.jaxprs import *
 from sonde._jax.meshes import *
+from sonde._jax.operations import *
 from sonde._jax.parameters import *
 from sonde._jax.patches import *
 from sonde._jax.scope_names import *
@@ -49,6 +51,7 @@ __all__ += in_place.__all__
 __all__ += jaxprs.__all__
 __all__ += vmaps.__all__
 __all__ += meshes.__all__
+__all__ += operations.__all__
 __all__ += scope_names.__all__
 __all__ += parameters.__all__
 __all__ += patches.__all__

@@ -260,6 +260,9 @@ def eager_shortcut(
 
     def run(p: Any, args_flat: Any, fun: Any, args: Any, kwargs: Any) -> Any:
         trace: Any = _core.trace_ctx.trace
+        if getattr(trace, "sees_all", False):
+            result = plain(p, args_flat, fun, args, kwargs)
+            return (*result[:5], None, *result[6:])  # no compiled program: the next call comes here too
         if type(trace) is not trace_type or trace.parent is not eval_trace:
             return plain(p, args_flat, fun, args, kwargs)
         jaxpr = p.params["jaxpr"]
@@ -294,7 +297,7 @@ def meshes_can_be_set(trace_type: Any) -> InPlace:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         trace: Any = _core.trace_ctx.trace
-        while type(trace) is trace_type:
+        while type(trace) is trace_type or getattr(trace, "sees_all", False):
             trace = trace.parent
         with set_current_trace(trace):
             plain(self, *args, **kwargs)

@@ -1,14 +1,19 @@
-"""`sonde nonfinite`: finds the site that makes the first NaN or Inf."""
+"""`sonde nonfinite`: finds the operation that makes the first NaN or Inf of the results."""
 
 from __future__ import annotations
 
 import dataclasses
+import traceback
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sonde.cli import options
 from sonde.cli.exits import FINE, FOUND, TEXT
 from sonde.cli.output import busy, quiet_stdout, show, show_json
+
+if TYPE_CHECKING:
+    from sonde import NonFinite
 
 
 @click.command("nonfinite", epilog=TEXT)
@@ -32,10 +37,10 @@ def nonfinite(
     as_json: bool,
     show_traceback: bool,
 ) -> None:
-    """Find the first NaN or Inf in TARGET.
+    """Find what makes a result of TARGET NaN or Inf.
 
-    Runs the program once and checks every value and gradient, in program order: forward before backward, and loops
-    iteration by iteration.
+    Runs the program and walks back from the results, gradients and updated arguments that are not finite to the
+    operation that made the first such value. If the program raises because of one, it is explained too.
 
     TARGET is module:name or file.py:name; `sonde --help` explains what the name may be.
     """
@@ -43,7 +48,7 @@ def nonfinite(
 
     import sonde
     from sonde.cli.inputs import read_arrays
-    from sonde.cli.running import check_has_sites, running
+    from sonde.cli.running import running
     from sonde.cli.target import program_at
     from sonde.report.plain import plain
 
@@ -52,14 +57,18 @@ def nonfinite(
         program = program_at(target, read_arrays(input_file) if input_file else None)
         with running(program, show_traceback=show_traceback), busy("running the program"):
             found = sonde.first_nonfinite(program.f, context=before, inside=asked)(*program.args, **program.kwargs)
-            # Finding nothing means something only if there are sites.
-            watched = check_has_sites(program, asked) if found is None else None
     if as_json:
-        show_json({"finite": found is None, "first": None if found is None else plain(dataclasses.asdict(found))})
+        show_json({"finite": found is None, "first": None if found is None else plain(_as_dict(found))})
     elif found is None:
-        where = "" if watched is None else f" at {watched} site{'s' * (watched != 1)}"
-        show(Text(f"Every value and every gradient{where} is finite.", style="green"))
+        show(Text("Every result of the program is finite.", style="green"))
     else:
-        first, _, rest = str(found).partition("\n")
-        show(Text(f"{first[0].upper()}{first[1:]}", style="bold red"), Text(rest))
+        first, _, others = str(found).partition("\n")
+        show(Text(first, style="bold red"), Text(others))
     context.exit(FINE if found is None else FOUND)
+
+
+def _as_dict(found: NonFinite) -> dict[str, Any]:
+    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    fields["before"] = [dataclasses.asdict(r) for r in found.before]
+    fields["error"] = None if found.error is None else "".join(traceback.format_exception_only(found.error)).strip()
+    return fields

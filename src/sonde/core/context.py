@@ -38,12 +38,14 @@ class Looking:
         inside: The requests of their `inside=`; see `core/asking.py`.
         sows: Whether any of them wants what is marked without a tag: `nnx.capture` wants what Modules mark alone.
         plans: The edits among them, the outermost first (`edit_plan.RunningPlan`).
+        sees_all: Whether every operation is wanted, not only sites. Calls that captures have left to JAX's fast path
+            must then be made anew.
 
     Attributes:
         methods: The methods of modules whose arguments and results any of them wants.
     """
 
-    __slots__ = ("__weakref__", "depth", "edits", "grads", "inside", "methods", "modules", "plans", "sows")
+    __slots__ = ("__weakref__", "depth", "edits", "grads", "inside", "methods", "modules", "plans", "sees_all", "sows")
 
     def __new__(  # noqa: D102 (the class says what it takes)
         cls,
@@ -54,13 +56,14 @@ class Looking:
         inside: AskedInside | None = None,
         sows: bool = True,
         plans: tuple[Any, ...] = (),
+        sees_all: bool = False,
     ) -> Looking:
-        key = grads, edits, depth, modules, inside, sows, plans
+        key = grads, edits, depth, modules, inside, sows, plans, sees_all
         found = _known.get(key)
         if found is not None:
             return found
         new = super().__new__(cls)
-        new.grads, new.edits, new.depth, new.modules, new.inside, new.sows, new.plans = key
+        new.grads, new.edits, new.depth, new.modules, new.inside, new.sows, new.plans, new.sees_all = key
         new.methods = frozenset[str]().union(*[wanted.methods for wanted in modules])
         return _known.setdefault(key, new)
 

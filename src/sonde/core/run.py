@@ -49,6 +49,7 @@ def run_with(
     plan: EditPlan | None = None,
     request: ModuleRequest | None = None,
     inside: InsideRequest | None = None,
+    trace_type: Any = SiteTrace,
 ) -> tuple[Any, Any]:
     """Runs `f` with a handler at its sites.
 
@@ -62,6 +63,8 @@ def run_with(
         plan: The edits that `sow` applies on behalf of the handler.
         request: What is wanted of modules.
         inside: What to look into, as `asked_for` gives it.
+        trace_type: Makes the trace that `f` runs under, of the trace around and the handler. One with `sees_all` is
+            given every operation, and programs are traced apart from those of captures.
 
     Returns:
         The result of `f` and the handler, finished.
@@ -73,6 +76,7 @@ def run_with(
         wanted = wanted._replace(methods=wanted.methods | inside.methods)
     depth, asked, modules = 1, None, (wanted,)
     sows, plans = request is None or request.sows, ()
+    sees_all = getattr(trace_type, "sees_all", False)
     if outer is not None:
         grads, edits, depth, asked = grads or outer.grads, edits or outer.edits, outer.depth + 1, outer.inside
         modules, sows, plans = (*outer.modules, *modules), sows or outer.sows, outer.plans
@@ -82,7 +86,7 @@ def run_with(
         asked = inside.nested_in(asked, depth)
     handler: Handler = make(depth)
     handler.outside = outer
-    trace = SiteTrace(_jax.current_trace(), handler)
+    trace = trace_type(_jax.current_trace(), handler)
     models = () if inside is None else inside.known_models()
     try:
         with unchanged_after() as thread:
@@ -91,7 +95,7 @@ def run_with(
                 trail = trail_of(f, args, kwargs, request, handler, models)
                 trace.changed = trail.changed if trail.changed.shapes else None
                 modules = _with_shapes(modules, trace.changed)
-                thread.begin(Looking(grads, edits, depth, modules, asked, sows, plans), trace, trail)
+                thread.begin(Looking(grads, edits, depth, modules, asked, sows, plans, sees_all), trace, trail)
                 try:
                     result = f(*args, **kwargs)
                 except Exception as error:

@@ -1,6 +1,6 @@
 """Tools built on captures: one file, one tool, one verb. They work on functions and paths, not on one module system.
 
-first_nonfinite(f)                      which site made the first NaN or Inf
+first_nonfinite(f)                      which operation made the first NaN or Inf
 summarize(f)                            statistics of every value and gradient
 compare(f, g)                           where two programs differ first
 patch_sweep(f, clean, corrupt, ...)     which values carry what a metric measures

@@ -1,22 +1,25 @@
-"""`first_nonfinite` runs a program once and finds the site that made the first NaN or Inf.
+"""`first_nonfinite` runs a program and finds the operation that made the first NaN or Inf of its results.
 
-It costs a few reductions per site, on the device, inside loops; no array leaves the device. First means first in
-program order: forward before backward; in a loop, one iteration after the other.
+It walks back from a result that is not finite over the operations of the program (`sonde.why`): no sites are needed,
+and masks, sentinels and what a `where` discards are never met. If there are sites or modules, they name what was found.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sonde import _jax
 from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable, like
-from sonde.core.item import expand
-from sonde.core.run import run_with
-from sonde.errors import CaptureError
-from sonde.tools.events import Event, Range, Watching, events_of
+from sonde.tools.events import Event, Range
+from sonde.why import explain
+from sonde.why.naming import iteration_of, site_of
+from sonde.why.search import Answer, search
+from sonde.why.walk import Birth
+
+_KINDS = {1: "Inf", 2: "NaN"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,16 +27,31 @@ class NonFinite:
     """The first value that is not finite.
 
     Attributes:
-        path: The path of the site.
-        gradient: Whether it is in the gradient at the site (the value there is then finite).
+        path: The path of the first site that the value reaches; if it reaches none, of the module or scope it is made
+            in; empty if there are none.
+        gradient: Whether it is made in a backward pass (the value there is then finite).
         call: Which of the calls under that path, from 0.
         iteration: The number of the iteration of each loop around it, outermost first.
-        source: The line of the user's code.
+        source: The line of code that made it, as `file:line`.
         nans: How many elements are NaN.
         infs: How many elements are infinite.
         size: How many elements there are.
-        before: The ranges of the last few values before it, in program order; the last is its own finite part.
+        before: The ranges of the last few named values that it was computed from, in program order; the last is its own
+            finite part.
         example: Under `vmap`, the first example in which it is, by its index along each mapped axis, outermost first.
+        operation: The operation that made it, such as `"div"`; `"argument"` or `"constant"` if it was there before.
+        operands: What went into the operation: types, ranges, zeros.
+        element: The operation with the numbers that made one element, as in `0 / 0`; empty if they are too many.
+        function: The function it is made in.
+        variable: The variable that its line assigns to.
+        causes: The Infs that went in and were not computed, such as the -Inf of a mask, nearest first.
+        reached: The lines on the way from there to the result, with the operation where an Inf became a NaN.
+        results: Which results, gradients and updated arguments are not finite.
+        shard: Inside a `shard_map`, the position on each axis of the mesh.
+        within: The loops, branches and shards around it, in words.
+        chain: The calls that led there, innermost first.
+        error: What the program raised, if it raised because of the value.
+        doubt: What is not certain; empty if nothing is in doubt.
     """
 
     path: str
@@ -46,19 +64,58 @@ class NonFinite:
     size: int
     before: tuple[Range, ...]
     example: tuple[int, ...] = ()
+    operation: str = ""
+    operands: tuple[str, ...] = ()
+    element: str = ""
+    function: str = ""
+    variable: str = ""
+    causes: tuple[str, ...] = ()
+    reached: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    shard: tuple[tuple[str, int], ...] = ()
+    within: str = ""
+    chain: tuple[str, ...] = ()
+    error: Exception | None = None
+    doubt: str = ""
 
     def __str__(self) -> str:
-        what = "gradient" if self.gradient else "value"
-        loop = f", iteration {', '.join(map(str, self.iteration))}" if self.iteration else ""
-        example = f", example {', '.join(map(str, self.example))}" if self.example else ""
-        lines = [
-            f"first non-finite {what} at {self.path!r}, call {self.call}{loop}{example}: {self.nans} NaN and "
-            f"{self.infs} Inf of {self.size} elements ({self.source})"
-        ]
+        kind = " and ".join(name for name, n in (("NaN", self.nans), ("Inf", self.infs)) if n) or "value"
+        what = " / ".join(part for part in (self.function, self.variable) if part)
+        start = ", ".join(part for part in (what, self.source) if part)
+        made = "is" if self.operation in ("argument", "constant") else "is made by"
+        operands = " and ".join(self.operands)
+        joined = f" of {operands}" if made == "is made by" and operands else f" {operands}"
+        element = f" ({self.element})" if self.element else ""
+        lines = [f"{start + ': ' if start else ''}the first {kind} {made} {self.operation}{joined}{element}"]
+        lines.append(f"  {self.nans} NaN and {self.infs} Inf of {self.size} elements{self._where()}")
+        lines += [f"  because {cause}" for cause in self.causes]
+        if self.results:
+            shown = ", ".join(self.results[:4]) + (
+                f" and {len(self.results) - 4} more" if len(self.results) > 4 else ""
+            )
+            lines.append(f"  not finite at the end: {shown}")
+        lines += [f"  then {line}" for line in self.reached]
         for r in self.before:
             place = f"{r.path}{' (gradient)' if r.gradient else ''}[{r.call}]{list(r.iteration) if r.iteration else ''}"
             lines.append(f"  {place}: {r.low:.6g} to {r.high:.6g}")
+        lines += [f"  called at {line}" for line in self.chain[1:]]
+        if self.doubt:
+            lines.append(f"  not certain: {self.doubt}")
+        if self.error is not None:
+            text = "".join(traceback.format_exception_only(self.error)).strip()
+            lines.append(f"The program raised: {text}")
         return "\n".join(lines)
+
+    def _where(self) -> str:
+        parts = []
+        if self.path:
+            call = f", call {self.call}" if self.call else ""
+            parts.append(f"{'the gradient at ' if self.gradient else ''}{self.path!r}{call}")
+        if self.within:
+            parts.append(self.within)
+        if self.example:
+            parts.append(f"example {', '.join(map(str, self.example))}")
+        return f", at {', '.join(parts)}" if parts else ""
 
     def _repr_html_(self) -> str:
         from rich.text import Text
@@ -69,16 +126,21 @@ class NonFinite:
 
 
 def first_nonfinite(f: Callable, *, context: int = 5, inside: Any = None) -> Callable[..., NonFinite | None]:
-    """A function that runs `f` and reports the first NaN or Inf at a site, forward or backward; None if all is finite.
+    """A function that runs `f` and explains the first NaN or Inf of its results; None if all of them are finite.
+
+    Results are what `f` returns, gradients among it, and arrays that it has put into objects among its arguments, such
+    as the variables of a model. A program that raises because of a value that is not finite (a failed check of its own,
+    an `assert`) is explained in the same way; any other exception is raised.
 
     Args:
         f: Any callable; jitted training steps are fine.
-        context: How many of the sites before it to report the ranges of.
-        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
+        context: How many of the named values before it to report the ranges of.
+        inside: Functions, modules or packages whose values become sites, as in `sonde.capture`, to have names. The
+            search itself needs none.
 
     Returns:
-        A function with the arguments of `f`. The result of `f` is dropped, and no argument is donated. Only sites are
-        checked: in a program without sites nothing is found.
+        A function with the arguments of `f`. The result of `f` is dropped, and no argument is donated. What was not
+        finite on the way and is in no result, such as a mask of -Inf, is not reported.
 
     Raises:
         ValueError: `context` is negative.
@@ -91,29 +153,64 @@ def first_nonfinite(f: Callable, *, context: int = 5, inside: Any = None) -> Cal
         ...     x = sonde.sow(x * 1e30, "scaled")
         ...     return sonde.sow(x * x, "squared").sum()
         >>> found = sonde.first_nonfinite(step)(jnp.array([1.0, 1e-30]))
-        >>> found.path, found.infs, found.size
-        ('squared', 1, 2)
+        >>> found.path, found.operation, found.element, found.infs, found.size
+        ('squared', 'mul', '1e+30 * 1e+30', 1, 2)
         >>> sonde.first_nonfinite(step)(jnp.zeros(2)) is None
         True
     """
     check_callable(f, "first_nonfinite")
     if context < 0:
         raise ValueError(f"first_nonfinite: context must not be negative, got {context}")
-
     asked = asked_for(inside)
 
     def look_for(*args: Any, **kwargs: Any) -> NonFinite | None:
-        _, handler = run_with(lambda depth: Watching(depth=depth), f, args, kwargs, grads=True, inside=asked)
-        items = expand(handler.items)
-        for item in items:
-            if any(isinstance(x, _jax.Tracer) for x in item.arrays):
-                raise CaptureError(
-                    f"first_nonfinite must run on numbers, but {item.path!r} is being traced: call it outside jit, "
-                    "vmap and grad"
-                )
-        return first_of(events_of(items), context)
+        answer = search(f, args, kwargs, inside=asked)
+        return None if answer is None else in_words(answer, context)
 
     return like(look_for, f)
+
+
+def in_words(answer: Answer, context: int) -> NonFinite:
+    """What was found, in words and numbers."""
+    birth = answer.birth
+    scene = birth.step.scene
+    made = explain.made(birth, _KINDS[birth.step.severity], answer.labels)
+    site = site_of(birth)
+    nans, infs, size = explain.counts(birth)
+    before = [
+        Range(r.path, r.gradient, 0, r.iteration, r.low, r.high)
+        for r in (explain.ranges_before(birth, context) if context else [])
+    ]
+    return NonFinite(
+        site.path,
+        site.gradient,
+        site.call,
+        iteration_of(scene),
+        made.place.source,
+        nans,
+        infs,
+        size,
+        tuple(before),
+        site.example,
+        made.operation,
+        made.operands,
+        made.element,
+        made.place.function,
+        made.place.variable,
+        tuple(str(explain.made(c, _KINDS[c.step.severity], answer.labels)) for c in _all_causes(birth)),
+        explain.reached(birth, answer.turns, _KINDS, answer.labels),
+        answer.results,
+        explain.shard_of(scene),
+        made.around,
+        made.place.chain,
+        answer.error,
+        answer.doubt or birth.doubt,
+    )
+
+
+def _all_causes(birth: Birth) -> list[Birth]:
+    """The causes of a birth, and theirs, nearest first."""
+    return [cause for direct in birth.causes for cause in (direct, *_all_causes(direct))]
 
 
 def first_of(events: Sequence[Event], context: int) -> NonFinite | None:

@@ -58,8 +58,8 @@ def test_a_value_that_is_only_looked_at_is_not_lost(loop: Any, used: bool) -> No
 def test_the_first_nan_is_found_there() -> None:
     def loss(x: Any) -> Any:
         def body(c: Any, _: Any) -> Any:
-            lax.map(lambda v: sonde.sow(jnp.log(v), "log"), jnp.stack([c, c + 1]))
-            return c * 0.5, None
+            logs = lax.map(lambda v: sonde.sow(jnp.log(v), "log"), jnp.stack([c, c + 1]))
+            return c * 0.5 * logs.sum(), None
 
         return lax.scan(jax.checkpoint(body), x, None, length=3)[0]
 

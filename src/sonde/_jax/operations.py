@@ -1,0 +1,120 @@
+"""Operations of a program: running one, the functions of the host it calls, and the lines that led to it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jax._src import callback as _callback
+from jax._src import debugging as _debugging
+from jax._src import source_info_util as _source_info
+
+from sonde._jax.jaxprs import open_jaxpr, sub_jaxprs, with_equations, with_jaxprs
+
+__all__ = [
+    "Frame",
+    "current_source",
+    "frames_of",
+    "has_callbacks",
+    "has_own_lines",
+    "is_backward",
+    "run_operation",
+    "with_other_callbacks",
+]
+
+
+class Frame(NamedTuple):
+    """A line of Python on the way to an equation."""
+
+    file: str
+    function: str
+    line: int
+
+
+def run_operation(primitive: Any, params: dict[str, Any], values: Sequence[Any], context: Any) -> list[Any]:
+    """Runs an equation under the current trace, with the settings (mesh, `compute_on`) it was made with."""
+    bound = primitive.get_bind_params(params)
+    # 0.10 and later return the parameters alone; a pair would be the functions to bind as well.
+    functions, bound = bound if isinstance(bound, tuple) else ((), bound)
+    with context.manager if context is not None else contextlib.nullcontext():
+        outs = primitive.bind(*functions, *values, **bound)
+    return list(outs) if primitive.multiple_results else [outs]
+
+
+def current_source() -> Any:
+    """Where the running code is, in the form in which equations have it."""
+    return _source_info.current()
+
+
+def frames_of(source: Any) -> list[Frame]:
+    """The lines of Python that led to an equation, innermost first, without JAX's own."""
+    traceback = source.traceback
+    if traceback is None:
+        return []
+    frames = []
+    for frame in _source_info.user_frames(traceback):
+        frames.append(Frame(frame.file_name, frame.function_name, frame.start_line))
+    return frames
+
+
+def has_own_lines(source: Any, jaxpr: Any) -> bool:
+    """Whether the lines of an equation are in the program that it is part of.
+
+    JAX traces its own jitted functions once. If that was in a backward pass, their equations have lines of that pass.
+    """
+    file = getattr(jaxpr.debug_info, "func_filename", None)
+    if source.traceback is None or file is None or _source_info.is_user_filename(file):
+        return True
+    if jaxpr.debug_info.traced_for != "jit":
+        return True
+    return any(code.co_filename == file for code in source.traceback.raw_frames()[0])
+
+
+def is_backward(source: Any) -> bool:
+    """Whether an equation is part of a backward pass."""
+    return any(
+        isinstance(element, _source_info.Transform) and element.name == "transpose"
+        for element in source.name_stack.stack
+    )
+
+
+_WITH_RESULTS = {_callback.pure_callback_p, _callback.io_callback_p}
+_WITHOUT_RESULTS = {_debugging.debug_callback_p, _debugging.debug_print_p}
+
+
+def has_callbacks(primitive: Any, params: dict[str, Any]) -> bool:
+    """Whether an equation calls functions of the host, itself or inside."""
+    if primitive in _WITH_RESULTS or primitive in _WITHOUT_RESULTS:
+        return True
+    return any(has_callbacks(e.primitive, e.params) for j in sub_jaxprs(params) for e in open_jaxpr(j).eqns)
+
+
+def with_other_callbacks(primitive: Any, params: dict[str, Any], change: Any) -> dict[str, Any] | None:
+    """The parameters of an equation whose functions of the host are replaced, here and inside.
+
+    Args:
+        primitive: The primitive of the equation.
+        params: Its parameters.
+        change: Makes a new function of the old one and of the types of its results.
+
+    Returns:
+        The new parameters; None if the equation has no results and is to be left out, as prints are.
+    """
+    if primitive in _WITHOUT_RESULTS:
+        return None
+    if primitive in _WITH_RESULTS:
+        return {**params, "callback": change(params["callback"], params["result_avals"])}
+
+    def changed(jaxpr: Any) -> Any:
+        inner = open_jaxpr(jaxpr)
+        if not any(has_callbacks(e.primitive, e.params) for e in inner.eqns):
+            return jaxpr
+        eqns = []
+        for eqn in inner.eqns:
+            new = with_other_callbacks(eqn.primitive, eqn.params, change)
+            if new is not None:
+                eqns.append(eqn if new is eqn.params else eqn.replace(params=new))
+        return with_equations(jaxpr, eqns, inner.outvars, inner.effects)
+
+    return with_jaxprs(params, changed)

@@ -1,0 +1,296 @@
+"""Loops and branches on the way back: the iteration that went wrong, the branch that was taken.
+
+A loop is entered at the iteration in which the element became bad and stayed so to the end. One compiled program finds
+it: it runs the loop and carries, for every carried value, the iteration since which the element that is asked about is
+bad without a break, and what was carried into one iteration. From there the way leads to a value that the iteration
+made, to the iteration before, or out of the loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sonde import _jax
+from sonde.core.context import look
+from sonde.core.scopes import LoopName, path_under
+from sonde.why.program import Equation, flatten, on_host, run_equation
+from sonde.why.reads import Index
+from sonde.why.walk import ENTER, Around, Position, Scene, Walk
+
+_ALL = np.int32(2**31 - 1)
+
+
+@dataclasses.dataclass(eq=False)
+class _Loop:
+    """A loop, whichever primitive it is.
+
+    Attributes:
+        kind: `"scan"` or `"while"`.
+        body: The program of one iteration: it takes constants, what is carried, and a row of what is scanned.
+        operands: For each input of the body, the operand of the equation that it comes from.
+        n_consts: How many inputs of the body are constants.
+        n_carry: How many are carried.
+        length: How many iterations there are; None if only running it tells.
+        reverse: Whether rows are scanned from the last to the first.
+        test: For a `while_loop`: the program that says whether to go on, and the operands that are its constants.
+    """
+
+    kind: str
+    body: Any
+    operands: list[int]
+    n_consts: int
+    n_carry: int
+    length: int | None
+    reverse: bool = False
+    test: tuple[Any, list[int]] | None = None
+
+    def row(self, iteration: int) -> int:
+        """Which row of what is scanned an iteration takes."""
+        return self.length - 1 - iteration if self.reverse and self.length is not None else iteration
+
+
+def _loop_of(equation: Equation) -> _Loop:
+    params = equation.params
+    everything = list(range(len(equation.inputs)))
+    if equation.name == "scan":
+        n_consts, n_carry = _jax.scan_sizes(params)
+        return _Loop("scan", params["jaxpr"], everything, n_consts, n_carry, params["length"], params["reverse"])
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    n_carry = len(everything) - n_test - n_body
+    test = params["cond_jaxpr"], everything[:n_test]
+    return _Loop("while", params["body_jaxpr"], everything[n_test:], n_body, n_carry, None, test=test)
+
+
+class _Runs:
+    """Runs of one loop in one scene, by one compiled program."""
+
+    def __init__(self, walk: Walk, scene: Scene, number: int) -> None:
+        equation = scene.level.equations[number]
+        self.walk, self.scene, self.number = walk, scene, number
+        self.loop = loop = _loop_of(equation)
+        self.inputs = [scene.values[equation.inputs[i]] for i in loop.operands]
+        self.tested = [scene.values[equation.inputs[i]] for i in (loop.test[1] if loop.test else [])]
+        slots = [equation.inputs[i] for i in loop.operands]
+        self.types = [scene.level.types[s] for s in slots]
+        self.test_types = [scene.level.types[equation.inputs[i]] for i in (loop.test[1] if loop.test else [])]
+        self.carry_types = self.types[loop.n_consts : loop.n_consts + loop.n_carry]
+        self.body = flatten(loop.body, equation)
+        self.iterations: dict[int, Scene] = {}
+        self._program: Callable[..., list[Any]] | None = None
+
+    def outside(self, given: int, index: Index) -> Position:
+        """An element of an input of the body, outside of the loop."""
+        return Position(self.scene, self.scene.level.equations[self.number].inputs[self.loop.operands[given]], index)
+
+    def leave(self, inner: Scene, slot: int, index: Index) -> Position:
+        """Replaced for each iteration."""
+        raise NotImplementedError
+
+    def count(self, last: int) -> int:
+        """How many of the first iterations there are."""
+        if self.loop.length is not None:
+            return min(last, self.loop.length)
+        return self._run(0, (), last, 0)[2]
+
+    def since(self, carried: int, index: Index, last: int) -> int:
+        """The iteration since which an element is as bad as at the end, if the loop ended after `last` iterations."""
+        return self._run(carried, index, last, 0)[0]
+
+    def before(self, iteration: int) -> list[Any]:
+        """What is carried into an iteration."""
+        return self._run(0, (), iteration + 1, iteration)[1]
+
+    def _run(self, carried: int, index: Index, last: int, snapshot: int) -> tuple[int, list[Any], int]:
+        n = self.loop.n_carry
+        flat = np.zeros(n, np.int32)
+        shape = self.carry_types[carried].shape if n else ()
+        flat[carried : carried + 1] = np.ravel_multi_index(index, shape) if index else 0
+        question = [*map(np.asarray, flat), np.int32(min(last, int(_ALL))), np.int32(snapshot)]
+        types = [_jax.typeof(np.int32(0))] * len(question)
+        starts_types = [_start_type(t) for t in self.carry_types]
+        if self._program is None:
+            self._program = self._make()
+        outs = self.scene.run(
+            self._program,
+            [*self.tested, *self.inputs, *question],
+            ([*self.test_types, *self.types, *types], [*starts_types, *self.carry_types, types[0]]),
+        )
+        start = on_host(outs[carried])
+        if self.scene.shard is not None:
+            start = self.scene.shard.local(start, starts_types[carried])
+        return int(start), list(outs[n:-1]), int(on_host(outs[-1]).reshape(-1)[0])
+
+    def _make(self) -> Callable[..., list[Any]]:
+        loop, question, callbacks = self.loop, self.walk.question, self.walk.callbacks
+        body = _runnable(loop.body, callbacks)
+        test = None if loop.test is None else _runnable(loop.test[0], callbacks)
+        n_test, n_in = len(self.tested), len(self.inputs)
+        first_row = loop.n_consts + loop.n_carry
+        carry_types = self.carry_types
+
+        def bad(value: Any, flat: Any) -> Any:
+            if not jnp.issubdtype(value.dtype, jnp.inexact) or not value.size:
+                return jnp.int32(0)
+            element = lax.dynamic_index_in_dim(value.reshape(-1), flat, keepdims=False)
+            return jnp.asarray(question.severity(element, jnp), jnp.int32)
+
+        def program(*values: Any) -> list[Any]:
+            tested, inputs, asked = values[:n_test], values[n_test : n_test + n_in], values[n_test + n_in :]
+            *flat, last, snapshot = asked
+            consts, carry, rows = inputs[: loop.n_consts], inputs[loop.n_consts : first_row], inputs[first_row:]
+
+            def going_on(state: Any) -> Any:
+                number, now = state[0], state[1]
+                more = number < last
+                if test is not None:
+                    return more & test(*tested, *now)[0]
+                return more & (number < loop.length)
+
+            def iterate(state: Any) -> Any:
+                number, now, starts, severities, kept = state
+                position = loop.length - 1 - number if loop.reverse and loop.length is not None else number
+                row = [lax.dynamic_index_in_dim(x, position, keepdims=False) for x in rows]
+                new = body(*consts, *now, *row)[: loop.n_carry]
+                kept = [jnp.where(number == snapshot, a, b) if _is_plain(a) else a for a, b in zip(now, kept)]
+                found = [_varying(bad(x, f), t) for x, f, t in zip(new, flat, carry_types)]
+                starts = [
+                    jnp.where((b == s) & (b > 0), a, _varying(number, t))
+                    for a, b, s, t in zip(starts, found, severities, carry_types)
+                ]
+                return number + 1, list(new), starts, found, kept
+
+            severities = [_varying(bad(x, f), t) for x, f, t in zip(carry, flat, carry_types)]
+            zeros = [_varying(jnp.int32(0), t) for t in carry_types]
+            state = jnp.int32(0), list(carry), zeros, severities, list(carry)
+            number, _, starts, _, kept = lax.while_loop(going_on, iterate, state)
+            return [*starts, *kept, number]
+
+        return program
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(getattr(value, "dtype", None), _jax.ExtendedDType)
+
+
+def _varying(value: Any, aval: Any) -> Any:
+    axes = _jax.varying_axes_of_type(aval)
+    return _jax.varying_over(value, axes) if axes else value
+
+
+def _start_type(aval: Any) -> Any:
+    """The type of a whole number that varies over a mesh as a carried value does."""
+    return aval.update(shape=(), dtype=np.dtype("int32"), weak_type=False) if hasattr(aval, "update") else aval
+
+
+def _runnable(jaxpr: Any, callbacks: Any) -> Callable[..., list[Any]]:
+    """A program as a function without sites, and with functions of the host that do not raise."""
+    level = flatten(jaxpr)
+
+    def run(*values: Any) -> list[Any]:
+        env = {**level.constants, **dict(enumerate(values))}
+        for equation in level.equations:
+            operands = [env[slot] for slot in equation.inputs]
+            env.update(zip(equation.outputs, run_equation(equation, operands, callbacks)))
+        return [env[slot] for slot in level.outputs]
+
+    return run
+
+
+def enter_loop(walk: Walk, scene: Scene, number: int, output: int, index: Index) -> Position:
+    """The way back into a loop, at the iteration in which the element became bad."""
+    runs = _runs_of(walk, scene, number)
+    loop = runs.loop
+    if output >= loop.n_carry:
+        return _at_iteration(runs, loop.row(index[0]), output, index[1:])
+    total = int(_ALL) if loop.length is None else loop.length
+    return _carried(runs, total, output, index)
+
+
+def _carried(runs: _Runs, last: int, output: int, index: Index) -> Position:
+    """Where an element comes from that is carried out of the first `last` iterations."""
+    loop = runs.loop
+    if not last or not runs.count(last):
+        return runs.outside(loop.n_consts + output, index)
+    return _at_iteration(runs, runs.since(output, index, last), output, index)
+
+
+def _at_iteration(runs: _Runs, iteration: int, output: int, index: Index) -> Position:
+    scene, loop = runs.scene, runs.loop
+    inside = runs.iterations.get(iteration)
+    if inside is None:
+        inside = runs.iterations[iteration] = _iteration(runs, iteration)
+
+        def leave(inner: Scene, slot: int, index: Index) -> Position:
+            there = runs if inner.shard == scene.shard else _runs_of(runs.walk, scene.at(inner.shard), runs.number)
+            if slot < loop.n_consts:
+                return there.outside(slot, index)
+            if slot >= loop.n_consts + loop.n_carry:
+                return there.outside(slot, (loop.row(iteration), *index))
+            return _carried(there, iteration, slot - loop.n_consts, index)
+
+        inside.leave = leave
+    return Position(inside, inside.level.outputs[output], index)
+
+
+def _runs_of(walk: Walk, scene: Scene, number: int) -> _Runs:
+    known: Any = scene.entered.get(number)
+    if known is None:
+        known = scene.entered[number] = _Runs(walk, scene, number)
+    return known
+
+
+def _iteration(runs: _Runs, iteration: int) -> Scene:
+    """The scene of one iteration."""
+    scene, loop = runs.scene, runs.loop
+    equation = scene.level.equations[runs.number]
+    carry = runs.before(iteration)
+    consts, rows = runs.inputs[: loop.n_consts], runs.inputs[loop.n_consts + loop.n_carry :]
+    axis = 0 if scene.shard is None else 1  # inside a shard_map the first axis of a value is over shards
+    picked = [_row_of(x, loop.row(iteration), axis) for x in rows]
+    shown = iteration
+    if equation.backward and loop.length is not None:  # the backward pass of a loop counts as the loop does
+        shown = loop.length - 1 - iteration
+    name = _loop_name(equation.names)
+    if any(a.name == name for a in scene.around):  # the scope named a loop around this one
+        name = None
+    around = Around(loop.kind, shown, name)
+    return scene.inside(runs.body, [*consts, *carry, *picked], runs.number, runs.leave, around)
+
+
+def _row_of(value: Any, row: int, axis: int) -> Any:
+    with look(None):
+        return value[(slice(None),) * axis + (row,)]
+
+
+def _loop_name(names: tuple[Any, ...]) -> str | None:
+    """The path of the scope that names a loop, if the innermost scope that does so is not used up."""
+    named = [i for i, name in enumerate(names) if isinstance(name, LoopName)]
+    return path_under(names[: named[-1] + 1], "", 1).rstrip("/") if named else None
+
+
+def enter_branch(walk: Walk, scene: Scene, number: int, output: int, index: Index) -> Position:
+    """The way back into the branch of a `cond` or `switch` that was taken."""
+    del walk
+    equation = scene.level.equations[number]
+    branches = equation.params["branches"]
+    chosen = int(np.clip(int(scene.host(equation.inputs[0])), 0, len(branches) - 1))
+    inside = scene.entered.get((number, chosen))
+    if inside is None:
+
+        def leave(inner: Scene, slot: int, index: Index) -> Position:
+            return Position(scene.at(inner.shard), equation.inputs[1 + slot], index)
+
+        level = flatten(branches[chosen], equation)
+        operands = scene.values.many(equation.inputs[1:])
+        inside = scene.entered[number, chosen] = scene.inside(level, operands, number, leave, Around("cond", chosen))
+    return Position(inside, inside.level.outputs[output], index)
+
+
+ENTER["scan"] = ENTER["while"] = enter_loop
+ENTER["cond"] = enter_branch

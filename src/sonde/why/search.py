@@ -1,0 +1,233 @@
+"""The search for what made results not finite, or made a program raise."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from sonde import _jax
+from sonde.core.asking import InsideRequest
+from sonde.errors import SondeError
+from sonde.why import loops, shards  # noqa: F401 (each registers how to enter equations)
+from sonde.why.callbacks import Callbacks
+from sonde.why.calls import scene_of_call
+from sonde.why.program import Level, Values
+from sonde.why.tape import Tape, Taped, run_taped
+from sonde.why.walk import Birth, Question, Scene, Walk
+
+_MOST_ELEMENTS = 4
+_MOST_WALKS = 32
+# Exceptions that are never about numbers.
+_NOT_ABOUT_NUMBERS = (TypeError, AttributeError, LookupError, NameError, ImportError, OSError, SondeError, SyntaxError)
+
+
+class NotFinite:
+    """Is a number finite? NaN is worse than Inf, because it may come from Inf."""
+
+    def severity(self, values: Any, xp: Any) -> Any:
+        """2 for NaN, 1 for Inf, 0 for other numbers."""
+        if not jax.numpy.issubdtype(values.dtype, np.inexact):
+            return xp.zeros(values.shape, np.int32)
+        return xp.where(xp.isnan(values), 2, xp.where(xp.isinf(values), 1, 0))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answer:
+    """What was found.
+
+    Attributes:
+        birth: Where the first bad value came from: the birth of the bad result, or of what caused it, if that was
+            computed by the program too and not written down as a mask is.
+        turns: The later births, in the order of the program: there an Inf became a NaN.
+        results: The results, gradients and updated arguments that are bad, by name.
+        labels: What arrays that came from outside are called, by their slot on the tape.
+        error: What the program raised.
+        doubt: What is not certain about the answer.
+    """
+
+    birth: Birth
+    turns: tuple[Birth, ...] = ()
+    results: tuple[str, ...] = ()
+    labels: dict[int, str] = dataclasses.field(default_factory=dict)
+    error: Exception | None = None
+    doubt: str = ""
+
+
+class TapeValues(Values):
+    """The numbers on a tape, all of which are known."""
+
+    def __init__(self, level: Level, arrays: Sequence[Any], callbacks: Callbacks) -> None:
+        super().__init__(level, (), callbacks)
+        self._kept.update(enumerate(arrays))
+
+
+def search(
+    f: Callable, args: Any, kwargs: Any, *, question: Question | None = None, inside: InsideRequest | None = None
+) -> Answer | None:
+    """Runs a function, and explains the first result that is bad; None if all results are fine.
+
+    Args:
+        f: The function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        question: What is bad; by default, what is not finite.
+        inside: Functions whose variables become sites, to have names.
+
+    Raises:
+        Exception: What the function raised, if no bad value led to it.
+    """
+    labels = dict(_leaves((args, kwargs), "argument"))
+    # JAX's own checks for NaN and Inf would end the program where the search can say more.
+    with jax.debug_nans(False), jax.debug_infs(False):
+        taped = run_taped(f, args, kwargs, inside=inside)
+        return explain(taped, args, kwargs, labels, NotFinite() if question is None else question)
+
+
+def explain(taped: Taped, args: Any, kwargs: Any, labels: dict[int, Any], question: Question) -> Answer | None:
+    """Explains what a function that was taped has returned, changed or raised."""
+    tape = taped.tape
+    walk = Walk(question)
+    scene = Scene(tape.level, TapeValues(tape.level, tape.arrays, walk.callbacks))
+    names = {slot: labels[id(x)][0] for slot, x in enumerate(tape.arrays) if id(x) in labels}
+    if taped.error is not None:
+        answer = None if isinstance(taped.error, _NOT_ABOUT_NUMBERS) else _why_raised(walk, scene, taped)
+        if answer is None:
+            raise taped.error
+        return dataclasses.replace(answer, labels=names)
+    bad = [
+        (name, slot)
+        for _, (name, value) in (*_leaves(taped.result, "result"), *_updated((args, kwargs), labels))
+        if (slot := _slot_of(scene, tape, value)) is not None and walk.worst(scene, slot)
+    ]
+    # Several elements of each, if there are few results: which was the first to become bad is known afterwards.
+    each = max(1, min(_MOST_ELEMENTS, _MOST_WALKS // max(1, len(bad))))
+    births = [walk.back(scene, slot, index) for _, slot in bad[:_MOST_WALKS] for index in walk.worst(scene, slot, each)]
+    if not births:
+        return None
+    birth, turns = min(map(root_of, births), key=lambda found: when(found[0]))
+    return Answer(birth, turns, tuple(name for name, _ in bad), names)
+
+
+def _slot_of(scene: Scene, tape: Tape, value: Any) -> int | None:
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic, float, complex)):
+        return None
+    slot = tape.slot_of(value)
+    scene.values.put({slot: tape.arrays[slot]})  # it may be new: NumPy has made it, or it was there before
+    return slot
+
+
+def _leaves(tree: Any, name: str) -> Iterator[tuple[int, tuple[str, Any]]]:
+    """The arrays in a pytree, by identity, with what they are called."""
+    try:
+        found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    except Exception:  # an object that JAX cannot take apart now; it has no arrays for us
+        found = []
+    for path, leaf in found:
+        if isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, complex)):
+            yield id(leaf), (f"{name}{jax.tree_util.keystr(path)}", leaf)
+
+
+def _updated(arguments: Any, before: dict[int, Any]) -> Iterator[tuple[int, tuple[str, Any]]]:
+    """The arrays that the function has put into objects among its arguments."""
+    for key, named in _leaves(arguments, "updated argument"):
+        if key not in before:
+            yield key, named
+
+
+def root_of(birth: Birth) -> tuple[Birth, tuple[Birth, ...]]:
+    """The first birth among a birth and its causes that is a computation, and the births after it.
+
+    A mask of -Inf that made a NaN is the cause of it, but not the fault: the operation that met it is named.
+    """
+    computed = [root_of(cause) for cause in birth.causes]
+    computed = [found for found in computed if found[0].step.equation is not None]
+    if not computed:
+        return birth, ()
+    root, turns = min(computed, key=lambda found: when(found[0]))
+    return dataclasses.replace(root, way=(*birth.way, *root.way)), (*turns, birth)
+
+
+def when(birth: Birth) -> tuple[Any, ...]:
+    """Orders births by when they happened: constants and inputs first."""
+    order: list[tuple[int, int]] = []
+    scene: Scene | None = birth.step.scene
+    number = scene.level.makers.get(birth.step.slot, -1) if scene is not None else -1
+    while scene is not None:
+        iteration = -1
+        if scene.outer is not None and len(scene.around) > len(scene.outer[0].around):
+            iteration = scene.around[-1].number
+        order.insert(0, (iteration, number))
+        scene, number = scene.outer if scene.outer is not None else (None, -1)
+    return tuple(order)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Programs that raise
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _why_raised(walk: Walk, scene: Scene, taped: Taped) -> Answer | None:
+    """The bad value that led a program to raise."""
+    number = taped.tape.raised
+    if number is not None:
+        inside = scene_of_call(scene, number)
+        birth = None if inside is None else _before_callback(walk, inside)
+        if birth is None:
+            birth = _nearest(walk, scene, scene.level.equations[number].inputs)
+        return None if birth is None else Answer(*root_of(birth), error=taped.error)
+    # Python has raised: about one of the values that were computed last.
+    used = {slot for equation in scene.level.equations for slot in equation.inputs}
+    last = [slot for equation in reversed(scene.level.equations) for slot in equation.outputs if slot not in used]
+    for slot in last:
+        birth = _nearest(walk, scene, [slot])
+        if birth is not None and birth.step.equation is not None:
+            doubt = "the program raised in Python, which does not tell whether this value is the reason"
+            return Answer(*root_of(birth), error=taped.error, doubt=doubt)
+    return None
+
+
+def _before_callback(walk: Walk, scene: Scene) -> Birth | None:
+    """The bad value behind what a function of the host was given that raised."""
+    for slot in scene.level.outputs:
+        scene.values[slot]  # runs everything; what raises is noted
+    for callback, _ in walk.callbacks.raised:
+        for equation in scene.level.equations:
+            if _calls(equation.primitive, equation.params, callback):
+                return _nearest(walk, scene, equation.inputs)
+    return None
+
+
+def _calls(primitive: Any, params: dict[str, Any], callback: Any) -> bool:
+    if params.get("callback") is callback:
+        return True
+    return any(
+        _calls(e.primitive, e.params, callback) for j in _jax.sub_jaxprs(params) for e in _jax.open_jaxpr(j).eqns
+    )
+
+
+def _nearest(walk: Walk, scene: Scene, slots: Sequence[int]) -> Birth | None:
+    """The birth of the bad value that is nearest to these values, among those they were computed from."""
+    level = scene.level
+    pending, seen = set(slots), set(slots)
+    visited: list[int] = []
+    while pending:
+        slot = max(pending, key=lambda s: level.makers.get(s, -1))
+        pending.discard(slot)
+        worst = walk.worst(scene, slot)
+        if worst:
+            return walk.back(scene, slot, worst[0])
+        number = level.makers.get(slot)
+        if number is not None:
+            visited.append(number)
+            pending |= set(level.equations[number].inputs) - seen
+            seen |= set(level.equations[number].inputs)
+    for number in visited:  # none is between calls: look into the calls, the latest first
+        inside = scene_of_call(scene, number)
+        birth = None if inside is None else _nearest(walk, inside, inside.level.outputs)
+        if birth is not None:
+            return birth
+    return None
