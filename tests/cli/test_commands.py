@@ -274,7 +274,9 @@ def choosing_array():
 def test_nonfinite(write, sonde) -> None:
     write(OVERFLOW)
     text = sonde.ok("nonfinite", "model:make", code=1)
-    assert "the first Inf is made by mul" in text and "0 NaN and 1 Inf of 2 elements, at 'squared'" in " ".join(text.split())
+    assert "the first Inf is made by mul" in text and "0 NaN and 1 Inf of 2 elements, at 'squared'" in " ".join(
+        text.split()
+    )
     assert "model.py:5" in text and "scaled[0]: 1 to 1e+30" in text
     data = sonde.json("nonfinite", "model:make", code=1)
     assert data["finite"] is False and data["first"]["path"] == "squared" and data["first"]["infs"] == 1

@@ -33,7 +33,9 @@ def test_forward(around):
     assert (found.operation, found.element, found.function, found.variable) == ("log", "log(0)", "f", "x")
     assert found.results == ("result",)
     first, second, *_ = str(found).splitlines()
-    assert first.startswith("f / x, ") and "the first Inf is made by log of float32[3], 0 to 4, 1 zero (log(0))" in first
+    assert (
+        first.startswith("f / x, ") and "the first Inf is made by log of float32[3], 0 to 4, 1 zero (log(0))" in first
+    )
     assert second == "  0 NaN and 1 Inf of 3 elements, at 'b'"
 
 
@@ -102,7 +104,9 @@ def test_vmap_counts_over_examples():
 
 
 def test_under_a_transform_there_are_no_numbers():
-    with pytest.raises(CaptureError, match="first_nonfinite must run on numbers, but it is called in a program that is being"):
+    with pytest.raises(
+        CaptureError, match="first_nonfinite must run on numbers, but it is called in a program that is being"
+    ):
         jax.jit(lambda x: first_nonfinite(lambda x: sow(x, "h"))(x) is None)(X)
 
 

@@ -64,7 +64,7 @@ class Scene:
         outer: The scene that it is in, and the number of the equation there.
         leave: Says which value outside an input of the scene is, given the scene, the slot and the element; None for
             the outermost scene, whose inputs come from nowhere.
-        entered: Scenes inside, by what is entered: each is made once.
+        entered: What is inside, by what is entered: each is made once.
     """
 
     level: Level
@@ -74,7 +74,7 @@ class Scene:
     shard: Any = None
     outer: tuple[Scene, int] | None = None
     leave: Callable[[Scene, int, Index], Position] | None = None
-    entered: dict[Any, Scene] = dataclasses.field(default_factory=dict)
+    entered: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     def host(self, slot: int) -> np.ndarray:
         """The numbers of a slot; inside a `shard_map`, those of the shard."""
@@ -159,7 +159,7 @@ class Position(NamedTuple):
 
     scene: Scene
     slot: int
-    index: Index
+    element: Index
 
 
 Enter = Callable[["Walk", Scene, int, int, Index], "Position | Birth | None"]
