@@ -171,7 +171,7 @@ def test_reference_has_every_public_name_once() -> None:
 
 def test_reference_members_exist() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|$", (DOCS / "reference.md").read_text(), re.MULTILINE)
-    assert len(rows) == 9
+    assert len({owner for owner, _ in rows}) == len(rows) >= 9
     for owner, members in rows:
         kind = getattr(sonde, owner)
         there = set(dir(kind)) | set(getattr(kind, "__dataclass_fields__", ()))
@@ -179,7 +179,7 @@ def test_reference_members_exist() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the README says about Flax
+# What `docs/concepts/compared.md` says about Flax
 # ---------------------------------------------------------------------------------------------------------------------
 
 

@@ -39,13 +39,19 @@ def photograph(page: Path, name: str, size: tuple[int, int]) -> None:
 
 
 def main() -> None:
-    """Writes `terminal.svg`, `report.png`, `sweep.png` and `heads.png` beside this file."""
+    """Writes `records.png`, `terminal.svg`, `report.png`, `sweep.png` and `heads.png` beside this file."""
     folder = Path(tempfile.mkdtemp())
     model = models.load(models.smollm2(), layers="scan")
     tokenizer = model.tokenizer
     clean, corrupt = (
         jnp.asarray([tokenizer.encode(f"{city} is the capital city of the country of")]) for city in ("Paris", "Rome")
     )
+
+    wanted = ("embedded", "blocks/{0..2}/attn/{scores,weights}", "blocks/{0..2}/mlp/*", "blocks/{0..2}/out")
+    _, records = sonde.capture(model, *wanted)(clean)
+    tree = records._repr_html_().replace("<details><summary", "<details open><summary", 1)  # one picture
+    (folder / "records.html").write_text(FRAME + tree)
+    photograph(folder / "records.html", "records.png", (1000, 560))
 
     report = examine(model)(clean)
     terminal = Console(record=True, width=110, file=io.StringIO())
@@ -64,13 +70,13 @@ def main() -> None:
         model, (clean,), (corrupt,), "blocks/*/out", lambda logits: logits[0, -1, right] - logits[0, -1, wrong]
     )
     (folder / "sweep.html").write_text(FRAME + sweep.html(tokens=tokenizer.pieces(np.asarray(clean)[0])))
-    photograph(folder / "sweep.html", "sweep.png", (450, 580))
+    photograph(folder / "sweep.html", "sweep.png", (560, 580))
 
     once = np.random.default_rng(0).integers(1000, 40000, (1, 24))
     heads = attention_heads(model, "blocks/*/attn/weights")(jnp.asarray(np.concatenate([once, once], 1)))
-    columns = [str(head) if head else kind for kind in KINDS for head in range(heads.induction.shape[1])]
+    columns = [f"{kind} {head}" for kind in KINDS for head in range(heads.induction.shape[1])]
     (folder / "heads.html").write_text(FRAME + heads.html(tokens=columns))
-    photograph(folder / "heads.html", "heads.png", (930, 560))
+    photograph(folder / "heads.html", "heads.png", (930, 640))
 
 
 if __name__ == "__main__":

@@ -150,12 +150,14 @@ def as_html(heat: Heat) -> str:
     )
     most = np.where(most > 0, most, 1.0)
     writes = len(heat.columns) <= _MOST_NUMBERS
+    # Numbers on one scale are easier to compare with one number of decimals.
+    digits = "{:.2f}" if not heat.by_column and 0.1 <= np.max(sizes, initial=0.0) < 100 else "{:.3g}"
     lines, n_broken = [], 0
     for i, (name, row) in enumerate(zip(heat.rows, heat.values)):
         cells, is_broken = [], False
         for j, x in enumerate(row):
             column = heat.columns[j]
-            text = heat.texts[i][j] if heat.texts else f"{x:.3g}" if writes and not absent[i, j] else ""
+            text = heat.texts[i][j] if heat.texts else digits.format(x) if writes and not absent[i, j] else ""
             wrong = not absent[i, j] and (not np.isfinite(x) or (column in heat.alarming and x != 0))
             cells.append(_cell(x, most[j], f"{name}, {column}", text, bool(absent[i, j]), wrong))
             is_broken |= bool(wrong)
