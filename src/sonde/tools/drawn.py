@@ -151,7 +151,7 @@ def as_html(heat: Heat) -> str:
     most = np.where(most > 0, most, 1.0)
     writes = len(heat.columns) <= _MOST_NUMBERS
     # Numbers on one scale are easier to compare with one number of decimals.
-    digits = "{:.2f}" if not heat.by_column and 0.1 <= np.max(sizes, initial=0.0) < 100 else "{:.3g}"
+    digits = "{:z.2f}" if not heat.by_column and 0.1 <= np.max(sizes, initial=0.0) < 100 else "{:.3g}"
     lines, n_broken = [], 0
     for i, (name, row) in enumerate(zip(heat.rows, heat.values)):
         cells, is_broken = [], False
