@@ -11,7 +11,7 @@ import numpy as np
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
-def indexed(name: object, index: Iterable[int]) -> str:
+def indexed(name: object, index: Iterable[int | str]) -> str:
     """A name followed by an index, as in `h[0,1]`."""
     return f"{name}[{','.join(map(str, index))}]"
 

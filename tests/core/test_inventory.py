@@ -76,3 +76,17 @@ def test_shown_as_text_and_as_a_table():
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(found)
     assert "2 sites, 80 bytes" in console.export_text()
+
+
+def test_sites_show_how_values_are_laid_out():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+    def f(x):
+        return sow(x * 2, "h"), sow(x.sum(0), "sum")
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.ones((4, 3)), jax.NamedSharding(mesh, jax.P("data", None)))
+        listed = sonde.sites(f)(x)
+    assert [info.spec for info in listed] == [jax.P("data", None), jax.P(None)]
+    assert "float32[4@data,3]" in repr(listed)
+    assert [info.spec for info in sonde.sites(f)(jnp.ones((4, 3)))] == [None, None]

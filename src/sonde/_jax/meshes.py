@@ -8,12 +8,14 @@ from typing import Any
 import jax
 from jax import lax
 from jax._src import core as _core
+from jax.sharding import AxisType
 
 from sonde._jax.imported import Primitive, Trace, flattree, typeof
 
 __all__ = [
     "ambient_mesh",
     "bind_shard_map",
+    "explicit_sharding",
     "first_axis_like",
     "flat_tree",
     "in_one_piece",
@@ -76,7 +78,7 @@ def spec_of_shard(value: Any, *axes: Any) -> Any:
 def explicit_sharding(aval: Any) -> Any:
     """The sharding of a type on a mesh with explicit axes; None where JAX chooses shardings itself."""
     sharding = getattr(aval, "sharding", None)
-    if sharding is None or sharding.mesh.empty or not sharding.mesh.are_all_axes_explicit:
+    if sharding is None or sharding.mesh.empty or AxisType.Explicit not in sharding.mesh.axis_types:
         return None
     return sharding
 

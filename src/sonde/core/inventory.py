@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sonde._array_text import describe
+from sonde import _jax
+from sonde._array_text import describe, indexed
 from sonde.core.asking import asked_for
 from sonde.core.axes import Axis
 from sonde.core.capture import capture, check_callable, like
@@ -30,7 +31,8 @@ class SiteInfo:
     Attributes:
         path: The path of the site.
         call: Which of the calls under that path, from 0.
-        arrays: Shape and dtype of each array, with the axes that loops and maps put in front.
+        arrays: Shape and dtype of each array, with the axes that loops and maps put in front; and its sharding, if the
+            program says how it is laid out over the explicit axes of a mesh.
         axes: Those axes, outermost first.
         bytes: How many bytes the arrays have.
         gradient: Whether this is a gradient.
@@ -54,6 +56,12 @@ class SiteInfo:
     def dtype(self) -> Any:
         """The dtype of the first array; None if there is none."""
         return self.arrays[0].dtype if self.arrays else None
+
+    @property
+    def spec(self) -> jax.P | None:
+        """How the first array is laid out over the explicit axes of a mesh; None where the program does not say."""
+        sharding = self.arrays[0].sharding if self.arrays else None
+        return sharding.spec if isinstance(sharding, jax.NamedSharding) else None
 
     @property
     def loops(self) -> tuple[int | None, ...]:
@@ -117,7 +125,16 @@ def _tree(infos: Iterable[SiteInfo]) -> Iterator[str]:
 
 
 def _types(info: SiteInfo) -> str:
-    return " ".join(map(describe, info.arrays))
+    return " ".join(map(_type, info.arrays))
+
+
+def _type(x: jax.ShapeDtypeStruct) -> str:
+    """A type with the axes of the mesh that each of its axes is laid out over: `float32[8@data,4]`."""
+    if not isinstance(x.sharding, jax.NamedSharding):
+        return describe(x)
+    names = [*x.sharding.spec, *[None] * len(x.shape)]
+    laid_out = [name if name is None or isinstance(name, str) else "+".join(name) for name in names]
+    return indexed(x.dtype, [n if name is None else f"{n}@{name}" for n, name in zip(x.shape, laid_out)])
 
 
 def sites(f: Callable, *patterns: Pattern, grads: bool = False, inside: Any = None) -> Callable[..., Sites]:
@@ -168,7 +185,7 @@ def _infos(records: Records) -> Iterator[SiteInfo]:
 def _info(
     path: str, number: int, call: CallSpec, arrays: Sequence[Any], axes: tuple[Axis, ...], gradient: bool
 ) -> SiteInfo:
-    structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
+    structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_jax.explicit_sharding(x)) for x in arrays)
     size = sum(math.prod(s.shape) * _itemsize(s.dtype) for s in structs)
     return SiteInfo(path, number, structs, axes, size, gradient, call.site.source)
 

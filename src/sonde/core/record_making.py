@@ -166,10 +166,12 @@ def _arrays_spec(item: Item) -> ArraysSpec:
 
 def _reduced_zeros(reduce: Reduce, item: Item) -> Item:
     """The result of a reduce function for a gradient that is zero."""
-    mapped = tuple(a for a in item.view.axes if not a.is_loop)
-    view = item.view.replace(axes=mapped)
-    zeros = [_jax.zeros_of_type(t) for t in item.types]
-    leaves, tree = jax.tree.flatten(reduce_at(reduce, zeros, item.site, view))
-    loops = tuple(a.size for a in item.view.axes if a.is_loop)
-    leaves = [jnp.broadcast_to(x, (*loops, *jnp.shape(x))) for x in leaves]
+    axes, types = item.view.axes, item.types
+    if any(axis.kind == "mesh" for axis in axes):  # what the types say of the mesh is true on each device alone
+        types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types]
+    mapped = tuple(axis for axis in axes if axis.kind == "vmap")
+    zeros = [_jax.zeros_of_type(t) for t in types]
+    leaves, tree = jax.tree.flatten(reduce_at(reduce, zeros, item.site, item.view.replace(axes=mapped)))
+    around = tuple(_size_of(item, i) for i, axis in enumerate(axes) if axis.kind != "vmap")
+    leaves = [jnp.broadcast_to(x, (*around, *jnp.shape(x))) for x in leaves]
     return Item(item.sites, item.path, item.view.replace(gradient_of=()), leaves, {}, tree, item.types)

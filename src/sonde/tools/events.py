@@ -135,6 +135,9 @@ def when_it_was(item: Item, lead: tuple[int, ...]) -> np.ndarray:
     row: list[Any] = [1, _line(item.site)]
     token = np.asarray(item.extras.get("token", 0))
     has = extra_has(axes, "token") if token.ndim else [False] * len(axes)
+    # A token has an axis for every axis of a mesh, also for those over which the item does not vary.
+    loops = sum(mine for mine, axis in zip(has, axes) if axis.is_loop)
+    token = token.max(tuple(range(loops, loops + token.ndim - sum(has))))
     row.append(np.expand_dims(token, [i for i, mine in enumerate(has) if not mine]))
     for i, axis in enumerate(axes):
         if axis.is_loop:

@@ -50,3 +50,17 @@ def test_explicit_meshes(program: Callable, verb: Callable) -> None:
         n, x = (jax.device_put(v, jax.NamedSharding(mesh, jax.P("i"))) for v in (N, X))
         for run in (verb(program), jax.jit(verb(program))):
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), run(n, x), expected)
+
+
+@pytest.mark.parametrize("second", [AxisType.Auto, AxisType.Explicit])
+def test_the_last_iterations_of_a_while_loop_on_a_mesh_of_several_kinds_of_axes(second):
+    mesh = jax.make_mesh((2, 1), ("a", "b"), axis_types=(AxisType.Explicit, second))
+
+    def f(x):
+        return lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, sonde.sow(s[1] * 2, "h")), (0, x))[1]
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.ones((4, 4)), jax.NamedSharding(mesh, jax.P("a", None)))
+        for g in (f, jax.jit(f)):
+            value = sonde.capture(g, last=3)(x)[1]["h"].value
+            np.testing.assert_array_equal(value, np.full((3, 4, 4), 1.0) * np.array([8, 16, 32])[:, None, None])

@@ -6,11 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 from tests.core.comparing import equal, kinds
 
-from sonde import capture, sow
+from sonde import capture, report, sow
 
 
 def mesh_of_two() -> Any:
@@ -101,3 +103,60 @@ def test_pmap():
     equal(result, xs * 2 + 1)
     equal(records["h"].value, xs * 2)
     assert kinds(records["h"]) == [["mesh"]]
+
+
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_reduced_gradients_of_sites_that_none_reaches_have_the_axes_of_their_values(
+    kind: AxisType, checked: bool, loop: bool
+) -> None:
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,))
+
+    def step(x: Any, w: Any) -> Any:
+        h = sow(x * w, "h")
+        sow(h * 7, "unused")  # differentiated, and no gradient reaches it
+        sow(w * 7, "unused and the same everywhere")
+        return jnp.sin(h)
+
+    def body(w: Any, x: Any) -> Any:
+        return lax.scan(lambda c, _: (step(c, w), None), x, length=3)[0] if loop else step(x, w)
+
+    def loss(w: Any, x: Any) -> Any:
+        specs = PartitionSpec(), PartitionSpec("d")
+        return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("d"), check_vma=checked)(
+            w, x
+        ).sum()
+
+    with jax.set_mesh(mesh):
+        # As many rows in a shard as devices: an axis may be taken for the other one.
+        args = jnp.ones(2), jax.device_put(jnp.ones((4, 2)), jax.NamedSharding(mesh, PartitionSpec("d", None)))
+        for f in (jax.grad(loss, (0, 1)), jax.jit(jax.grad(loss, (0, 1)))):
+            plain = capture(f, grads=True)(*args)[1]
+            reduced = capture(f, grads=True, reduce=lambda v: {"sum": v.sum(), "shape": jnp.asarray(v.shape)})(*args)[1]
+            for path, record in reduced.items():
+                lead = plain[path].value.ndim - (2 if path in ("h", "unused") else 1)
+                axes = plain[path].value.shape[:lead]
+                own = plain[path].value.shape[lead:]
+                for tree, whole in ((record.value, plain[path].value), (record.grad, plain[path].grad)):
+                    assert tree["sum"].shape == axes
+                    assert tree["shape"].shape == (*axes, len(own))
+                    assert (np.asarray(tree["shape"]) == own).all()
+                    np.testing.assert_allclose(tree["sum"], whole.sum(tuple(range(lead, whole.ndim))), rtol=1e-5)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_examining_gradients_on_a_mesh(checked: bool) -> None:
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+
+    def loss(w: Any, x: Any) -> Any:
+        def body(w: Any, x: Any) -> Any:
+            sow(w * 7, "unused")
+            return sow(x * w, "h") * sow(w * 3, "b")
+
+        specs = PartitionSpec(), PartitionSpec("d")
+        out = PartitionSpec("d")
+        return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=out, check_vma=checked)(w, x).sum()
+
+    page = report.examine(jax.grad(loss), grads=True)(jnp.ones(2), jnp.ones((4, 2)))
+    assert {"h", "b", "unused"} <= {examined.path for examined in page.sites}

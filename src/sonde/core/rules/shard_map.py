@@ -54,7 +54,11 @@ def _with_mesh_axes(item: Item, names: list[str], mesh: Any, checked: bool) -> t
     """An item whose arrays have an axis of length one per mesh axis they vary over, and how these are laid out."""
     n_loops = sum(axis.is_loop for axis in item.view.axes)
     arrays, specs, varying = [], [], []
-    for array, name in zip(item.arrays, item.names):
+    given = item.arrays
+    if item.tree is not None and checked:  # what a reduce function returned has all axes
+        union = frozenset().union(*map(_jax.varying_axes, item.leaves))
+        given = [*(_jax.varying_over(x, union) for x in item.leaves), *given[len(item.leaves) :]]
+    for array, name in zip(given, item.names):
         everywhere = name == "token" or not checked
         mine = [n for n in names if everywhere or n in _jax.varying_axes(array)]
         loops = n_loops if name is None else sum(a.on_extra(name) for a in item.view.axes[:n_loops])
