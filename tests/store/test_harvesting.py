@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -226,6 +228,51 @@ def test_tuples_are_several_arguments_and_dicts_are_one(tmp_path):
     np.testing.assert_allclose(kept["h"][:], 3 * np.concatenate(XS), rtol=1e-6)
     kept = harvest(lambda d: sonde.sow(d["a"], "h"), ({"a": x} for x in XS), tmp_path / "dict")
     np.testing.assert_array_equal(kept["h"][:], np.concatenate(XS))
+
+
+MEMORY = """
+import sys, threading, time
+import jax.numpy as jnp
+import numpy as np
+import sonde
+from sonde import store
+
+
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
+
+
+def f(x):
+    for i in range(80):
+        sonde.sow(x + i, f"s{i}")
+
+
+batches = [np.random.default_rng(i).standard_normal((32, 128)).astype(np.float32) for i in range(60)]
+options = {"keep": lambda x: x[:, 0] > -0.5} if sys.argv[2] == "keep" else {}
+store.harvest(f, batches[:4], sys.argv[1] + "/first", progress=False, memory=16 << 20, **options)  # what stays
+before, most, done = resident(), [0.0], threading.Event()
+
+
+def watch():
+    while not done.wait(0.002):
+        most[0] = max(most[0], resident())
+
+
+watching = threading.Thread(target=watch)
+watching.start()
+store.harvest(f, batches, sys.argv[1] + "/second", progress=False, memory=16 << 20, **options)
+done.set()
+watching.join()
+print(most[0] - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["all", "keep"])
+def test_memory_is_a_bound(tmp_path, kind):
+    command = [sys.executable, "-c", MEMORY, str(tmp_path), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert float(done.stdout) < 16 + 16  # the bound, and what the allocator keeps; the whole is 75 MiB
 
 
 def test_memory_smaller_than_a_batch_still_works(tmp_path):

@@ -27,7 +27,7 @@ from sonde.store.progress_bar import ProgressBar
 from sonde.store.reading import Store
 from sonde.store.reading import open as open_store
 from sonde.store.storage import Storage
-from sonde.store.writing import Writer, local_bytes
+from sonde.store.writing import Writer, batches_at_a_time
 from sonde.tools.fetching import in_turn
 
 GIBIBYTE = 1 << 30
@@ -75,7 +75,8 @@ def harvest(
             flattened over the axes of the mask, and only the rows that it keeps are stored.
         keys: A function of the arguments of `f` that returns a dict of arrays to store with the values, to identify the
             rows: tokens, numbers of documents.
-        memory: How many bytes may be buffered between the program and the disk.
+        memory: How many bytes may be buffered between the program and the disk. One batch, and some megabytes of the
+            allocator, come on top. Files are as large as it allows: with many sites and little memory there are many.
         compiled: Whether to jit the program. False for one whose Python code depends on values.
         progress: Whether to show a progress bar on a terminal.
         storage: How to reach a bucket, if the environment does not say.
@@ -158,10 +159,6 @@ class _Begun:
             manifest = self._prepared(outcome)
         with together():
             if self.place.read(MANIFEST) is None:
-                if _is_first():
-                    raise StoreError(
-                        f"{self.place.name!r} does not keep what is written to it: give a folder or a bucket"
-                    )
                 raise StoreError(
                     f"this process does not see what the first one wrote to {self.place.name!r}: give a folder that "
                     "all share"
@@ -181,7 +178,7 @@ class _Begun:
 
     def _opened(self, manifest: Manifest, listed: Listed, outcome: BatchOutcome | None) -> Writer:
         process = jax.process_index()
-        batches = 1 if outcome is None else _batches_per_file(outcome)
+        batches = 1 if outcome is None else batches_at_a_time(outcome, self.memory)
         progress = listed.of_writer(process)
         return Writer(
             self.place,
@@ -198,7 +195,7 @@ class _Begun:
         manifest = self.manifest
         if manifest is None:
             versions = {"jax": jax.__version__, "sonde": __version__}
-            manifest = Manifest(self.request, _infos(outcome), versions, writers=jax.process_count())
+            manifest = Manifest(self.request, _infos(outcome, self.memory), versions, writers=jax.process_count())
         else:
             _check_fits(manifest.arrays, outcome, 0 if self.listed is None else self.listed.batches)
         if not _is_first():
@@ -307,30 +304,24 @@ def _refuse(folder: Folder, differing: Sequence[str]) -> None:
     )
 
 
-def _infos(outcome: BatchOutcome) -> tuple[ArrayInfo, ...]:
+def _infos(outcome: BatchOutcome, memory: int) -> tuple[ArrayInfo, ...]:
     folders = folder_names(list(outcome.names))
-    times = 1 if jax.process_count() > 1 else _batches_per_file(outcome)
+    times = batches_at_a_time(outcome, memory)
     infos = []
     for (kind, path), folder, array in zip(outcome.names, folders, outcome.arrays):
         columns = tuple(max(n, 1) for n in rows.columns_at_a_time(array, outcome.mask))
-        per_file = times * rows.rows_at_a_time(array, outcome.mask) or _rows_of_a_file(array, columns)
+        if outcome.mask is not None:
+            # How many rows are kept is not known: about half of what is written at a time, so that little is left over.
+            per_file = 1 << max(0, (times * outcome.mask.size // 2).bit_length() - 1)
+        else:
+            # A process fills its files alone: with several, a file has rows of one batch.
+            per_file = max(1, (1 if jax.process_count() > 1 else times) * rows.rows_at_a_time(array))
         per_chunk = zarr_arrays.rows_per_chunk(per_file, math.prod(columns) * array.dtype.itemsize)
         shape = rows.row_shape(array, outcome.mask)
         info = ArrayInfo(kind, path, folder, shape, array.dtype.name, (per_file, *columns), per_chunk)
         zarr_arrays.check_can_hold(info)
         infos.append(info)
     return tuple(infos)
-
-
-def _rows_of_a_file(array: Any, columns: Sequence[int]) -> int:
-    row_bytes = math.prod(columns) * array.dtype.itemsize
-    return 1 << max(0, (zarr_arrays.FILE_BYTES // max(row_bytes, 1)).bit_length() - 1)
-
-
-def _batches_per_file(outcome: BatchOutcome) -> int:
-    """How many batches go into one file."""
-    largest = max((local_bytes(array) for array in outcome.arrays), default=0)
-    return max(1, zarr_arrays.FILE_BYTES // max(largest, 1))
 
 
 def _check_global(outcome: BatchOutcome) -> None:

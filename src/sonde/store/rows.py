@@ -59,15 +59,32 @@ def pieces(array: Any, mask: np.ndarray | None, start: int) -> Iterator[Piece]:
                 yield Piece(_as_slice(numbers), index[mask.ndim :], data[kept])
 
 
+def put_together(staged: list[Piece]) -> Iterator[Piece]:
+    """Pieces in the order of their rows, as few as possible. The list is emptied as they are taken."""
+    staged.reverse()
+    while staged:
+        first = staged.pop()
+        parts, end = [first.data], first.rows.stop if isinstance(first.rows, slice) else None
+        while staged and isinstance(staged[-1].rows, slice) and staged[-1].columns == first.columns:
+            if staged[-1].rows.start != end:
+                break
+            end = staged[-1].rows.stop
+            parts.append(staged.pop().data)
+        if len(parts) == 1 or not isinstance(first.rows, slice):
+            yield first
+        else:
+            yield Piece(slice(first.rows.start, end), first.columns, np.concatenate(parts))
+
+
 def _as_slice(numbers: np.ndarray) -> slice | np.ndarray:
     first, last = int(numbers[0]), int(numbers[-1])
     return slice(first, last + 1) if last - first + 1 == len(numbers) else numbers
 
 
-def rows_at_a_time(array: Any, mask: Any) -> int:
+def rows_at_a_time(array: Any) -> int:
     """How many rows of a batch follow one another on this process: files of a store are sized accordingly."""
-    if mask is not None or not array.ndim:
-        return 0
+    if not array.ndim:
+        return 1
     spans = {(s.index[0].indices(array.shape[0])[:2]) for s in array.addressable_shards}
     merged: list[list[int]] = []
     for low, high in sorted(spans):

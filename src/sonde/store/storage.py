@@ -12,7 +12,7 @@ from typing import Any
 
 from sonde.errors import StoreError
 
-SCHEMES = ("file", "s3", "gs", "memory", "http", "https")
+SCHEMES = ("file", "s3", "gs", "http", "https")
 _SLOWEST = 1 << 17  # bytes a second that a slow link transfers; what is large has more time
 
 
@@ -63,11 +63,13 @@ class Storage:
             StoreError: The URL has a scheme that is not known, or no bucket.
         """
         scheme, _, rest = url.partition("://")
+        if scheme == "memory":
+            raise StoreError(f"{url!r} does not keep what is written to it: give a folder or a bucket")
         if scheme not in SCHEMES:
-            known = ", ".join(f"{one}://" for one in SCHEMES if one != "memory")
+            known = ", ".join(f"{one}://" for one in SCHEMES)
             raise StoreError(f"{url!r} has the scheme {scheme!r}, which is not known; give a path or one of {known}")
         bucket, _, path = rest.partition("/")
-        if not bucket and scheme not in ("file", "memory"):
+        if not bucket and scheme != "file":
             raise StoreError(f"{url!r} names no {'bucket' if scheme in ('s3', 'gs') else 'server'}")
         if scheme != "s3":
             return url

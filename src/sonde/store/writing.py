@@ -1,8 +1,11 @@
-"""Writing while the device computes the next batch.
+"""Writing while the device computes the next batches.
 
-The program passes on arrays that may still be computed; a thread waits for them, copies them to the host and stages
-them in a transaction, which covers one or more batches. When a transaction is committed, the progress file is replaced:
-only then do its batches count. The bytes between the program and the disk are bounded; at the bound, the program waits.
+The program passes on arrays that may still be computed; a thread waits for them and keeps them until they fill files.
+Then it writes them, some arrays at a time, and replaces the progress file: only then do the batches count. Data is
+never read back, except for a file that had to be written before it was full.
+
+The bytes between the program and the disk are bounded; at the bound, the program waits. Of the bound, a part is for
+batches that wait to fill files, as much for those that come meanwhile, and the rest for what is being encoded.
 """
 
 from __future__ import annotations
@@ -27,9 +30,12 @@ from sonde.store.manifest import Manifest
 from sonde.store.program import BatchOutcome, what_fits
 from sonde.store.progress import Entry, Progress, ProgressFile
 
-COPIES = 3  # of a batch between program and disk: the array, the staged copy, the encoded one
+COPIES = 3  # of what is being written: put together, as TensorStore holds it, encoded
+GROUPS = 2  # of arrays that are being written at a time
+# Shares of the memory: batches that wait to fill files; all that is not yet written; what is being encoded. The rest is
+# for what the allocator keeps.
+FILL_SHARE, PROGRAM_SHARE, WRITE_SHARE = 0.15, 0.35, 0.3
 SECONDS = 10.0  # a batch waits at most this long for others to fill a file
-COMMITS = 2  # transactions on their way to the disk at a time
 
 
 @dataclasses.dataclass
@@ -48,7 +54,7 @@ class Writer:
         progress: What this process has written before.
         process: The number of this process.
         memory: How many bytes may be on their way to the disk.
-        file_batches: How many batches fill a file.
+        file_batches: After how many batches to write.
         hurry: Tells whether to write at once, without waiting for files to be filled.
 
     Attributes:
@@ -81,12 +87,10 @@ class Writer:
         self._rows = progress.rows  # when all that is staged is written
         self._batches = progress.batches
         self._inputs: list[str] = []  # of the batches that are staged and not yet in an entry
-        self._entries: list[Entry] = []  # of the open transaction
-        self._transaction: Any = None
-        self._opened = 0.0
-        self._held = 0  # bytes of the open transaction
-        self._batches_held = 0
-        self._commits: collections.deque[tuple[Any, list[Entry], int]] = collections.deque()
+        self._entries: list[Entry] = []  # of what is staged
+        self._pieces: list[list[rows.Piece]] = [[] for _ in infos]  # what is staged, by array
+        self._batches_staged = 0
+        self._staged_since = 0.0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._in_flight = 0
         self._blocked = False  # whether the program waits for something to be written
@@ -98,11 +102,11 @@ class Writer:
 
         Waits while there is too much to write. Does nothing after an error.
         """
-        nbytes = COPIES * sum(local_bytes(x) for x in outcome.arrays)
+        nbytes = sum(local_bytes(x) for x in outcome.arrays)
         with self._changed:
             self._blocked = True
             self._changed.wait_for(
-                lambda: self.error or not self._in_flight or self._in_flight + nbytes <= self._memory
+                lambda: self.error or not self._in_flight or self._in_flight + nbytes <= PROGRAM_SHARE * self._memory
             )
             self._blocked = False
             if self.error is not None:
@@ -137,10 +141,10 @@ class Writer:
         try:
             while (job := self._next()) is not None:
                 self._stage(job)
-                if self._batches_held >= self._file_batches or COPIES * self._held > self._memory // 4:
-                    self._commit()
-            self._commit()
-            self._settle(0)
+                del job  # the arrays are let go as they are written
+                if self._batches_staged >= self._file_batches:
+                    self._write()
+            self._write()
         except Exception as error:
             known = error if isinstance(error, StoreError) else self._folder.failed(error)
             with self._changed:
@@ -149,36 +153,30 @@ class Writer:
 
     def _next(self) -> _Job | None:
         while True:
-            self._settle(COMMITS)
             try:
-                return self._jobs.get(timeout=0.05 if self._transaction or self._commits else None)
+                return self._jobs.get(timeout=0.05 if self._batches_staged else None)
             except queue.Empty:
-                self._settle(COMMITS, wait=False)
-                late = self._blocked or self._hurry() or time.monotonic() - self._opened > SECONDS
-                if self._transaction and late:
-                    self._commit()
+                if self._blocked or self._hurry() or time.monotonic() - self._staged_since > SECONDS:
+                    self._write()
 
     def _stage(self, job: _Job) -> None:
         self._check_range(job.outcome)
-        if self._transaction is None:
-            self._transaction, self._opened = tensorstore().Transaction(), time.monotonic()
+        if not self._batches_staged:
+            self._staged_since = time.monotonic()
         mask = None if job.outcome.mask is None else np.asarray(job.outcome.mask)
-        rows_after = []
-        written = []
-        for i, (start, array) in enumerate(zip(self._rows, job.outcome.arrays)):
+        rows_after, new = [], []
+        for start, array, digester, staged in zip(self._rows, job.outcome.arrays, self._digesters, self._pieces):
             rows_after.append(start + rows.count(array, mask))
-            target = self._arrays[i].with_transaction(self._transaction)
             for piece in rows.pieces(array, mask, start):
-                self._digesters[i].add(piece)
-                written.append(target.oindex[(piece.rows, *piece.columns)].write(piece.data))
-        for future in written:
-            self._folder.wait(future)
+                digester.add(piece)
+                staged.append(piece)
+                new.append(piece)
         self._rows, self._batches = tuple(rows_after), self._batches + 1
+        self._release(job.nbytes - sum(piece.data.nbytes for piece in new))  # rows that are not kept
         self._inputs.append(job.checksum.text())
+        self._batches_staged += 1
         if self._lists_each:
             self._end_entry()
-        self._held += job.nbytes // COPIES
-        self._batches_held += 1
 
     def _end_entry(self) -> None:
         """Describes the batches that were staged since the last entry."""
@@ -187,26 +185,47 @@ class Writer:
             self._entries.append(Entry(self._batches - len(self._inputs), tuple(self._inputs), self._rows, runs))
             self._inputs = []
 
-    def _commit(self) -> None:
-        if self._transaction is None:
+    def _write(self) -> None:
+        """Writes what is staged, and lists it."""
+        if not self._batches_staged:
             return
         self._end_entry()
-        self._commits.append((self._transaction.commit_async(), self._entries, COPIES * self._held))
-        self._transaction, self._held, self._batches_held, self._entries = None, 0, 0, []
+        commits: collections.deque[tuple[Any, int]] = collections.deque()
+        transaction, nbytes = None, 0
+        for array, staged in zip(self._arrays, self._pieces):
+            transaction = transaction or tensorstore().Transaction()
+            nbytes += sum(piece.data.nbytes for piece in staged)
+            target = array.with_transaction(transaction)
+            written = [
+                target.oindex[(piece.rows, *piece.columns)].write(piece.data) for piece in rows.put_together(staged)
+            ]
+            for future in written:
+                self._folder.wait(future)
+            if nbytes * COPIES * GROUPS >= WRITE_SHARE * self._memory:
+                commits.append((transaction.commit_async(), nbytes))
+                transaction, nbytes = None, 0
+            while len(commits) >= GROUPS:
+                self._settle(*commits.popleft())
+        if transaction is not None:
+            commits.append((transaction.commit_async(), nbytes))
+        for commit in commits:
+            self._settle(*commit)
+        progress = self.progress
+        for entry in self._entries:
+            progress = progress.plus(entry)
+        self.progress = self._file.write(progress)
+        self._entries, self._batches_staged = [], 0
 
-    def _settle(self, most: int, *, wait: bool = True) -> None:
-        """Notes which commits are done; waits until at most a given number are not."""
-        while self._commits and (self._commits[0][0].done() or (wait and len(self._commits) > most)):
-            future, entries, nbytes = self._commits.popleft()
-            self._folder.wait(future, COMMITS * nbytes)
-            progress = self.progress
-            for entry in entries:
-                progress = progress.plus(entry)
-            progress = self._file.write(progress)
-            with self._changed:
-                self.progress = progress
-                self._in_flight -= nbytes
-                self._changed.notify_all()
+    def _settle(self, commit: Any, nbytes: int) -> None:
+        """Waits until some arrays are written."""
+        self._folder.wait(commit, GROUPS * nbytes)
+        self._release(nbytes)
+
+    def _release(self, nbytes: int) -> None:
+        """Lets the program go on, if it waits for memory."""
+        with self._changed:
+            self._in_flight -= nbytes
+            self._changed.notify_all()
 
     def _check_range(self, outcome: BatchOutcome) -> None:
         beyond = np.asarray(outcome.beyond.addressable_shards[0].data)
@@ -222,3 +241,11 @@ class Writer:
 def local_bytes(array: Any) -> int:
     """The bytes of an array that this process writes."""
     return sum(s.data.nbytes for s in array.addressable_shards if not s.replica_id)
+
+
+def batches_at_a_time(outcome: BatchOutcome, memory: int) -> int:
+    """How many batches to write at a time: as many as fill a file of the largest array, if the memory is enough."""
+    sizes = [local_bytes(array) for array in outcome.arrays]
+    by_file = zarr_arrays.FILE_BYTES // max(1, max(sizes, default=1))
+    by_memory = int(FILL_SHARE * memory) // max(1, sum(sizes))
+    return max(1, min(by_file, by_memory))
