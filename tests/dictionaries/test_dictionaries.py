@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import sonde
 from sonde import dictionaries, nnx, store
 from sonde.dictionaries import Dictionary
-from sonde.errors import StoreError
+from sonde.errors import NoSuchSiteError, StoreError
 from sonde.tools import ablate, attribute
 
 RNG = np.random.default_rng(0)
@@ -35,31 +35,55 @@ def by_hand(dictionary, x):
     before = (x - c if dictionary.centred else x) @ w + b
     if dictionary.activation == "relu":
         return np.maximum(before, 0)
-    if dictionary.activation == "jumprelu":
-        return np.where(before > np.asarray(dictionary.threshold), before, 0)
+    if dictionary.activation in ("jumprelu", "batchtopk"):
+        return np.where(before > np.asarray(dictionary.threshold[...]), np.maximum(before, 0), 0)
+    if dictionary.activation == "gated":
+        gate, gain = np.asarray(dictionary.gate_bias[...]), np.exp(np.asarray(dictionary.log_gain[...]))
+        return np.where(before - b + gate > 0, np.maximum((before - b) * gain + b, 0), 0)
     kept = np.argsort(-before, axis=-1, kind="stable")[:, : dictionary.k]
     mask = np.zeros(before.shape, bool)
     np.put_along_axis(mask, kept, True, -1)
     return np.where(mask, np.maximum(before, 0), 0)
 
 
-OPTIONS = {"relu": {}, "topk": {"k": 3}, "jumprelu": {}}
+OPTIONS = {"relu": {}, "topk": {"k": 3}, "batchtopk": {"k": 2}, "jumprelu": {}, "gated": {}}
+TYPES = [("autoencoder", None), ("transcoder", 12), ("transcoder", 5), ("skip_transcoder", 12), ("skip_transcoder", 5)]
+
+
+def any_dictionary(kind, activation, d_out):
+    """With random numbers in all arrays."""
+    made = Dictionary(12, 20, kind=kind, activation=activation, d_out=d_out, rngs=nnx.Rngs(1), **OPTIONS[activation])
+    rng = np.random.default_rng(len(kind) + len(activation))
+    for name in ("encoder", "encoder_bias", "decoder", "decoder_bias", "threshold", "gate_bias", "log_gain", "skip"):
+        if hasattr(made, name):
+            variable = getattr(made, name)
+            new = rng.standard_normal(variable.shape) * 0.5
+            variable[...] = jnp.asarray(np.abs(new) if name == "threshold" else new, jnp.float32)
+    return made
 
 
 @pytest.mark.parametrize("activation", OPTIONS)
-@pytest.mark.parametrize("d_out", [None, 5])
-def test_features_and_output_are_the_formulas(activation, d_out):
-    made = Dictionary(12, 20, activation=activation, d_out=d_out, rngs=nnx.Rngs(1), **OPTIONS[activation])
-    made.decoder_bias[...] = jnp.arange(made.d_out) / 10.0
+@pytest.mark.parametrize(("kind", "d_out"), TYPES)
+def test_features_and_output_are_the_formulas(activation, kind, d_out):
+    made = any_dictionary(kind, activation, d_out)
     x = rows(7, 3)
     features = by_hand(made, x)
     np.testing.assert_allclose(made.encode(x), features, rtol=1e-4, atol=1e-5)
     expected = features @ np.asarray(made.decoder[...]) + np.asarray(made.decoder_bias[...])
+    if kind == "skip_transcoder":
+        expected = expected + x @ np.asarray(made.skip[...])
     np.testing.assert_allclose(made(x), expected, rtol=1e-4, atol=1e-4)
+    if activation not in ("topk", "batchtopk"):  # which features are the largest depends on their lengths
+        made.rescale()
+        np.testing.assert_allclose(np.linalg.norm(np.asarray(made.decoder[...]), axis=1), 1, rtol=1e-5)
+        np.testing.assert_allclose(made(x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(("activation", "sparsity"), [("relu", 0.6), ("topk", 0.0), ("jumprelu", 0.3)])
+@pytest.mark.parametrize(
+    ("activation", "sparsity"),
+    [("relu", 0.6), ("topk", 0.0), ("batchtopk", 0.0), ("jumprelu", 0.3), ("gated", 0.6)],
+)
 def test_training_finds_planted_directions(activation, sparsity):
     made = Dictionary(12, 32, activation=activation, rngs=nnx.Rngs(0), **OPTIONS[activation])
     batches = [rows(256, seed) for seed in range(40)]
@@ -101,8 +125,11 @@ def test_a_transcoder_and_a_store(tmp_path):
     dictionaries.train(made, batches, steps=600, learning_rate=3e-3, dead_after=0)
     test = rows(500, 99)
     assert dictionaries.evaluate(made, [(test, test @ np.asarray(turn))]).explained > 0.8
-    with pytest.raises(ValueError, match="is a transcoder, from 12 to 5"):
+    with pytest.raises(ValueError, match=r"of the kind transcoder, from 12 to 5: it goes with a pair of patterns"):
         dictionaries.splice(f, {"in": made})
+    np.testing.assert_allclose(dictionaries.splice(f, {("in", "out"): made})(test), made(test), rtol=1e-5)
+    with pytest.raises(ValueError, match="of the kind transcoder is inputs and targets, got 1 arrays"):
+        dictionaries.train(made, [test], steps=1)
 
 
 def model(x):
@@ -168,11 +195,12 @@ def test_loss_recovered():
 
 
 @pytest.mark.parametrize("activation", OPTIONS)
-@pytest.mark.parametrize("d_out", [None, 5])
-def test_saved_and_loaded(tmp_path, activation, d_out):
-    made = Dictionary(12, 20, activation=activation, d_out=d_out, rngs=nnx.Rngs(1), **OPTIONS[activation])
+@pytest.mark.parametrize(("kind", "d_out"), TYPES)
+def test_saved_and_loaded(tmp_path, activation, kind, d_out):
+    made = any_dictionary(kind, activation, d_out)
     dictionaries.save(made, tmp_path, metadata={"hook_name": "blocks.3.hook_resid_post"})
     other = dictionaries.load(tmp_path)
+    assert other.kind == kind and other.d_out == made.d_out
     np.testing.assert_allclose(other(rows(5, 1)), made(rows(5, 1)), rtol=1e-5, atol=1e-6)
     assert json.loads((tmp_path / "cfg.json").read_text())["metadata"]["hook_name"] == "blocks.3.hook_resid_post"
 
@@ -193,12 +221,117 @@ def test_a_folder_that_others_wrote(tmp_path):
     (tmp_path / "cfg.json").write_text(json.dumps(config | {"d_sae": 21}))
     with pytest.raises(StoreError, match=r"W_enc has shape \(12, 20\), the configuration says \(12, 21\)"):
         dictionaries.load(tmp_path)
-    (tmp_path / "cfg.json").write_text(json.dumps(config | {"architecture": "gated"}))
-    with pytest.raises(StoreError, match="of the kind 'gated'"):
+    (tmp_path / "cfg.json").write_text(json.dumps(config | {"architecture": "temporal"}))
+    with pytest.raises(StoreError, match="of the kind 'temporal'"):
         dictionaries.load(tmp_path)
     (tmp_path / "sae_weights.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="no sae_weights"):
         dictionaries.load(tmp_path)
+
+
+ARCHITECTURES = {
+    ("autoencoder", "relu", None): "standard",
+    ("autoencoder", "topk", None): "topk",
+    ("autoencoder", "batchtopk", None): "jumprelu",
+    ("autoencoder", "gated", None): "gated",
+    ("transcoder", "relu", 12): "transcoder",
+    ("transcoder", "jumprelu", 5): "jumprelu_transcoder",
+    ("skip_transcoder", "relu", 12): "skip_transcoder",
+    ("skip_transcoder", "jumprelu", 12): "jumprelu_skip_transcoder",
+    ("transcoder", "topk", 12): "topk",  # which computes the same: SAELens has no other TopK
+    ("transcoder", "topk", 5): "topk_transcoder",  # which SAELens refuses, where it would take a ReLU for a TopK
+}
+
+
+@pytest.mark.parametrize(("made", "architecture"), ARCHITECTURES.items())
+def test_the_architecture_says_what_is_computed(tmp_path, made, architecture):
+    kind, activation, d_out = made
+    dictionaries.save(any_dictionary(kind, activation, d_out), tmp_path)
+    config = json.loads((tmp_path / "cfg.json").read_text())
+    assert config["architecture"] == architecture
+    assert config["apply_b_dec_to_input"] is (kind == "autoencoder")
+
+
+def test_the_largest_features_of_a_decoder_with_unit_rows(tmp_path):
+    """SAELens trains TopK so that decoder rows count as if they had length one."""
+    w, v = RNG.standard_normal((12, 20)).astype(np.float32), RNG.standard_normal((20, 12)).astype(np.float32)
+    v *= np.linspace(0.1, 4, 20, dtype=np.float32)[:, None]
+    b, c = RNG.standard_normal(20).astype(np.float32), RNG.standard_normal(12).astype(np.float32)
+    save_file({"W_enc": w, "W_dec": v, "b_enc": b, "b_dec": c}, tmp_path / "sae_weights.safetensors")
+    config = {"architecture": "topk", "d_in": 12, "d_sae": 20, "k": 3}
+    x, lengths = rows(5, 1), np.linalg.norm(v, axis=1)
+    for rescale in (True, False):
+        (tmp_path / "cfg.json").write_text(json.dumps(config | {"rescale_acts_by_decoder_norm": rescale}))
+        before = ((x - c) @ w + b) * (lengths if rescale else 1)  # not named: the bias is subtracted, as in SAELens
+        kept = np.where(before >= np.sort(before)[:, -3:-2], np.maximum(before, 0), 0)
+        expected = kept / (lengths if rescale else 1) @ v + c
+        np.testing.assert_allclose(dictionaries.load(tmp_path)(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_more_weight_on_sparsity_leaves_fewer_features():
+    batches = [3 * rows(256, seed) for seed in range(40)]
+    active = []
+    for weight in (0.3, 3, 30):
+        made = Dictionary(12, 64, activation="jumprelu", rngs=nnx.Rngs(0))
+        dictionaries.train(made, batches, steps=400, sparsity=weight, dead_after=0, learning_rate=1e-3)
+        active.append(dictionaries.evaluate(made, batches[:4]).active)
+    assert active[0] > 1.2 * active[1] and active[1] > 1.2 * active[2], active
+
+
+def test_nested_features_reconstruct_alone():
+    batches = [rows(256, seed) for seed in range(40)]
+    errors = {}
+    for nested in ((), (8, 16)):
+        made = Dictionary(12, 32, activation="batchtopk", k=3, nested=nested, rngs=nnx.Rngs(0))
+        dictionaries.train(made, batches, steps=400, learning_rate=1e-2, dead_after=0)
+        x = rows(500, 99)
+        few = jnp.where(jnp.arange(32) < 8, made.encode(x), 0)
+        errors[nested] = float(((made.decode(few) - x) ** 2).mean())
+    assert errors[8, 16] < 0.8 * errors[()], errors
+
+
+@pytest.mark.parametrize("form", ["list", "scan"])
+@pytest.mark.parametrize("kind", ["transcoder", "skip_transcoder"])
+def test_a_spliced_transcoder_is_the_program_written_by_hand(form, kind):
+    weights = jnp.asarray(RNG.standard_normal((3, 12, 12)) / 3, jnp.float32)
+    made = any_dictionary(kind, "relu", 12)
+
+    def layer(x, w):
+        return x + sonde.sow(jnp.tanh(sonde.sow(x, "in") @ w), "out"), None
+
+    def model(x):
+        if form == "scan":
+            with sonde.scope("blocks/*"):
+                return jax.lax.scan(layer, x, weights)[0]
+        for i, w in enumerate(weights):
+            with sonde.scope(f"blocks/{i}"):
+                x, _ = layer(x, w)
+        return x
+
+    x = jnp.asarray(rows(6, 1))
+    spliced = dictionaries.splice(model, {("blocks/1/in", "blocks/1/out"): made})
+    result, records = sonde.capture(spliced, "**/features")(x)
+    first = x + jnp.tanh(x @ weights[0])
+    second = first + made(first)
+    np.testing.assert_allclose(result, second + jnp.tanh(second @ weights[2]), rtol=1e-4, atol=1e-5)
+    assert list(records) == ["blocks/1/out/features"]
+    np.testing.assert_allclose(records["blocks/1/out/features"].value, by_hand(made, first), rtol=1e-4, atol=1e-5)
+    kept = dictionaries.splice(model, {("blocks/1/in", "blocks/1/out"): made}, keep_error=True)
+    np.testing.assert_allclose(jax.jit(kept)(x), model(x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(sonde.errors.EditError, match="computed before what it reads"):
+        dictionaries.splice(model, {("blocks/1/out", "blocks/1/in"): made})(x)
+    with pytest.raises(sonde.errors.EditError, match="another row of a loop" if form == "scan" else "before what"):
+        dictionaries.splice(model, {("blocks/2/in", "blocks/1/out"): made})(x)
+    with pytest.raises(NoSuchSiteError, match="'blocks/9/out'"):
+        dictionaries.splice(model, {("blocks/1/in", "blocks/9/out"): made})(x)
+
+
+def test_a_transcoder_across_jitted_functions():
+    inner = jax.jit(lambda x: sonde.sow(x * 2, "in"))
+    made = any_dictionary("transcoder", "relu", 12)
+    model = lambda x: sonde.sow(inner(x) + 1, "out")
+    with pytest.raises(sonde.errors.EditError, match="in another jitted function"):
+        dictionaries.splice(jax.jit(model), {("in", "out"): made})(rows(3, 1))
 
 
 def test_options_that_do_not_fit():
@@ -206,6 +339,15 @@ def test_options_that_do_not_fit():
         Dictionary(4, 8, activation="topk", rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="k must be between 1"):
         Dictionary(4, 8, activation="topk", k=9, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="kind must be one of autoencoder, transcoder, skip_transcoder, got 'x'"):
+        Dictionary(4, 8, kind="x", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="writes what it reads, but d_in is 4 and d_out is 5"):
+        Dictionary(4, 8, kind="autoencoder", d_out=5, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"growing numbers between 0 and the number of features, 8, got \(4, 2\)"):
+        Dictionary(4, 8, nested=(4, 2), rngs=nnx.Rngs(0))
+    assert Dictionary(4, 8, d_out=4, rngs=nnx.Rngs(0)).kind == "transcoder"
+    with pytest.raises(ValueError, match="it goes with one pattern"):
+        dictionaries.splice(model, {("a", "b"): Dictionary(4, 8, rngs=nnx.Rngs(0))})
     with pytest.raises(ValueError, match="takes values of width 4"):
         Dictionary(4, 8, rngs=nnx.Rngs(0))(jnp.ones(5))
     with pytest.raises(ValueError, match="batches ended before step 10"):

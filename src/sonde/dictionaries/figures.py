@@ -64,7 +64,7 @@ def evaluate(dictionary: Dictionary, batches: Iterable[Any]) -> Figures:
 def _sums(dictionary: Dictionary, x: Any, y: Any) -> Any:
     features = dictionary.activate(dictionary.pre_activations(x))
     middle = jnp.mean(y, 0)
-    squared = jnp.sum((dictionary.decode(features) - y) ** 2)
+    squared = jnp.sum((dictionary.decode(features) + dictionary.skipped(x) - y) ** 2)
     return jnp.sum(features > 0, 0), squared, middle, jnp.sum((y - middle) ** 2)
 
 

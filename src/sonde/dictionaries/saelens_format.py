@@ -1,7 +1,9 @@
 """Dictionaries on disk in the layout of SAELens: a folder with `cfg.json` and `sae_weights.safetensors`.
 
-The arrays are called `W_enc`, `b_enc`, `W_dec`, `b_dec` and, if features have thresholds, `threshold`. The rest of the
-configuration (which model and site the dictionary belongs to) is kept under `metadata`.
+The arrays are called `W_enc`, `b_enc`, `W_dec`, `b_dec`; with thresholds `threshold`; if gated `b_gate`, `b_mag` and
+`r_mag` in place of `b_enc`; for what skips the features `W_skip`. The architecture says what a dictionary reads and
+writes. SAELens has no transcoders that keep the `k` largest features: a square one is saved as what it computes, a TopK
+autoencoder that is not centred, with its kind under `metadata`; others as `topk_transcoder`, which SAELens refuses.
 """
 
 from __future__ import annotations
@@ -17,12 +19,30 @@ import numpy as np
 
 from sonde import _extras, nnx
 from sonde._replacing import replaced_file
-from sonde.dictionaries.dictionary import Dictionary
+from sonde.dictionaries.dictionary import KINDS, Activation, Dictionary, Kind
 from sonde.errors import StoreError
 
-_NAMES = {"relu": "standard", "topk": "topk", "jumprelu": "jumprelu"}
-_ACTIVATIONS = {"standard": "relu", "relu": "relu", "topk": "topk", "jumprelu": "jumprelu", "batchtopk": "jumprelu"}
-_WEIGHTS, _CONFIG = "sae_weights.safetensors", "cfg.json"
+_NAMES: dict[tuple[Kind, Activation], str] = {
+    ("autoencoder", "relu"): "standard",
+    ("autoencoder", "topk"): "topk",
+    ("autoencoder", "jumprelu"): "jumprelu",
+    ("autoencoder", "gated"): "gated",
+    ("transcoder", "relu"): "transcoder",
+    ("transcoder", "topk"): "topk_transcoder",
+    ("transcoder", "jumprelu"): "jumprelu_transcoder",
+    ("transcoder", "gated"): "gated_transcoder",
+    ("skip_transcoder", "relu"): "skip_transcoder",
+    ("skip_transcoder", "topk"): "topk_skip_transcoder",
+    ("skip_transcoder", "jumprelu"): "jumprelu_skip_transcoder",
+    ("skip_transcoder", "gated"): "gated_skip_transcoder",
+}
+_KINDS: dict[str, tuple[Kind, Activation]] = {
+    **{name: kind for kind, name in _NAMES.items()},
+    "relu": ("autoencoder", "relu"),
+    "batchtopk": ("autoencoder", "jumprelu"),
+    "matryoshka_batchtopk": ("autoencoder", "jumprelu"),
+}
+_WEIGHTS, _CONFIG, _KIND = "sae_weights.safetensors", "cfg.json", "sonde_kind"
 
 
 def save(dictionary: Dictionary, folder: str | os.PathLike[str], *, metadata: Mapping[str, Any] | None = None) -> None:
@@ -36,16 +56,19 @@ def save(dictionary: Dictionary, folder: str | os.PathLike[str], *, metadata: Ma
     numpy = _extras.load("safetensors.numpy", extra="safetensors", purpose="A dictionary on disk")
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    arrays = {
-        "W_enc": dictionary.encoder[...],
-        "b_enc": dictionary.encoder_bias[...],
-        "W_dec": dictionary.decoder[...],
-        "b_dec": dictionary.decoder_bias[...],
-    }
-    if dictionary.activation == "jumprelu":
-        arrays["threshold"] = dictionary.threshold
+    # Batch TopK is trained by batches; what remains of it is a threshold.
+    activation = "jumprelu" if dictionary.activation == "batchtopk" else dictionary.activation
+    architecture = _NAMES[dictionary.kind, activation]
+    extra = dict(metadata or {})
+    if architecture == "topk_transcoder" and dictionary.d_in == dictionary.d_out:
+        architecture, extra = "topk", {**extra, _KIND: "transcoder"}
+    arrays = {name: np.asarray(variable[...], np.float32) for name, variable in _variables(dictionary).items()}
+    if activation == "jumprelu":
+        arrays["threshold"] = np.broadcast_to(arrays["threshold"], (dictionary.n_features,)).copy()
+    if "W_skip" in arrays:
+        arrays["W_skip"] = np.ascontiguousarray(arrays["W_skip"].T)
     config = {
-        "architecture": _NAMES[dictionary.activation],
+        "architecture": architecture,
         "d_in": dictionary.d_in,
         "d_sae": dictionary.n_features,
         "dtype": "float32",
@@ -53,14 +76,14 @@ def save(dictionary: Dictionary, folder: str | os.PathLike[str], *, metadata: Ma
         "apply_b_dec_to_input": dictionary.centred,
         "normalize_activations": "none",
         "reshape_activations": "none",
-        "metadata": dict(metadata or {}),
+        "metadata": extra,
     }
-    if dictionary.k is not None:
-        config["k"] = dictionary.k
-    if dictionary.d_out != dictionary.d_in:
-        config |= {"architecture": "transcoder", "d_out": dictionary.d_out, "activation": dictionary.activation}
+    if activation == "topk":
+        config |= {"k": dictionary.k, "rescale_acts_by_decoder_norm": False}
+    if dictionary.kind != "autoencoder":
+        config["d_out"] = dictionary.d_out
     for name, write in (
-        (_WEIGHTS, lambda file: numpy.save_file({n: np.array(x, np.float32) for n, x in arrays.items()}, str(file))),
+        (_WEIGHTS, lambda file: numpy.save_file(arrays, str(file))),
         (_CONFIG, lambda file: file.write_text(json.dumps(config, indent=1))),
     ):
         with replaced_file(place / name) as file:
@@ -94,31 +117,34 @@ def load(folder: str | os.PathLike[str]) -> Dictionary:
         arrays = numpy.load_file(str(place / _WEIGHTS))
     except Exception as error:
         raise StoreError(f"{str(place)!r} does not hold a dictionary ({type(error).__name__}: {error})") from error
-    activation = _activation(config, place)
+    kind, activation = _kind(config, place)
     if config.get("normalize_activations", "none") not in ("none", None):
         raise StoreError(
             f"{str(place)!r} expects normalised inputs ({config['normalize_activations']}), which are not supported"
         )
     kwargs = config.get("activation_fn_kwargs")
     k = config.get("k", kwargs.get("k") if isinstance(kwargs, dict) else None) if activation == "topk" else None
-    _check_sizes(config, arrays, place)
+    _check_sizes(config, kind, arrays, place)
     try:
         made = Dictionary(
             config["d_in"],
             config["d_sae"],
             activation=activation,
             k=k,
-            d_out=config.get("d_out"),
-            centred=config.get("d_out") is None and bool(config.get("apply_b_dec_to_input", False)),
+            kind=kind,
+            d_out=None if kind == "autoencoder" else config.get("d_out"),
+            centred=kind == "autoencoder" and bool(config.get("apply_b_dec_to_input", True)),
             rngs=nnx.Rngs(0),
         )
     except (ValueError, TypeError) as error:
         raise StoreError(f"{str(place / _CONFIG)!r}: {error}") from error
     _fill(made, arrays, place)
+    if activation == "topk" and config.get("rescale_acts_by_decoder_norm", False):
+        made.rescale()  # the largest features are those of a decoder with rows of length one
     return made
 
 
-def _check_sizes(config: Mapping[str, Any], arrays: Mapping[str, np.ndarray], place: Path) -> None:
+def _check_sizes(config: Mapping[str, Any], kind: Kind, arrays: Mapping[str, np.ndarray], place: Path) -> None:
     """Raises StoreError unless the configuration has the sizes of the arrays, before it takes memory."""
     for name in ("d_in", "d_sae", "d_out", "k"):
         value = config.get(name)
@@ -127,37 +153,51 @@ def _check_sizes(config: Mapping[str, Any], arrays: Mapping[str, np.ndarray], pl
         ):
             raise StoreError(f"{str(place / _CONFIG)!r}: {name} must be a whole number above 0, but is {value!r}")
     d_in, d_sae = config["d_in"], config["d_sae"]
-    for name, said in (("W_enc", (d_in, d_sae)), ("W_dec", (d_sae, config.get("d_out") or d_in))):
+    d_out = d_in if kind == "autoencoder" else config.get("d_out") or d_in
+    for name, said in (("W_enc", (d_in, d_sae)), ("W_dec", (d_sae, d_out))):
         if name not in arrays:
             raise StoreError(f"{str(place / _WEIGHTS)!r} has no array {name!r}; it has {', '.join(sorted(arrays))}")
         if arrays[name].shape != said:
             raise StoreError(f"{str(place)!r}: {name} has shape {arrays[name].shape}, the configuration says {said}")
 
 
-def _activation(config: Mapping[str, Any], place: Path) -> Any:
-    named = config.get("activation", config.get("architecture", "standard"))
-    if named == "standard" and config.get("activation_fn_str", config.get("activation_fn")) in ("topk", "tanh-relu"):
-        named = config.get("activation_fn_str", config.get("activation_fn"))
-    if not isinstance(named, str) or named not in _ACTIVATIONS:
-        raise StoreError(
-            f"{str(place)!r} holds a dictionary of the kind {named!r}; known are {', '.join(_ACTIVATIONS)}"
-        )
-    return _ACTIVATIONS[named]
+def _kind(config: Mapping[str, Any], place: Path) -> tuple[Kind, Activation]:
+    named = config.get("architecture", "standard")
+    before = config.get("activation_fn_str", config.get("activation_fn"))
+    if named == "standard" and before is not None and before != "relu":
+        named = before  # as SAELens wrote it before version 6
+    if not isinstance(named, str) or named not in _KINDS:
+        raise StoreError(f"{str(place)!r} holds a dictionary of the kind {named!r}; known are {', '.join(_KINDS)}")
+    kind, activation = _KINDS[named]
+    if config.get("activation") in ("topk", "jumprelu"):
+        activation = config["activation"]
+    metadata = config.get("metadata")
+    said = metadata.get(_KIND, kind) if isinstance(metadata, dict) else kind
+    return (said if said in KINDS else kind), activation
+
+
+def _variables(dictionary: Dictionary) -> dict[str, nnx.Variable]:
+    """The arrays of a dictionary by their names in the file."""
+    found = {"W_enc": dictionary.encoder, "W_dec": dictionary.decoder, "b_dec": dictionary.decoder_bias}
+    if dictionary.activation == "gated":
+        found |= {"b_mag": dictionary.encoder_bias, "b_gate": dictionary.gate_bias, "r_mag": dictionary.log_gain}
+    else:
+        found["b_enc"] = dictionary.encoder_bias
+    if dictionary.activation in ("jumprelu", "batchtopk"):
+        found["threshold"] = dictionary.threshold
+    if dictionary.kind == "skip_transcoder":
+        found["W_skip"] = dictionary.skip
+    return found
 
 
 def _fill(dictionary: Dictionary, arrays: Mapping[str, np.ndarray], place: Path) -> None:
-    places = {
-        "W_enc": dictionary.encoder,
-        "b_enc": dictionary.encoder_bias,
-        "W_dec": dictionary.decoder,
-        "b_dec": dictionary.decoder_bias,
-    }
-    if dictionary.activation == "jumprelu":
-        places["threshold"] = dictionary.log_threshold
-    for name, variable in places.items():
+    for name, variable in _variables(dictionary).items():
         if name not in arrays:
             raise StoreError(f"{str(place / _WEIGHTS)!r} has no array {name!r}; it has {', '.join(sorted(arrays))}")
-        found = np.asarray(arrays[name], np.float32)
-        if found.shape != variable.shape:
-            raise StoreError(f"{str(place)!r}: {name} has shape {found.shape}, the configuration says {variable.shape}")
-        variable[...] = jnp.log(jnp.maximum(found, 1e-30)) if name == "threshold" else jnp.asarray(found)
+        stored = np.asarray(arrays[name], np.float32)
+        stored = stored.T if name == "W_skip" else stored
+        if stored.shape != variable.shape:
+            raise StoreError(
+                f"{str(place)!r}: {name} has shape {stored.shape}, the configuration says {variable.shape}"
+            )
+        variable[...] = jnp.asarray(stored)

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 import sonde
-from sonde.core.path import Pattern
+from sonde import _jax
+from sonde.core.asking import asked_for
+from sonde.core.capture import like
+from sonde.core.context import look, looking
+from sonde.core.path import Pattern, check_pattern, matches, no_such_site
+from sonde.core.rows import STAR, Row, rows_chosen
+from sonde.core.scopes import RowsName, scope
 from sonde.dictionaries.dictionary import Dictionary
+from sonde.errors import EditError
+from sonde.tools.placing import Occurrence, placed
 
 
 def splice(
-    f: Callable, dictionaries: Mapping[Pattern, Dictionary], *, keep_error: bool = False, inside: Any = None
+    f: Callable, dictionaries: Mapping[Any, Dictionary], *, keep_error: bool = False, inside: Any = None
 ) -> Callable:
-    """`f` with values replaced by their reconstructions from dictionaries.
+    """`f` with values replaced by what dictionaries make of them.
 
     A capture of the result sees the features below the path of each site, as in `blocks/3/out/features`; `ablate`,
     `attribute` and `edit` reach them there.
 
     Args:
         f: Any callable.
-        dictionaries: For each pattern, an autoencoder for the values at its sites.
+        dictionaries: For each pattern, an autoencoder for the values at its sites; for each pair of patterns, a
+            transcoder that reads the value at the first and replaces the value at the second, such as
+            `("blocks/3/norm2", "blocks/3/mlp/out")`. Both must be in the same jitted function or loop body.
         keep_error: Whether to add the reconstruction error back, so that the result stays the same until features are
             changed. No gradient flows through the error.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`.
 
     Returns:
         A function with the arguments and results of `f`.
+
+    Raises:
+        ValueError: An autoencoder has two patterns, or a transcoder one.
+        EditError: When called: a transcoder replaces a value before or outside the code that computes what it reads.
 
     Example:
         >>> import jax.numpy as jnp, sonde
@@ -42,22 +56,100 @@ def splice(
         >>> records["h/features"].value.shape
         (3, 8)
     """
-    for pattern, dictionary in dictionaries.items():
-        if dictionary.d_in != dictionary.d_out:
+    edits: dict[Pattern, Callable[[Any], Any]] = {}
+    transcoders: list[_Transcoder] = []
+    for place, dictionary in dictionaries.items():
+        is_pair = isinstance(place, tuple)
+        if is_pair != (dictionary.kind != "autoencoder"):
+            named = "one pattern" if is_pair else "a pair of patterns, what it reads and what it replaces"
             raise ValueError(
-                f"splice: the dictionary for {pattern!r} is a transcoder, from {dictionary.d_in} to "
-                f"{dictionary.d_out}: only an autoencoder can replace a value"
+                f"splice: the dictionary for {place!r} is of the kind {dictionary.kind}, from {dictionary.d_in} to "
+                f"{dictionary.d_out}: it goes with {named}"
             )
+        if isinstance(place, tuple):
+            reads, writes = place
+            transcoders.append(_Transcoder(check_pattern(reads), check_pattern(writes), dictionary, keep_error))
+        else:
+            edits[place] = lambda x, dictionary=dictionary: _replaced(dictionary, x, x, keep_error)
+    spliced = sonde.edit(f, edits, inside=inside) if edits or not transcoders else f
+    for transcoder in transcoders:
+        spliced = transcoder.in_place(spliced, asked_for(inside))
+    return like(spliced, f)
 
-    def rule(dictionary: Dictionary) -> Callable[[Any], Any]:
-        def replaced(x: Any) -> Any:
-            # Not `dictionary(x)`: in a model, a module that is not part of it has a scope of its own.
-            features = dictionary.activate(dictionary.pre_activations(x.astype(jnp.float32)))
-            found = dictionary.decode(sonde.sow(features, "features"))
-            if keep_error:
-                found = found + jax.lax.stop_gradient(x - dictionary.decode(features))
-            return found.astype(x.dtype)
 
-        return replaced
+def _replaced(dictionary: Dictionary, read: Any, old: Any, keep_error: bool) -> Any:
+    """What a dictionary makes of a value that it reads, in place of another."""
+    # Not `dictionary(read)`: in a model, a module that is not part of it has a scope of its own.
+    wide = read.astype(jnp.float32)
+    features = dictionary.activate(dictionary.pre_activations(wide))
+    skipped = dictionary.skipped(wide)
+    new = dictionary.decode(sonde.sow(features, "features")) + skipped
+    if keep_error:
+        new = new + jax.lax.stop_gradient(old - dictionary.decode(features) - skipped)
+    return new.astype(old.dtype)
 
-    return sonde.edit(f, {pattern: rule(dictionary) for pattern, dictionary in dictionaries.items()}, inside=inside)
+
+class _Transcoder(NamedTuple):
+    """A transcoder at its place."""
+
+    reads: Pattern
+    writes: Pattern
+    dictionary: Dictionary
+    keep_error: bool
+
+    def in_place(self, f: Callable, inside: Any) -> Callable:
+        """`f` with what the transcoder predicts in place of the value that it replaces."""
+
+        def spliced(*args: Any, **kwargs: Any) -> Any:
+            outside = looking()
+            met: set[str] = set()
+            replaced: list[str] = []
+            waiting: list[tuple[Any, list[Row]]] = []  # what was read last
+
+            def rule(values: list[Any], place: Occurrence) -> list[Any]:
+                met.add(place.path)
+                rows = _rows(self.writes, place)
+                if rows:
+                    if not waiting or waiting[0][1] != rows or _jax.has_ended(waiting[0][0]):
+                        raise EditError(self._too_early(place))
+                    with look(outside):  # the features are sites for captures around this one
+                        values = [self._written(waiting.pop()[0], values[0], place, rows), *values[1:]]
+                    replaced.append(place.path)
+                rows = _rows(self.reads, place)
+                if rows:
+                    waiting[:] = [(values[0], rows)]
+                return values
+
+            result = placed(f, rule, inside)(*args, **kwargs)
+            if not replaced:
+                raise no_such_site(self.writes, met)
+            return result
+
+        return spliced
+
+    def _written(self, read: Any, old: Any, place: Occurrence, rows: list[Row]) -> Any:
+        name = RowsName(place.path.rpartition("/")[2])
+        if STAR in place.path.split("/"):
+            name.rows = frozenset(rows)
+        with scope(name):
+            new = _replaced(self.dictionary, read, old, self.keep_error)
+        if new.shape != old.shape:
+            raise EditError(f"splice: {place.path!r} has the shape {old.shape}, the transcoder writes {new.shape}")
+        if not place.iteration:
+            return new
+        here = [jnp.stack([i == n for i, n in zip(place.iteration, row)]).all() for row in rows]
+        return jnp.where(jnp.stack(here).any(), new, old)
+
+    def _too_early(self, place: Occurrence) -> str:
+        return (
+            f"splice: a transcoder reads {self.reads!r} and replaces {place.path!r} ({place.site.source}), which is "
+            "computed before what it reads, or in another jitted function or another row of a loop: name two sites of "
+            "the same code, the one that is read first"
+        )
+
+
+def _rows(pattern: Pattern, place: Occurrence) -> list[Row]:
+    """The rows of named loops in which a pattern chooses a site; one without numbers if it is in no loop."""
+    if STAR in place.path.split("/"):
+        return rows_chosen((pattern,), place.site, place.path, place.lengths)
+    return [()] if matches(pattern, place.site.at(place.path)) else []

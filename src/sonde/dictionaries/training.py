@@ -1,8 +1,10 @@
 """Training a dictionary on stored activations, or on batches as they come.
 
 The loss is the squared error of the output plus a term that keeps features few: for `"relu"` the sum of the features,
-each times the length of its decoder row; for `"jumprelu"` the number of active features, whose thresholds learn from
-numbers near them; for `"topk"` nothing, because `k` fixes the number. Decoder rows keep length one.
+each times the length of its decoder row, and for `"gated"` the same of the gates; for `"jumprelu"` the number of active
+features, whose thresholds and encoder learn from numbers near a threshold; for `"topk"` and `"batchtopk"` nothing,
+because `k` fixes the number. For `"relu"` and `"gated"`, decoder rows start short, grow as the loss wants, and are made
+one long at the end; for all others, they always have length one.
 
 Features that were not active for a while are dead: they are reset to inputs that the dictionary reconstructs badly.
 """
@@ -46,22 +48,43 @@ class History:
 def objective(dictionary: Dictionary, x: Any, y: Any, sparsity: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The loss for inputs `x` and targets `y`, and numbers that describe it."""
     before = dictionary.pre_activations(x)
-    features = dictionary.activate(before)
-    squared = jnp.sum((dictionary.decode(features) - y) ** 2, -1)
+    features = training_features(dictionary, before)
+    skipped = dictionary.skipped(x)
+    squared = jnp.sum((dictionary.decode(features) + skipped - y) ** 2, -1)
     loss = jnp.mean(squared)
+    for n in dictionary.nested:
+        some = jnp.where(jnp.arange(dictionary.n_features) < n, features, 0)
+        loss += jnp.mean(jnp.sum((dictionary.decode(some) + skipped - y) ** 2, -1))
+    loss /= 1 + len(dictionary.nested)
+    lengths = jnp.linalg.norm(dictionary.decoder[...], axis=1)
     if dictionary.activation == "relu":
-        lengths = jnp.linalg.norm(dictionary.decoder[...], axis=1)
         loss += sparsity * jnp.mean(jnp.sum(features * lengths, -1))
     elif dictionary.activation == "jumprelu":
-        loss += sparsity * jnp.mean(jnp.sum(step(before, dictionary.threshold), -1))
+        loss += sparsity * jnp.mean(jnp.sum(step(before, dictionary.threshold[...]), -1))
+    elif dictionary.activation == "gated":
+        # Whether a feature is active has no gradient, so the gates learn from reconstructing the value themselves.
+        gates = jax.nn.relu(dictionary.gates(before))
+        loss += sparsity * jnp.mean(jnp.sum(gates * lengths, -1))
+        loss += jnp.mean(jnp.sum((dictionary.decode(gates) + skipped - y) ** 2, -1))
     variance = jnp.mean(jnp.sum((y - jnp.mean(y, 0)) ** 2, -1))
     numbers = {
         "error": jnp.mean(squared) / jnp.maximum(variance, 1e-12),
         "active": jnp.mean(jnp.sum(features > 0, -1)),
         "fired": jnp.any(features > 0, 0),
         "squared": squared,
+        "least": jnp.min(jnp.where(features > 0, features, jnp.inf)),
     }
     return loss, numbers
+
+
+def training_features(dictionary: Dictionary, before: jax.Array) -> jax.Array:
+    """The features while training, which for `"batchtopk"` depend on the whole batch."""
+    if dictionary.activation != "batchtopk":
+        return dictionary.activate(before)
+    positive = jax.nn.relu(before)
+    most = (dictionary.k or 0) * (before.size // dictionary.n_features)
+    least = jax.lax.stop_gradient(jax.lax.top_k(positive.reshape(-1), most)[0][-1])
+    return jnp.where(positive >= least, positive, 0)
 
 
 def train(
@@ -130,6 +153,7 @@ def train(
             history.dead.append(len(dead))
     if not history.steps or history.steps[-1] != steps - 1:
         raise ValueError(f"train: the batches ended before step {steps}; give a sequence, or more batches")
+    dictionary.rescale()
     return dataclasses.replace(history, revived=revived)
 
 
@@ -137,13 +161,22 @@ def train(
 def _step(dictionary: Dictionary, optimizer: nnx.Optimizer, x: Any, y: Any, sparsity: Any) -> Any:
     wrt = nnx.DiffState(0, nnx.Param)
     (loss, numbers), grads = nnx.value_and_grad(objective, argnums=wrt, has_aux=True)(dictionary, x, y, sparsity)
-    # The gradient along a decoder row would only change its length, which stays one.
-    decoder = dictionary.decoder[...]
-    slope = grads["decoder"][...]
-    grads["decoder"][...] = slope - jnp.sum(slope * decoder, 1, keepdims=True) * decoder
+    if dictionary.has_unit_rows:
+        # The gradient along a decoder row would only change its length, which stays one.
+        decoder = dictionary.decoder[...]
+        slope = grads["decoder"][...]
+        grads["decoder"][...] = slope - jnp.sum(slope * decoder, 1, keepdims=True) * decoder
     optimizer.update(dictionary, grads)
-    decoder = dictionary.decoder[...]
-    dictionary.decoder[...] = decoder / jnp.maximum(jnp.linalg.norm(decoder, axis=1, keepdims=True), 1e-8)
+    if dictionary.has_unit_rows:
+        decoder = dictionary.decoder[...]
+        dictionary.decoder[...] = decoder / jnp.maximum(jnp.linalg.norm(decoder, axis=1, keepdims=True), 1e-8)
+    if dictionary.activation == "jumprelu":
+        # A threshold is learned as it is: by its logarithm, the steps of Adam could not move a small one far enough.
+        dictionary.threshold[...] = jnp.maximum(dictionary.threshold[...], 0)
+    elif dictionary.activation == "batchtopk":
+        least, threshold = numbers["least"], dictionary.threshold[...]
+        moved = jnp.where(threshold == 0, least, threshold + 0.01 * (least - threshold))
+        dictionary.threshold[...] = jnp.where(jnp.isfinite(least), moved, threshold)
     return loss, numbers
 
 
@@ -153,8 +186,12 @@ def pairs(batches: Iterable[Any], dictionary: Dictionary) -> Iterator[tuple[jax.
         for batch in batches:
             parts = [v for k, v in batch.items() if not k.startswith("keys/")] if isinstance(batch, dict) else batch
             parts = list(parts) if isinstance(parts, (tuple, list)) else [parts]
-            if len(parts) not in (1, 2):
-                raise ValueError(f"train takes one array, or inputs and targets; a batch has {len(parts)}")
+            wanted = (1,) if dictionary.kind == "autoencoder" else (2,)
+            if len(parts) not in wanted:
+                needs = "one array" if dictionary.kind == "autoencoder" else "inputs and targets"
+                raise ValueError(
+                    f"a batch for a dictionary of the kind {dictionary.kind} is {needs}, got {len(parts)} arrays"
+                )
             x, y = (jnp.asarray(p, jnp.float32) for p in (parts[0], parts[-1]))
             yield x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
         if iter(batches) is batches:  # an iterator cannot be repeated
@@ -186,7 +223,10 @@ def _revive(
     typical = np.linalg.norm(encoder[:, alive], axis=0).mean() if len(alive) else 1.0
     encoder[:, dead] = 0.2 * typical * inputs.T
     decoder, bias = np.array(dictionary.decoder[...]), np.array(dictionary.encoder_bias[...])
-    decoder[dead], bias[dead] = rows, 0.0
+    lengths = np.linalg.norm(decoder[alive], axis=1).mean() if len(alive) else 1.0
+    decoder[dead], bias[dead] = rows * lengths, 0.0
+    for name in ("gate_bias", "log_gain") if dictionary.activation == "gated" else ():
+        getattr(dictionary, name)[...] = getattr(dictionary, name)[...].at[dead].set(0)
     dictionary.encoder[...], dictionary.decoder[...] = jnp.asarray(encoder), jnp.asarray(decoder)
     dictionary.encoder_bias[...] = jnp.asarray(bias)
     _forget(optimizer, dead)
@@ -201,5 +241,5 @@ def _forget(optimizer: nnx.Optimizer, dead: np.ndarray) -> None:
             variable[...] = value.at[dead].set(0)
         elif "encoder" in path and value.ndim == 2:
             variable[...] = value.at[:, dead].set(0)
-        elif "encoder_bias" in path:
+        elif {"encoder_bias", "threshold", "gate_bias", "log_gain"} & set(path):
             variable[...] = value.at[dead].set(0)

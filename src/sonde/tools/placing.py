@@ -31,6 +31,7 @@ class Occurrence(NamedTuple):
         iteration: The number of the iteration of each loop around it, outermost first.
         site: The site.
         view: How the value is seen there.
+        lengths: The lengths of the named loops around it.
     """
 
     path: str
@@ -38,6 +39,7 @@ class Occurrence(NamedTuple):
     iteration: tuple[Any, ...]
     site: Site
     view: View
+    lengths: tuple[int, ...] = ()
 
     def slice_of(self, array: Any, index: int) -> Any:
         """The part of a recorded array that belongs to this occurrence.
@@ -100,7 +102,8 @@ class Placing(InLoops):
         if not view.is_value:
             return arrays
         call = self.counts.next(path)
-        return self.rule(arrays, Occurrence(path, call, self.indices, site, view))
+        lengths = tuple(loop.length for loop in self.named_loops)
+        return self.rule(arrays, Occurrence(path, call, self.indices, site, view, lengths))
 
 
 def placed(f: Callable, rule: Rule, inside: Any = None) -> Callable:
