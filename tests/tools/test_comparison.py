@@ -245,6 +245,16 @@ def test_a_small_error_is_found_in_float32_and_not_in_bfloat16():
     assert compare(lambda x: norm(x, 1e-5), lambda x: norm(x, 0.3))(half).first is not None
 
 
+def test_numbers_that_are_compared_are_not_moved():
+    weights = jnp.array([1.0, 2.0, 3.0])
+
+    def net(x, eps):
+        body = lambda h, w: (jnp.tanh(w * h / jnp.sqrt((h * h).mean() + jnp.where(w == 3.0, eps, 1e-5))), None)
+        return lax.scan(body, x, weights)[0]
+
+    assert compare(lambda x: net(x, 1e-5), lambda x: net(x, 1e-3))(jnp.linspace(-1, 1, 4)).first is not None
+
+
 def test_a_large_sentinel_hides_nothing():
     x = jax.random.normal(jax.random.key(0), (8, 8))
     masked = lambda x: jnp.where(jnp.tri(8, dtype=bool), x, -1e9)

@@ -10,7 +10,6 @@ from sonde._jax import (
     array_types,
     custom_derivatives,
     effects,
-    equations,
     imported,
     in_place,
     jaxprs,
@@ -18,6 +17,7 @@ from sonde._jax import (
     operations,
     parameters,
     patches,
+    rerunning,
     scope_names,
     tracers,
     traces,
@@ -27,7 +27,6 @@ from sonde._jax.arguments import *
 from sonde._jax.array_types import *
 from sonde._jax.custom_derivatives import *
 from sonde._jax.effects import *
-from sonde._jax.equations import *
 from sonde._jax.imported import *
 from sonde._jax.in_place import *
 from sonde._jax.jaxprs import *
@@ -35,6 +34,7 @@ from sonde._jax.meshes import *
 from sonde._jax.operations import *
 from sonde._jax.parameters import *
 from sonde._jax.patches import *
+from sonde._jax.rerunning import *
 from sonde._jax.scope_names import *
 from sonde._jax.tracers import *
 from sonde._jax.traces import *
@@ -45,13 +45,13 @@ __all__ += arguments.__all__
 __all__ += array_types.__all__
 __all__ += custom_derivatives.__all__
 __all__ += effects.__all__
-__all__ += equations.__all__
 __all__ += imported.__all__
 __all__ += in_place.__all__
 __all__ += jaxprs.__all__
 __all__ += vmaps.__all__
 __all__ += meshes.__all__
 __all__ += operations.__all__
+__all__ += rerunning.__all__
 __all__ += scope_names.__all__
 __all__ += parameters.__all__
 __all__ += patches.__all__

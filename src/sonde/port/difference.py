@@ -21,6 +21,7 @@ class Distance:
         size: The norm of the finite elements of the second.
         small_apart: As `apart`, for the elements that are small in both.
         small_size: As `size`, for these.
+        small_part: How large a part of all elements these are.
         broken: Whether one array has a finite element where the other has none.
     """
 
@@ -30,6 +31,7 @@ class Distance:
     size: float
     small_apart: float
     small_size: float
+    small_part: float
     broken: bool
 
     @property
@@ -41,9 +43,10 @@ class Distance:
         """Whether the arrays agree."""
         if self.broken:
             return limit.any_break
-        return self.apart <= max(limit.relative * self.size, limit.apart) and self.small_apart <= max(
-            limit.relative * self.small_size, limit.small_apart
-        )
+        # Small elements have their share of the noise of all.
+        noise = max(limit.small_apart, limit.apart * self.small_part**0.5)
+        small = self.small_apart <= max(limit.relative * self.small_size, noise)
+        return small and self.apart <= max(limit.relative * self.size, limit.apart)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,7 +98,9 @@ def distance(a: np.ndarray, b: np.ndarray) -> Distance:
     most = float(apart.max(initial=0.0))
     small = np.maximum(size, np.where(finite, np.abs(wide(a)), 0)) < _SMALL * largest
     norms = _norm(apart), _norm(size), _norm(apart[small]), _norm(size[small])
-    return Distance(most, most / largest if largest else most, *norms, broken)
+    return Distance(
+        most, most / largest if largest else most, *norms, float(small.mean()) if small.size else 0.0, broken
+    )
 
 
 def beyond_norm(a: np.ndarray, b: np.ndarray, limit: Limit) -> int:

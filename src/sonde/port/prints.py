@@ -11,7 +11,6 @@ import numpy as np
 from sonde.port.difference import epsilon, wide
 
 T = TypeVar("T")
-_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +20,7 @@ class Print:
     Attributes:
         size: How many elements there are.
         finite: How many of them are finite: masks of `-inf` differ in that.
-        numbers: Root mean square, mean, quantiles.
+        numbers: Root mean square, mean, other moments, smallest and largest element.
         telling: Whether equal fingerprints mean something: constants are equal by chance.
         epsilon: The precision of the dtype.
     """
@@ -53,10 +52,15 @@ def print_of(array: Any) -> Print:
     x = np.abs(x) if np.iscomplexobj(x) else x.astype(np.float64)
     x = x[np.isfinite(x)]
     if not x.size:
-        return Print(array.size, 0, np.zeros(2 + len(_QUANTILES)), False, epsilon(array))
-    largest = np.abs(x).max()
-    rms = largest * np.sqrt(np.mean((x / largest) ** 2)) if largest else 0.0
-    numbers = np.array([rms, x.mean(), *np.quantile(x, _QUANTILES)])
+        return Print(array.size, 0, np.zeros(7), False, epsilon(array))
+    size = np.abs(x)
+    largest = size.max()
+    # Scaled by the largest, so that powers neither overflow nor vanish.
+    scaled = x / largest if largest else x
+    square = scaled * scaled
+    cube, fourth = float(np.mean(square * scaled)), float(np.mean(square * square))
+    moments = [np.sqrt(square.mean()), scaled.mean(), np.abs(scaled).mean(), np.cbrt(cube), fourth**0.25]
+    numbers = np.array([*[largest * m for m in moments], x.min(), x.max()])
     telling = (x.size > 1 and len(np.unique(x[:1000])) > 2) or (array.size == 1 and bool(x[0] not in (0, 1, -1)))
     return Print(array.size, x.size, numbers, bool(telling) and array.dtype.kind not in "bui", epsilon(array))
 

@@ -23,6 +23,7 @@ class Program:
         constants: The arrays that the program refers to, such as weights.
         input_names: Where each input is in the arguments.
         output_names: Where each output is in the result; `""` if the result is one array.
+        memo: Programs inside it, by identity and kind of rounding, as they are when they round differently.
     """
 
     jaxpr: Any
@@ -30,6 +31,7 @@ class Program:
     constants: tuple[Any, ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
+    memo: dict[tuple[int, int], tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, *values: Any) -> list[Any]:
         """Runs it on other inputs and constants."""

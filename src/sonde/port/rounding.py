@@ -8,6 +8,7 @@ the dtype of each equation, and shows where a program amplifies rounding: a diff
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jax import lax
 
 from sonde import _jax
 from sonde.port.program import Program
+from sonde.port.tape import Step
 
 # Operations that only move or choose numbers are exact.
 _EXACT = frozenset(
@@ -64,47 +66,62 @@ _FACTORS = {8: 0x9D, 16: 0x9E35, 32: 0x9E3779B1, 64: 0x9E3779B97F4A7C15}
 
 
 def rounded_otherwise(program: Program, draw: int) -> list[Any]:
-    """The results of a program whose arithmetic rounds differently; each `draw` in another way."""
-    inputs = [_jittered_input(x, draw) for x in program.values]
-    return _run(program.jaxpr, *inputs)
+    """The results of a program whose arithmetic rounds differently; each `draw` in another way.
+
+    What goes into the program stays as it is: it may be compared with numbers, or count something.
+    """
+    return _Rounding(program.memo, draw + 1).run(program.jaxpr, *program.values)
 
 
-def _jittered_input(x: Any, draw: int) -> Any:
-    """An input moved like a result: what follows depends on its bits, so draws differ in everything."""
-    x = jnp.asarray(x)
-    return x if not jnp.issubdtype(x.dtype, jnp.floating) else _moved(x, draw + 1)
+class _Rounding:
+    """Runs programs with other rounding."""
+
+    def __init__(self, memo: dict[tuple[int, int], tuple[Any, Any]], salt: int) -> None:
+        self.memo, self.salt = memo, salt
+
+    def run(self, jaxpr: Any, *inputs: Any) -> list[Any]:
+        """The outputs of a program."""
+        opened, consts = _jax.open_jaxpr(jaxpr), getattr(_jax.close_jaxpr(jaxpr), "consts", ())
+        env = dict(zip([*opened.constvars, *opened.invars], [*consts, *inputs]))
+
+        def read(v: Any) -> Any:
+            return v.val if isinstance(v, _jax.Literal) else env[v]
+
+        for eqn in opened.eqns:
+            values = [read(v) for v in eqn.invars]
+            params = _jax.with_jaxprs(eqn.params, self.inside)
+            is_plain = params is eqn.params
+            outs = _moved_equation(eqn, values, self.salt) if is_plain else _jax.run_equation(eqn, values, params)
+            env.update(zip(eqn.outvars, outs))
+        return [read(v) for v in opened.outvars]
+
+    def inside(self, jaxpr: Any) -> Any:
+        """A program inside an equation, of the same type, that rounds differently."""
+        key = id(jaxpr), self.salt
+        if key not in self.memo:
+            opened = _jax.open_jaxpr(jaxpr)
+            new = _jax.trace_to_closed_jaxpr(lambda *xs: self.run(jaxpr, *xs), [v.aval for v in opened.invars])
+            if opened is jaxpr:
+                if _jax.open_jaxpr(new).constvars:
+                    raise NotImplementedError("a program inside an equation refers to arrays")
+                new = _jax.open_jaxpr(new)
+            self.memo[key] = jaxpr, new
+        return self.memo[key][1]
 
 
-def _run(jaxpr: Any, *inputs: Any) -> list[Any]:
-    opened, consts = _jax.open_jaxpr(jaxpr), getattr(_jax.close_jaxpr(jaxpr), "consts", ())
-    env = dict(zip([*opened.constvars, *opened.invars], [*consts, *inputs]))
-
-    def read(v: Any) -> Any:
-        return v.val if isinstance(v, _jax.Literal) else env[v]
-
-    for eqn in opened.eqns:
-        values = [read(v) for v in eqn.invars]
-        params = _jax.with_jaxprs(eqn.params, _rounding_otherwise)
-        if params is not eqn.params:
-            outs = _jax.bind_equation(eqn, values, params)
-        elif eqn.primitive.name in _EXACT or not _rounds(eqn):
-            outs = _jax.bind_equation(eqn, values)
-        else:
-            # What goes in moves too: rounding inside a sum is relative to its terms, which may cancel.
-            widens = eqn.primitive.name == "convert_element_type"
-            values = values if widens else [_moved(x) if _is_float(x) else x for x in values]
-            outs = [_moved(x) if _is_float(x) else x for x in _jax.bind_equation(eqn, values)]
-        env.update(zip(eqn.outvars, outs))
-    return [read(v) for v in opened.outvars]
+def _moved_equation(eqn: Any, values: Sequence[Any], salt: int) -> list[Any]:
+    """Runs an equation without programs inside, with other rounding."""
+    if eqn.primitive.name in _EXACT or not _rounds(eqn):
+        return _jax.run_equation(eqn, values)
+    if eqn.primitive.name != "convert_element_type":
+        # What goes in moves too: rounding inside a sum is relative to its terms, which may cancel.
+        values = [_moved(x, salt) if _is_float(x) else x for x in values]
+    return [_moved(x, salt) if _is_float(x) else x for x in _jax.run_equation(eqn, values)]
 
 
-def _rounding_otherwise(jaxpr: Any) -> Any:
-    """A jaxpr inside an equation, of the same type, whose arithmetic rounds differently."""
-    opened = _jax.open_jaxpr(jaxpr)
-    new = _jax.trace_to_closed_jaxpr(lambda *xs: _run(jaxpr, *xs), [v.aval for v in opened.invars])
-    if opened is not jaxpr or not _jax.open_jaxpr(new).constvars:
-        return new if opened is not jaxpr else _jax.open_jaxpr(new)
-    raise NotImplementedError("a program inside an equation refers to arrays")
+def moved_step(step: Step, values: Sequence[Any]) -> list[Any]:
+    """Runs a step of a tape with other rounding."""
+    return step.run(values) if step.equation is None else _moved_equation(step.equation, values, 1)
 
 
 def _is_float(x: Any) -> bool:
@@ -123,7 +140,7 @@ def _rounds(eqn: Any) -> bool:
 
 
 @functools.partial(jax.jit, inline=True)
-def _moved(x: Any, salt: int = 0) -> Any:
+def _moved(x: Any, salt: int) -> Any:
     """A quarter of the elements moved up by one unit in the last place, a quarter down, as their bits decide."""
     x = jnp.asarray(x)
     width = x.dtype.itemsize * 8

@@ -16,7 +16,7 @@ from sonde.core.item import expand
 from sonde.core.path import Pattern
 from sonde.core.record_making import make_records
 from sonde.core.run import run_with
-from sonde.port.program import is_number, trace
+from sonde.port.program import Program, is_number, trace
 from sonde.port.rounding import rounded_otherwise
 from sonde.tools.program_order import ProgramOrder, numbered_calls
 from sonde.tools.reading import Seen, each_seen, on_host
@@ -107,19 +107,26 @@ def run_rounded_otherwise(
     inside: InsideRequest | None,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    draw: int,
-) -> Run:
-    """The same with arithmetic that rounds differently; see `sonde.port.rounding`. Raises what tracing raises."""
-    names: list[str] = []
+    draws: int,
+) -> list[Run]:
+    """The same with arithmetic that rounds differently, several times; see `sonde.port.rounding`.
 
-    def moved() -> Any:
-        program = trace(f, args, kwargs)
-        names[:] = program.output_names
-        return rounded_otherwise(program, draw)
+    Raises what tracing raises.
+    """
+    programs: list[Program] = []
 
-    run = run_side(moved, patterns, grads, inside, (), {})
-    results = [dataclasses.replace(p, part=name) for p, name in zip(run.results, names)]
-    return Run(run.points, tuple(results))
+    def moved(draw: int) -> Any:
+        # Traced in a capture, the program has its sites.
+        if not programs:
+            programs.append(trace(f, args, kwargs))
+        return rounded_otherwise(programs[0], draw)
+
+    runs = []
+    for draw in range(draws):
+        run = run_side(moved, patterns, grads, inside, (draw,), {})
+        results = [dataclasses.replace(p, part=name) for p, name in zip(run.results, programs[0].output_names)]
+        runs.append(Run(run.points, tuple(results)))
+    return runs
 
 
 def results_of(result: Any, path: str = RESULT, *, gradient: bool = False) -> tuple[Point, ...]:

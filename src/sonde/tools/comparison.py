@@ -19,6 +19,8 @@ from sonde.core.asking import asked_for
 from sonde.core.capture import like
 from sonde.core.path import Pattern
 from sonde.port.difference import Distance, distance, epsilon
+from sonde.port.gradients import with_gradient
+from sonde.port.parting import Parting, find_parting
 from sonde.tools.compared_runs import RESULT, Point, Run
 from sonde.tools.comparison_sides import Gradients, Side, gradient_pairs, side_of
 from sonde.tools.drawn import Drawn, Heat
@@ -46,6 +48,7 @@ class Comparison(Drawn):
         results: What the programs returned, then the gradients of that.
         matches: Which values were matched, and why.
         unchecked: What could not be compared, and why.
+        parting: The operation at which the programs part, and why, if they differ and that is known.
     """
 
     drifts: tuple[Drift, ...]
@@ -55,6 +58,7 @@ class Comparison(Drawn):
     results: tuple[Drift, ...] = ()
     matches: tuple[Match, ...] = ()
     unchecked: tuple[str, ...] = ()
+    parting: Parting | None = None
 
     @property
     def first(self) -> Drift | None:
@@ -108,6 +112,7 @@ class Comparison(Drawn):
                 lines.append(f"only in the {which}: " + ", ".join(f"{path}[{call}]" for path, call in only))
         if self.names:
             lines.append("matched: " + ", ".join(f"{a} = {b}" for a, b in self.names.items()))
+        lines += [str(self.parting)] if self.parting is not None else []
         lines += [f"not compared: {reason}" for reason in self.unchecked]
         return "\n".join(lines)
 
@@ -220,9 +225,10 @@ class _Comparing:
         pairs = match(points, others, self.given)
         drifts = self.judged(pairs, points, others)
         results = self.result_drifts()
-        if self.grads is None and not any(d.note for d in results):
+        # Where values differ, gradients follow.
+        if self.grads is None and not any(d.differs and d.by != "order" for d in (*drifts, *results)):
             gradients = self.gradient_drifts()
-            if any(d.differs for d in gradients) and not any(d.differs for d in (*drifts, *results)):
+            if any(d.differs for d in gradients):
                 drifts += self.gradients_at_sites()
             results += gradients
         drifts = _without_guesses(drifts, results)
@@ -231,6 +237,7 @@ class _Comparing:
         matches = tuple(Match(points.label(p.first), others.label(p.second), p.by) for p in pairs)
         if not drifts and not results:
             raise NothingComparedError(_nothing(*self.runs))
+        parting = self.parting(pairs, drifts, results)
         return Comparison(
             tuple(drifts),
             _only(points, [p.first for p in pairs]),
@@ -239,6 +246,7 @@ class _Comparing:
             tuple(results),
             matches,
             tuple(self.unchecked),
+            parting,
         )
 
     def judged(self, pairs: list[Pair], points: Points, others: Points) -> list[Drift]:
@@ -313,6 +321,25 @@ class _Comparing:
                 drift = judge(pair, self.tolerance, _gradient_noise(found, pair), result=True)
             drifts.append(drift)
         return drifts
+
+    def parting(self, pairs: list[Pair], drifts: list[Drift], results: list[Drift]) -> Parting | None:
+        """The operation at which the programs part, if they differ."""
+        first = next((d for d in (*drifts, *results) if d.differs), None)
+        if first is None or first.note:  # a note says what there is to say: other shapes, other branches
+            return None
+        programs = [side.traced() for side in self.sides]
+        if isinstance(programs[0], str) or isinstance(programs[1], str):
+            return None
+        wanted = (first.path, first.part, first.call, first.iteration, first.gradient)
+        at = [(p.first.array, p.second.array) for p in pairs if _key(p.first) == wanted]
+        allowed = max((d.limit or 0.0 for d in results if not d.gradient), default=0.0)
+        try:
+            if first.gradient:
+                return find_parting(with_gradient(programs[0]), with_gradient(programs[1]), at, allowed)
+            return find_parting(programs[0], programs[1], at, allowed)
+        except Exception as error:  # a helper to the answer, which is known: an operation may not run alone
+            self.unchecked.append(f"single operations: {type(error).__name__}: {str(error)[:150]}")
+            return None
 
     def gradients_at_sites(self) -> list[Drift]:
         runs = [side.run_with_gradients() for side in self.sides]

@@ -1,0 +1,322 @@
+"""Why two programs part at an operation: common mistakes, each tried on the second program.
+
+A cause is only named if the second program, with it mended, returns what the first one does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde.port.difference import distance, epsilon
+from sonde.port.layouts import arranged
+from sonde.port.origins import Explained, scalar_of
+from sonde.port.tape import Step, Tape
+
+_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "the exact gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "the tanh approximation of gelu": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu as x * sigmoid(1.702 x)": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+    "leaky relu (0.01)": jax.nn.leaky_relu,
+    "relu squared": lambda x: jnp.square(jax.nn.relu(x)),
+    "elu": jax.nn.elu,
+    "selu": jax.nn.selu,
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+    "softplus": jax.nn.softplus,
+    "mish": jax.nn.mish,
+    "hard swish": jax.nn.hard_swish,
+}
+_EPSILONS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+_MOST_TRIALS = 150
+_NEAR = 24  # how many operations after the one at which programs part are tried, too
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cause:
+    """A mistake in the second program, found by mending it.
+
+    Attributes:
+        text: What is different.
+        agreement: How far apart the results are without it, relative to their norm.
+        step: The number of the operation of the second program that is wrong; None if it is where the programs part.
+    """
+
+    text: str
+    agreement: float
+    step: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.text}: the programs then agree to {self.agreement:.1g}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Trial:
+    """Values of the second program to be replaced, and what that would mean."""
+
+    replaced: dict[int, Any]
+    text: str
+    step: int | None = None
+
+
+def find_cause(explained: Explained, first: list[int], second: list[int], allowed: float) -> Cause | None:
+    """The cause of a difference, if one of the common ones is it.
+
+    Args:
+        explained: The programs.
+        first: The steps at which the first program leaves the second.
+        second: The steps at which the second leaves the first.
+        allowed: How far apart results may be that agree, relative to their norm.
+    """
+    one, other = explained.tapes
+    before = _apart(one, [other.array(i) for i in other.results])
+    best: Cause | None = None
+    for trial in itertools.islice(_trials(explained, first, second), _MOST_TRIALS):
+        try:
+            values = other.again(trial.replaced) if trial.replaced else []
+        except (TypeError, ValueError):  # the shapes do not fit
+            continue
+        agreement = _apart(one, [np.asarray(values[i]) for i in other.results]) if values else np.inf
+        enough = min(max(allowed, 32 * epsilon(*[one.array(i) for i in one.results])), before / 4)
+        # Of several that agree, the first: another one must be much better.
+        if agreement <= enough and (best is None or agreement < best.agreement / 8):
+            best = Cause(trial.text, agreement, trial.step)
+        if best is not None and best.agreement == 0:
+            break
+    return best
+
+
+def _apart(tape: Tape, results: list[np.ndarray]) -> float:
+    """How far results are from those of a program, relative to their norm."""
+    own = [tape.array(i) for i in tape.results]
+    if len(own) != len(results) or any(a.shape != b.shape for a, b in zip(own, results)):
+        return np.inf
+    return max((distance(b, a).norm for a, b in zip(own, results)), default=np.inf)
+
+
+def _trials(explained: Explained, first: list[int], second: list[int]) -> Iterator[_Trial]:
+    """What might be the cause, the most telling first."""
+    ours, theirs = ([tape.steps[i] for i in steps] for tape, steps in zip(explained.tapes, (first, second)))
+    for g in theirs:
+        alike = [f for f in ours if f.name == g.name]
+        for f in alike:
+            yield from _other_number(explained, f, g)
+        yield from _transposed(explained, g)
+        yield from _other_activation(explained, ours, g)
+        for f in alike:
+            yield from _other_operation(explained, f, g)
+        for f in ours:
+            yield from _lacking(explained, f, g, 1)
+        yield from _surplus(explained, g, 1)
+        yield from _other_epsilon(explained, g)
+        for f in ours:
+            if f.name != g.name:
+                yield from _other_operation(explained, f, g)
+    for g in theirs[:2]:
+        yield from _surplus(explained, g, _NEAR)
+        for f in ours[:2]:
+            yield from _lacking(explained, f, g, _NEAR)
+
+
+def _other_number(explained: Explained, f: Step, g: Step) -> Iterator[_Trial]:
+    """The same operation with another number: an epsilon, a scale."""
+    if f.name != g.name or len(f.inputs) != len(g.inputs):
+        return
+    one, other = explained.tapes
+    numbers = [(scalar_of(one.values[i]), scalar_of(other.values[k])) for i, k in zip(f.inputs, g.inputs)]
+    different = [(k, a, b) for k, (a, b) in zip(g.inputs, numbers) if a is not None and b is not None and a != b]
+    if len(different) == 1:
+        number, a, b = different[0]
+        new = jnp.full_like(jnp.asarray(other.values[number]), a)
+        yield _run_with(other, g, {number: new}, f"with {_called(g, a)} in place of {b:.6g}")
+
+
+def _called(step: Step, number: float) -> str:
+    """What a number in an operation is likely to be called."""
+    if step.name in ("add", "max") and 0 < abs(number) <= 2e-2:
+        return f"eps={number:.6g}"
+    return f"{step.name} by {number:.6g}" if step.name in ("mul", "div") else f"{number:.6g} in {step.name}"
+
+
+def _run_with(tape: Tape, step: Step, replaced: dict[int, Any], text: str) -> _Trial:
+    """A trial in which one step has other inputs; the inputs of other steps stay."""
+    inputs = [replaced.get(i, tape.values[i]) for i in step.inputs]
+    try:
+        outs = step.run(inputs)
+    except (TypeError, ValueError):
+        outs = []
+    same = [np.shape(x) == np.shape(tape.values[i]) for x, i in zip(outs, step.outputs)]
+    return _Trial(dict(zip(step.outputs, outs)) if outs and all(same) else {}, text)
+
+
+def _transposed(explained: Explained, g: Step) -> Iterator[_Trial]:
+    """A square weight that is transposed."""
+    tape = explained.tapes[1]
+    if g.name not in ("dot_general", "conv_general_dilated"):
+        return
+    for number in g.inputs:
+        shape = np.shape(tape.values[number])
+        for i, k in itertools.combinations(range(len(shape)), 2):
+            if shape[i] == shape[k] and explained.is_moved_input(1, number):
+                new = jnp.swapaxes(jnp.asarray(tape.values[number]), i, k)
+                yield _run_with(tape, g, {number: new}, f"with the weight {list(shape)} transposed")
+
+
+def _other_activation(explained: Explained, ours: list[Step], g: Step) -> Iterator[_Trial]:
+    """Another activation function of the same value."""
+    one, other = explained.tapes
+    for number in g.inputs:
+        x = other.values[number]
+        if not jnp.issubdtype(jnp.result_type(x), jnp.floating) or not np.size(x) > 1:
+            continue
+        x = jnp.asarray(x)
+        made = {name: np.asarray(f(x)) for name, f in _ACTIVATIONS.items()}
+        mine = [(name, k) for name, y in made.items() for k in _equal_values(other, y, g)]
+        for name, k in mine[:3]:
+            for wanted, y in made.items():
+                if wanted != name and _has(one, y, ours):
+                    yield _Trial({k: jnp.asarray(y)}, f"with {wanted} in place of {name}")
+
+
+def _equal_values(tape: Tape, array: np.ndarray, after: Step) -> list[int]:
+    """The values that steps made after one, that are equal to an array."""
+    close = 16 * epsilon(array)
+    start = min(after.outputs)
+    return [
+        i
+        for i in range(start, min(start + 200, len(tape.values)))
+        if np.shape(tape.values[i]) == array.shape and distance(np.asarray(tape.values[i]), array).norm <= close
+    ]
+
+
+def _has(tape: Tape, array: np.ndarray, near: list[Step]) -> bool:
+    return any(_equal_values(tape, array, step) for step in near)
+
+
+def _lacking(explained: Explained, f: Step, g: Step, near: int) -> Iterator[_Trial]:
+    """Operations of the first program, from one on, that the second leaves out."""
+    one, other = explained.tapes
+    start = one.steps.index(f)
+    inputs = [i for i in g.inputs if explained.like(1, i) and not explained.is_moved_input(1, i)]
+    for last in range(start, min(start + near, len(one.steps))):
+        made = one.array(one.steps[last].outputs[0])
+        for number in inputs:
+            old = other.array(number)
+            if old.size == made.size and old.dtype == made.dtype and not (near > 1 and last == start):
+                new = jnp.asarray(made.reshape(old.shape))
+                what = explained.described(0, start) if last == start else f"the {last - start + 1} operations"
+                text = f"with {what} of the first program ({_lines(f, one.steps[last])}), which the second lacks"
+                yield _Trial({number: new}, text)
+                yield _run_with(other, g, {number: new}, text)
+
+
+def _surplus(explained: Explained, g: Step, near: int) -> Iterator[_Trial]:
+    """Operations of the second program, from one on, that the first does not have; or one of them alone."""
+    tape = explained.tapes[1]
+    start = tape.steps.index(g)
+    inputs = [i for i in g.inputs if scalar_of(tape.values[i]) is None]
+    for last in range(start, min(start + near, len(tape.steps))):
+        step = tape.steps[last]
+        out = step.outputs[0]
+        for number in dict.fromkeys([*step.inputs, *inputs]):
+            same = np.shape(tape.values[number]) == np.shape(tape.values[out])
+            if same and jnp.result_type(tape.values[number]) == jnp.result_type(tape.values[out]):
+                alone = number in step.inputs
+                if not alone and not explained.fingerprint(1, number).telling:
+                    continue
+                what = explained.described(1, last) if alone else f"the {last - start + 1} operations"
+                lines = "" if alone and last == start else f" ({_lines(step if alone else g, step)})"
+                yield _Trial({out: tape.values[number]}, f"without {what}{lines}", last if alone else start)
+
+
+def _lines(first: Step, last: Step) -> str:
+    return first.source if first.source == last.source else f"{first.source} to {last.source}"
+
+
+def _other_epsilon(explained: Explained, g: Step) -> Iterator[_Trial]:
+    """Another epsilon, where the first program's is out of sight."""
+    tape = explained.tapes[1]
+    for number in g.inputs:
+        old = scalar_of(tape.values[number])
+        if g.name in ("add", "max") and old is not None and 0 < abs(old) <= 2e-2:
+            for value in _EPSILONS:
+                if value != old:
+                    new = jnp.full_like(jnp.asarray(tape.values[number]), value)
+                    yield _run_with(tape, g, {number: new}, f"with eps={value:g} in place of {old:.6g}")
+
+
+def _other_operation(explained: Explained, f: Step, g: Step) -> Iterator[_Trial]:
+    """The first program's numbers at this operation, whatever it does."""
+    one, other = explained.tapes
+    made, old = one.array(f.outputs[0]), other.array(g.outputs[0])
+    if made.size != old.size:
+        return
+    if made.shape != old.shape:
+        made = made.reshape(old.shape)
+    text = f"with the result of {explained.described(0, one.steps.index(f))} in the first program ({f.source})"
+    mask = _mask_text(explained, f, g)
+    order = _order_text(made, old)
+    factor = _factor_text(made, old)
+    text = mask or factor or (f"{text}, {order}" if order else text)
+    yield _Trial({g.outputs[0]: jnp.asarray(made, old.dtype)}, text)
+
+
+def _mask_text(explained: Explained, f: Step, g: Step) -> str:
+    """How two masks differ, if both operations choose with one."""
+    if f.name != "select_n" or g.name != "select_n":
+        return ""
+    masks = [tape.array(step.inputs[0]) for tape, step in zip(explained.tapes, (f, g))]
+    if masks[0].shape != masks[1].shape or masks[0].dtype != bool:
+        return ""
+    kinds = [_diagonal(mask) for mask in masks]
+    if None not in kinds:
+        return f"with the causal mask of diagonal {kinds[0]} in place of {kinds[1]}"
+    if np.array_equal(masks[0], ~masks[1]):
+        return "with the mask inverted"
+    return (
+        f"with the mask of the first program ({int(np.sum(masks[0] != masks[1]))} of {masks[0].size} elements differ)"
+    )
+
+
+def _diagonal(mask: np.ndarray) -> int | None:
+    """The diagonal up to which a causal mask keeps positions; None if it is no causal mask."""
+    if mask.ndim < 2:
+        return None
+    rows = mask.reshape(-1, *mask.shape[-2:])
+    for k in range(-mask.shape[-2] + 1, mask.shape[-1]):
+        causal = np.tri(mask.shape[-2], mask.shape[-1], k, dtype=bool)
+        if np.all(rows == causal) or np.all(rows == ~causal):
+            return k
+    return None
+
+
+def _factor_text(made: np.ndarray, old: np.ndarray) -> str:
+    if not jnp.issubdtype(made.dtype, jnp.floating):
+        return ""
+    x, y = made.astype(np.float64).ravel(), old.astype(np.float64).ravel()
+    finite = np.isfinite(x) & np.isfinite(y)
+    x, y = x[finite], y[finite]
+    if not x.size or not np.any(y):
+        return ""
+    factor = float(x @ y / (y @ y))
+    if abs(factor - 1) < 1e-6 or np.linalg.norm(x - factor * y) > 64 * epsilon(made, old) * np.linalg.norm(x):
+        return ""
+    return f"multiplied by {factor:.6g} at this operation"
+
+
+def _order_text(made: np.ndarray, old: np.ndarray) -> str:
+    same = arranged(old, made, lambda y: distance(made, y).norm <= 64 * epsilon(made, old))
+    if same is not None and same[1]:
+        return f"whose result is this one's, {same[1]}"
+    x, y = np.sort(made.ravel().astype(np.float64)), np.sort(old.ravel().astype(np.float64))
+    if np.allclose(x, y, rtol=1e-5, atol=0, equal_nan=True):
+        return "which has the same numbers in another order"
+    return ""

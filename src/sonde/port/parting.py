@@ -1,0 +1,112 @@
+"""The operation at which two programs part, in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from sonde.port.causes import Cause, find_cause
+from sonde.port.difference import distance, epsilon
+from sonde.port.origins import Explained
+from sonde.port.program import Program
+from sonde.port.tape import Tape, tape_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation whose inputs both programs have, and whose result only one has.
+
+    Attributes:
+        name: The primitive of JAX, such as `"add"`.
+        text: The operation with the shapes of its operands, and with numbers where they are numbers.
+        source: The line of the program, as `file:line`.
+        scope: The named scopes around it.
+    """
+
+    name: str
+    text: str
+    source: str
+    scope: str
+
+    def __str__(self) -> str:
+        scope = f"{self.scope}, " if self.scope else ""
+        return f"{self.text} ({scope}{self.source})" if scope or self.source else self.text
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parting:
+    """Where two programs part.
+
+    Attributes:
+        first: The operations of the first program that the second does not have, in order; the first one is the most
+            likely.
+        second: Those of the second program that the first does not have.
+        cause: A change of the second program with which it returns what the first does; None if none is known.
+    """
+
+    first: tuple[Operation, ...]
+    second: tuple[Operation, ...]
+    cause: Cause | None
+
+    def __str__(self) -> str:
+        sides = [f"{which}: {ops[0]}" for which, ops in (("first", self.first), ("second", self.second)) if ops]
+        lines = ["the programs part at", *[f"  {side}" for side in sides]]
+        return "\n".join([*lines, f"  {self.cause}"] if self.cause else lines)
+
+
+def find_parting(
+    first: Program, second: Program, at: Sequence[tuple[np.ndarray, np.ndarray]] = (), allowed: float = 0.0
+) -> Parting | None:
+    """Where two programs part on the way to what differs.
+
+    Args:
+        first: The first program.
+        second: The second program.
+        at: Pairs of values that differ, such as those at a site; the results count in any case.
+        allowed: How far apart results may be that agree, relative to their norm.
+
+    Returns:
+        Where they part; None if every operation on the way is like one of the other program.
+    """
+    explained = Explained((tape_of(first), tape_of(second)))
+    starts: list[list[int]] = [[], []]
+    for pair in at:
+        for side, array in enumerate(pair):
+            starts[side] += _numbers_of(explained.tapes[side], array)[:1]
+    partings = []
+    for begin in (starts, [tape.results for tape in explained.tapes]):
+        origins = [explained.origins(side, begin[side]) for side in (0, 1)]
+        if any(origins):
+            partings.append(_parting(explained, origins, allowed))
+            if partings[-1].cause is not None:
+                return partings[-1]
+    # A small difference may be lost in the noise of what follows: then only a cause that was tried counts.
+    everywhere = _parting(explained, [explained.departures(side) for side in (0, 1)], allowed)
+    return everywhere if everywhere.cause is not None else next(iter(partings), None)
+
+
+def _parting(explained: Explained, origins: list[list[int]], allowed: float) -> Parting:
+    cause = find_cause(explained, origins[0], origins[1], allowed)
+    if cause is not None and cause.step is not None:
+        origins = [origins[0], list(dict.fromkeys([cause.step, *origins[1]]))]
+    made = [tuple(_operation(explained, side, number) for number in origins[side]) for side in (0, 1)]
+    return Parting(made[0], made[1], cause)
+
+
+def _operation(explained: Explained, side: int, number: int) -> Operation:
+    step = explained.tapes[side].steps[number]
+    return Operation(step.name, explained.described(side, number), step.source, step.scope)
+
+
+def _numbers_of(tape: Tape, array: np.ndarray) -> list[int]:
+    """The values of a tape that are an array."""
+    close = 16 * epsilon(array)
+    return [
+        i
+        for i, value in enumerate(tape.values)
+        if np.shape(value) == array.shape
+        and tape.makers[i] is not None
+        and distance(np.asarray(value), array).norm <= close
+    ]

@@ -1,0 +1,88 @@
+"""Mistakes in a port are found at their operation, and named where one change mends them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from tests.port.planted import IDS, MISTAKES, lines_of, original, ported
+
+from sonde import sow
+from sonde.tools import compare
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32)
+
+
+def test_a_right_port_is_called_right():
+    found = compare(original, ported)(IDS)
+    assert found.first is None and found.parting is None
+    assert sum(d.gradient for d in found.results) == 23
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_planted_mistakes_are_found_at_their_operation(mistake):
+    found = compare(original, lambda ids: ported(ids, mistake), grads=False)(IDS)
+    assert found.first is not None and found.parting is not None
+    parting = found.parting
+    sources = {operation.source for operation in (*parting.first[:1], *parting.second[:1])}
+    assert sources & lines_of(mistake), f"{parting}"
+    if MISTAKES[mistake] is not None:
+        assert MISTAKES[mistake] in str(parting.cause)
+    if parting.cause is not None:
+        assert parting.cause.agreement < 1e-5
+
+
+def test_a_difference_that_what_follows_hides_is_found_from_its_site():
+    w = jnp.asarray(np.random.default_rng(1).normal(size=(6, 6)), jnp.float32)
+
+    def net(x, eps):
+        h = sow(x / jnp.sqrt((x * x).mean(-1, keepdims=True) + eps), "norm")
+        return 1e4 + h @ w
+
+    found = compare(lambda x: net(x, 1e-4), lambda x: net(x, 2e-4))(X)
+    assert found.first.path == "norm"
+    assert "with eps=0.0001 in place of 0.0002" in str(found)
+
+
+def test_in_loops_branches_and_jitted_functions():
+    def net(x, factor=1.0):
+        def body(c, i):
+            c = lax.cond(i % 2 == 0, lambda c: jnp.sin(c) * factor, lambda c: c + 1.0, c)
+            return jax.jit(lambda c: c * 1.1)(c), c.sum()
+
+        x, sums = lax.scan(body, x, jnp.arange(4))
+        x = lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 1.5), (0, x))[1]
+        return x, sums
+
+    found = compare(net, lambda x: net(x, 1.5))(X)
+    assert [op.name for op in found.parting.second] == ["mul"] and "1.5" in found.parting.second[0].text
+
+
+def test_the_operation_of_a_gradient():
+    @jax.custom_vjp
+    def scaled(x):
+        return jnp.sin(x)
+
+    scaled.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x) * 1.5,))
+    found = compare(jnp.sin, lambda x: scaled(x))(X)
+    assert found.first.gradient and found.parting is not None
+    assert "1.5" in found.parting.second[0].text and "test_parting.py" in found.parting.second[0].source
+
+
+def test_lines_are_those_of_the_caller_of_a_function_of_jax():
+    first = lambda x: jnp.where(x > 0, x, 0.0)
+    first(X)
+    found = compare(first, lambda x: jnp.where(x > 0, x * 2, 0.0))(X)
+    line = test_lines_are_those_of_the_caller_of_a_function_of_jax.__code__.co_firstlineno + 3
+    assert found.parting.second[0].source.endswith(f"test_parting.py:{line}")
+
+
+def test_scopes_are_named():
+    def net(x, by):
+        with jax.named_scope("head"):
+            return jnp.tanh(x) * by
+
+    found = compare(lambda x: net(x, 2.0), lambda x: net(x, 3.0))(X)
+    assert found.parting.second[0].scope == "head"
+    assert "with mul by 2 in place of 3: the programs then agree to" in str(found)
