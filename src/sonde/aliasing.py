@@ -22,6 +22,7 @@ import importlib.metadata
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, Self
@@ -88,7 +89,8 @@ class alias:
 def alias_report() -> _alias_log.AliasReport:
     """What packages have asked of Flax under `alias` so far, and what they got.
 
-    Names of `flax.nnx` and `flax.linen` that Sonde has are not listed one by one.
+    Names of `flax.nnx` and `flax.linen` that Sonde has are not listed one by one. Names that the installed Flax lacks,
+    too, are left out: packages probe for names of other releases.
 
     Returns:
         A tuple of asks, each with `name`, `answer` ("from Sonde", "from Flax", "missing", or "set" for a name that the
@@ -98,11 +100,21 @@ def alias_report() -> _alias_log.AliasReport:
         >>> import sonde
         >>> with sonde.alias():
         ...     from flax import linen
-        ...     found = hasattr(linen.module, "_a_private_name")
-        >>> [ask.answer for ask in sonde.alias_report() if ask.name == "flax.linen.module._a_private_name"]
+        ...     found = hasattr(linen.module, "_freeze_attr")
+        >>> [ask.answer for ask in sonde.alias_report() if ask.name == "flax.linen.module._freeze_attr"]
         ['missing']
     """
-    return _alias_log.report()
+    asks = _alias_log.report()
+    return _alias_log.AliasReport(ask for ask in asks if ask.answer != "missing" or _flax_has(ask.name))
+
+
+def _flax_has(name: str) -> bool:
+    """Whether Flax has a module or a name in a module; True if Flax is not installed."""
+    above, _, attribute = name.rpartition(".")
+    if _file_of_flax("flax") is None or _file_of_flax(name) is not None:
+        return True
+    with warnings.catch_warnings(action="ignore"):  # of deprecated names
+        return hasattr(_switch.real(above), attribute)
 
 
 class _Watched(types.ModuleType):

@@ -8,6 +8,7 @@ import click
 
 from sonde._extras import MissingExtra
 from sonde._version import __version__
+from sonde.cli.check_move import check_move
 from sonde.cli.compare import compare
 from sonde.cli.demo import demo
 from sonde.cli.exits import TEXT, Unusable
@@ -53,5 +54,5 @@ def sonde_command() -> None:
     """See `HELP`."""
 
 
-for command in (report, sites, nonfinite, compare, harvest, store_commands, explain, demo):
+for command in (report, sites, nonfinite, compare, harvest, store_commands, explain, check_move, demo):
     sonde_command.add_command(command)

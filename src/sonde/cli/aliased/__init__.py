@@ -1,0 +1,1 @@
+"""The folder that `sonde check-move` puts first on the path of the processes that it starts."""
