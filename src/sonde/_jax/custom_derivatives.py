@@ -9,6 +9,7 @@ import jax
 from jax._src import dtypes as _dtypes
 from jax._src import linear_util as _lu
 from jax._src.interpreters import partial_eval as _pe
+from jax._src.tree_util import tracing_registry as _tracing_registry
 
 from sonde._jax.imported import Primitive, SymbolicZero, ad, custom_vmap_p, typeof
 from sonde._jax.jaxprs import ONE_JAXPR_CLASS
@@ -27,13 +28,29 @@ __all__ = [
 ]
 
 
-def bind_custom_vmap(args: Sequence[Any], jaxpr: Any, rule: Callable[..., Any]) -> list[Any]:
-    """Calls a closed jaxpr, with a function to be called if a `vmap` around maps it."""
+def _structure_like(other: Any, tree: Any) -> Any:
+    """The structure of a pytree, in the registry that another structure is from: versions use different ones here."""
+    try:
+        jax.tree_util.treedef_tuple((other,))
+    except ValueError:
+        return _tracing_registry.flatten(tree)[1]
+    return jax.tree.structure(tree)
+
+
+def bind_custom_vmap(args: Sequence[Any], params: dict[str, Any], jaxpr: Any, rule: Callable[..., Any]) -> list[Any]:
+    """Calls a closed jaxpr, with a function to be called if a `vmap` around maps it, in place of another call.
+
+    Args:
+        args: The arguments.
+        params: The parameters of the other call.
+        jaxpr: The jaxpr.
+        rule: The function.
+    """
     return custom_vmap_p.bind(
         *args,
         call=jaxpr,
         rule=rule,
-        in_tree=jax.tree.structure(tuple(args)),
+        in_tree=_structure_like(params["in_tree"], tuple(args)),
         out_tree=jax.tree.structure([0] * len(jaxpr.out_avals)),
     )
 

@@ -39,7 +39,7 @@ def custom_vmap_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, An
     def mapped(*_: Any) -> Any:
         raise error
 
-    outs = new.known(_jax.bind_custom_vmap(operands, new.jaxpr, mapped), operands)
+    outs = new.known(_jax.bind_custom_vmap(operands, params, new.jaxpr, mapped), operands)
     handler.items += new.items(outs)
     return outs[: new.n_outs]
 
