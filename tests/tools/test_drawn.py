@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from html.parser import HTMLParser
 from typing import Any
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 import sonde
 from sonde import sow, store, tools
@@ -162,3 +164,35 @@ def test_results_on_a_page_have_its_tokens() -> None:
     assert given["columns"] == ["x", "y", "z"]
     with pytest.raises(ValueError, match="2 tokens for 3 columns"):
         report.add(RESULTS["sweep"](), tokens=["x", "y"])
+
+
+def _long(x: Any) -> Any:
+    with sonde.scope("decoder/blocks/11/self_attention"):
+        h = sow(x * 2, "a_name_of_many_words")
+        return jnp.sum(sow(h + x, "another_name_of_words"))
+
+
+UNITS, LABELS = np.eye(4, dtype=np.float32).repeat(5, 0), np.arange(4).repeat(5)
+LONG = {
+    "records": lambda: sonde.capture(_long)(X)[1],
+    "sites": lambda: sonde.sites(_long)(X),
+    "sweep": lambda: patch_sweep(_long, X, -X, "**", lambda y: y),
+    "lens": lambda: logit_lens(_long, readout=lambda h: h, k=1)(X),
+    "attribution": lambda: attribute(_long)(X),
+    "edges": lambda: attribute_edges(_long, "**/a_*", "**/another_*", baseline=-X)(X),
+    "paths": lambda: patch_paths(_long, X, -X, "**/a_*", "**/another_*", lambda y: y),
+    "comparison": lambda: compare(_long, _long)(X),
+    "summary": lambda: summarize(_long)(X),
+    "statistics": lambda: store.statistics(_long, [X]),
+    "report": lambda: examine(_long)(X),
+    "probes": lambda: probe({"decoder/blocks/11/self_attention/a_name_of_many_words": UNITS}, LABELS),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_no_table_cuts_a_path_in_a_narrow_terminal(name: str) -> None:
+    console = Console(width=52, file=io.StringIO(), record=True)
+    console.print(LONG[name]())
+    text = console.export_text()
+    assert "decoder/blocks/11/self_attention/a_name_of_many_words" in text.replace("\n", "")
+    assert "…" not in text

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sonde._array_text import indexed
+from sonde.core.tree_view import WholePaths
 from sonde.report.examined import Examined
 from sonde.report.findings.depth import family, natural
 from sonde.report.plain import counted
@@ -45,7 +46,7 @@ def shown(report: Report) -> Any:
     if len(report.findings) > _MOST_FINDINGS:
         parts.append(Text(f"... and {len(report.findings) - _MOST_FINDINGS} more, on the page", style="dim"))
     if report.sites:
-        parts += [Text(), _table(report, Table, Text)]
+        parts += [Text(), WholePaths(_table(report, Table, Text))]
     return Group(*parts)
 
 

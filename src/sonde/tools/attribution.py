@@ -54,11 +54,13 @@ class Attribution(ByPath[tuple[Any, ...]], Drawn):
         from rich.table import Table
         from rich.text import Text
 
+        from sonde.core.tree_view import WholePaths
+
         table = Table("site", "total", "most", "least", title=f"contributions to {float(self.output):.6g}")
         for path, total in self.totals.items():
             flat = np.concatenate([np.ravel(x) for x in jax.tree.leaves(self[path])] or [np.zeros(1)])
             table.add_row(Text(path), f"{total:.4g}", f"{flat.max():.4g}", f"{flat.min():.4g}")
-        return table
+        return WholePaths(table)
 
 
 def attribute(

@@ -61,12 +61,14 @@ class LogitAttribution(ByPath[jax.Array], Drawn):
         from rich.table import Table
         from rich.text import Text
 
+        from sonde.core.tree_view import WholePaths
+
         table = Table("component", "total", "most", "at", title=f"contributions to {float(self.output):.6g}")
         for path, total in self.totals.items():
             x = np.asarray(self[path])
             at = np.unravel_index(int(np.argmax(np.abs(x))), x.shape) if x.ndim else ()
             table.add_row(Text(path), f"{total:.4g}", f"{x[at]:.4g}", ",".join(map(str, at)))
-        return table
+        return WholePaths(table)
 
 
 def logit_attribution(

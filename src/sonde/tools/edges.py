@@ -191,12 +191,14 @@ class Edges(Sequence[Edge], Drawn):
         from rich.table import Table
         from rich.text import Text
 
+        from sonde.core.tree_view import WholePaths
+
         table = Table("from", "to", "score", title=f"{len(self)} edges, {self.baseline:.4g} to {self.output:.4g}")
         for e in self.edges[:40]:
             table.add_row(Text(e.sender), Text(e.receiver), f"{e.score:.4g}")
         if len(self) > 40:
             table.add_row(f"... and {len(self) - 40} more", "", "")
-        return table
+        return WholePaths(table)
 
 
 def _quoted(name: str) -> str:

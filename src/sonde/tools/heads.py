@@ -65,11 +65,13 @@ class HeadScores(Drawn):
         from rich.table import Table
         from rich.text import Text
 
+        from sonde.core.tree_view import WholePaths
+
         table = Table("site", *[f"{kind} (head)" for kind in KINDS], title="share of attention, the best head of each")
         for i, name in enumerate(self.names):
             best = [int(np.argmax(np.nan_to_num(self[kind][i], nan=-1.0))) for kind in KINDS]
             table.add_row(Text(name), *[f"{self[kind][i, h]:.2f} ({h})" for kind, h in zip(KINDS, best)])
-        return table
+        return WholePaths(table)
 
 
 def attention_heads(

@@ -124,7 +124,9 @@ class Lens(ByPath[Reading], Drawn):
         return f"Lens({list(self)})"
 
     def __rich__(self) -> Any:
-        return self.table()
+        from sonde.core.tree_view import WholePaths
+
+        return WholePaths(self.table())
 
 
 def logit_lens(

@@ -67,13 +67,15 @@ class Paths(Drawn):
         from rich.table import Table
         from rich.text import Text
 
+        from sonde.core.tree_view import WholePaths
+
         table = Table("from", "to", "at", "restored", title=restored_title(self.clean, self.corrupt))
         best = self.best(sum(np.size(x) for x in self.scores.values()))
         for sender, receiver, index, x in best[:_SHOWN]:
             table.add_row(Text(sender), Text(receiver), ",".join(map(str, index)), f"{x:.3f}")
         if len(best) > _SHOWN:
             table.add_row(f"... and {len(best) - _SHOWN} more", "", "", "")
-        return table
+        return WholePaths(table)
 
 
 _SHOWN = 30

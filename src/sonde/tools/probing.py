@@ -63,13 +63,15 @@ class Probe:
     def __rich__(self) -> Any:
         from rich.table import Table
 
+        from sonde.core.tree_view import WholePaths
+
         table = Table(title=f"probe: {len(self.classes)} classes, baseline {self.baseline:.3f}", title_justify="left")
         table.add_column("site", overflow="fold")
         table.add_column("accuracy", justify="right")
         table.add_column("")
         for path in self.paths:
             table.add_row(path, f"{self.accuracy[path]:.3f}", "█" * round(30 * self.accuracy[path]))
-        return table
+        return WholePaths(table)
 
     def _repr_html_(self) -> str:
         import html
