@@ -194,6 +194,25 @@ def test_the_branch_that_was_taken():
     assert first_nonfinite(switched)(1, X) is None
 
 
+def one_example(x, t):
+    y = x - t
+    return jnp.log(y).sum()  # FAULT
+
+
+def test_the_example_of_a_vmap():
+    rows = jnp.ones((4, 3)).at[2, 1].set(-1.0)
+    for run in (jax.vmap(one_example, (0, None)), jax.jit(jax.vmap(one_example, (0, None)))):
+        assert found_in(one_example, rows, 0.5, run=run).example == (2,)
+    columns = jax.jit(jax.vmap(one_example, (1, None)))
+    assert found_in(one_example, rows.T, 0.5, run=columns).example == (2,)
+    nested = jax.vmap(jax.vmap(one_example, (0, None)), (None, 0))
+    assert found_in(one_example, jnp.ones((3, 3)), jnp.array([0.0, 0.5, 0.0, 1.5, 0.0]), run=nested).example == (3, 0)
+    square = jax.vmap(jax.vmap(one_example, (0, None)), (1, None))  # both axes are equally long
+    assert found_in(one_example, jnp.ones((3, 3, 2)).at[2, 1, 0].set(0.0), 0.5, run=square).example == (1, 2)
+    backward = jax.jit(jax.grad(lambda x: jax.vmap(one_example, (0, None))(x, 1.0).mean()))
+    assert found_in(one_example, 2 * rows.at[2, 1].set(0.5), run=backward).example == (2,)
+
+
 def rematerialised(x):
     return jnp.sum(jax.checkpoint(lambda x: jnp.sin(jnp.sqrt(x)))(x))  # FAULT
 
@@ -310,6 +329,32 @@ def test_what_is_discarded_is_not_blamed():
 
     assert first_nonfinite(f)(X) is None
     assert first_nonfinite(jax.jit(f))(X) is None
+
+
+def discarding(x):
+    logs = jnp.log(x)  # FAULT
+    return jnp.where(x > 0, logs, 0.0)
+
+
+def discarding_in_a_loop(x):
+    def body(c, t):
+        logs = jnp.log(x * t)  # FAULT
+        return c + jnp.where(x * t > 0, logs, 0.0), None
+
+    return lax.scan(body, x, jnp.array([1.0, 2.0, 0.0, 1.0]))[0]
+
+
+def test_a_note_on_what_is_discarded():
+    for run in (discarding, jax.jit(discarding)):
+        assert first_nonfinite(run)(X) is None
+        found = first_nonfinite(run, discarded=True)(X)
+        assert found.discarded and found.source == f"{__file__}:{line_of(discarding)}" and not found.results
+        assert "in no result" in str(found)
+        assert first_nonfinite(run, discarded=True)(X + 1) is None
+    found = first_nonfinite(jax.jit(discarding_in_a_loop), discarded=True)(X + 1)
+    assert (found.source, found.iteration) == (f"{__file__}:{line_of(discarding_in_a_loop)}", (2,))
+    mask = lambda x: jax.nn.softmax(jnp.where(x > 0, x, -jnp.inf))
+    assert first_nonfinite(mask, discarded=True)(X) is None  # written down, not computed
 
 
 def two_suspects(x):

@@ -46,12 +46,14 @@ from sonde._jax.imported import (
     while_p,
 )
 from sonde._jax.in_place import Change, InPlace, InterruptibleLock
-from sonde._jax.jaxprs import first_outputs, open_jaxpr
-from sonde._jax.vmaps import RUNNING, CallOfMap, NumberedAxis, mapped_next
+from sonde._jax.jaxprs import first_outputs, open_jaxpr, sub_jaxprs
+from sonde._jax.scope_names import open_name
+from sonde._jax.vmaps import RUNNING, CallOfMap, ExampleName, NumberedAxis, mapped_next
 
 __all__ = [
     "at_first_capture",
     "eager_shortcut",
+    "examples_named",
     "kept_when_partially_evaluated",
     "made_jaxprs",
     "make_changes",
@@ -285,6 +287,32 @@ def eager_shortcut(
         return p.out_tree.unflatten(outs), outs, p.out_tree, args_flat, jaxpr, None, None, []
 
     return InPlace(Change(_pjit, "_run_python_pjit", run))
+
+
+def examples_named(wanted: Callable[[], bool]) -> InPlace:
+    """Gives equations that `vmap` makes a name that says where the mapped axis is, if `wanted()`.
+
+    Otherwise nothing tells it from the other axes of an array.
+    """
+    plain = _batching.BatchTrace.process_primitive
+
+    def process_primitive(self: Any, primitive: Any, tracers: Any, params: Any, /) -> Any:
+        if not wanted() or sub_jaxprs(params):  # the equations inside are mapped one by one
+            return plain(self, primitive, tracers, params)
+        name = ExampleName("example")
+        name.size = self.axis_data.size
+        with open_name(name):
+            outs = plain(self, primitive, tracers, params)
+        results = outs if primitive.multiple_results else [outs]
+        name.inputs, name.outputs = tuple(map(_mapped_axis, tracers)), tuple(map(_mapped_axis, results))
+        return outs
+
+    return InPlace(Change(_batching.BatchTrace, "process_primitive", process_primitive))
+
+
+def _mapped_axis(value: Any) -> int | None:
+    dim = getattr(value, "batch_dim", None)
+    return dim if isinstance(dim, int) else None
 
 
 def meshes_can_be_set(trace_type: Any) -> InPlace:

@@ -15,7 +15,35 @@ from jax._src import core as _core
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 
-__all__ = ["MappedBy", "in_these_runs", "mapped_by", "runs_of_maps"]
+__all__ = ["ExampleName", "MappedBy", "in_these_runs", "mapped_by", "runs_of_maps"]
+
+
+class ExampleName(str):
+    """A name on equations that a `vmap` has made, which says where the mapped axis is.
+
+    Attributes:
+        size: How long the axis is.
+        inputs: Where it is in each operand of the operation that was mapped; None if the operand has none.
+        outputs: The same for the results.
+    """
+
+    size: int
+    inputs: tuple[int | None, ...] = ()
+    outputs: tuple[int | None, ...] = ()
+
+    def position(self, output: int, shape: tuple[int, ...], backward: bool) -> int | None:
+        """Where the axis is in a result of an equation; None if that is not known.
+
+        Args:
+            output: Which result.
+            shape: Its shape.
+            backward: Whether the equation is in a backward pass: its result belongs to an operand.
+        """
+        own = self.outputs[output] if not backward and output < len(self.outputs) else None
+        for dim in (own, *((*self.inputs, *self.outputs) if backward else self.outputs)):
+            if dim is not None and dim < len(shape) and shape[dim] == self.size:
+                return dim
+        return None
 
 
 class MappedBy(NamedTuple):

@@ -56,15 +56,20 @@ def nonfinite(
     with quiet_stdout(as_json):
         program = program_at(target, read_arrays(input_file) if input_file else None)
         with running(program, show_traceback=show_traceback), busy("running the program"):
-            found = sonde.first_nonfinite(program.f, context=before, inside=asked)(*program.args, **program.kwargs)
+            found = sonde.first_nonfinite(program.f, context=before, inside=asked, discarded=True)(
+                *program.args, **program.kwargs
+            )
+    finite = found is None or found.discarded
     if as_json:
-        show_json({"finite": found is None, "first": None if found is None else plain(_as_dict(found))})
+        show_json({"finite": finite, "first": None if found is None else plain(_as_dict(found))})
     elif found is None:
         show(Text("Every result of the program is finite.", style="green"))
     else:
+        if found.discarded:
+            show(Text("Every result of the program is finite. On the way a value was not:", style="green"))
         first, _, others = str(found).partition("\n")
-        show(Text(first, style="bold red"), Text(others))
-    context.exit(FINE if found is None else FOUND)
+        show(Text(first, style="bold" if found.discarded else "bold red"), Text(others))
+    context.exit(FINE if finite else FOUND)
 
 
 def _as_dict(found: NonFinite) -> dict[str, Any]:

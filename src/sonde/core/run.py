@@ -25,6 +25,7 @@ _parts = (
     boundaries.hook,
     _jax.meshes_can_be_set(SiteTrace),
     _jax.maps_told_apart(has_sites),
+    _jax.examples_named(lambda: (state := looking()) is not None and state.sees_all),
     _jax.trials_unseen(lambda: look(None)),
     kept,
     opaque,

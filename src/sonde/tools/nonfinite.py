@@ -52,6 +52,7 @@ class NonFinite:
         chain: The calls that led there, innermost first.
         error: What the program raised, if it raised because of the value.
         doubt: What is not certain; empty if nothing is in doubt.
+        discarded: Whether the value is in no result: the program computes it and does not use it.
     """
 
     path: str
@@ -77,6 +78,7 @@ class NonFinite:
     chain: tuple[str, ...] = ()
     error: Exception | None = None
     doubt: str = ""
+    discarded: bool = False
 
     def __str__(self) -> str:
         kind = " and ".join(name for name, n in (("NaN", self.nans), ("Inf", self.infs)) if n) or "value"
@@ -89,6 +91,8 @@ class NonFinite:
         lines = [f"{start + ': ' if start else ''}the first {kind} {made} {self.operation}{joined}{element}"]
         lines.append(f"  {self.nans} NaN and {self.infs} Inf of {self.size} elements{self._where()}")
         lines += [f"  because {cause}" for cause in self.causes]
+        if self.discarded:
+            lines.append("  it is in no result: all of them are finite")
         if self.results:
             shown = ", ".join(self.results[:4]) + (
                 f" and {len(self.results) - 4} more" if len(self.results) > 4 else ""
@@ -125,7 +129,9 @@ class NonFinite:
         return in_notebook(Text(str(self)))
 
 
-def first_nonfinite(f: Callable, *, context: int = 5, inside: Any = None) -> Callable[..., NonFinite | None]:
+def first_nonfinite(
+    f: Callable, *, context: int = 5, inside: Any = None, discarded: bool = False
+) -> Callable[..., NonFinite | None]:
     """A function that runs `f` and explains the first NaN or Inf of its results; None if all of them are finite.
 
     Results are what `f` returns, gradients among it, and arrays that it has put into objects among its arguments, such
@@ -137,10 +143,11 @@ def first_nonfinite(f: Callable, *, context: int = 5, inside: Any = None) -> Cal
         context: How many of the named values before it to report the ranges of.
         inside: Functions, modules or packages whose values become sites, as in `sonde.capture`, to have names. The
             search itself needs none.
+        discarded: If all results are finite, report the first value that was computed on the way and is not; its
+            `discarded` is true. A constant, such as the -Inf of a mask, is not computed.
 
     Returns:
-        A function with the arguments of `f`. The result of `f` is dropped, and no argument is donated. What was not
-        finite on the way and is in no result, such as a mask of -Inf, is not reported.
+        A function with the arguments of `f`. The result of `f` is dropped, and no argument is donated.
 
     Raises:
         ValueError: `context` is negative.
@@ -164,7 +171,7 @@ def first_nonfinite(f: Callable, *, context: int = 5, inside: Any = None) -> Cal
     asked = asked_for(inside)
 
     def look_for(*args: Any, **kwargs: Any) -> NonFinite | None:
-        answer = search(f, args, kwargs, inside=asked)
+        answer = search(f, args, kwargs, inside=asked, discarded=discarded)
         return None if answer is None else in_words(answer, context)
 
     return like(look_for, f)
@@ -205,6 +212,7 @@ def in_words(answer: Answer, context: int) -> NonFinite:
         made.place.chain,
         answer.error,
         answer.doubt or birth.doubt,
+        answer.discarded,
     )
 
 

@@ -175,7 +175,7 @@ def ranges_before(birth: Birth, most: int) -> list[NamedRange]:
             continue
         value = as_floats(scene.host(slot))
         size = np.abs(value) if value.dtype.kind == "c" else value
-        finite = size[np.isfinite(size)] if size.dtype.kind == "f" else size[:0]
+        finite = size[np.isfinite(size)] if size.dtype.kind == "f" else np.zeros(0)
         if finite.size:
             path, gradient = named
             ranges.append(NamedRange(path, gradient, iteration_of(scene), float(finite.min()), float(finite.max())))

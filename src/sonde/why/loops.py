@@ -19,7 +19,7 @@ from jax import lax
 from sonde import _jax
 from sonde.core.context import look
 from sonde.core.scopes import LoopName, path_under
-from sonde.why.program import Equation, flatten, on_host, run_equation
+from sonde.why.program import Equation, Level, flatten, on_host, run_equation
 from sonde.why.reads import Index
 from sonde.why.walk import ENTER, Around, Position, Scene, Walk
 
@@ -174,6 +174,56 @@ class _Runs:
         return program
 
 
+def first_bad_inside(walk: Walk, scene: Scene, number: int) -> Position | None:
+    """The first value that is bad inside a loop, by iteration; None if there is none. Loops in it are not entered."""
+    runs = _runs_of(walk, scene, number)
+    if scene.shard is not None:
+        return None
+    loop, body, question = runs.loop, runs.body, walk.question
+    slots = [
+        slot
+        for equation in body.equations
+        for slot in equation.outputs
+        if jnp.issubdtype(getattr(body.types[slot], "dtype", np.int32), jnp.inexact)
+    ]
+    test = None if loop.test is None else _runnable(loop.test[0], walk.callbacks)
+    n_test, first_row = len(runs.tested), loop.n_consts + loop.n_carry
+
+    def program(*values: Any) -> list[Any]:
+        tested, inputs = values[:n_test], values[n_test:]
+        consts, carry, rows = inputs[: loop.n_consts], inputs[loop.n_consts : first_row], inputs[first_row:]
+
+        def going_on(state: Any) -> Any:
+            return state[0] < loop.length if test is None else test(*tested, *state[1])[0]
+
+        def iterate(state: Any) -> Any:
+            at, now, firsts = state
+            position = loop.length - 1 - at if loop.reverse and loop.length is not None else at
+            row = [lax.dynamic_index_in_dim(x, position, keepdims=False) for x in rows]
+            env = {**body.constants, **dict(enumerate((*consts, *now, *row)))}
+            _run_into(env, body, walk.callbacks)
+            bad = jnp.stack([jnp.any(question.severity(env[slot], jnp) > 0) for slot in slots])
+            return (
+                at + 1,
+                [env[slot] for slot in body.outputs[: loop.n_carry]],
+                jnp.where(bad & (firsts < 0), at, firsts),
+            )
+
+        state = jnp.int32(0), list(carry), jnp.full(len(slots), -1, jnp.int32)
+        return [lax.while_loop(going_on, iterate, state)[2]]
+
+    if not slots:
+        return None
+    firsts = on_host(scene.run(program, [*runs.tested, *runs.inputs], ((), ()))[0])
+    found = [(int(first), i) for i, first in enumerate(firsts) if first >= 0]
+    if not found:
+        return None
+    iteration, which = min(found)
+    inside = _at_iteration(runs, iteration, 0, ()).scene
+    worst = walk.worst(inside, slots[which])
+    return Position(inside, slots[which], worst[0]) if worst else None
+
+
 def _is_plain(value: Any) -> bool:
     return not isinstance(getattr(value, "dtype", None), _jax.ExtendedDType)
 
@@ -194,12 +244,17 @@ def _runnable(jaxpr: Any, callbacks: Any) -> Callable[..., list[Any]]:
 
     def run(*values: Any) -> list[Any]:
         env = {**level.constants, **dict(enumerate(values))}
-        for equation in level.equations:
-            operands = [env[slot] for slot in equation.inputs]
-            env.update(zip(equation.outputs, run_equation(equation, operands, callbacks)))
+        _run_into(env, level, callbacks)
         return [env[slot] for slot in level.outputs]
 
     return run
+
+
+def _run_into(env: dict[int, Any], level: Level, callbacks: Any) -> None:
+    """Runs the equations of a level on values by slot, and adds their results."""
+    for equation in level.equations:
+        operands = [env[slot] for slot in equation.inputs]
+        env.update(zip(equation.outputs, run_equation(equation, operands, callbacks)))
 
 
 def enter_loop(walk: Walk, scene: Scene, number: int, output: int, index: Index) -> Position:

@@ -36,11 +36,30 @@ def site_of(birth: Birth) -> SiteName:
         for mark in step.scene.level.marks.get(step.slot, ()):
             mapped = sum(not axis.is_loop for axis in mark.view.axes)
             path = path_of(step.scene, mark.names, mark.site.path)
-            return SiteName(path, call_of(step, mark), not mark.view.is_value, step.index[:mapped])
+            example = step.index[:mapped] if mapped else example_of(birth)
+            return SiteName(path, call_of(step, mark), not mark.view.is_value, example)
     equation = birth.step.equation
     if equation is None:
-        return SiteName("", 0, False, ())
-    return SiteName(path_of(birth.step.scene, equation.names, "").rstrip("/"), 0, equation.backward, ())
+        return SiteName("", 0, False, example_of(birth))
+    path = path_of(birth.step.scene, equation.names, "").rstrip("/")
+    return SiteName(path, 0, equation.backward, example_of(birth))
+
+
+def example_of(birth: Birth) -> tuple[int, ...]:
+    """Under `vmap`, the example in which a value is born, by its index along each mapped axis, outermost first."""
+    step = next((s for s in reversed(birth.way) if s.equation is not None), None)
+    if step is None or step.equation is None:
+        return ()
+    equation, index, example = step.equation, list(step.index), []
+    shape = list(step.scene.host(step.slot).shape)
+    output = equation.outputs.index(step.slot)
+    # The name of an inner vmap is around that of an outer one.
+    for name in reversed([n for n in equation.names if isinstance(n, _jax.ExampleName)]):
+        axis = name.position(output, tuple(shape), equation.backward)
+        if axis is not None:
+            example.append(index.pop(axis))
+            shape.pop(axis)
+    return tuple(example)
 
 
 def path_of(scene: Scene, names: tuple[Any, ...], name: str) -> str:

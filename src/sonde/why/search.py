@@ -47,6 +47,7 @@ class Answer:
         labels: What arrays that came from outside are called, by their slot on the tape.
         error: What the program raised.
         doubt: What is not certain about the answer.
+        discarded: Whether the bad value is in no result.
     """
 
     birth: Birth
@@ -55,6 +56,7 @@ class Answer:
     labels: dict[int, str] = dataclasses.field(default_factory=dict)
     error: Exception | None = None
     doubt: str = ""
+    discarded: bool = False
 
 
 class TapeValues(Values):
@@ -66,7 +68,13 @@ class TapeValues(Values):
 
 
 def search(
-    f: Callable, args: Any, kwargs: Any, *, question: Question | None = None, inside: InsideRequest | None = None
+    f: Callable,
+    args: Any,
+    kwargs: Any,
+    *,
+    question: Question | None = None,
+    inside: InsideRequest | None = None,
+    discarded: bool = False,
 ) -> Answer | None:
     """Runs a function, and explains the first result that is bad; None if all results are fine.
 
@@ -76,6 +84,7 @@ def search(
         kwargs: Its keyword arguments.
         question: What is bad; by default, what is not finite.
         inside: Functions whose variables become sites, to have names.
+        discarded: Whether to explain the first bad value that was computed and is in no result, if no result is bad.
 
     Raises:
         Exception: What the function raised, if no bad value led to it.
@@ -84,10 +93,12 @@ def search(
     # JAX's own checks for NaN and Inf would end the program where the search can say more.
     with jax.debug_nans(False), jax.debug_infs(False):
         taped = run_taped(f, args, kwargs, inside=inside)
-        return explain(taped, args, kwargs, labels, NotFinite() if question is None else question)
+        return explain(taped, args, kwargs, labels, NotFinite() if question is None else question, discarded)
 
 
-def explain(taped: Taped, args: Any, kwargs: Any, labels: dict[int, Any], question: Question) -> Answer | None:
+def explain(
+    taped: Taped, args: Any, kwargs: Any, labels: dict[int, Any], question: Question, discarded: bool = False
+) -> Answer | None:
     """Explains what a function that was taped has returned, changed or raised."""
     tape = taped.tape
     walk = Walk(question)
@@ -106,6 +117,9 @@ def explain(taped: Taped, args: Any, kwargs: Any, labels: dict[int, Any], questi
     # Several elements of each, if there are few results: which was the first to become bad is known afterwards.
     each = max(1, min(_MOST_ELEMENTS, _MOST_WALKS // max(1, len(bad))))
     births = [walk.back(scene, slot, index) for _, slot in bad[:_MOST_WALKS] for index in walk.worst(scene, slot, each)]
+    if not births and discarded:
+        birth = _on_the_way(walk, scene)
+        return None if birth is None else Answer(*root_of(birth), labels=names, discarded=True)
     if not births:
         return None
     birth, turns = min(map(root_of, births), key=lambda found: when(found[0]))
@@ -163,6 +177,26 @@ def when(birth: Birth) -> tuple[Any, ...]:
         order.insert(0, (iteration, number))
         scene, number = scene.outer if scene.outer is not None else (None, -1)
     return tuple(order)
+
+
+def _on_the_way(walk: Walk, scene: Scene) -> Birth | None:
+    """The birth of the first bad value that a program computes; masks and the like are written down, not computed."""
+    for number, equation in enumerate(scene.level.equations):
+        birth = None
+        inside = scene_of_call(scene, number)
+        if inside is None and equation.name == "cond":
+            inside = loops.enter_branch(walk, scene, number, 0, ()).scene if equation.outputs else None
+        if inside is not None:
+            birth = _on_the_way(walk, inside)
+        elif equation.name in ("scan", "while"):
+            position = loops.first_bad_inside(walk, scene, number)
+            birth = None if position is None else walk.back(*position)
+        for slot in equation.outputs if birth is None else ():
+            worst = walk.worst(scene, slot)
+            birth = walk.back(scene, slot, worst[0]) if worst else birth
+        if birth is not None and root_of(birth)[0].step.equation is not None:
+            return birth
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------------------------

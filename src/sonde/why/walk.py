@@ -21,6 +21,9 @@ from sonde.why.program import Equation, Level, Run, Values, compiled, flatten, o
 from sonde.why.reads import Index, Read, elements_by_trial, elements_read
 
 _MOST_CAUSES = 3
+_MOST_ALIKE = 8
+# These pick one of their operands. If several are as bad, it takes all of them: a sentinel among them is not to blame.
+_PICKS = frozenset({"min", "max", "clamp", "reduce_min", "reduce_max", "cummin", "cummax"})
 
 
 class Question(Protocol):
@@ -229,16 +232,21 @@ class Walk:
         if entered is not None:
             return entered
         same, lesser = self._origins(scene, equation, output, index, severity)
-        if same is not None:
-            return Position(scene, equation.inputs[same.operand], same.part)
+        if same:
+            positions = [Position(scene, equation.inputs[e.operand], e.part) for e in same]
+            if len(positions) == 1 or equation.name not in _PICKS:
+                return positions[0]
+            births = [self.back(*position) for position in positions]
+            computed = [p for p, birth in zip(positions, births) if birth.step.equation is not None]
+            return (computed or positions)[0]
         causes = [self.back(scene, equation.inputs[element.operand], element.part) for element in lesser]
         doubt = "" if enter is None else f"{equation.name} could not be looked into"
         return Birth(step, (), tuple(causes), doubt)
 
     def _origins(
         self, scene: Scene, equation: Equation, output: int, index: Index, severity: int
-    ) -> tuple[Element | None, list[Element]]:
-        """The element of an operand that is as bad, if any; and some that are bad in a lesser way."""
+    ) -> tuple[list[Element], list[Element]]:
+        """Elements of operands that are as bad, the likeliest first; and some that are bad in a lesser way."""
         operands = [scene.host(slot) for slot in equation.inputs]
         result = scene.host(equation.outputs[output])
         reads = elements_read(equation, output, index, operands, result.shape)
@@ -254,8 +262,8 @@ class Walk:
                 if level and np.any(mask):  # of several, one with the same value: a sum of inf and -inf is neither
                     equal = mask & (np.asarray(values) == result[index])
                     mask = equal if np.any(equal) else mask
-                if np.any(mask):
-                    into.append(Element(operand, _whole_index(part, mask, operands[operand].shape)))
+                many = _MOST_ALIKE if level and equation.name in _PICKS else 1
+                into += [Element(operand, i) for i in _whole_indices(part, mask, operands[operand].shape, many)]
         # Of several that are as bad: one with the same value, and one that was computed, not written down.
         same.sort(
             key=lambda e: (
@@ -263,7 +271,7 @@ class Walk:
                 equation.inputs[e.operand] in scene.level.constants,
             )
         )
-        return same[0] if same else None, lesser[:_MOST_CAUSES]
+        return same, lesser[:_MOST_CAUSES]
 
     def _by_trial(
         self, scene: Scene, equation: Equation, output: int, index: Index, operands: Sequence[np.ndarray], severity: int
@@ -293,14 +301,22 @@ def _first(severity: np.ndarray) -> Index:
     return tuple(map(int, np.unravel_index(int(np.argmax(severity)), severity.shape))) if severity.ndim else ()
 
 
-def _whole_index(part: Any, mask: np.ndarray, shape: tuple[int, ...]) -> Index:
-    """The index of the first element of a part that is in a mask."""
-    position = iter(_first(np.asarray(mask)))
-    whole = []
-    for p, n in zip(part, shape):
-        if isinstance(p, slice):
-            first, _, step = p.indices(n)
-            whole.append(first + next(position) * step)
-        else:
-            whole.append(int(p))
-    return tuple(whole)
+def _whole_indices(part: Any, mask: np.ndarray, shape: tuple[int, ...], most: int) -> list[Index]:
+    """The indices of some elements of a part that are in a mask, the first one first."""
+    mask = np.asarray(mask)
+    chosen = np.flatnonzero(mask)
+    if not len(chosen):
+        return []
+    chosen = chosen[np.unique(np.linspace(0, len(chosen) - 1, most).astype(int))]
+    wholes = []
+    for flat in chosen:
+        position = iter(np.unravel_index(int(flat), mask.shape) if mask.ndim else ())
+        whole = []
+        for p, n in zip(part, shape):
+            if isinstance(p, slice):
+                first, _, step = p.indices(n)
+                whole.append(first + int(next(position)) * step)
+            else:
+                whole.append(int(p))
+        wholes.append(tuple(whole))
+    return wholes
