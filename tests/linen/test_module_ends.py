@@ -9,7 +9,7 @@ import pytest
 
 from sonde import linen as nn
 from sonde.core.collect import Collect
-from sonde.core.edit import Edit, Editing
+from sonde.core.edit import Edit, Editing, _plan_of, check_pattern
 from sonde.core.modules.trail import ModuleRequest
 from sonde.core.record_making import make_records
 from sonde.core.run import run_with
@@ -108,10 +108,10 @@ def test_iterations_and_several_arguments():
 
 def test_an_edit_reaches_any_output():
     variables = Model().init(KEY, X)
-    edits = {"first/out": Edit(lambda y: jnp.zeros_like(y))}
+    plan, values = _plan_of({check_pattern("first/out"): Edit(lambda y: jnp.zeros_like(y))})
     request = ModuleRequest(methods=frozenset({"__call__"}))
-    make = lambda depth: Editing(edits, depth=depth)
-    y, _ = run_with(make, Model().apply, (variables, X), {}, edits=True, request=request)
+    make = lambda depth: Editing(plan, values, depth=depth)
+    y, _ = run_with(make, Model().apply, (variables, X), {}, edits=True, plan=plan, request=request)
     dense = variables["params"]["last"]["Dense_0"]
     np.testing.assert_allclose(y, np.broadcast_to(np.tanh(dense["bias"]) + 1, y.shape), rtol=1e-6)
 
