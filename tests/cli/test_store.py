@@ -41,6 +41,10 @@ def test_damage_ends_with_1(sonde, write, folder):
         if file.is_file():
             file.unlink()
     assert sonde.json("store", "check", "one", code=1)["damage"][0]["array"] == "values/h"
+    assert "the program computes something else" in sonde.error("store", "repair", "program:masked", "one")
+    assert sonde.json("store", "repair", "program:batches", "one")["repaired"][0]["array"] == "values/h"
+    assert "Nothing was damaged" in sonde.ok("store", "repair", "program:batches", "one")
+    assert "Nothing is damaged" in sonde.ok("store", "check", "one")
 
 
 def test_what_cannot_be_done_is_said(sonde, write, folder):

@@ -15,6 +15,7 @@ import sonde
 from sonde import store
 from sonde.errors import StoreError
 from sonde.store import progress, zarr_arrays
+from sonde.store.program import BatchProgram
 
 BATCHES = [np.random.default_rng(i).standard_normal((8, 6)).astype(np.float32) for i in range(6)]
 BATCHES[2][:] = 0  # a missing chunk must not look like these
@@ -25,19 +26,25 @@ def program(x):
     return sonde.sow(jnp.where(x > 0, x, 0), "relu"), h
 
 
-def harvest(folder: Path, batches=BATCHES) -> store.Store:
+def inputs(batches=BATCHES):
     numbers = np.arange(len(np.concatenate(batches)))
+    return list(zip(batches, np.split(numbers, len(batches))))
+
+
+def keys(x, n):
+    return {"n": n}
+
+
+def with_numbers(x, n):
+    return program(x)
+
+
+def harvest(folder: Path, batches=BATCHES) -> store.Store:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zarr_arrays, "FILE_BYTES", 2 * BATCHES[0].nbytes)  # several files for each array
         patch.setattr(zarr_arrays, "CHUNK_BYTES", BATCHES[0].nbytes // 2)
         patch.setattr(progress, "SEGMENT_BYTES", 300)  # and several segments
-        return store.harvest(
-            lambda x, n: program(x),
-            list(zip(batches, np.split(numbers, len(batches)))),
-            folder,
-            keys=lambda x, n: {"n": n},
-            progress=False,
-        )
+        return store.harvest(with_numbers, inputs(batches), folder, keys=keys, progress=False)
 
 
 EXPECTED = {
@@ -224,3 +231,40 @@ def test_a_change_far_into_a_large_batch_is_noticed(tmp_path):
     batches[1][0, -1] = 1
     with pytest.raises(StoreError, match="batch 1 is not the one"):
         store.harvest(f, batches, tmp_path, progress=False)
+
+
+def test_repair_computes_only_what_is_damaged(whole, tmp_path, monkeypatch):
+    folder, ran = tmp_path / "damaged", []
+    run = BatchProgram.__call__
+    monkeypatch.setattr(BatchProgram, "__call__", lambda self, batch: ran.append(batch) or run(self, batch))
+    of_data = [case for case in cases(whole) if "c" in case[0].parts]
+    of_names = [case for case in cases(whole) if case[0].name == "zarr.json"]
+    for file, said, do in [*of_data[::17], *of_names[::9]]:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole, folder)
+        do(folder / file)
+        ran.clear()
+        assert store.repair(with_numbers, inputs(), folder, keys=keys), f"{file} {said}"
+        assert len(ran) == (0 if file.name == "zarr.json" else 2), f"{file} {said}"  # a file has two batches
+        assert store.check(folder) == []
+        for name, array in by_slices(folder).items():
+            np.testing.assert_array_equal(array, EXPECTED[name], err_msg=f"{file} {said}")
+    assert store.repair(with_numbers, inputs(), whole, keys=keys) == []
+
+
+def test_repair_refuses_other_numbers_and_other_batches(whole, tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(whole, folder)
+    shutil.rmtree(folder / "values" / "relu" / "c")
+    with pytest.raises(StoreError, match="was started by a different call: .*the program computes something else"):
+        store.repair(lambda x, n: program(x * 1.5), inputs(), folder, keys=keys)
+    other = inputs()
+    other[4] = (other[4][0] + 1, other[4][1])
+    with pytest.raises(StoreError, match="batch 4 is not the one that was stored"):
+        store.repair(with_numbers, other, folder, keys=keys)
+    with pytest.raises(StoreError, match="fewer than the 6 batches"):
+        store.repair(with_numbers, inputs()[:3], folder, keys=keys)
+    assert store.check(folder)
+    (damage,) = store.repair(with_numbers, inputs(), folder, keys=keys)  # what came before batch 4 is repaired
+    assert damage.rows == (32, 48)
+    np.testing.assert_array_equal(store.open(folder)["relu"][:], EXPECTED["values/relu"])

@@ -44,7 +44,7 @@ def harvest(
     from sonde.cli.target import Target
 
     with quiet_stdout(as_json):
-        f, batches, more = _taken_apart(target)
+        f, batches, more = taken_apart(target)
         if inside:
             more["inside"] = inside
         try:
@@ -60,7 +60,8 @@ def harvest(
         show(kept)
 
 
-def _taken_apart(target: str) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
+def taken_apart(target: str) -> tuple[Callable[..., Any], Any, dict[str, Any]]:
+    """The function, the batches and the options that a target gives."""
     from sonde.cli.target import object_at
 
     found = object_at(target)

@@ -15,6 +15,7 @@ from sonde.cli.exits import TEXT, Unusable
 from sonde.cli.explain import explain
 from sonde.cli.harvest import harvest
 from sonde.cli.nonfinite import nonfinite
+from sonde.cli.repair import repair
 from sonde.cli.report import report
 from sonde.cli.sites import sites
 from sonde.cli.store import store_commands
@@ -56,3 +57,4 @@ def sonde_command() -> None:
 
 for command in (report, sites, nonfinite, compare, harvest, store_commands, explain, check_move, demo):
     sonde_command.add_command(command)
+store_commands.add_command(repair)

@@ -1,4 +1,4 @@
-"""`sonde store`: list, verify and merge stores."""
+"""`sonde store`: list, verify, repair and merge stores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonde.errors import StoreError
 
 @click.group("store", epilog=TEXT)
 def store_commands() -> None:
-    """List, verify and merge stores of activations."""
+    """List, verify, repair and merge stores of activations."""
 
 
 @store_commands.command("ls", epilog=TEXT)
@@ -44,8 +44,7 @@ def check(folder: str, as_json: bool) -> int:
     except StoreError as error:
         raise Unusable(str(error)) from error
     if as_json:
-        damage = [{"array": d.name, "rows": list(d.rows), "reason": d.reason} for d in found]
-        show_json({"whole": not found, "damage": damage})
+        show_json({"whole": not found, "damage": damage_as_json(found)})
     else:
         show(*([f"{len(found)} damaged:", *map(str, found)] if found else ["Nothing is damaged."]))
     return _end(FOUND if found else FINE)
@@ -66,6 +65,11 @@ def merge(folders: tuple[str, ...], into: str, as_json: bool) -> None:
         show_json(contents_as_json(made))
     else:
         show(made)
+
+
+def damage_as_json(damages: list[sonde.store.Damage]) -> list[dict[str, Any]]:
+    """What is damaged, for JSON."""
+    return [{"array": d.name, "rows": list(d.rows), "reason": d.reason} for d in damages]
 
 
 def contents_as_json(found: sonde.store.Store) -> dict[str, Any]:

@@ -5,6 +5,7 @@ open(folder)                             lazy arrays by path; `.batches(n, shuff
 stream(f, batches, size, *patterns)      the same minibatches while the program runs, without a store
 statistics(f, batches, *patterns)        mean, covariance, quantiles and samples over a data set, without a store
 check(folder)                            read everything and verify the checksums
+repair(f, batches, folder, *patterns)    compute damaged rows again
 merge(folders, into)                     one store from several
 Storage(endpoint_url=..., key=...)       how to reach a bucket, beyond what the environment says
 """
@@ -15,6 +16,7 @@ from sonde.store.merging import merge
 from sonde.store.passing import stream
 from sonde.store.reading import Store, StoredArray, open
 from sonde.store.records_file import load, save
+from sonde.store.repairing import repair
 from sonde.store.storage import Storage
 from sonde.store.streaming import DataStatistics, UnitStatistics, statistics
 
@@ -30,6 +32,7 @@ __all__ = [
     "load",
     "merge",
     "open",
+    "repair",
     "save",
     "statistics",
     "stream",

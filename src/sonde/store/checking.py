@@ -23,11 +23,13 @@ class Damage:
         name: Kind and path of the array.
         rows: The first of the rows, and the one after the last.
         reason: What is wrong.
+        is_data: Whether the rows themselves are damaged; else only what other programs read about them.
     """
 
     name: str
     rows: tuple[int, int]
     reason: str
+    is_data: bool = True
 
     def __str__(self) -> str:
         return f"{self.name}, rows {self.rows[0]} to {self.rows[1] - 1}: {self.reason}"
@@ -90,7 +92,7 @@ def _damaged_metadata(folder: Folder, manifest: Manifest, listed: Listed) -> lis
         if stored != json.loads(data):
             array, rows = owners.get(name, ("all arrays", 0))
             said = f"{name} is missing" if stored is None else f"{name} does not describe the array"
-            damages.append(Damage(array, (0, rows), f"{said}: other programs cannot read it"))
+            damages.append(Damage(array, (0, rows), f"{said}: other programs cannot read it", False))
     return damages
 
 

@@ -7,7 +7,7 @@ write either happens or does not: on a disk TensorStore writes a temporary file,
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,19 @@ class Folder:
             store, nbytes = self._store(), sum(map(len, files.values()))
             for future in [store.write(key, contents) for key, contents in files.items()]:
                 self.wait(future, nbytes)
+        except Exception as error:
+            raise self.failed(error) from error
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Removes files, if they exist.
+
+        Raises:
+            StoreError: One cannot be removed.
+        """
+        try:
+            store = self._store()
+            for future in [store.write(key, None) for key in keys]:
+                self.wait(future)
         except Exception as error:
             raise self.failed(error) from error
 

@@ -117,9 +117,9 @@ def harvest(
     first = list(itertools.islice(drawn, 1))
     if not first:
         raise ValueError("harvest: there are no batches")
-    request = _request(program, first[0])
+    request = request_of(program, first[0])
     if manifest is not None:
-        _check_same(place, manifest.request, request)
+        check_same(place, manifest.request, request)
     bar = ProgressBar(len(batches) if isinstance(batches, Sequence) else None, show=progress and _is_first())
     numbered = enumerate(itertools.chain(first, drawn))
     with bar:
@@ -197,7 +197,7 @@ class _Begun:
             versions = {"jax": jax.__version__, "sonde": __version__}
             manifest = Manifest(self.request, _infos(outcome, self.memory), versions, writers=jax.process_count())
         else:
-            _check_fits(manifest.arrays, outcome, 0 if self.listed is None else self.listed.batches)
+            check_fits(manifest.arrays, outcome, 0 if self.listed is None else self.listed.batches)
         if not _is_first():
             return manifest
         self.place.clear_locks()
@@ -237,7 +237,7 @@ def _run(program: BatchProgram, numbered: Iterator[tuple[int, Any]], begun: _Beg
             outcome = dataclasses.replace(outcome, mask=on_every_process(outcome.mask))
             if writer is None:
                 writer = begun.writer(outcome)
-            _check_fits(writer.infos, outcome, number)
+            check_fits(writer.infos, outcome, number)
             writer.put(outcome, checksums.of_batch(batch))
             bar.advance(outcome)
             left = company.tell(writer.error, leaves=begun.leaving())
@@ -259,7 +259,7 @@ def _is_first() -> bool:
     return jax.process_index() == 0
 
 
-def _request(program: BatchProgram, batch: Any) -> dict[str, Any]:
+def request_of(program: BatchProgram, batch: Any) -> dict[str, Any]:
     """The arguments as texts, to compare with when the harvest is continued."""
     wanted = program.wanted
     return {
@@ -282,7 +282,8 @@ def _name(f: Any) -> str | None:
     return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', type(f).__name__)}"
 
 
-def _check_same(folder: Folder, before: Any, now: dict[str, Any]) -> None:
+def check_same(folder: Folder, before: Any, now: dict[str, Any]) -> None:
+    """Raises StoreError if the arguments of a harvest are not those that the store was started with."""
     said = {
         "program": "the program computes something else",
         "weights": "the weights of the program have changed",
@@ -336,7 +337,7 @@ def _check_global(outcome: BatchOutcome) -> None:
             )
 
 
-def _check_fits(infos: Sequence[ArrayInfo], outcome: BatchOutcome, number: int) -> None:
+def check_fits(infos: Sequence[ArrayInfo], outcome: BatchOutcome, number: int) -> None:
     """Raises StoreError if a batch does not have the sites and rows of earlier batches."""
     known = {(info.kind, info.path): info for info in infos}
     if tuple(known) != outcome.names:
