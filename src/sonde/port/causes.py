@@ -35,7 +35,7 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "mish": jax.nn.mish,
     "hard swish": jax.nn.hard_swish,
 }
-_EPSILONS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+_EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-3, 1e-4, 1e-2)  # common ones first
 _MOST_TRIALS = 150
 _NEAR = 24  # how many operations after the one at which programs part are tried, too
 
@@ -106,24 +106,39 @@ def _trials(explained: Explained, first: list[int], second: list[int]) -> Iterat
     """What might be the cause, the most telling first."""
     ours, theirs = ([tape.steps[i] for i in steps] for tape, steps in zip(explained.tapes, (first, second)))
     for g in theirs:
-        alike = [f for f in ours if f.name == g.name]
+        alike = list(dict.fromkeys([*[f for f in ours if f.name == g.name], *_counterparts(explained, g)]))
         for f in alike:
             yield from _other_number(explained, f, g)
         yield from _transposed(explained, g)
         yield from _other_activation(explained, ours, g)
         for f in alike:
             yield from _other_operation(explained, f, g)
+        yield from _other_epsilon(explained, g)
         for f in ours:
             yield from _lacking(explained, f, g, 1)
         yield from _surplus(explained, g, 1)
-        yield from _other_epsilon(explained, g)
         for f in ours:
             if f.name != g.name:
                 yield from _other_operation(explained, f, g)
     for g in theirs[:2]:
+        start = second[theirs.index(g)]
+        for number, step in enumerate(explained.tapes[1].steps[start + 1 : start + _NEAR], start + 1):
+            for trial in (*_numbers_of_counterparts(explained, step), *_other_epsilon(explained, step)):
+                yield dataclasses.replace(trial, step=number)
         yield from _surplus(explained, g, _NEAR)
         for f in ours[:2]:
             yield from _lacking(explained, f, g, _NEAR)
+
+
+def _counterparts(explained: Explained, g: Step) -> list[Step]:
+    """Operations of the first program of the same kind, on the same values."""
+    inputs = {k for i in g.inputs for k in explained.like(1, i)}
+    return [f for f in explained.tapes[0].steps if f.name == g.name and not inputs.isdisjoint(f.inputs)][:4]
+
+
+def _numbers_of_counterparts(explained: Explained, g: Step) -> Iterator[_Trial]:
+    for f in _counterparts(explained, g):
+        yield from _other_number(explained, f, g)
 
 
 def _other_number(explained: Explained, f: Step, g: Step) -> Iterator[_Trial]:
