@@ -134,3 +134,26 @@ def test_nearest_names_are_near():
     records = sonde.capture(program)(X)[1]
     with pytest.raises(KeyError, match=r"nearest: 'embedding'"):
         records["embeding"]
+
+
+def test_records_are_not_arrays_and_say_how_to_get_at_them():
+    record = sonde.capture(f)(X)[1]["h"]
+    with pytest.raises(AttributeError, match=r"a Record has no 'shape'; ask for its array: record.value.shape"):
+        record.shape
+    with pytest.raises(AttributeError, match=r"Records have no 'h'; ask for a path: records\['h'\]"):
+        sonde.capture(f)(X)[1].h
+    assert not hasattr(record, "__jax_array__") and not hasattr(record, "_private")
+
+
+def test_a_capture_is_no_context_manager():
+    with pytest.raises(TypeError, match=r"call it first: capture\(f\)\(x\)"):
+        with sonde.capture(f):
+            pass
+
+
+def test_a_method_of_a_model_without_marks_names_the_model():
+    from flax import linen
+
+    model = linen.Dense(2)
+    _, records = sonde.capture(model.apply)(model.init(jax.random.key(0), X), X)
+    assert "capture(model.apply, inside=model)" in repr(records)

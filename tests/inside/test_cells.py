@@ -262,3 +262,10 @@ def test_code_without_source_says_what_to_do(kind, monkeypatch):
     monkeypatch.setitem(sys.modules, "nowhere", module)
     with pytest.raises(InsideError, match=r"nowhere: there is no source.*(write|register)"):
         sonde.Inside(module)
+
+
+def test_the_short_name_of_a_module_is_answered_with_its_name():
+    with notebook() as shell:
+        shell.run("import jax.numpy as jnp")
+        with pytest.raises(InsideError, match=r"no module 'jnp'; write 'jax.numpy', or inside=jnp without quotes"):
+            sonde.Inside("jnp")

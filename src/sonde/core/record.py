@@ -183,6 +183,11 @@ class Record:
             raise ValueError(f"record {self.path!r} has {len(found)} {what}, not one: use `.{what}`")
         return found[0]
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"'Record' object has no attribute {name!r}")
+        raise AttributeError(f"a Record has no {name!r}; ask for its array: record.value.{name}")
+
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """For JAX."""
         layout = RecordLayout([(self.path, self._calls)])
@@ -240,6 +245,11 @@ class Records(Mapping[str, Record]):
         self._made: dict[str, Record] | None = None
         self._rows: dict[str, Record] = {}
         self._reason = NOTHING_MARKED
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"'Records' object has no attribute {name!r}")
+        raise AttributeError(f"Records have no {name!r}; ask for a path: records[{name!r}]")
 
     def because(self, reason: str) -> Records:
         """These records, which are empty, with the reason for that."""

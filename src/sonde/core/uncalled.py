@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -33,6 +34,12 @@ class Uncalled:
     def __iter__(self) -> NoReturn:
         raise TypeError(self._advice())
 
+    def __enter__(self) -> NoReturn:
+        raise TypeError(self._advice())
+
+    def __exit__(self, *error: object) -> None:
+        """Never reached: `__enter__` raises."""
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -52,6 +59,11 @@ def nothing_recorded(f: Any, inside: InsideRequest | None) -> str:
         return (
             "inside= met no arrays: what it names was not called, or computes with numbers of Python or NumPy, which "
             "are not recorded; pass arrays, f(jnp.asarray(x)), and name what the program calls"
+        )
+    if inspect.ismethod(f) and not isinstance(f.__self__, type):
+        return (
+            f"nothing is marked in {f.__name__}; if it is of a model, capture(model.{f.__name__}, inside=model) records "
+            f"what its layers return; of any other object, capture(f, inside=f)"
         )
     if module_kind(f) is not None or not hasattr(f, "__name__"):
         return "nothing is marked in the model; capture(model, inside=model) records what its layers return"

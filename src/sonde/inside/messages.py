@@ -44,6 +44,9 @@ def no_module(name: str, asked: str) -> str:
     text = f"inside={asked!r}: there is no module {name!r}"
     if "/" in name or "\\" in name:
         return f"{text}; write packages with dots, 'package.module', and the path of a file with its ending, 'file.py'"
+    bound = vars(sys.modules["__main__"]).get(name)
+    if isinstance(bound, types.ModuleType):
+        return f"{text}; write {bound.__name__!r}, or inside={name} without quotes"
     near = difflib.get_close_matches(name, {m for m in sys.modules if not m.startswith("_")}, n=3, cutoff=0.7)
     return f"{text}; nearest: {', '.join(map(repr, near))}" if near else text
 
