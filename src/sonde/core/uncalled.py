@@ -62,8 +62,8 @@ def nothing_recorded(f: Any, inside: InsideRequest | None) -> str:
         )
     if inspect.ismethod(f) and not isinstance(f.__self__, type):
         return (
-            f"nothing is marked in {f.__name__}; of a model, capture(model.{f.__name__}, inside=model) records what its "
-            "layers return; of any other object, capture(f, inside=f)"
+            f"nothing is marked in {f.__name__}; of a model, capture(model.{f.__name__}, inside=model) records what "
+            "its layers return; of any other object, capture(f, inside=f)"
         )
     if module_kind(f) is not None or not hasattr(f, "__name__"):
         return "nothing is marked in the model; capture(model, inside=model) records what its layers return"
