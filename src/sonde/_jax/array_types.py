@@ -14,7 +14,7 @@ from jax._src.interpreters import batching as _batching
 from jax._src.lax import lax as _lax
 
 from sonde._jax.imported import Literal, Var, typeof
-from sonde._jax.meshes import explicit_sharding, varying_axes_of_type
+from sonde._jax.meshes import explicit_sharding, varying_axes, varying_axes_of_type, varying_over
 
 __all__ = [
     "is_array_type",
@@ -68,11 +68,11 @@ def plain_type_of(value: Any) -> Any:
 
 
 def typed_like(value: Any, other: Any) -> Any:
-    """An array of the same dtype as another one, with a weak type if the other one's is."""
+    """An array with the weak type of another one, if it has one, that varies over the mesh as that one does."""
     weak, wanted = (bool(getattr(typeof(x), "weak_type", False)) for x in (value, other))
-    if weak == wanted:
-        return value
-    return _lax._convert_element_type(value, typeof(value).dtype, weak_type=wanted)
+    if weak != wanted:
+        value = _lax._convert_element_type(value, typeof(value).dtype, weak_type=wanted)
+    return varying_over(value, varying_axes(other))
 
 
 def zeros_of_type(aval: Any) -> Any:

@@ -67,12 +67,14 @@ def register_partial_evaluation(
     plain: Primitive,
     n_values: Callable[[dict[str, Any], Sequence[Any]], int],
     may_divide: Callable[[dict[str, Any]], bool],
+    run_again: Callable[[dict[str, Any]], dict[str, Any] | None],
 ) -> None:
     """Under remat, `primitive` runs in the forward pass only; the recomputation gets `plain` in its place.
 
     An effectful equation would otherwise make its operands residuals, which defeats rematerialisation, and would run
     twice. Of the operands and outputs of an equation, the first `n_values(params, operands)` are what `plain` passes
-    on; other outputs are saved from the forward pass and become further operands of `plain`.
+    on; other outputs are saved from the forward pass and become further operands of `plain`. Where nothing can be
+    saved, `run_again(params)` gives the parameters of an equation that computes them once more; otherwise None.
 
     In the rule of a derivative, values are known and tangents are not. If `may_divide(params)`, a known value stays
     known next to an unknown tangent; JAX itself would treat all results of the equation as unknown.
@@ -87,6 +89,9 @@ def register_partial_evaluation(
             known = [(x, out) for x, out, u in zip(eqn.invars[:n], eqn.outvars, unknown_in) if not u]
             unknown_out = [*unknown_in[:n], *[True] * (n_out - n)]
             return _passing_on(known), eqn, unknown_out, [True] * n_out, residuals
+        again = run_again(eqn.params)
+        if again is not None:
+            return eqn, eqn.replace(params=again), [False] * n_out, [True] * n_out, residuals
         if n == 0:  # nothing is passed on: all results are saved from the forward pass
             return eqn, None, [False] * n_out, [False] * n_out, []
         saved = [v for v in eqn.outvars[n:] if type(v) is Var]

@@ -373,12 +373,17 @@ class Editing(InLoops):
         names = _jax.names_since(self._names_before)
         path, _ = starred(self.here(names) + site.path, self.named_loops)
         self._within_here = self._within(names)
-        call = self.counts.next(path)
+        call = -1 if supply.run == "again" else self.counts.next(path)
         chosen = self.chosen(site, path)
         named = site.at(path)  # the whole path, for the messages
         answer: list[Any] = []
         for number in supply.numbers:
             step, values = self.plan.steps[number], self.values[number]
+            if supply.run == "again" and (step.calls is not None or step.kind == "record"):
+                raise EditError(
+                    f"edit of {path!r} ({site.source}): it depends on the call, but the site is in a while_loop that "
+                    "jax.checkpoint computes again; edit all calls, or leave out jax.checkpoint"
+                )
             applies = step.pattern in chosen and (step.calls is None or call in step.calls)
             if not applies:
                 answer += Supply(self.plan, (number,)).nothing(arrays, view)
@@ -407,10 +412,10 @@ class Editing(InLoops):
         conditions = list(self._conditions(step, rows, site, path))
         new: list[Any] = []
         if step.kind == "record":
-            new, taken = recorded_arrays(values.new, call, arrays, site, view, self._loops(rows, path))
+            new, taken = recorded_arrays(values.new, call, arrays, site, view, self._loops(rows, path), self.mesh_axes)
             conditions += [] if taken is None else [taken]
         elif step.kind == "value":
-            new = given_arrays(values.new, arrays, site, view, self._loops(rows, path))
+            new = given_arrays(values.new, arrays, site, view, self._loops(rows, path), self.mesh_axes)
         applies: Any = functools.reduce(jnp.logical_and, conditions) if conditions else np.bool_(True)
         if step.may_be_absent:
             shape = tuple(axis.size for axis in view.axes)

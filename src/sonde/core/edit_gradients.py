@@ -49,7 +49,7 @@ class GradientEdit:
             new = checked_leaves(result, cotangents, site, "the gradient of ")
             if self.positions is not None:
                 new = at_positions(new, list(cotangents), self.positions, self.axis, site, PLAIN)
-        return new
+            return [_jax.typed_like(a, b) for a, b in zip(new, cotangents)]
 
 
 gradient_p = _jax.Primitive("sonde_edited_gradient")

@@ -178,12 +178,19 @@ class Supply:
         names: For each edit with a function that may apply, the scope of what the function marks.
         failures: The errors of functions that were applied to a site for which the edit may turn out not to be meant,
             by number. They are raised if it is.
+        run: `"once"`, or in a loop of which nothing can be saved for a recomputation: `"twice"`, and then `"again"` in
+            the recomputation, which is not another call of the site.
     """
 
     plan: EditPlan
     numbers: tuple[int, ...]
     names: dict[int, RowsName] = dataclasses.field(default_factory=dict)
     failures: dict[int, Exception] = dataclasses.field(default_factory=dict)
+    run: Literal["once", "twice", "again"] = "once"
+
+    def again(self, params: dict[str, Any]) -> dict[str, Any] | None:
+        """The parameters of the equation in a recomputation; None if the answer is saved for it."""
+        return {**params, "site": running(params["site"], "again")} if self.run == "twice" else None
 
     def types(self, arrays: Sequence[Any], view: View) -> list[Any]:
         """The types of the answer, given those of the site's arrays."""
@@ -212,6 +219,13 @@ class Supply:
     def nothing(self, arrays: Sequence[Any], view: View) -> list[Any]:
         """The answer that no edit applies."""
         return [_jax.zeros_of_type(t) for t in self.types([*map(_jax.typeof, arrays)], view)]
+
+
+def running(site: Site, run: Literal["twice", "again"]) -> Site:
+    """A site that asks an edit, with another `Supply.run`."""
+    new = site.at(site.path)
+    new.supply = dataclasses.replace(site.supply, run=run)
+    return new
 
 
 def _values_of(step: Step, arrays: Sequence[Any]) -> Sequence[Any]:

@@ -42,6 +42,7 @@ class Handler:
         named_loops: The named loops around the handler, outermost first.
         loop_name: The path of a scope around the handler that names the next loop inside.
         within: The rows of these loops for which the code runs; see `scopes.RowsName`.
+        mesh_axes: The name and the size of each axis of the meshes around it that the code runs along, outermost first.
     """
 
     # Whether a jaxpr may be rewritten by moving variables only, without running the handler on values.
@@ -74,6 +75,7 @@ class Handler:
         self.named_loops: tuple[NamedLoop, ...] = ()
         self.loop_name: str | None = None
         self.within: tuple[Within, ...] = ()
+        self.mesh_axes: tuple[tuple[str, int], ...] = ()
         self._within_here: tuple[Within, ...] = ()  # of the current site
         self._names_before = _jax.count_open_names()
         self._base: Any = 1
@@ -141,6 +143,13 @@ class Handler:
         if len(loops) == len(self.named_loops):
             return None
         return starred(loops[-1].path and loops[-1].path + "/", loops[:-1])[0]
+
+    def on_mesh(self, axes: Sequence[tuple[str, int]]) -> Self:
+        """The handler that runs per shard along some more axes of a mesh."""
+        new = self.__copy__()
+        new.mesh_axes = (*self.mesh_axes, *axes)
+        new.key = None if self.key is None else (self.key, new.mesh_axes)
+        return new
 
     def in_branch(self) -> Self:
         """The handler whose child is about to run in one of several branches."""

@@ -46,13 +46,24 @@ class Loop:
         return size == self.length or (self.rows is not None and size == len(self.rows))
 
 
+def along_mesh(axes: Sequence[tuple[str, int]]) -> list[Loop]:
+    """The axes of the mesh around code that runs per shard: each shard gets its part, as each iteration does."""
+    return [Loop(jax.lax.axis_index(name), size) for name, size in axes]
+
+
 def rows_along(rows: Sequence[Row], axis: int) -> tuple[int, ...]:
     """The iteration numbers of some rows along one of the named loops."""
     return tuple(sorted({row[axis] for row in rows}))
 
 
 def recorded_arrays(
-    record: Record, call: int, arrays: list[Any], site: Site, view: View, loops: Sequence[Loop]
+    record: Record,
+    call: int,
+    arrays: list[Any],
+    site: Site,
+    view: View,
+    loops: Sequence[Loop],
+    mesh_axes: Sequence[tuple[str, int]] = (),
 ) -> tuple[list[Any], Any]:
     """The arrays of a call of a record, for a site inside these loops, and where it has a value; None: everywhere."""
     if call >= len(record.values):
@@ -65,12 +76,20 @@ def recorded_arrays(
             f"edit of {site.path!r} ({site.source}): the record is of a while_loop, of which it has only the last "
             "iteration"
         )
-    new = given_arrays(record.values[call], arrays, site, view, loops)
+    recorded_along = {axis.name for axis in record.axes[call] if axis.kind == "mesh"}
+    mesh_axes = [(name, size) for name, size in mesh_axes if name in recorded_along]
+    new = given_arrays(record.values[call], arrays, site, view, loops, mesh_axes)
     taken = record.taken[call]
     if taken is None:
         return new, None
-    for loop in loops[: jnp.ndim(taken)]:
-        taken = loop.slice_of(taken)
+    recorded_axes = [axis for axis in record.axes[call] if axis.on_extra("taken")]
+    by_name = dict(mesh_axes)
+    remaining = iter(loops)
+    for axis in recorded_axes:
+        if axis.is_loop:
+            taken = next(remaining).slice_of(taken)
+        elif axis.kind == "mesh" and axis.name in by_name:
+            taken = along_mesh([(axis.name, by_name[axis.name])])[0].slice_of(taken)
     if any(sum(axis.on_leaf(i) for axis in view.axes) < jnp.ndim(taken) for i in range(len(arrays))):
         raise EditError(
             f"edit of {site.path!r} ({site.source}): examples took different branches in the run that was recorded"
@@ -78,13 +97,20 @@ def recorded_arrays(
     return new, jnp.reshape(taken, jnp.shape(taken) + (1,) * (len(view.axes) - jnp.ndim(taken)))
 
 
-def given_arrays(new: Any, arrays: list[Any], site: Site, view: View, loops: Sequence[Loop] = ()) -> list[Any]:
+def given_arrays(
+    new: Any,
+    arrays: list[Any],
+    site: Site,
+    view: View,
+    loops: Sequence[Loop] = (),
+    mesh_axes: Sequence[tuple[str, int]] = (),
+) -> list[Any]:
     """The arrays of a new value for a site.
 
-    The value may have the axes of the loops around the site in front, like a record; axes of named loops may be
-    missing. Each iteration then gets its part.
+    The value may have the axes of the loops around the site in front, and then those of the mesh, like a record; axes
+    of named loops may be missing. Each iteration and each shard then gets its part.
     """
-    return [_fitted(x, a, site, view, i, loops) for i, (x, a) in enumerate(zip(_leaves(new, site), arrays))]
+    return [_fitted(x, a, site, view, i, loops, mesh_axes) for i, (x, a) in enumerate(zip(_leaves(new, site), arrays))]
 
 
 def at_positions(
@@ -142,18 +168,48 @@ def _checked(new: Any, expected: Any, site: Site, what: str = "") -> Any:
     return array
 
 
-def _fitted(new: Any, old: Any, site: Site, view: View, index: int, loops: Sequence[Loop]) -> Any:
+def _fitted(
+    new: Any,
+    old: Any,
+    site: Site,
+    view: View,
+    index: int,
+    loops: Sequence[Loop],
+    mesh_axes: Sequence[tuple[str, int]],
+) -> Any:
     """A given leaf, fitted to an array that may have mapped axes in front; the leaf may lack them."""
     expected = _jax.typeof(old)
     mapped = sum(axis.on_leaf(index) for axis in view.axes)
     shapes = (expected.shape, expected.shape[mapped:])
-    for around in (loops, [loop for loop in loops if loop.rows is None]):
-        n = len(around)
+    unnamed = [loop for loop in loops if loop.rows is None]
+    meshes = _mesh_axes_of(new, old, mesh_axes)
+    fronts = [[*around, *on_mesh] for around in (loops, unnamed, []) for on_mesh in meshes]
+    for front in fronts:
         shape = jnp.shape(new)
-        if n and shape[n:] in shapes and len(shape) >= n and all(map(Loop.fits, around, shape)):
-            for loop in around:
+        if front and shape[len(front) :] in shapes and len(shape) >= len(front) and all(map(Loop.fits, front, shape)):
+            for loop in front:
                 new = loop.slice_of(new)
             break
     if mapped and jnp.shape(new) == expected.shape[mapped:]:
         new = jnp.broadcast_to(jnp.asarray(new), expected.shape)
-    return _checked(new, expected, site)
+    # In a shard_map JAX tells apart what varies over the mesh; a new value takes the place of one that does.
+    return _jax.varying_over(_checked(new, expected, site), _jax.varying_axes(old))
+
+
+def of_shard(new: Any, old: Any, shapes: Sequence[tuple[int, ...]], mesh_axes: Sequence[tuple[str, int]]) -> Any:
+    """This shard's part of an array with axes of the mesh in front of one of these shapes; any other as it is."""
+    for front in _mesh_axes_of(new, old, mesh_axes):
+        shape = jnp.shape(new)
+        if front and shape[len(front) :] in shapes and all(map(Loop.fits, front, shape)):
+            for axis in front:
+                new = axis.slice_of(new)
+            break
+    return new
+
+
+def _mesh_axes_of(new: Any, old: Any, mesh_axes: Sequence[tuple[str, int]]) -> list[list[Loop]]:
+    """The axes of the mesh that a value may have: all, those that the old one varies over, or none."""
+    if not mesh_axes or jnp.ndim(new) <= jnp.ndim(old):
+        return [[]]
+    varying = [axis for axis in mesh_axes if axis[0] in _jax.varying_axes(old)]
+    return [along_mesh(mesh_axes), along_mesh(varying), []]

@@ -13,6 +13,7 @@ from sonde import _jax
 from sonde.core.asking import asked_for
 from sonde.core.capture import capture, check_callable, like
 from sonde.core.handler import Handler
+from sonde.core.new_values import of_shard
 from sonde.core.path import Pattern, glob_matches, no_such_site
 from sonde.core.pure import shapes_of_call
 from sonde.core.record import Record
@@ -276,12 +277,18 @@ class Adding(Handler):
         parts = [x for x, is_array in zip(parts, site.arrays) if is_array]
         if site.in_place and any(x is not None for x in parts):
             raise _only_looks(path, site)
-        return [a if d is None else _sum(a, d, site.at(path), view, i) for i, (a, d) in enumerate(zip(arrays, parts))]
+        whole = site.at(path)
+        return [
+            a if d is None else _sum(a, d, whole, view, i, self.mesh_axes)
+            for i, (a, d) in enumerate(zip(arrays, parts))
+        ]
 
 
-def _sum(array: Any, delta: Any, site: Site, view: View, index: int) -> Any:
-    expected, got = _jax.typeof(array), jnp.shape(delta)
+def _sum(array: Any, delta: Any, site: Site, view: View, index: int, mesh_axes: Sequence[tuple[str, int]]) -> Any:
+    expected = _jax.typeof(array)
     mapped = sum(axis.on_leaf(index) for axis in view.axes)
+    delta = of_shard(delta, array, (expected.shape, expected.shape[mapped:]), mesh_axes)
+    got = jnp.shape(delta)
     if got not in (expected.shape, expected.shape[mapped:]):
         raise EditError(f"perturbation of {site.path!r} ({site.source}): expected shape {expected.shape}, got {got}")
     delta = jnp.asarray(delta)

@@ -147,7 +147,11 @@ def _may_divide(params: dict[str, Any]) -> bool:
     return params["site"].depths is not None
 
 
-_jax.register_partial_evaluation(site_p, plain_p, _n_values, _may_divide)
+def _run_again(params: dict[str, Any]) -> dict[str, Any] | None:
+    return None if params["view"].role != "supply" else params["site"].supply.again(params)
+
+
+_jax.register_partial_evaluation(site_p, plain_p, _n_values, _may_divide, _run_again)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Differentiation

@@ -8,10 +8,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import lax
-from tests.core.programs.nodes import WEIGHTS, Body, Env, Node, by_hand, layout, run
+from tests.core.programs.nodes import WEIGHTS, Body, Env, Node, by_hand, layout, run, sown
 from tests.core.programs.records import NO_AXES, Perts, Rec, zeros_like
 
-import sonde
 from sonde import _jax
 
 LoopKind = Literal["scan", "scan_without_xs", "map", "fori"]
@@ -106,7 +105,7 @@ class While(Node):
         def test(state: Any) -> Any:
             i, carry = state
             if self.test_site is not None:
-                sonde.sow(carry * 2, self.test_site)
+                sown(carry * 2, self.test_site)
             return i < n
 
         return way_around + lax.while_loop(test, lambda s: (s[0] + 1, run(self.body, s[1], inner)), (0, x))[1]

@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
-from tests.core.programs.nodes import WEIGHTS, Body, Env, Node, by_hand, layout, run
+from tests.core.programs.nodes import WEIGHTS, Body, Env, Node, by_hand, layout, run, sown
 from tests.core.programs.records import Perts, Rec, no_perts, nudged, plus
-
-import sonde
 
 Which = Literal["x", "outer", "both"]
 FACTORS = (1.0, -0.6, 0.3)
@@ -195,7 +193,7 @@ class Shard(Node):
         def per_shard(shard: Any, same: Any) -> Any:
             y = shard[0]
             if self.replicated_site is not None:
-                y = y + 0.3 * sonde.sow(same * 2, self.replicated_site)
+                y = y + 0.3 * sown(same * 2, self.replicated_site)
             y = run(self.body, y, inner)
             return lax.psum(y, "d") if self.psum else y[None]
 

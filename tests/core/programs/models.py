@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from tests.core.programs.nodes import Env, Node
+from tests.core.programs.nodes import Env, Node, sown
 from tests.core.programs.records import Perts, Rec, nudged
 
-import sonde
 from sonde import nnx
 
 SCALES = {"blocks/0": 0.5, "blocks/1": -0.7, "last": 0.3}
@@ -34,7 +33,7 @@ class Block(nnx.Module):
             with warnings.catch_warnings():  # storing is deprecated; the program also runs without a capture
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self.sow(nnx.Intermediate, "h", y)
-        return 0.5 * x + jnp.sin(sonde.sow(y, "u"))
+        return 0.5 * x + jnp.sin(sown(y, "u"))
 
 
 class Net(nnx.Module):

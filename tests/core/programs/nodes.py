@@ -10,7 +10,9 @@ The order of axes is the one that records promise: loops first, outermost first,
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -23,6 +25,23 @@ import sonde
 SHAPE = (2,)
 WEIGHTS = np.array([0.7, -1.1], np.float32)
 NOTHING = np.array([0.4, -0.9], np.float32)  # what a function closes over that has nothing to close over
+
+_written_in: list[Callable[[Any], Any]] = []
+
+
+@contextlib.contextmanager
+def edit_written_in(change: Callable[[Any], Any]) -> Iterator[None]:
+    """While a program is traced in this block, its sites are a change of their values, written in by hand."""
+    _written_in.append(change)
+    try:
+        yield
+    finally:
+        _written_in.pop()
+
+
+def sown(value: Any, name: str) -> Any:
+    """A value that the program marks; or, where an edit is written in by hand, what the edit makes of it."""
+    return _written_in[-1](value) if _written_in else sonde.sow(value, name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +172,7 @@ class Sow(Node):
     kind: SiteKind = "array"
 
     def run(self, x: Any, env: Env) -> Any:
-        return after_site(self.kind, x, sonde.sow(site_value(self.kind, x, env.outer), self.name))
+        return after_site(self.kind, x, sown(site_value(self.kind, x, env.outer), self.name))
 
     def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:
         value = sown_by_hand(site_value(self.kind, x, env.outer), None if perts is None else perts[0])
@@ -188,8 +207,8 @@ class SowTwice(Node):
 
     def run(self, x: Any, env: Env) -> Any:
         value = site_value(self.first.kind, x, env.outer)
-        first = sonde.sow(value, self.first.name)
-        second = sonde.sow(first if self.after else value, self.name)
+        first = sown(value, self.first.name)
+        second = sown(first if self.after else value, self.name)
         return self.together(x, first, second)
 
     def by_hand(self, x: Any, perts: Perts, env: Env) -> tuple[Any, list[Rec]]:

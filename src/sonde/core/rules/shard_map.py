@@ -24,7 +24,8 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
     handler = trace.handler
     mesh, manual, checked = params["mesh"], params["newly_manual_axes"], params["check_vma"]
     names = [name for name in mesh.axis_names if name in manual]
-    prefix, inner, n_args = handler.prefix_here(), handler.entering(), len(args)
+    prefix, n_args = handler.prefix_here(), len(args)
+    inner = handler.entering().on_mesh([(name, mesh.shape[name]) for name in names])
     carried = handler.carried()  # operands: on a mesh with explicit axes nothing may be closed over
     params["in_specs"] = (*params["in_specs"], *[PartitionSpec()] * len(carried))
     seen: list[Any] = []

@@ -21,6 +21,7 @@ from sonde import _jax
 from sonde._jax import batching, mlir
 from sonde.core.along import repeated
 from sonde.core.context import looking
+from sonde.core.edit_plan import running
 from sonde.core.handler import Handler, Rebinding
 from sonde.core.item import build_items
 from sonde.core.keeping import JaxprCache, by_identity
@@ -193,6 +194,8 @@ class _LookOnly(Rebinding):
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the look."""
+        if view.role == "supply":
+            return site_p.bind(*args, site=running(site, "twice"), view=view)
         if not view.gives_token(site):
             return site_p.bind(*args, site=site, view=view)
         given = operands_of(args, site, view)
@@ -236,7 +239,12 @@ def _has_sites(params: dict[str, Any]) -> bool:
 
 
 def _without_tokens(params: dict[str, Any]) -> dict[str, Any] | None:
-    return _rewritten(params, _LookOnly(), lambda jaxpr: has_sites(jaxpr) and gives_tokens(jaxpr))
+    return _rewritten(params, _LookOnly(), lambda jaxpr: has_sites(jaxpr) and (gives_tokens(jaxpr) or _asks(jaxpr)))
+
+
+def _asks(jaxpr: Any) -> bool:
+    """Whether a site inside asks an edit."""
+    return any(found.view.role == "supply" for found in sites_inside(jaxpr))
 
 
 def _met_already(forward: dict[str, Any], again: dict[str, Any]) -> dict[str, Any] | None:
