@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental import checkify
+from jax.experimental import checkify, io_callback
 from jax.sharding import PartitionSpec as P
 
 from sonde import NonFinite, first_nonfinite
@@ -299,6 +299,28 @@ def test_functions_of_the_host():
     assert found_in(called_back, X, run=jax.jit(called_back)).element == "0 / 0"
     with np.errstate(all="ignore"):
         assert found_in(from_the_host, X, run=jax.jit(from_the_host)).operation == "pure_callback"
+
+
+CALLS: list[float] = []
+
+
+def counting(x):
+    def on_host(v):
+        CALLS.append(float(v))
+        return np.float32(len(CALLS))
+
+    def body(c, t):
+        number = io_callback(on_host, jax.ShapeDtypeStruct((), jnp.float32), t, ordered=True)
+        c = c / (3.0 - number)  # FAULT
+        return c, None
+
+    return lax.scan(body, x, jnp.arange(4.0))[0]
+
+
+def test_side_effects_happen_once():
+    CALLS.clear()
+    assert found_in(counting, X, run=jax.jit(counting)).iteration == (2,)  # the third call returns 3
+    assert CALLS == [0.0, 1.0, 2.0, 3.0]
 
 
 def many_kinds(x):

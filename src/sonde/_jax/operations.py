@@ -17,6 +17,7 @@ __all__ = [
     "current_source",
     "frames_of",
     "has_callbacks",
+    "has_effects_outside",
     "has_own_lines",
     "is_backward",
     "run_operation",
@@ -90,21 +91,32 @@ def has_callbacks(primitive: Any, params: dict[str, Any]) -> bool:
     return any(has_callbacks(e.primitive, e.params) for j in sub_jaxprs(params) for e in open_jaxpr(j).eqns)
 
 
-def with_other_callbacks(primitive: Any, params: dict[str, Any], change: Any) -> dict[str, Any] | None:
+def has_effects_outside(primitive: Any, params: dict[str, Any]) -> bool:
+    """Whether an equation calls functions of the host that have side effects and results, itself or inside."""
+    if primitive is _callback.io_callback_p:
+        return True
+    return any(has_effects_outside(e.primitive, e.params) for j in sub_jaxprs(params) for e in open_jaxpr(j).eqns)
+
+
+def with_other_callbacks(
+    primitive: Any, params: dict[str, Any], change: Any, *, prints: bool = False
+) -> dict[str, Any] | None:
     """The parameters of an equation whose functions of the host are replaced, here and inside.
 
     Args:
         primitive: The primitive of the equation.
         params: Its parameters.
-        change: Makes a new function of the old one and of the types of its results.
+        change: Makes a new function of the old one, of the types of its results, and of whether it has side effects.
+        prints: Whether functions that return nothing, as prints do, are kept; they are left out otherwise.
 
     Returns:
-        The new parameters; None if the equation has no results and is to be left out, as prints are.
+        The new parameters; None if the equation itself is to be left out.
     """
     if primitive in _WITHOUT_RESULTS:
-        return None
+        return params if prints else None
     if primitive in _WITH_RESULTS:
-        return {**params, "callback": change(params["callback"], params["result_avals"])}
+        has_effects = primitive is _callback.io_callback_p
+        return {**params, "callback": change(params["callback"], params["result_avals"], has_effects)}
 
     def changed(jaxpr: Any) -> Any:
         inner = open_jaxpr(jaxpr)
@@ -112,7 +124,7 @@ def with_other_callbacks(primitive: Any, params: dict[str, Any], change: Any) ->
             return jaxpr
         eqns = []
         for eqn in inner.eqns:
-            new = with_other_callbacks(eqn.primitive, eqn.params, change)
+            new = with_other_callbacks(eqn.primitive, eqn.params, change, prints=prints)
             if new is not None:
                 eqns.append(eqn if new is eqn.params else eqn.replace(params=new))
         return with_equations(jaxpr, eqns, inner.outvars, inner.effects)

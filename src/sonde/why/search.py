@@ -101,7 +101,7 @@ def explain(
 ) -> Answer | None:
     """Explains what a function that was taped has returned, changed or raised."""
     tape = taped.tape
-    walk = Walk(question)
+    walk = Walk(question, Callbacks(tape.written))
     scene = Scene(tape.level, TapeValues(tape.level, tape.arrays, walk.callbacks))
     names = {slot: labels[id(x)][0] for slot, x in enumerate(tape.arrays) if id(x) in labels}
     if taped.error is not None:

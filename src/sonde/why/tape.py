@@ -21,6 +21,7 @@ from sonde.core.handler import Handler
 from sonde.core.primitive import marker_p, plain_p, site_p
 from sonde.core.run import run_with
 from sonde.errors import CaptureError
+from sonde.why.callbacks import Written, writing
 from sonde.why.program import Equation, Level
 
 
@@ -31,6 +32,7 @@ class Tape(_jax.Trace):
         level: The operations, and the sites that values passed.
         arrays: The value of each slot.
         raised: The number of the operation that raised, if one did.
+        written: What functions of the host with side effects have returned.
     """
 
     sees_all = True
@@ -49,6 +51,7 @@ class Tape(_jax.Trace):
         self.level = Level()
         self.arrays: list[Any] = []
         self.raised: int | None = None
+        self.written: Written = {}
         self.changed = None  # what `run_with` notes on arrays, for captures
         self._slots: dict[int, int] = {}
         self._n_names = _jax.count_open_names()
@@ -91,6 +94,8 @@ class Tape(_jax.Trace):
             return list(tracers[: len(tracers) - params["view"].gives_token(params["site"])])
         if primitive is _jax.jit_p and any(params["donated_invars"]):  # the search needs what went in
             params = {**params, "donated_invars": (False,) * len(params["donated_invars"])}
+        if _jax.has_effects_outside(primitive, params):
+            params = writing(primitive, params, self.written)
         with self._noting(primitive, tracers, params, names) as note, self._as_before():
             outs = primitive.bind(*tracers, **params)
             if _jax.has_callbacks(primitive, params):
