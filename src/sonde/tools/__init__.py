@@ -1,6 +1,7 @@
 """Tools built on captures: one file, one tool, one verb. They work on functions and paths, not on one module system.
 
 first_nonfinite(f)                      which operation made the first NaN or Inf
+trace_back(f, predicate)                which operation gave a result a property: too large, zero
 summarize(f)                            statistics of every value and gradient
 compare(f, g)                           where two programs differ first
 patch_sweep(f, clean, corrupt, ...)     which values carry what a metric measures
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from sonde.tools.steering import steer
     from sonde.tools.summary import Summary, summarize
     from sonde.tools.sweep import Sweep
+    from sonde.tools.tracing_back import TracedBack, trace_back
 
 __all__ = [
     "Attribution",
@@ -62,6 +64,7 @@ __all__ = [
     "Reading",
     "Summary",
     "Sweep",
+    "TracedBack",
     "ablate",
     "attention_heads",
     "attribute",
@@ -79,6 +82,7 @@ __all__ = [
     "site_gradients",
     "steer",
     "summarize",
+    "trace_back",
 ]
 
 # Loaded when first used: looking for a NaN does not wait for the rest.
@@ -98,6 +102,7 @@ _LATER = {
     "Reading": "lens",
     "Summary": "summary",
     "Sweep": "sweep",
+    "TracedBack": "tracing_back",
     "ablate": "ablation",
     "attention_heads": "heads",
     "attribute": "attribution",
@@ -114,6 +119,7 @@ _LATER = {
     "site_gradients": "gradients",
     "steer": "steering",
     "summarize": "summary",
+    "trace_back": "tracing_back",
 }
 
 

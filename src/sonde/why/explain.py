@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from sonde.why.calls import scene_of_call
 from sonde.why.naming import iteration_of, path_of
 from sonde.why.places import NOWHERE, Place, place_of
 from sonde.why.reads import elements_read
-from sonde.why.walk import Birth, Scene, as_floats
+from sonde.why.walk import Birth, Scene, Step, as_floats
 from sonde.why.words import array_text, element_text
 
 _MOST_LINES = 12  # on the way to the result
@@ -85,6 +86,40 @@ def made(birth: Birth, kind: str, labels: dict[int, str]) -> Made:
     words = tuple(map(array_text, operands))
     text = element_text(equation, elements)
     return Made(kind, equation.name, words, text, place_of(equation), around_text(step.scene))
+
+
+def choice_of(birth: Birth) -> str:
+    """Why a constant is there, if a `where` chose it: the comparison that it depends on; empty if none is known."""
+    if birth.step.equation is not None:
+        return ""
+    for step in reversed(birth.way):
+        equation = step.equation
+        if equation is None or equation.name != "select_n":
+            continue
+        scene, slot = step.scene, equation.inputs[0]
+        index = step.index if scene.host(slot).ndim else ()
+        case = bool(scene.host(slot)[index])
+        while slot not in scene.level.makers and slot < scene.level.n_inputs and scene.leave is not None:
+            scene, slot, index = scene.leave(scene, slot, index)
+        while (number := scene.level.makers.get(slot)) is not None:
+            inside = scene_of_call(scene, number)
+            if inside is None:
+                break
+            slot = inside.level.outputs[scene.level.equations[number].outputs.index(slot)]
+            scene = inside
+        if number is None:
+            return ""
+        test = made(Birth(Step(scene, slot, index, 0), ()), "", {})
+        text = test.element or f"{test.operation} of {' and '.join(test.operands)}"
+        return f"{text} is {str(case).lower()}" + (f", {test.place}" if test.place.source else "")
+    return ""
+
+
+def stopped_gradients(scene: Scene) -> list[str]:
+    """The lines where a program stops gradients."""
+    levels = [scene.level, *[inner.level for inner in scene.entered.values() if isinstance(inner, Scene)]]
+    stops = [e for level in levels for e in level.equations if e.name == "stop_gradient"]
+    return list(dict.fromkeys(str(place_of(e)) for e in stops))
 
 
 def _number(value: Any) -> np.ndarray | None:

@@ -254,9 +254,12 @@ class Walk:
             reads = self._by_trial(scene, equation, output, index, operands, severity)
         same: list[Element] = []
         lesser: list[Element] = []
+        whole: set[int] = set()  # operands of which everything that was read is as bad
         for operand, part in reads:
             values = operands[operand][part]
             found = self.severity(values)
+            if np.all(found == severity):
+                whole.add(operand)
             for level, into in ((severity, same), (0, lesser)):
                 mask = (found == level) if level else (found > 0) & (found < severity)
                 if level and np.any(mask):  # of several, one with the same value: a sum of inf and -inf is neither
@@ -264,10 +267,12 @@ class Walk:
                     mask = equal if np.any(equal) else mask
                 many = _MOST_ALIKE if level and equation.name in _PICKS else 1
                 into += [Element(operand, i) for i in _whole_indices(part, mask, operands[operand].shape, many)]
-        # Of several that are as bad: one with the same value, and one that was computed, not written down.
+        # Of several that are as bad: one with the same value, of which all that was read is bad (a product with a
+        # column of zeros is zero, whatever zeros the row has), and one that was computed, not written down.
         same.sort(
             key=lambda e: (
                 operands[e.operand][e.part] != result[index],
+                e.operand not in whole,
                 equation.inputs[e.operand] in scene.level.constants,
             )
         )

@@ -8,6 +8,7 @@ from sonde.why.program import Equation
 from sonde.why.walk import as_floats
 
 _SIGNS = {"add": "+", "add_any": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "rem": "%"}
+_SIGNS |= {"gt": ">", "lt": "<", "ge": ">=", "le": "<=", "eq": "==", "ne": "!="}
 
 
 def type_text(value: np.ndarray) -> str:
