@@ -34,6 +34,9 @@ class Bucket(http.server.ThreadingHTTPServer):
         self.seconds = 0.0
         self.denies = False
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that was killed is no error of the server."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"

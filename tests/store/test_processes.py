@@ -97,6 +97,14 @@ def test_two_processes_write_one_store(tmp_path):
     assert said[1][1] == f"cannot write to the store {str(tmp_path / 'full')!r}: no space left"
 
 
+def test_another_number_of_processes_continues(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + HARVEST)
+    for count, batches in ((2, "3"), (1, "5"), (2, "6")):
+        run(program, count, str(tmp_path), batches)
+        _check(tmp_path, int(batches))
+
+
 @pytest.mark.thorough
 def test_four_processes_write_one_store(tmp_path):
     program = tmp_path / "program.py"

@@ -20,6 +20,8 @@ from sonde import _jax
 from sonde.tools.fetching import in_turn
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+# Where arrays are does not change what is computed: other devices may continue.
+_PLACES = re.compile(r"Mesh|Sharding|UnspecifiedValue|Layout")
 
 
 def of_program(jaxpr: Any) -> str:
@@ -49,8 +51,8 @@ def _add_equations(jaxpr: Any, add: Any) -> None:
             if inner:
                 for each in inner:
                     _add_equations(each, add)
-            elif not callable(value):
-                add(_ADDRESS.sub("", repr(value)).encode())
+            elif not callable(value) and not _PLACES.search(text := _ADDRESS.sub("", repr(value))):
+                add(text.encode())
     add(" ".join(map(name, opened.outvars)).encode())
 
 
@@ -66,25 +68,29 @@ def _is_key(array: Any) -> bool:
 
 @jax.jit
 def _sums(arrays: Sequence[Any]) -> Any:
-    return jnp.stack([jnp.zeros((), jnp.uint32), *[_sum(jnp.asarray(x)) for x in arrays]])
+    return jnp.stack([jnp.zeros(2, jnp.uint32), *[_sum(jnp.asarray(x)) for x in arrays]])
 
 
 def _sum(array: Any) -> Any:
+    if not array.size:
+        return jnp.zeros(2, jnp.uint32)
     if array.dtype == jnp.bool_:
         array = array.astype(jnp.uint8)
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        array = jnp.stack([array.real, array.imag])
+        array = jnp.stack([np.real(array), np.imag(array)])
     width = array.dtype.itemsize * 8
     if jnp.iinfo(array.dtype).bits < 8 if jnp.issubdtype(array.dtype, jnp.integer) else False:
         array, width = array.astype(jnp.int8), 8
-    if width == 64:
+    if width == 64:  # as two halves, side by side
         array, width = jax.lax.bitcast_convert_type(array, jnp.uint32), 32
+        array = array.reshape(*array.shape[:-2], -1) if array.ndim > 1 else array
     words = jax.lax.bitcast_convert_type(array, f"uint{width}").astype(jnp.uint32)
     # The place of an element is mixed with it before the sum, so that exchanged elements change the sum.
     place = jnp.zeros((), jnp.uint32)
     for axis in range(words.ndim):
         place = _mixed(place + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) + jnp.uint32(axis + 1))
-    return jnp.sum(_mixed(words + _mixed(place)), dtype=jnp.uint32)
+    mixed = _mixed(words + _mixed(place))
+    return jnp.stack([jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(_mixed(mixed + jnp.uint32(1)), dtype=jnp.uint32)])
 
 
 def _mixed(words: Any) -> Any:
@@ -117,8 +123,8 @@ class BatchSum:
 def of_batch(batch: Any) -> BatchSum:
     """Starts the checksum of all of a batch. Does not wait for a device.
 
-    It does not depend on which devices hold the batch, or whether NumPy does. If several processes do, it is a sum that
-    their devices compute.
+    Devices compute it: it does not depend on which of them hold the batch, of how many processes, or whether NumPy
+    does.
     """
     leaves, structure = jax.tree.flatten(batch)
     return BatchSum(((str(structure).encode(), None), *map(_part, leaves)))
@@ -128,10 +134,16 @@ def _part(leaf: Any) -> tuple[bytes, Any]:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         return _ADDRESS.sub("", repr(leaf)).encode(), None
     known = f"{leaf.dtype}{leaf.shape}".encode()
-    if not isinstance(leaf, jax.Array):
-        return known, np.asarray(leaf)
-    array = jax.random.key_data(leaf) if _is_key(leaf) else leaf
-    return known, _on_its_way(array if array.is_fully_addressable else _sums([array]))
+    if isinstance(leaf, jax.Array):
+        return known, _on_its_way(_sums([jax.random.key_data(leaf) if _is_key(leaf) else leaf]))
+    array = np.asarray(leaf)
+    if array.dtype.kind not in "biufc" and not hasattr(jnp, array.dtype.name):
+        return known + array.tobytes(), None
+    if array.dtype.kind == "c":
+        array = np.stack([np.real(array), np.imag(array)])
+    if array.dtype.itemsize == 8:  # a device may have no such numbers
+        array = np.ascontiguousarray(array).reshape(array.shape or (1,)).view(np.uint32)
+    return known, _on_its_way(_sums([array]))
 
 
 def _on_its_way(array: jax.Array) -> jax.Array:

@@ -107,30 +107,30 @@ class ProgressFile:
         self._folder = folder
         self._name = _file_name(manifest, writer)
         self._known = {"identity": manifest.identity, "generation": manifest.generation, "writer": writer}
-        self._plain: dict[int, tuple[dict[str, Any], int]] = {}  # entries and their sizes, by their first batch
+        self._plain: dict[int, tuple[Entry, dict[str, Any], int]] = {}  # by the identity of the entry
 
     def write(self, progress: Progress) -> Progress:
         """Writes it; returns it with older entries in a segment, if there were many."""
-        if len(progress.entries) > 1 and sum(self._as_json(e)[1] for e in progress.entries) > SEGMENT_BYTES:
+        if len(progress.entries) > 1 and sum(self._as_json(e)[2] for e in progress.entries) > SEGMENT_BYTES:
             progress = self._with_segment(progress)
         told = dataclasses.asdict(dataclasses.replace(progress, entries=()))
-        told["entries"] = [self._as_json(entry)[0] for entry in progress.entries]
+        told["entries"] = [self._as_json(entry)[1] for entry in progress.entries]
         self._folder.write(self._name, seal({**self._known, **told}))
         return progress
 
-    def _as_json(self, entry: Entry) -> tuple[dict[str, Any], int]:
-        """An entry as plain lists, and how long it is as text. Kept: entries are written again and again."""
-        if entry.first not in self._plain:
+    def _as_json(self, entry: Entry) -> tuple[Entry, dict[str, Any], int]:
+        """An entry, as plain lists, and how long it is as text. Kept: entries are written again and again."""
+        if id(entry) not in self._plain:
             plain = entry.to_json()
-            self._plain[entry.first] = plain, len(json.dumps(plain))
-        return self._plain[entry.first]
+            self._plain[id(entry)] = entry, plain, len(json.dumps(plain))
+        return self._plain[id(entry)]
 
     def _with_segment(self, progress: Progress) -> Progress:
         older, newest = progress.entries[:-1], progress.entries[-1]
-        data = seal({"entries": [self._as_json(entry)[0] for entry in older]})
-        segment = Segment(checksum(data), older[-1].last)
+        data = seal({"entries": [self._as_json(entry)[1] for entry in older]})
+        segment = Segment(checksum(data), max(entry.last for entry in older))
         self._folder.write(segment.file, data)
-        self._plain = {newest.first: self._as_json(newest)}
+        self._plain = {id(newest): self._as_json(newest)}
         return dataclasses.replace(progress, segments=(*progress.segments, segment), entries=(newest,))
 
 
