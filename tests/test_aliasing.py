@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pickle
 import subprocess
 import sys
 
@@ -237,6 +238,13 @@ def test_setting_a_name_warns(asked, name):
     if name != "flax.core":
         module._patched = 1  # no warning: the alias is off
         del module._patched
+
+
+def test_the_modules_can_be_pickled_with_functions_that_use_them():
+    with sonde.alias():
+        for name in ("flax.linen", "flax.nnx.nn.linear", "flax.core"):
+            module = importlib.import_module(name)
+            assert pickle.loads(pickle.dumps(module)) is module
 
 
 def test_an_empty_report(asked):

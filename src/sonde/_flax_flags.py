@@ -87,6 +87,7 @@ def _from_environment(variable: str, default: bool | None) -> bool | int | None:
 
 
 OWN = Config()
+_MISSING: Any = object()
 _of_flax: Any = None
 
 
@@ -109,6 +110,8 @@ def flag(name: str) -> Any:
     if _of_flax is None and (module := sys.modules.get("flax.configurations")) is not None:
         # Not `getattr`: while `sonde.alias` is on, the module of this name would load Flax.
         use(vars(module).get("config"))
-    if _of_flax is not None and name in _of_flax._values:
-        return _of_flax._values[name]
-    return OWN._values[name]
+    if _of_flax is not None:
+        value = _of_flax._values.get(name, _MISSING)
+        if value is not _MISSING:
+            return value
+    return OWN._values[name]  # also a flag that is newer than the Flax that is loaded

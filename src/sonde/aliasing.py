@@ -127,6 +127,10 @@ class _Watched(types.ModuleType):
             _alias_log.note(name, "missing")
         raise AttributeError(f"{name} does not exist: module {self.__name__!r} has no attribute {attribute!r}")
 
+    def __reduce__(self) -> Any:
+        # For cloudpickle, which pickles the globals of functions, and knows how only for plain modules.
+        return importlib.import_module, (self.__name__,)
+
     def _in_flax(self, attribute: str) -> str:
         own = self.__name__
         return f"flax{own[len('sonde') :]}.{attribute}" if own.startswith("sonde") else f"{own}.{attribute}"

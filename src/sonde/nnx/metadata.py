@@ -137,10 +137,10 @@ def _plain(hijax: bool, ref: bool, eager_sharding: bool) -> Metadata:
 
 def shared(entries: Mapping[str, Any]) -> Metadata:
     """The Metadata with these entries; Variables without entries share one object."""
-    defaults = variable_defaults.current()
+    hijax, ref = variable_defaults.current()
     required = {
-        "hijax": bool(entries.get("hijax", defaults.hijax)),
-        "ref": bool(entries.get("ref", defaults.ref)),
+        "hijax": bool(entries.get("hijax", hijax)),
+        "ref": bool(entries.get("ref", ref)),
         "eager_sharding": bool(entries.get("eager_sharding", True)),
     }
     if len(entries) <= 3 and all(name in REQUIRED for name in entries):

@@ -40,13 +40,14 @@ class VarDefaults(Mapping[str, bool]):
         return f"VarDefaults(hijax={self.hijax}, ref={self.ref})"
 
 
-_defaults = Setting(_Values)
+_NONE_SET = _Values()
+_defaults = Setting(lambda: _NONE_SET)
 
 
-def current() -> VarDefaults:
-    """The defaults in force."""
+def current() -> tuple[bool, bool]:
+    """The defaults of `hijax` and `ref` in force; every new Variable asks for them."""
     hijax, ref = _defaults.current
-    return VarDefaults(hijax=flag("flax_hijax_variable") if hijax is None else hijax, ref=ref)
+    return flag("flax_hijax_variable") if hijax is None else hijax, ref
 
 
 class VarDefaultsContext(SettingChange[_Values]):
@@ -81,5 +82,6 @@ def var_defaults(*, hijax: bool | None = None, ref: bool | None = None) -> VarDe
         VarDefaults(hijax=False, ref=False)
     """
     if hijax is None and ref is None:
-        return current()
+        hijax_now, ref_now = current()
+        return VarDefaults(hijax=hijax_now, ref=ref_now)
     return VarDefaultsContext(hijax, ref)
