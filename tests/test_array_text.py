@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flax.linen import summary
 
-from sonde._array_text import describe, human_size, indexed, size_and_bytes
+from sonde._array_text import describe, human_size, indexed, short_place, size_and_bytes
 
 
 def test_types_read_as_in_jax():
@@ -26,3 +26,8 @@ def test_sizes_are_those_of_flax(n):
 def test_sizes_of_a_tree():
     tree = {"a": np.ones((2, 3), np.float32), "b": [jnp.ones(4, jnp.int8), "no array"], "key": jax.random.key(0)}
     assert size_and_bytes(tree) == (6 + 4 + 1, 24 + 4 + jax.random.key(0).dtype.itemsize)
+
+
+def test_a_place_has_no_folder():
+    assert short_place("/somewhere/model.py:7") == "model.py:7"
+    assert short_place("<string>:7") == "<string>:7"

@@ -1,7 +1,9 @@
-"""How arrays are written in messages and tables: `float32[2,3]`, `h[0,1]`, `1,500 (6.0 KB)`."""
+"""How arrays and places are written in messages and tables: `float32[2,3]`, `h[0,1]`, `1.5 KB`, `model.py:7`."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,6 +22,18 @@ def describe(x: Any) -> str:
     """Dtype and shape of an array, as in `float32[2,3]`; anything else by its type and `repr`."""
     shape = getattr(x, "shape", None)
     return f"{type(x).__name__} {x!r}" if shape is None else indexed(x.dtype, shape)
+
+
+def short_place(source: str) -> str:
+    """A line of a file without the folder, as in `model.py:7`; of a cell of a notebook, as in `In[2]:7`."""
+    filename, colon, line = source.rpartition(":")
+    in_prompt = re.match(r"<ipython-input-(\d+)-", filename)
+    if in_prompt:
+        return f"In[{in_prompt[1]}]{colon}{line}"
+    # The cells of Jupyter have the names of files that do not exist; IPython knows their numbers.
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda name: None)(filename)
+    return f"{named[1] if named else filename.rpartition('/')[2]}{colon}{line}"
 
 
 def size_and_bytes(tree: Any) -> tuple[int, int]:

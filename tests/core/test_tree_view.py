@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.notebook_shell import notebook
 
 import sonde
 from sonde.tools import compare, summarize
@@ -84,3 +85,13 @@ def test_records_in_a_traced_function_have_no_numbers_and_look_fine():
     seen = []
     jax.jit(lambda x: seen.append(sonde.capture(program(2))(x)[1]._repr_html_()))(X)
     assert "decoder/blocks/" in seen[0] and "float32[2,3]" in seen[0]
+
+
+def test_a_line_of_a_cell_has_the_number_of_the_cell():
+    with notebook() as shell:
+        shell.run("import jax.numpy as jnp\nimport sonde")
+        shell.run("def f(x):\n    return sonde.sow(x, 'h')")
+        shell.run("sites = sonde.sites(f)(jnp.ones(3))\n_, records = sonde.capture(f)(jnp.ones(3))")
+        for name in ("sites", "records"):
+            assert "In[2]:2" in shell.namespace[name]._repr_html_()
+        assert "In[2]:2" in repr(shell.namespace["sites"])

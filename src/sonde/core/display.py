@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from sonde._array_text import describe, human_size, size_and_bytes
+from sonde._array_text import describe, human_size, short_place, size_and_bytes
 from sonde.core.glance import Glance, glance, picture
 from sonde.core.tree_view import Leaf, WholePaths, table_html, tree_html
 
@@ -95,7 +95,7 @@ def record_table(record: Record) -> Any:
     from rich.text import Text
 
     table = Table("call", "value", "range", "gradient", "its range", "axes", "wrong")
-    table.title = f"{record.path}  {record.source.rpartition('/')[2]}"
+    table.title = f"{record.path}  {short_place(record.source)}"
     grads = record.grads or ((),) * len(record.values)
     for i, (value, gradient) in enumerate(zip(record.values, grads)):
         axes = " ".join(map(repr, record.axes[i])) if i < len(record.axes) else ""
@@ -131,7 +131,7 @@ def records_table(records: Records) -> Any:
     table = Table("site", "values", "range", "", "gradients", "axes", "source", "wrong", title=_title(records))
     for n, (path, record) in enumerate(records.items()):
         axes = " ".join(map(repr, record.axes[0])) if record.axes else ""
-        place = record.source.rpartition("/")[2]
+        place = short_place(record.source)
         seen = _together(_glances([*record.values, *record.grads])) if n < _MOST_READ else None
         of_values = _together(_glances(record.values)) if n < _MOST_READ else None
         said = ("", "") if of_values is None else (of_values.range, of_values.bars)
@@ -162,7 +162,7 @@ def _leaves(records: Records) -> Iterator[Leaf]:
         cells = [_kinds(record.values), "" if seen is None else seen.range]
         if with_grads:
             cells.append(f"gradient {seen_gradient.range}" if seen_gradient is not None and seen_gradient.range else "")
-        last = " ".join([*(map(repr, record.axes[0]) if record.axes else ()), record.source.rpartition("/")[2]])
+        last = " ".join([*(map(repr, record.axes[0]) if record.axes else ()), short_place(record.source)])
         broken = any(g.is_broken for g in (*values, *gradients))
         more = _pictures(record) if n < _MOST_PICTURES else ""
         bins = values[0].bins if len(values) == 1 else ()
@@ -193,7 +193,7 @@ def _site_leaf(info: SiteInfo) -> Leaf:
     kind = "gradient" if info.gradient else f"call {info.call}" if info.call else ""
     arrays = " ".join(map(describe, info.arrays))
     axes = " ".join(map(repr, info.axes))
-    return Leaf(info.path, [arrays, human_size(info.bytes), kind, axes], last=info.source.rpartition("/")[2])
+    return Leaf(info.path, [arrays, human_size(info.bytes), kind, axes], last=short_place(info.source))
 
 
 def records_treescope(records: Records, path: str | None, subtree_renderer: Any) -> Any:

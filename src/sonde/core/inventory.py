@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde._array_text import describe, indexed
+from sonde._array_text import describe, indexed, short_place
 from sonde.core.asking import asked_for
 from sonde.core.axes import Axis
 from sonde.core.capture import capture, check_callable, like
@@ -108,7 +108,7 @@ class Sites(Rows[SiteInfo]):
         for i in self:
             kind = "gradient" if i.gradient else "value"
             axes = " ".join(map(repr, i.axes))
-            table.add_row(i.path, str(i.call), kind, _types(i), axes, f"{i.bytes:,}", i.source.rpartition("/")[2])
+            table.add_row(i.path, str(i.call), kind, _types(i), axes, f"{i.bytes:,}", short_place(i.source))
         return WholePaths(table)
 
 
@@ -121,7 +121,7 @@ def _tree(infos: Iterable[SiteInfo]) -> Iterator[str]:
         around = scopes
         yield from ("  " * (n + 1) + f"{scopes[n]}/" for n in range(same, len(scopes)))
         what = f"{name}[{i.call}] {_types(i)}{' gradient' * i.gradient}, {i.bytes} bytes"
-        yield "  " * (len(scopes) + 1) + f"{what}, {i.source.rpartition('/')[2]}"
+        yield "  " * (len(scopes) + 1) + f"{what}, {short_place(i.source)}"
 
 
 def _types(info: SiteInfo) -> str:
