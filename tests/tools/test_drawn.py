@@ -29,6 +29,7 @@ from sonde.tools import (
     patch_sweep,
     probe,
     summarize,
+    trace_back,
 )
 
 X = jnp.arange(6.0).reshape(3, 2)
@@ -113,6 +114,7 @@ IN_NOTEBOOKS = {
     "finding": lambda: examine(lambda x: sow(x / 0, "h<b>"))(X).findings[0],
     "edge": lambda: RESULTS["edges"]()[0],
     "drift": lambda: compare(f, lambda x: f(x + 1))(X).drifts[0],
+    "traced back": lambda: trace_back(lambda x: sow(x * 9, "end"), lambda y: y > 9)(X),
     "statistics": lambda: store.statistics(f, [X]),
     "statistics of units": lambda: store.statistics(f, [X])["end"],
 }

@@ -65,6 +65,13 @@ class TracedBack:
     chain: tuple[str, ...]
     doubt: str
 
+    def _repr_html_(self) -> str:
+        from rich.text import Text
+
+        from sonde.core.display import in_notebook
+
+        return in_notebook(Text(str(self)))
+
     def __str__(self) -> str:
         what = " / ".join(part for part in (self.function, self.variable) if part)
         start = ", ".join(part for part in (what, self.source) if part)
