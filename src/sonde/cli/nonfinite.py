@@ -61,7 +61,7 @@ def nonfinite(
             )
     finite = found is None or found.discarded
     if as_json:
-        show_json({"finite": finite, "first": None if found is None else plain(_as_dict(found))})
+        show_json({"finite": finite, "first": None if found is None else plain(as_dict(found))})
     elif found is None:
         show(Text("Every result of the program is finite.", style="green"))
     else:
@@ -72,7 +72,8 @@ def nonfinite(
     context.exit(FINE if finite else FOUND)
 
 
-def _as_dict(found: NonFinite) -> dict[str, Any]:
+def as_dict(found: NonFinite) -> dict[str, Any]:
+    """What was found, as data."""
     fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
     fields["before"] = [dataclasses.asdict(r) for r in found.before]
     fields["error"] = None if found.error is None else "".join(traceback.format_exception_only(found.error)).strip()

@@ -17,6 +17,7 @@ from sonde.cli.harvest import harvest
 from sonde.cli.nonfinite import nonfinite
 from sonde.cli.repair import repair
 from sonde.cli.report import report
+from sonde.cli.run import run
 from sonde.cli.sites import sites
 from sonde.cli.store import store_commands
 
@@ -55,6 +56,6 @@ def sonde_command() -> None:
     """See `HELP`."""
 
 
-for command in (report, sites, nonfinite, compare, harvest, store_commands, explain, check_move, demo):
+for command in (run, report, sites, nonfinite, compare, harvest, store_commands, explain, check_move, demo):
     sonde_command.add_command(command)
 store_commands.add_command(repair)

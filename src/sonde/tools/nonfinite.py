@@ -7,6 +7,7 @@ and masks, sentinels and what a `where` discards are never met. If there are sit
 from __future__ import annotations
 
 import dataclasses
+import re
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from sonde.why.naming import iteration_of, site_of
 from sonde.why.search import Answer, search
 from sonde.why.walk import Birth
 
+_MOST_ERROR_LINES = 5
 _KINDS = {1: "Inf", 2: "NaN"}
 
 
@@ -106,8 +108,7 @@ class NonFinite:
         if self.doubt:
             lines.append(f"  not certain: {self.doubt}")
         if self.error is not None:
-            text = "".join(traceback.format_exception_only(self.error)).strip()
-            lines.append(f"The program raised: {text}")
+            lines.append(f"The program raised: {_error_text(self.error)}")
         return "\n".join(lines)
 
     def _where(self) -> str:
@@ -127,6 +128,14 @@ class NonFinite:
         from sonde.core.display import in_notebook
 
         return in_notebook(Text(str(self)))
+
+
+def _error_text(error: Exception) -> str:
+    """An exception in one line; of the tracebacks that JAX puts into a message, the line with the error itself."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    lines = text.splitlines()
+    own = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Warning): ", line)]
+    return text if len(lines) <= _MOST_ERROR_LINES else f"{type(error).__name__}: {(own or lines)[-1]}"
 
 
 def first_nonfinite(

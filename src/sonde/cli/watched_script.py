@@ -1,0 +1,218 @@
+"""Runs a script with its jitted functions watched: the first result that turns non-finite stops it.
+
+While the script runs, `jax.jit` returns functions that look at their results. They look on the device and do not wait:
+whether a call was fine is asked a few calls later, so that the program keeps running ahead. Until then the arguments of
+these calls are kept, for the search to run on the very call; of a function that donates its arguments, copies are kept.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import runpy
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sonde import _jax
+from sonde.tools.nonfinite import first_nonfinite
+
+if TYPE_CHECKING:
+    from sonde import NonFinite
+
+_MOST_SEARCHES = 3  # for one function whose results hold intended Infs
+
+
+class Stopped(BaseException):
+    """Ends a script in which something was found; not an `Exception`, which the script may catch."""
+
+
+class _Call(NamedTuple):
+    """A call whose results have not been looked at yet."""
+
+    f: Callable
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    fine: Any
+    number: int
+
+    def __str__(self) -> str:
+        return f"call {self.number} of {getattr(self.f, '__name__', 'a jitted function')}"
+
+
+class Watch:
+    """Watches the jitted functions of a script.
+
+    Attributes:
+        found: What was found.
+        place: The call that it was found in, in words.
+        failed: The last call that raised, with the exception.
+        calls: How many calls were watched.
+    """
+
+    def __init__(self, every: int, inside: Any = None) -> None:
+        self.found: NonFinite | None = None
+        self.place = ""
+        self.failed: tuple[_Call, Exception] | None = None
+        self.calls = 0
+        self._every = every
+        self._inside = inside
+        self._pending: collections.deque[_Call] = collections.deque()
+        self._searches: collections.Counter[int] = collections.Counter()
+        self._numbers: collections.Counter[int] = collections.Counter()
+        self._searching = False
+
+    def call(self, f: Callable, donates: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a jitted function."""
+        if self._searching or _jax.current_trace() is not _jax.eval_trace:
+            return f(*args, **kwargs)
+        number = self._numbers[id(f)]
+        self._numbers[id(f)] += 1
+        kept_args, kept_kwargs = jax.tree.map(_copy, (args, kwargs)) if donates else (args, kwargs)
+        try:
+            result = f(*args, **kwargs)
+        except Exception as error:
+            self.failed = _Call(f, kept_args, kept_kwargs, None, number), error
+            raise
+        self.calls += 1
+        if self._searches[id(f)] < _MOST_SEARCHES:
+            floats = [x for x in jax.tree.leaves(result) if isinstance(x, jax.Array) and _is_float(x)]
+            if floats:
+                self._pending.append(_Call(f, kept_args, kept_kwargs, _all_finite(floats), number))
+        if len(self._pending) >= self._every:
+            self.look()
+        return result
+
+    def look(self) -> None:
+        """Looks at the results of the calls so far, in their order.
+
+        Raises:
+            Stopped: The search has found what made one of them not finite.
+        """
+        while self._pending:
+            call = self._pending.popleft()
+            if not bool(call.fine) and self._search(call):
+                self._pending.clear()
+                raise Stopped
+
+    def _search(self, call: _Call) -> bool:
+        """Whether a call has computed something that is not finite; what it was given or holds as a constant is not."""
+        self._searches[id(call.f)] += 1
+        self._searching = True
+        try:
+            found = first_nonfinite(call.f, inside=self._inside)(*call.args, **call.kwargs)
+        finally:
+            self._searching = False
+        if found is None or found.operation in ("argument", "constant"):
+            return False
+        self.found, self.place = found, str(call)
+        return True
+
+    def explain_failure(self, error: BaseException) -> None:
+        """Searches the call behind an exception that has ended the script."""
+        causes = {id(e) for e in _chain(error)}
+        if self.failed is not None and any(id(e) in causes for e in _chain(self.failed[1])):
+            self._searching = True
+            try:
+                call = self.failed[0]
+                self.place = str(call)
+                self.found = first_nonfinite(call.f, inside=self._inside)(*call.args, **call.kwargs)
+            except Exception:
+                self.found = None
+            finally:
+                self._searching = False
+        else:
+            with suppress(Stopped):
+                self.look()
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _copy(x: Any) -> Any:
+    return x.copy() if isinstance(x, jax.Array) else x
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+@jax.jit
+def _all_finite(arrays: Sequence[Any]) -> Any:
+    return functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(x)) for x in arrays])
+
+
+class WatchedFunction:
+    """A jitted function whose results are watched; in all else it is the jitted function."""
+
+    def __init__(self, f: Callable, donates: bool, watch: Watch) -> None:
+        functools.update_wrapper(self, f, updated=())
+        self._f, self._donates, self._watch = f, donates, watch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the jitted function."""
+        return self._watch.call(self._f, self._donates, args, kwargs)
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        return self if owner is None else types.MethodType(self, owner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._f, name)
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Inside the block, what `jax.jit` returns is watched."""
+    plain: Any = jax.jit
+
+    @functools.wraps(plain)
+    def jit(*args: Any, **options: Any) -> Any:
+        made = plain(*args, **options)
+        donates = bool(options.get("donate_argnums") or options.get("donate_argnames"))
+        if isinstance(made, _jax.PjitFunction):
+            return WatchedFunction(made, donates, watch)
+        return lambda f: WatchedFunction(made(f), donates, watch)  # jit(static_argnums=...) without a function
+
+    jax.jit = jit
+    try:
+        yield
+    finally:
+        jax.jit = plain
+
+
+def run_script(script: str, args: Sequence[str], *, is_module: bool, watch: Watch) -> BaseException | None:
+    """Runs a script or a module as `python` does; returns the exception that ended it, if one did."""
+    before = sys.argv, list(sys.path)
+    folder = "" if is_module else str(Path(script).resolve().parent)
+    sys.argv = [script, *args]
+    sys.path.insert(0, folder)
+    try:
+        with watching(watch):
+            if is_module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script, run_name="__main__")
+            watch.look()
+    except Stopped:
+        return None
+    except SystemExit as error:
+        try:
+            watch.look()
+        except Stopped:
+            return None
+        return error
+    except BaseException as error:
+        watch.explain_failure(error)
+        return error
+    finally:
+        sys.argv, sys.path[:] = before
+    return None
