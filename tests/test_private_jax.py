@@ -17,6 +17,10 @@ import sonde
 EXPECTED: list[tuple[str, str, tuple[str, ...] | None, str]] = [
     ("_src.config", "eager_constant_folding", None, "is on under `ensure_compile_time_eval`"),
     ("_src.core", "eval_jaxpr", ("jaxpr", "consts"), "runs a jaxpr under the current trace"),
+    ("_src.ad_checkpoint", "RematTraced", ("jaxpr", "policy"), "is a call of jax.checkpoint with jax_remat3"),
+    ("_src.hijax", "call_hi_primitive_p", None, "calls what carries its own rules, with `to_lojax`"),
+    ("_src.interpreters.remat", "rules", None, "has the rules of jax_remat3"),
+    ("_src.lax.lax", "_convert_element_type", None, "converts a value to a type, weak ones too"),
     ("_src.core", "trace_ctx", None, "has the current trace, and sets it"),
     ("_src.core", "Trace", None, "is what a capture's own trace derives from"),
     ("_src.core", "mapped_aval", ("size", "axis", "aval"), "gives the type of one element along an axis"),

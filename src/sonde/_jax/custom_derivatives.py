@@ -11,14 +11,25 @@ from jax._src import linear_util as _lu
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.tree_util import tracing_registry as _tracing_registry
 
-from sonde._jax.imported import Primitive, SymbolicZero, ad, custom_vmap_p, typeof
+from sonde._jax.imported import (
+    Primitive,
+    RematTraced,
+    SymbolicZero,
+    ad,
+    call_hi_primitive_p,
+    custom_vmap_p,
+    remat_saves,
+    typeof,
+)
 from sonde._jax.jaxprs import ONE_JAXPR_CLASS
 
 __all__ = [
+    "bind_checkpoint",
     "bind_custom_derivative",
     "bind_custom_vmap",
     "call_again",
     "call_beside",
+    "expanded",
     "instantiated_zero_tangent",
     "is_unknown_tangent",
     "is_zero_tangent",
@@ -53,6 +64,21 @@ def bind_custom_vmap(args: Sequence[Any], params: dict[str, Any], jaxpr: Any, ru
         in_tree=_structure_like(params["in_tree"], tuple(args)),
         out_tree=jax.tree.structure([0] * len(jaxpr.out_avals)),
     )
+
+
+def expanded(args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """Runs what an operation that carries its own rules stands for."""
+    return list(call_hi_primitive_p.to_lojax(*args, **params))
+
+
+def bind_checkpoint(operation: Any, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+    """Calls a jaxpr under `jax.checkpoint` with the options of another call, with further arguments in front."""
+    if not remat_saves:
+        return list(RematTraced(jaxpr, operation.policy)(*args))
+    barriers = operation.prevent_cse
+    if not isinstance(barriers, bool):
+        barriers = (*[False] * (len(args) - len(barriers)), *barriers)
+    return list(RematTraced(jaxpr, operation.policy, barriers)(*args))
 
 
 def bind_custom_derivative(

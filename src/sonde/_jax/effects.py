@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from jax._src import effects as _effects
 from jax._src import util as _util
 from jax._src.interpreters import partial_eval as _pe
 
-from sonde._jax.imported import Effect, Primitive, Var, no_effects
+from sonde._jax.imported import Effect, Primitive, Var, no_effects, remat_rules, remat_saves
 from sonde._jax.jaxprs import make_jaxpr, open_jaxpr
 
 __all__ = ["allow_effect", "hold_weakly", "register_partial_evaluation", "register_partial_use"]
@@ -68,6 +69,7 @@ def register_partial_evaluation(
     n_values: Callable[[dict[str, Any], Sequence[Any]], int],
     may_divide: Callable[[dict[str, Any]], bool],
     run_again: Callable[[dict[str, Any]], dict[str, Any] | None],
+    differentiated: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
     """Under remat, `primitive` runs in the forward pass only; the recomputation gets `plain` in its place.
 
@@ -78,6 +80,9 @@ def register_partial_evaluation(
 
     In the rule of a derivative, values are known and tangents are not. If `may_divide(params)`, a known value stays
     known next to an unknown tangent; JAX itself would treat all results of the equation as unknown.
+
+    With `jax_remat3`, JAX runs a function that is differentiated as it is, and differentiates its recomputation. So the
+    equation of the forward pass gets the parameters `differentiated(params)`, as if it had been differentiated too.
     """
 
     def rule(saveable: Any, unknown_in: Sequence[bool], instantiated_in: Sequence[bool], eqn: Any) -> Any:
@@ -109,6 +114,21 @@ def register_partial_evaluation(
         return outs
 
     _pe.custom_partial_eval_rules[primitive] = rule_of_trace
+
+    def rule_of_remat(trace: Any, *args: Any, **params: Any) -> Any:
+        del trace
+        outs, n = list(primitive.bind(*args, **differentiated(params))), n_values(params, args)
+        once_more = run_again(params)
+        saved = outs[n:] if once_more is None else []
+
+        def again(saved: Any, *args: Any) -> list[Any]:
+            if once_more is not None:
+                return list(primitive.bind(*args, **once_more))
+            return [*(plain.bind(*args[:n], *saved, **params) if n else ()), *saved]
+
+        return (outs, saved, again) if remat_saves else (outs, functools.partial(again, saved))
+
+    remat_rules[primitive] = rule_of_remat
 
 
 def _passing_on(pairs: Sequence[tuple[Any, Any]]) -> Any:

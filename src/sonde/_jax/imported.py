@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -23,6 +24,13 @@ from jax._src.shard_map import shard_map_p
 from jax._src.sharding_impls import UNSPECIFIED
 from jax.interpreters import ad, batching, mlir
 
+try:  # operations that carry their own rules: what `jax.checkpoint` is with `jax_remat3`
+    from jax._src.ad_checkpoint import RematTraced as _RematTraced  # pyright: ignore[reportAttributeAccessIssue]
+    from jax._src.hijax import call_hi_primitive_p as _call_hi_primitive_p  # pyright: ignore
+    from jax._src.interpreters import remat as _remat  # pyright: ignore[reportAttributeAccessIssue]
+except ImportError:
+    _RematTraced = _call_hi_primitive_p = _remat = None
+
 try:  # 0.11 and later: what `scan` and `shard_map` describe their values with
     from jax._src import flattree as _flattree  # pyright: ignore[reportAttributeAccessIssue]
 except ImportError:
@@ -35,12 +43,14 @@ __all__ = [
     "Literal",
     "PjitFunction",
     "Primitive",
+    "RematTraced",
     "SymbolicZero",
     "Trace",
     "Tracer",
     "Var",
     "ad",
     "batching",
+    "call_hi_primitive_p",
     "cond_p",
     "custom_vmap_p",
     "eval_trace",
@@ -70,6 +80,11 @@ no_effects = _core.no_effects
 set_current_trace = _core.set_current_trace
 typeof = _core.typeof
 flattree: Any = _flattree
+RematTraced: Any = _RematTraced  # `jax.checkpoint` with `jax_remat3`; None in versions without it
+call_hi_primitive_p: Any = _call_hi_primitive_p
+remat_rules: dict[Any, Any] = {} if _remat is None else _remat.rules
+# Whether its rules return what is saved as a list of its own, as from 0.12 on.
+remat_saves = _RematTraced is not None and "prevent_cse" in inspect.signature(_RematTraced.__init__).parameters
 PjitFunction = type(jax.jit(lambda: None))
 
 

@@ -151,7 +151,13 @@ def _run_again(params: dict[str, Any]) -> dict[str, Any] | None:
     return None if params["view"].role != "supply" else params["site"].supply.again(params)
 
 
-_jax.register_partial_evaluation(site_p, plain_p, _n_values, _may_divide, _run_again)
+def _differentiated(params: dict[str, Any]) -> dict[str, Any]:
+    view = params["view"]
+    is_value = view.is_value and view.role != "supply"
+    return {**params, "view": view.replace(order=view.order + 1)} if is_value else params
+
+
+_jax.register_partial_evaluation(site_p, plain_p, _n_values, _may_divide, _run_again, _differentiated)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Differentiation

@@ -86,3 +86,57 @@ def test_second_order_gradients_through_remat():
         first, second = (record.gradients(order) for order in (1, 2))
         equal((record.values, first), ((0.6, 0.6), (jnp.cos(0.6), jnp.cos(0.6))))
         equal(second[0], -2 * jnp.sin(0.6))
+
+
+def checkpointed(x, w):
+    @jax.checkpoint
+    def block(x):
+        h = sow(jnp.sin(x * w), "h")
+        return jnp.cos(h) * sow(h * 2, "g")
+
+    return lax.scan(lambda c, _: (block(c), None), block(block(x)), length=2)[0].sum()
+
+
+def by_hand(x, w):
+    """The same without `jax.checkpoint`."""
+
+    def block(x):
+        h = sow(jnp.sin(x * w), "h")
+        return jnp.cos(h) * sow(h * 2, "g")
+
+    return lax.scan(lambda c, _: (block(c), None), block(block(x)), length=2)[0].sum()
+
+
+TRANSFORMS = {
+    "values": lambda f: f,
+    "gradient": lambda f: jax.grad(f, (0, 1)),
+    "mapped": lambda f: jax.vmap(jax.grad(f), (0, None)),
+    "second": lambda f: lambda x, w: jax.grad(lambda x: jax.grad(f)(x, w).sum())(x),
+}
+UPGRADES = [name for name in ("jax_remat3",) if hasattr(jax.config, name)]
+
+
+@pytest.mark.parametrize("upgrade", [None, *UPGRADES])
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit, lambda f: lambda *args: jax.jit(f)(*args)])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_checkpoints_record_what_the_program_without_them_does(upgrade, jit, transform):
+    args = jnp.arange(3.0) + 0.5, jnp.float32(1.3)
+    if upgrade is not None:
+        jax.config.update(upgrade, True)
+    try:
+        f, plain = (jit(TRANSFORMS[transform](g)) for g in (checkpointed, by_hand))
+        result, records = sonde.capture(f, grads=True)(*args)
+        wanted_result, wanted = sonde.capture(plain, grads=True)(*args)
+    finally:
+        if upgrade is not None:
+            jax.config.update(upgrade, False)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), result, wanted_result)
+    for path, record in wanted.items():
+        for order in (1, 2):
+            got, expected = records[path].gradients(order), record.gradients(order)
+            assert len(got) == len(expected)
+            for a, b in zip(got, expected):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        assert len(records[path].values) == len(record.values) == 3
+        for a, b in zip(records[path].values, record.values):
+            np.testing.assert_allclose(a, b, rtol=1e-5)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sonde import _jax
 from sonde.core.rewrite import rewrite
-from sonde.core.trace import RULES, SiteTrace
+from sonde.core.trace import RULES, SiteTrace, check_may_miss_all
 
 
 def remat_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
@@ -21,4 +21,28 @@ def remat_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) ->
     return outs[: new.n_outs]
 
 
+def operation_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """An operation that carries its own rules, in JAX 0.12: `jax.checkpoint` with `jax_remat3`, and others.
+
+    What it stands for is run instead of it, where nothing around can differentiate or map it. Elsewhere its rules may
+    be other than those of what it stands for; of `jax.checkpoint` they are not.
+    """
+    if trace.parent is _jax.eval_trace:
+        with _jax.set_current_trace(trace):
+            return _jax.expanded(args, params)
+    operation = params["_prim"]
+    if not isinstance(operation, _jax.RematTraced):
+        check_may_miss_all(_jax.call_hi_primitive_p, params)
+        return _jax.call_hi_primitive_p.bind(*args, **params)
+    handler = trace.handler
+    new = rewrite(operation.jaxpr, handler)
+    inputs = [*new.inputs(handler), *args]
+    outs = _jax.bind_checkpoint(operation, new.jaxpr, inputs)
+    outs = new.known(outs, inputs)
+    handler.items += new.items(outs)
+    return outs[: new.n_outs]
+
+
 RULES[_jax.remat_p] = remat_rule
+if _jax.call_hi_primitive_p is not None:
+    RULES[_jax.call_hi_primitive_p] = operation_rule
