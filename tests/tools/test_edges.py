@@ -133,6 +133,18 @@ def test_exact_edges_are_runs_with_one_edge_cut(hand: ByHand) -> None:
     close(scores(edges), {e[:2]: whole - float(hand.run(TOKENS, other, {e[:2]})[0]) for e in edges}, atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", ["list", "scan"])
+def test_nothing_in_place_of_another_run(hand: ByHand, kind: str) -> None:
+    senders = ("embedded", "blocks/{0..1}/attn/results")
+    receivers = "blocks/2/{q_in,mlp_in}"
+    edges = attribute_edges(with_heads(kind), senders, receivers, metric=metric, baseline=0, method="exact")(TOKENS)
+    other, whole = {e.sender: 0.0 for e in edges}, float(hand.run(TOKENS)[0])
+    close(scores(edges), {e[:2]: whole - float(hand.run(TOKENS, other, {e[:2]})[0]) for e in edges}, atol=2e-5)
+    low = float(hand.run(TOKENS, other, {e[:2] for e in edges})[0])
+    assert edges.baseline == pytest.approx(low, rel=1e-3, abs=1e-5) and edges.measured() == pytest.approx(1, abs=1e-4)
+    assert edges[:0].measured() == pytest.approx(0, abs=1e-3)
+
+
 def test_integrated_edges(hand: ByHand) -> None:
     model, steps = with_heads("list"), 3
     clean, other = hand.run(TOKENS)[1], hand.run(OTHERS)[1]

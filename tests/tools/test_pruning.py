@@ -114,6 +114,18 @@ def test_searches_against_all_sets(search):
         assert found == kept
 
 
+def test_a_greedy_search_tries_every_edge():
+    """More edges than are tried at once, of which one matters."""
+
+    def summed(x):
+        parts = [sonde.sow((i == 17) * x, f"{i}/out") for i in range(40)]
+        return jnp.sum(sonde.sow(sum(parts), "end/in"))
+
+    edges = attribute_edges(summed, "*/out", "end/in", baseline=jnp.zeros(1))(jnp.ones(1))
+    for search in ("greedy", "threshold"):
+        assert [e.sender for e in edges.prune(faithfulness=0.9, search=search)] == ["17/out"]
+
+
 def test_errors():
     edges = attribute_edges(listed, "embed", "end/in", baseline=CORRUPT)(CLEAN)
     with pytest.raises(ValueError, match="faithfulness= is a number from 0 to 1, got 2"):

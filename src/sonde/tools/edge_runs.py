@@ -55,7 +55,8 @@ class Program:
 
     Args:
         asked: What was asked for.
-        rest: The program, its arguments and keyword arguments, and the arguments of the other run, without arrays.
+        rest: The program, its arguments and keyword arguments, and the arguments of the other run or a number in place
+            of its values, without arrays.
         arrays: The arrays.
     """
 
@@ -63,14 +64,22 @@ class Program:
         self._asked, self._rest, self._arrays = asked, rest, arrays
         f, args, kwargs, _ = rest.whole(arrays)
         self.graph: Graph = graph_of(f, (args, kwargs), asked.sending, asked.receiving, asked.split, asked.inside)
-        f, _, kwargs, other = rest.whole(arrays)
-        result, self.other = values_to_place(f, *asked.sending, inside=asked.inside)(*other, **kwargs)
-        self.baseline = number_of(asked.metric, result)
+        result, self.other = self._of_other_run(asked.sending)
         self._check_same_nodes()
         self._sender_tables = _tables(self.graph.senders)
         self._receiver_tables = _tables(self.graph.receivers)
         self._groups = _groups(self.graph)
         self._before = [self._written(self.other, group) for group in self._groups]
+        everything = jnp.asarray(self.graph.exists, jnp.float32)
+        self.baseline = self.metric_with(everything) if result is None else number_of(asked.metric, result)
+
+    def _of_other_run(self, patterns: Sequence[Pattern]) -> tuple[Any, Records]:
+        """The result and the values of the other run; None and numbers, if a number stands for it."""
+        f, args, kwargs, other = self._rest.whole(self._arrays)
+        if isinstance(other, tuple):
+            return values_to_place(f, *patterns, inside=self._asked.inside)(*other, **kwargs)
+        _, records = values_to_place(f, *patterns, inside=self._asked.inside)(*args, **kwargs)
+        return None, jax.tree.map(lambda x: jnp.full_like(x, other), records)
 
     def _check_same_nodes(self) -> None:
         for node in self.graph.senders:
@@ -102,8 +111,7 @@ class Program:
         """A rule that puts the values at some sites between those of the other run, 0, and of this run, 1."""
         f, args, kwargs, _ = self._rest.whole(self._arrays)
         _, clean = values_to_place(f, *patterns, inside=self._asked.inside)(*args, **kwargs)
-        f, _, kwargs, other = self._rest.whole(self._arrays)
-        _, corrupt = values_to_place(f, *patterns, inside=self._asked.inside)(*other, **kwargs)
+        _, corrupt = self._of_other_run(patterns)
         ends = {(s.path, s.call): s for s in each_seen(clean, stacked=True)}
         starts = {(s.path, s.call): s for s in each_seen(corrupt, stacked=True)}
 

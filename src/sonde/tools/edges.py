@@ -223,16 +223,16 @@ class EdgeAttribution:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Edges:
         """The edges for these arguments."""
-        return self._edges([(self._f, args, kwargs, _several_arguments(self._baseline))])
+        return self._edges([(self._f, args, kwargs, _other_run(self._baseline))])
 
     def over(self, batches: Iterable[tuple[Any, Any]]) -> Edges:
         """The edges over several batches: mean scores, and metrics that are added up.
 
         Args:
             batches: For each batch the arguments of the run that is explained, and those of the other run: each a
-                tuple, or the only one.
+                tuple, or the only one. In place of the other run, a number.
         """
-        return self._edges([(self._f, _several_arguments(x), {}, _several_arguments(y)) for x, y in batches])
+        return self._edges([(self._f, _several_arguments(x), {}, _other_run(y)) for x, y in batches])
 
     def _edges(self, calls: Sequence[tuple[Any, ...]]) -> Edges:
         if not calls:
@@ -260,7 +260,7 @@ def attribute_edges(
     senders: Pattern | Sequence[Pattern] | None = None,
     receivers: Pattern | Sequence[Pattern] | None = None,
     *,
-    baseline: Any = None,
+    baseline: Any = 0.0,
     metric: Callable[[Any], Any] | None = None,
     split: Mapping[Pattern, int] | None = None,
     method: Method = "gradient",
@@ -277,7 +277,9 @@ def attribute_edges(
         receivers: Where single components read the stream, such as `blocks/*/attn_in` in `sonde.models`; not the stream
             itself, which all later components get. With `inside=model` the input of a module is one:
             `blocks/*/norm1/in`. None for models that know theirs.
-        baseline: The arguments of the other run: a tuple, or the only one.
+        baseline: The arguments of the other run: a tuple, or the only one. Or a number that stands for "no value", such
+            as 0: then it is what receivers get along cut edges, and the baseline's metric is that of the program with
+            all edges cut.
         metric: A function of the result of `f` that returns a number. None if the result is one.
         split: For sites whose values have an axis for heads, over which senders are summed: the axis. Each index along
             it is a sender or receiver of its own, as in `blocks/3/attn/results/5`. None for models that know theirs.
@@ -333,6 +335,10 @@ def _several(patterns: Pattern | Sequence[Pattern]) -> tuple[Pattern, ...]:
     return tuple(
         map(check_pattern, (patterns,) if isinstance(patterns, str) or callable(patterns) else tuple(patterns))
     )
+
+
+def _other_run(baseline: Any) -> tuple[Any, ...] | float:
+    return float(baseline) if isinstance(baseline, (int, float)) else _several_arguments(baseline)
 
 
 def _several_arguments(x: Any) -> tuple[Any, ...]:

@@ -145,9 +145,9 @@ class Pruned:
             trying = waiting[:_AT_A_TIME]
             sets = [[order[i] for i in kept if i not in trying[: n + 1]] for n in range(len(trying))]
             enough = self._enough([self._cut(s) for s in sets], away)
-            wrong = int(np.argmin(enough)) if not enough.all() else len(trying)
-            kept = [i for i in kept if i not in trying[:wrong]]
-            waiting = waiting[wrong + 1 :]
+            cut = len(trying) if enough.all() else int(np.argmin(enough))
+            kept = [i for i in kept if i not in trying[:cut]]
+            waiting = waiting[min(cut + 1, len(trying)) :]
         return kept
 
     def _exactly(self, order: Sequence[Pair], away: float) -> list[int] | None:
