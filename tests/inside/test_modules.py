@@ -625,3 +625,38 @@ def test_a_mask_of_keras_stays_with_its_array():
     close(sonde.edit(run, {"sown": lambda x: x})(weights), plain)
     for inside, path in ((None, "sown"), (model, "**/out")):  # without a transform around
         close(sonde.edit(loss, {path: lambda x: x * 1}, inside=inside)(weights), plain[0])
+
+
+@pytest.mark.parametrize("library", ["equinox", "nnx"])
+def test_a_dict_whose_keys_cannot_be_sorted(library):
+    """JAX refuses it as an argument of its own functions, but a model that is only called may take it."""
+    import equinox as eqx
+
+    from sonde import nnx
+
+    class OfEquinox(eqx.Module):
+        layer: eqx.nn.Linear
+
+        def __call__(self, inputs):
+            return {"y": self.layer(inputs["x"]), 4: inputs[3]}
+
+    class OfNnx(nnx.Module):
+        def __init__(self):
+            self.layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+        def __call__(self, inputs):
+            return {"y": self.layer(inputs["x"]), 4: inputs[3]}
+
+    model = OfNnx() if library == "nnx" else OfEquinox(eqx.nn.Linear(2, 2, key=jax.random.key(0)))
+    inputs = {"x": jnp.ones(2), 3: jnp.full(2, 5.0)}
+    expected = model(inputs)
+    for grads in (False, True):
+        result, records = sonde.capture(model, inside=model, grads=grads)(inputs)
+        assert list(result) == ["y", 4]
+        np.testing.assert_array_equal(result["y"], expected["y"])
+        np.testing.assert_array_equal(records["in"].value["x"], inputs["x"])
+        np.testing.assert_array_equal(records["in"].value[3], inputs[3])
+        np.testing.assert_array_equal(records["out"].value[4], inputs[3])
+        assert "'out', values=float32[2] float32[2]" in repr(records)
+    edited = sonde.edit(model, {"layer/out": jnp.zeros_like}, inside=model)(inputs)
+    np.testing.assert_array_equal(edited["y"], np.zeros(2))

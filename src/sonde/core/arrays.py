@@ -21,6 +21,42 @@ def as_now(x: Any) -> Any:
     return x.copy()
 
 
+@jax.tree_util.register_pytree_node_class
+class UnsortedDict(dict[Any, Any]):
+    """A dict whose keys cannot be sorted, as JAX wants them to be: it is taken apart in the order of its entries."""
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """For JAX."""
+        return tuple(self.values()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, keys: tuple[Any, ...], values: Sequence[Any]) -> UnsortedDict:
+        """For JAX."""
+        return cls(zip(keys, values))
+
+
+def flattened(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
+    """`jax.tree.flatten`, also of dicts whose keys cannot be sorted."""
+    try:
+        return jax.tree.flatten(tree, is_leaf=is_leaf)
+    except ValueError:
+        return jax.tree.flatten(_with_unsorted(tree), is_leaf=is_leaf)
+
+
+def _with_unsorted(tree: Any) -> Any:
+    """A pytree with `UnsortedDict` in place of dicts whose keys cannot be sorted, in dicts, lists and tuples."""
+    if type(tree) in (list, tuple):
+        return type(tree)(map(_with_unsorted, tree))
+    if type(tree) is not dict:
+        return tree
+    new = {key: _with_unsorted(value) for key, value in tree.items()}
+    try:
+        sorted(new)
+    except TypeError:
+        return UnsortedDict(new)
+    return new
+
+
 def is_array_like(x: Any) -> bool:
     """Whether something has a shape and a dtype: an array, a tracer, a `jax.ShapeDtypeStruct`."""
     return hasattr(x, "shape") and hasattr(x, "dtype")

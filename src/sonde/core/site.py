@@ -17,6 +17,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from sonde.core.arrays import flattened
 from sonde.core.axes import Axis
 
 LEAF = jax.tree.structure(0)
@@ -145,7 +146,7 @@ def is_array(leaf: Any) -> bool:
 
 def take_apart(value: Any) -> tuple[list[Any], Any, tuple[bool, ...], tuple[Any, ...]]:
     """The arrays in a pytree, its structure, which leaves are arrays, and the other leaves."""
-    leaves, tree = jax.tree.flatten(value)
+    leaves, tree = flattened(value)
     arrays = tuple(map(is_array, leaves))
     statics = tuple(x for x, a in zip(leaves, arrays) if not a)
     return [x for x, a in zip(leaves, arrays) if a], tree, arrays, statics

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sonde import _jax
-from sonde.core.arrays import as_now
+from sonde.core.arrays import as_now, flattened
 from sonde.core.context import Looking, looking, sows_are_seen
 from sonde.core.edit_plan import apply_edits
 from sonde.core.identity import note_all
@@ -185,7 +185,8 @@ def _marked(
     else:
         line = code.co_firstlineno
     if state.edits and not in_place:  # a number can only be replaced if it is an array
-        value = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, _NUMBERS) else x, value)
+        given, tree = flattened(value)
+        value = jax.tree.unflatten(tree, [jnp.asarray(x) if isinstance(x, _NUMBERS) else x for x in given])
     if isinstance(value, jax.Array):
         leaves, tree, arrays, statics = [value], LEAF, _ONE_ARRAY, ()
     else:

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
+from sonde.core.arrays import flattened
 from sonde.core.context import looking
 from sonde.core.modules.calls import (
     NUMBERS,
@@ -144,7 +145,7 @@ def between_sites(
 
 
 def _has_arrays(value: Any, keep: Callable[[Any], bool]) -> bool:
-    return any(isinstance(x, (jax.Array, np.ndarray)) for x in jax.tree.leaves(value, is_leaf=keep))
+    return any(isinstance(x, (jax.Array, np.ndarray)) for x in flattened(value, keep)[0])
 
 
 _beside: list[type] = []

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
+from sonde.core.arrays import flattened
 from sonde.core.context import looking
 from sonde.core.modules.index import module_kind
 from sonde.core.modules.places import Frame, Move, Place
@@ -254,7 +255,7 @@ def mark_arrays(
     state = looking()
     has_edits = state is not None and state.edits
     is_kept = (lambda x: isinstance(x, NUMBERS) or keep(x)) if has_edits else keep
-    leaves, tree = jax.tree.flatten(value, is_leaf=is_kept)
+    leaves, tree = flattened(value, is_kept)
     kept = {i: x for i, x in enumerate(leaves) if is_kept(x)}
     if not kept:
         return mark(value, name, tag=tag, code=code, depth=2, depths=depths)
