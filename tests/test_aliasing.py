@@ -256,6 +256,9 @@ def test_errors_of_sonde_are_errors_of_flax():
         errors = importlib.import_module("flax.errors")
         with pytest.raises(errors.FlaxError):
             sonde.linen.Dense(2).apply({}, jnp.ones((1, 2)))
+        outside = sonde.nnx.Param(jnp.ones(2))
+        with pytest.raises(errors.ImmutableVariableError):
+            jax.jit(lambda x: outside.set_value(x))(jnp.zeros(2))
 
 
 def test_axes_of_flax_core():

@@ -51,7 +51,10 @@ _AROUND = {
     "flax.typing": ("sonde._flax_types",),
 }
 #: Names that are other names in Sonde.
-_RENAMED = {("flax.errors", "FlaxError"): ("sonde.errors", "SondeError")}
+_RENAMED = {
+    ("flax.errors", "FlaxError"): ("sonde.errors", "SondeError"),
+    ("flax.errors", "ImmutableVariableError"): ("sonde.errors", "TraceContextError"),
+}
 _FACES = ("flax.nnx", "flax.linen")
 _MISSING: Any = object()
 
