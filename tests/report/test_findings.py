@@ -135,6 +135,21 @@ def test_minus_infinity_at_the_end_is_a_problem():
     assert findings(lambda x: sonde.sow(jnp.log(x), "logs"), jnp.zeros(4))[0].severity == "problem"
 
 
+def test_minus_infinity_that_reaches_the_result_is_a_problem():
+    def f(x):
+        logs = sonde.sow(jnp.log(x), "logs")
+        return sonde.sow(logs.sum(), "total") * 2
+
+    (found,) = findings(f, jnp.array([0.0, 1.0, 2.0]))
+    assert (found.severity, found.kind, found.path) == ("problem", "nonfinite", "logs")
+    assert "a result of the program is not finite" in found.text and "mask" not in found.text
+
+
+def test_ones_beside_a_mask_are_not_saturated():
+    f = lambda x: jax.nn.softmax(sonde.sow(jnp.where(x > 0, 1.0, -jnp.inf), "allowed"))
+    assert [found.kind for found in findings(f, normal(64, 64))] == ["minus-inf"]
+
+
 def test_a_nan_after_a_mask_is_found():
     def f(x):
         scores = sonde.sow(jnp.where(jnp.zeros((9, 9), bool), x, -jnp.inf), "scores")

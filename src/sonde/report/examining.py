@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from sonde.core.asking import asked_for
 from sonde.core.capture import check_callable, like
@@ -85,7 +87,7 @@ def examine(
         sites, rows = examined(on_host(seen.records, "examine"))
         say("looking for trouble", 0.9)
         events = events_of(seen.items)
-        findings = find(sites, events, failed=failed is not None)
+        findings = find(sites, events, failed=failed is not None, finite_result=_is_finite(seen.result))
         if failed is not None:
             findings = (failed.finding, *findings)
         say("done", 1.0)
@@ -109,6 +111,13 @@ def _again(
     best = second if len(second.items) >= len(first.items) else first
     assert best.error is not None
     return best, failure(best.error, _last_site(best), only_compiled=False)
+
+
+def _is_finite(result: Any) -> bool:
+    """Whether all numbers that a program returned are finite."""
+    floats = [x for x in jax.tree.leaves(result) if isinstance(x, (jax.Array, np.ndarray, np.generic, float, complex))]
+    floats = [x for x in map(jnp.asarray, floats) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return all(bool(jnp.isfinite(x).all()) for x in floats)
 
 
 def _last_site(seen: Watched) -> str:

@@ -34,17 +34,20 @@ _RULES = (
 _NO_SITES = "Look into code as it is with inside=f or inside=model, or mark values with sonde.sow(value, name)."
 
 
-def find(sites: Sequence[Examined], events: Sequence[Event], *, failed: bool = False) -> tuple[Finding, ...]:
+def find(
+    sites: Sequence[Examined], events: Sequence[Event], *, failed: bool = False, finite_result: bool = True
+) -> tuple[Finding, ...]:
     """All findings, most serious first.
 
     Args:
         sites: The data of the sites, in program order.
         events: The same for the search for the first NaN.
         failed: Whether the program failed, so that missing data is not a finding.
+        finite_result: Whether all that the program returned is finite: only then may -Inf be a mask.
     """
     if not sites and not failed:
         return (Finding("note", "no-sites", "", "There is nothing to look at: the program has no sites.", _NO_SITES),)
-    found = nonfinite(sites, events)
+    found = nonfinite(sites, events, finite_result)
     for rule in _RULES:
         found += _joined(rule(sites))
     kinds = list(dict.fromkeys(f.kind for f in found))

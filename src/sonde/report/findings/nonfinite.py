@@ -24,8 +24,8 @@ _BACKWARD = (
 _MASK = "Masks made of -Inf are fine as long as every row keeps a finite element; a large finite number is safer."
 
 
-def nonfinite(sites: Sequence[Examined], events: Sequence[Event]) -> list[Finding]:
-    """At most one problem, and a note on values that hold -Inf as masks do."""
+def nonfinite(sites: Sequence[Examined], events: Sequence[Event], finite_result: bool) -> list[Finding]:
+    """At most one problem, and a note on values that hold -Inf as masks do: it is in no result."""
     first = first_of(events, context=4)
     masks = [(site, step) for site in sites for step in (*site.values, *site.gradients) if step.trait("minus_inf")]
     if first is not None:
@@ -34,13 +34,16 @@ def nonfinite(sites: Sequence[Examined], events: Sequence[Event]) -> list[Findin
         return []
     site, step = masks[0]
     n, size = int(step.trait("minus_inf")), step.statistics.size
-    last = events[-1].path == site.path
     text = f"{site.name} holds -Inf in {n} of {size} elements"
     paths = tuple(dict.fromkeys(s.path for s, _ in masks if s.path != site.path))
-    if last or n == size:
+    if not finite_result:
+        text += ", and a result of the program is not finite"
+    if n == size or not finite_result:
         return [Finding("problem", "nonfinite", site.path, f"{text}.", _OVERFLOW, site.source, paths)]
     return [
-        Finding("note", "minus-inf", site.path, f"{text}, as masks do; nothing else is.", _MASK, site.source, paths)
+        Finding(
+            "note", "minus-inf", site.path, f"{text}, as masks do; every result is finite.", _MASK, site.source, paths
+        )
     ]
 
 

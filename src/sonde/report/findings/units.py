@@ -94,14 +94,15 @@ def _saturated_share(step: Step) -> float:
     s = step.statistics
     if s.size < CONSTANT_SIZE or s.min is None or s.max is None or not (s.min >= -1 and s.max <= 1):
         return 0.0
-    if step.trait("whole") == s.size:  # signs, flags and codes have only whole values and are not activations
+    finite = s.size - (s.nonfinite or 0)
+    if step.trait("whole") >= finite:  # signs, flags and codes have only whole values and are not activations
         return 0.0
     if s.min < 0:
-        return step.trait("near_one") / s.size if s.min < -0.9 or s.max > 0.9 else 0.0
+        return step.trait("near_one") / finite if s.min < -0.9 or s.max > 0.9 else 0.0
     # For negative inputs a relu is exactly zero and a sigmoid never is; small numbers alone do not prove a sigmoid.
-    if s.max < 0.9 or (s.zeros or 0) > s.size // 4 or step.trait("near_one") < s.size / 10:
+    if s.max < 0.9 or (s.zeros or 0) > s.size // 4 or step.trait("near_one") < finite / 10:
         return 0.0
-    return (step.trait("near_one") + step.trait("near_zero")) / s.size
+    return (step.trait("near_one") + step.trait("near_zero")) / finite
 
 
 def no_gradient(sites: Sequence[Examined]) -> list[Finding]:
