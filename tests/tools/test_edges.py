@@ -235,6 +235,22 @@ def test_blocks_whose_parts_run_side_by_side() -> None:
             np.testing.assert_allclose(model(TOKENS), Decoder(config, rngs=nnx.Rngs(0))(TOKENS), rtol=1e-3, atol=1e-4)
 
 
+def test_few_keys_biases_and_norms_of_heads() -> None:
+    """With inputs for every head, the numbers stay the same; keys and values have fewer heads than queries."""
+    config = Config("qwen", layers=2, width=8, heads=4, hidden=8, depth=2, key_heads=2, vocabulary=20, tied=True)
+    config = Config(**{**vars(config), "qkv_bias": True, "qk_norm": "rms"})
+    model = Decoder(config, rngs=nnx.Rngs(0))
+    for block in model.blocks:
+        block.attn.q.bias[...] = jnp.arange(8.0)
+    whole = model(TOKENS)
+    model.set_attributes(per_head=True, split_inputs=True)
+    np.testing.assert_allclose(model(TOKENS), whole, rtol=1e-3, atol=1e-4)
+    edges = attribute_edges(model, metric=metric, baseline=OTHERS)(TOKENS)
+    readers = {e.receiver for e in edges if e.receiver.startswith("blocks/1/") and "_in/" in e.receiver}
+    assert readers == {f"blocks/1/{x}_in/{h}" for x, n in (("q", 4), ("k", 2), ("v", 2)) for h in range(n)}
+    assert edges.measured() == pytest.approx(1, abs=1e-3)
+
+
 def test_models_that_know_no_edges() -> None:
     config = Config("bert", layers=1, width=8, heads=2, hidden=8, depth=4, key_heads=2, vocabulary=20, style="post")
     with pytest.raises(ValueError, match="no sum of what components write"):
