@@ -9,8 +9,9 @@ from typing import Any
 from sonde.errors import StoreError
 from sonde.store import zarr_arrays
 from sonde.store.folder import Folder, PathLike, reason
-from sonde.store.manifest import ArrayInfo, Manifest, needed_manifest
-from sonde.store.progress import Listed, read_progress
+from sonde.store.manifest import ArrayInfo, Manifest
+from sonde.store.parts import parts_of
+from sonde.store.progress import Listed
 from sonde.store.reading_rows import RowReader
 from sonde.store.storage import Storage
 
@@ -57,13 +58,17 @@ def check(folder: PathLike, *, storage: Storage | None = None) -> list[Damage]:
         >>> store.check(folder)
         []
     """
-    place = Folder(folder, storage)
-    manifest = needed_manifest(place)
-    listed = read_progress(place, manifest)
-    listed.entries()
-    damages = _damaged_metadata(place, manifest, listed) if manifest.prepared else []
-    for number, info in enumerate(manifest.arrays):
-        damages += _damaged_rows(place, info, listed, number)
+    damages, before = [], {}
+    for part in parts_of(Folder(folder, storage), storage)[0]:
+        part.listed.entries()
+        damaged = _damaged_metadata(part.folder, part.manifest, part.listed) if part.manifest.prepared else []
+        for number, info in enumerate(part.manifest.arrays):
+            damaged += _damaged_rows(part.folder, info, part.listed, number)
+        for damage in damaged:
+            start = before.get(damage.name, 0)
+            damages.append(dataclasses.replace(damage, rows=(start + damage.rows[0], start + damage.rows[1])))
+        for info, rows in zip(part.manifest.arrays, part.listed.rows):
+            before[info.name] = before.get(info.name, 0) + rows
     return damages
 
 

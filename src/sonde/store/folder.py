@@ -81,6 +81,30 @@ class Folder:
         except Exception as error:
             raise self.failed(error) from error
 
+    def read_version(self, key: str) -> tuple[bytes | None, bytes]:
+        """The contents of a file, or None, and a mark of this version of it, also of its absence."""
+        try:
+            result = self.wait(self._store().read(key))
+        except Exception as error:
+            raise self._unreadable(key, error) from error
+        return (bytes(result.value) if result.state == "value" else None), result.stamp.generation
+
+    def write_if(self, key: str, contents: bytes, version: bytes) -> bool:
+        """Replaces a file if it is still that version; returns whether it was."""
+        try:
+            return bool(self.wait(self._store().write(key, contents, if_equal=version)).generation)
+        except Exception as error:
+            raise self.failed(error) from error
+
+    def create(self, key: str, contents: bytes) -> bool:
+        """Writes a file if there is none; returns whether there was none. Of several processes, one succeeds."""
+        before, version = self.read_version(key)
+        return before is None and self.write_if(key, contents, version)
+
+    def below(self, key: str) -> str:
+        """The path or URL of something in the folder."""
+        return f"{self.name.removesuffix('/')}/{key}"
+
     def remove(self, keys: Iterable[str]) -> None:
         """Removes files, if they exist.
 

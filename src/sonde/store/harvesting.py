@@ -27,6 +27,7 @@ from sonde.store.progress_bar import ProgressBar
 from sonde.store.reading import Store
 from sonde.store.reading import open as open_store
 from sonde.store.storage import Storage
+from sonde.store.units import Worker, shared_manifest
 from sonde.store.writing import Writer, batches_at_a_time
 from sonde.tools.fetching import in_turn
 
@@ -48,6 +49,8 @@ def harvest(
     compiled: bool = True,
     progress: bool = True,
     storage: Storage | None = None,
+    unit: int | None = None,
+    lease: float = 60.0,
 ) -> Store:
     """Runs a program on many batches and stores the values at its sites, one Zarr array per site.
 
@@ -80,6 +83,9 @@ def harvest(
         compiled: Whether to jit the program. False for one whose Python code depends on values.
         progress: Whether to show a progress bar on a terminal.
         storage: How to reach a bucket, if the environment does not say.
+        unit: Makes the harvest elastic: any number of processes, each by itself and without `jax.distributed`, make the
+            same call and take units of so many batches until all are done. `batches` must have a length and an index.
+        lease: After how many seconds without a sign of life a process has died, and its unit is taken by another one.
 
     Returns:
         The store, open for reading.
@@ -106,7 +112,45 @@ def harvest(
     if memory < 1:
         raise ValueError(f"harvest(memory=...) must be a positive number of bytes, got {memory}")
     program = BatchProgram(ToStore(f, patterns, dtype, reduce, grads, keep, keys, inside, compiled))
-    place = Folder(folder, storage)
+    if unit is not None:
+        _harvest_units(program, batches, Folder(folder, storage), unit, lease, memory, storage)
+    else:
+        _harvest_all(program, batches, Folder(folder, storage), memory, progress=progress)
+    return open_store(folder, storage=storage)
+
+
+def _harvest_units(
+    program: BatchProgram,
+    batches: Any,
+    place: Folder,
+    size: int,
+    lease: float,
+    memory: int,
+    storage: Storage | None,
+) -> None:
+    """Takes units of batches until all are done, beside other processes that do the same."""
+    if not hasattr(batches, "__len__") or not hasattr(batches, "__getitem__"):
+        raise TypeError("harvest(unit=...) takes batches from any place: give a list, or an object with len and index")
+    if size < 1 or lease <= 0:
+        raise ValueError(f"harvest: unit and lease must be positive, got {size} and {lease}")
+    if jax.process_count() > 1:
+        raise StoreError("harvest(unit=...): each process works by itself; start them without jax.distributed")
+    if not len(batches):
+        raise ValueError("harvest: there are no batches")
+    request = request_of(program, batches[0])
+    manifest = shared_manifest(place, request, batches, size)
+    check_same(place, manifest.request, request)
+
+    def compute(numbers: range, below: str) -> bool:
+        target = Folder(place.below(below), storage)
+        return _harvest_all(program, [batches[i] for i in numbers], target, memory, progress=False)
+
+    with asked_to_leave() as leaving:
+        Worker(place, manifest, storage, lease=lease, leaving=leaving).run(compute)
+
+
+def _harvest_all(program: BatchProgram, batches: Iterable[Any], place: Folder, memory: int, *, progress: bool) -> bool:
+    """Runs all batches; returns whether it was not asked to leave before."""
     with together():
         manifest = read_manifest(place)
         listed = None if manifest is None else read_progress(place, manifest)
@@ -128,8 +172,7 @@ def harvest(
                 _refuse(place, [f"batch {number} is not the one that was stored"])
             bar.skip()
         with asked_to_leave() as leaving:
-            _run(program, numbered, _Begun(place, manifest, listed, request, memory, leaving), bar)
-    return open_store(folder, storage=storage)
+            return _run(program, numbered, _Begun(place, manifest, listed, request, memory, leaving), bar)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,8 +270,8 @@ def _with_files(place: Folder, manifest: Manifest, written: Progress) -> Manifes
     return manifest
 
 
-def _run(program: BatchProgram, numbered: Iterator[tuple[int, Any]], begun: _Begun, bar: ProgressBar) -> None:
-    """Runs the batches that are not in the store yet, and writes their values."""
+def _run(program: BatchProgram, numbered: Iterator[tuple[int, Any]], begun: _Begun, bar: ProgressBar) -> bool:
+    """Runs the batches that are not in the store yet, and writes their values; returns whether all were run."""
     writer: Writer | None = None
     company, left = Company(), False
     try:
@@ -253,6 +296,7 @@ def _run(program: BatchProgram, numbered: Iterator[tuple[int, Any]], begun: _Beg
             writer.tell_other_readers()
             if not left:
                 writer.finish()
+    return not left
 
 
 def _is_first() -> bool:

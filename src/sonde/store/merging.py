@@ -12,8 +12,9 @@ from sonde.errors import StoreError
 from sonde.store import zarr_arrays
 from sonde.store.digests import Digester, Run
 from sonde.store.folder import Folder, PathLike
-from sonde.store.manifest import ArrayInfo, Manifest, needed_manifest, read_manifest
-from sonde.store.progress import Entry, Progress, ProgressFile, read_progress
+from sonde.store.manifest import ArrayInfo, Manifest, read_manifest
+from sonde.store.parts import parts_of
+from sonde.store.progress import Entry, Progress, ProgressFile
 from sonde.store.reading import Store
 from sonde.store.reading import open as open_store
 from sonde.store.reading_rows import RowReader
@@ -42,20 +43,20 @@ def merge(folders: Sequence[PathLike], into: PathLike, *, storage: Storage | Non
         >>> store.merge(parts, tempfile.mkdtemp())["h"][:, 0]
         array([0, 0, 2, 2], dtype=int32)
     """
-    places = [Folder(folder, storage) for folder in folders]
-    if not places:
+    if not folders:
         raise ValueError("merge takes at least one store")
-    manifests = [needed_manifest(place) for place in places]
+    parts = [part for folder in folders for part in parts_of(Folder(folder, storage), storage)[0]]
+    places, manifests = [part.folder for part in parts], [part.manifest for part in parts]
     for place, manifest in zip(places[1:], manifests[1:]):
         _check_alike(places[0], manifests[0], place, manifest)
     target = Folder(into, storage)
     if read_manifest(target) is not None:
         raise StoreError(f"{target.name!r} holds a store already: merge into an empty folder")
     target.clear_locks()
-    listed = [read_progress(place, manifest) for place, manifest in zip(places, manifests)]
+    listed = [part.listed for part in parts]
     whole = dataclasses.replace(
         manifests[0],
-        request={**manifests[0].request, "merged from": [place.name for place in places]},
+        request={**manifests[0].request, "merged from": [Folder(folder, storage).name for folder in folders]},
         writers=1,
         generation=0,
         prepared=True,

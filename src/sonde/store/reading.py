@@ -12,10 +12,10 @@ from sonde._array_text import describe
 from sonde.core.path import glob_matches, no_such_site
 from sonde.core.read_only import ByPath
 from sonde.store.folder import Folder, PathLike
-from sonde.store.manifest import ArrayInfo, Manifest, needed_manifest
+from sonde.store.manifest import ArrayInfo
 from sonde.store.minibatches import Minibatches
-from sonde.store.progress import Listed, read_progress
-from sonde.store.reading_rows import RowReader, dtype_of
+from sonde.store.parts import Part, parts_of
+from sonde.store.reading_rows import JoinedRows, RowReader, dtype_of
 from sonde.store.storage import Storage
 
 
@@ -30,12 +30,12 @@ class StoredArray:
         rows_per_chunk: How many rows are compressed together: the smallest unit that is read.
     """
 
-    def __init__(self, folder: Folder, info: ArrayInfo, listed: Listed, number: int, *, verify: bool) -> None:
+    def __init__(self, info: ArrayInfo, n_rows: int, reader: RowReader | JoinedRows) -> None:
         self.path, self.kind = info.path, info.kind
-        self.shape = (listed.rows[number], *info.row)
+        self.shape = (n_rows, *info.row)
         self.dtype = dtype_of(info)
         self.rows_per_chunk = info.chunk_rows
-        self._reader = RowReader(folder, info, listed, number, verify=verify)
+        self._reader = reader
 
     @property
     def ndim(self) -> int:
@@ -166,17 +166,22 @@ class Store(_Arrays):
         row_keys: The arrays from `keys=`, by name.
     """
 
-    def __init__(self, folder: Folder, manifest: Manifest, listed: Listed, *, verify: bool) -> None:
+    def __init__(self, folder: Folder, parts: Sequence[Part], *, identity: str, finished: bool, verify: bool) -> None:
+        def array(number: int, info: ArrayInfo) -> StoredArray:
+            counts = [part.listed.rows[number] for part in parts]
+            readers = [
+                RowReader(part.folder, part.manifest.arrays[number], part.listed, number, verify=verify)
+                for part in parts
+            ]
+            return StoredArray(info, sum(counts), readers[0] if len(parts) == 1 else JoinedRows(readers, counts))
+
         def of(kind: str) -> dict[str, StoredArray]:
-            return {
-                info.path: StoredArray(folder, info, listed, number, verify=verify)
-                for number, info in enumerate(manifest.arrays)
-                if info.kind == kind
-            }
+            infos = enumerate(parts[0].manifest.arrays)
+            return {info.path: array(number, info) for number, info in infos if info.kind == kind}
 
         super().__init__(of("values"))
-        self.folder, self.request, self.identity = folder.name, manifest.request, manifest.identity
-        self.n_batches, self.finished = listed.batches, listed.finished
+        self.folder, self.request, self.identity = folder.name, parts[0].manifest.request, identity
+        self.n_batches, self.finished = sum(part.listed.batches for part in parts), finished
         self.grads, self.taken, self.row_keys = _Arrays(of("grads")), _Arrays(of("taken")), _Arrays(of("keys"))
 
     @property
@@ -275,5 +280,5 @@ def open(folder: PathLike, *, verify: bool = True, storage: Storage | None = Non
         array([2., 2.], dtype=float32)
     """
     place = Folder(folder, storage)
-    manifest = needed_manifest(place)
-    return Store(place, manifest, read_progress(place, manifest), verify=verify)
+    parts, identity, finished = parts_of(place, storage)
+    return Store(place, parts, identity=identity, finished=finished, verify=verify)

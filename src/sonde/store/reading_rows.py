@@ -108,3 +108,20 @@ def dtype_of(info: ArrayInfo) -> np.dtype:
         return np.dtype(tensorstore().dtype(info.dtype).numpy_dtype)
     except (TypeError, ValueError) as error:
         raise StoreError(f"a store cannot hold {info.name!r} as {info.dtype}: {reason(error)}") from error
+
+
+class JoinedRows:
+    """The rows of one array in several stores, one after the other."""
+
+    def __init__(self, readers: Sequence[RowReader], counts: Sequence[int]) -> None:
+        self._readers = readers
+        self._ends = np.cumsum([0, *counts]).tolist()
+
+    def blocks(self, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, np.ndarray]]:
+        """As those of a `RowReader`."""
+        for first, last in spans:
+            for reader, start, end in zip(self._readers, self._ends, self._ends[1:]):
+                low, high = max(first, start), min(last, end)
+                if low < high:
+                    for row, data in reader.blocks([(low - start, high - start)]):
+                        yield start + row, data

@@ -22,6 +22,7 @@ from sonde.store.manifest import ArrayInfo, Manifest, needed_manifest
 from sonde.store.program import BatchOutcome, BatchProgram, ToStore
 from sonde.store.progress import Entry, Listed, read_progress
 from sonde.store.storage import Storage
+from sonde.store.units import read_units
 
 
 def repair(
@@ -81,6 +82,10 @@ def repair(
     dtype = None if dtype is None else jnp.dtype(dtype)
     wanted = ToStore(f, tuple(map(check_pattern, patterns)), dtype, reduce, grads, keep, keys, inside, compiled)
     place = Folder(folder, storage)
+    if read_units(place) is not None:
+        raise StoreError(
+            f"{place.name!r} is of an elastic harvest: remove done.json of the damaged unit, and harvest it again"
+        )
     manifest = needed_manifest(place)
     listed = read_progress(place, manifest)
     damages = check(folder, storage=storage)
