@@ -395,6 +395,39 @@ def test_the_argument_that_holds_it():
     assert found.operation == "argument" and "['a'][1]" in found.operands[0]
 
 
+class Holder:
+    """An object that JAX cannot take apart."""
+
+
+def updating(holder, x):
+    holder.state = jax.jit(lambda x: jnp.log(x - 2))(x)  # FAULT
+    holder.discarded = None
+    jnp.log(x - 3)
+    return x
+
+
+def test_what_is_put_into_objects_counts():
+    holder = Holder()
+    found = found_in(updating, holder, X)
+    assert found.results == ("an array that the program keeps, float32[3]",) and np.isnan(holder.state).any()
+
+
+def test_state_of_models_of_another_library():
+    from flax import nnx
+
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+    @nnx.jit
+    def step(model, x):
+        model.kernel[...] = model.kernel[...] / x[1]
+        return 0.0
+
+    found = first_nonfinite(step)(model, X)
+    assert (found.operation, found.function) == ("div", "step") and len(found.results) == 1
+    fresh = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    assert first_nonfinite(step)(fresh, X + 1) is None
+
+
 # -- programs that raise -----------------------------------------------------------------------------------------------
 
 

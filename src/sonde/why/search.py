@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -101,6 +103,7 @@ def explain(
 ) -> Answer | None:
     """Explains what a function that was taped has returned, changed or raised."""
     tape = taped.tape
+    kept = _kept(tape, {id(x) for x in jax.tree.leaves((taped.result, args, kwargs))})
     walk = Walk(question, Callbacks(tape.written))
     scene = Scene(tape.level, TapeValues(tape.level, tape.arrays, walk.callbacks))
     names = {slot: labels[id(x)][0] for slot, x in enumerate(tape.arrays) if id(x) in labels}
@@ -114,6 +117,12 @@ def explain(
         for _, (name, value) in (*_leaves(taped.result, "result"), *_updated((args, kwargs), labels))
         if (slot := _slot_of(scene, tape, value)) is not None and walk.worst(scene, slot)
     ]
+    named = {slot for _, slot in bad}
+    bad += [
+        (f"an array that the program keeps, {_type_text(tape.level.types[slot])}", slot)
+        for slot in kept
+        if slot not in named and walk.worst(scene, slot)
+    ]
     # Several elements of each, if there are few results: which was the first to become bad is known afterwards.
     each = max(1, min(_MOST_ELEMENTS, _MOST_WALKS // max(1, len(bad))))
     births = [walk.back(scene, slot, index) for _, slot in bad[:_MOST_WALKS] for index in walk.worst(scene, slot, each)]
@@ -124,6 +133,28 @@ def explain(
         return None
     birth, turns = min(map(root_of, births), key=lambda found: when(found[0]))
     return Answer(birth, turns, tuple(name for name, _ in bad), names)
+
+
+def _kept(tape: Tape, shown: set[int]) -> list[int]:
+    """The results that no later operation uses, and that something besides the tape still refers to.
+
+    The program has put them into some object, which need not show what it holds. Arrays that are `shown`, by identity,
+    are known already.
+    """
+    used = {slot for equation in tape.level.equations for slot in equation.inputs}
+    last = [slot for slot in tape.level.makers if slot not in used and id(tape.arrays[slot]) not in shown]
+    if any(_has_other_owners(tape, slot) for slot in last):
+        gc.collect()  # transforms that have ended refer to their values in circles
+    return [slot for slot in last if _has_other_owners(tape, slot)]
+
+
+def _has_other_owners(tape: Tape, slot: int) -> bool:
+    own = sum(array is tape.arrays[slot] for array in tape.arrays)
+    return sys.getrefcount(tape.arrays[slot]) > own + 1  # the argument of the function is one more
+
+
+def _type_text(aval: Any) -> str:
+    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
 
 
 def _slot_of(scene: Scene, tape: Tape, value: Any) -> int | None:
