@@ -162,8 +162,10 @@ def test_what_came_with_a_class_is_left_out_where_no_rule_lets_it_out(grads):
     result, records = sonde.capture(run, inside=[Hidden, parts], grads=grads)(WEIGHT)
     np.testing.assert_array_equal(result, run(WEIGHT))
     assert "parts/pair" in records and not any("halved" in path for path in records)
-    with pytest.raises(CaptureError, match="custom_vmap_call.*no rule for"):
-        sonde.capture(run, inside=[Hidden.halved, parts], grads=grads)(WEIGHT)
+    captured = sonde.capture(run, inside=[Hidden.halved, parts], grads=grads)
+    np.testing.assert_array_equal(captured(WEIGHT)[1]["Hidden.halved/half"].value, WEIGHT)
+    with pytest.raises(CaptureError, match="custom_vmap_call.*is mapped around the capture by a rule of its own"):
+        jax.vmap(captured)(jnp.stack([WEIGHT, WEIGHT]))
 
 
 class Scaling:
