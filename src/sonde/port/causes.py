@@ -111,6 +111,7 @@ def _trials(explained: Explained, first: list[int], second: list[int]) -> Iterat
             yield from _other_number(explained, f, g)
         yield from _transposed(explained, g)
         yield from _other_activation(explained, ours, g)
+        yield from _missing_bias(explained, g)
         for f in alike:
             yield from _other_operation(explained, f, g)
         yield from _other_epsilon(explained, g)
@@ -183,6 +184,20 @@ def _transposed(explained: Explained, g: Step) -> Iterator[_Trial]:
             if shape[i] == shape[k] and explained.is_moved_input(1, number):
                 new = jnp.swapaxes(jnp.asarray(tape.values[number]), i, k)
                 yield _run_with(tape, g, {number: new}, f"with the weight {list(shape)} transposed")
+
+
+def _missing_bias(explained: Explained, g: Step) -> Iterator[_Trial]:
+    """A bias that only the first program has, where it is added inside another operation."""
+    one, other = explained.tapes
+    if g.name not in ("dot_general", "conv_general_dilated"):
+        return
+    out = other.values[g.outputs[0]]
+    for number in one.given:
+        shape = np.shape(one.values[number])
+        if shape == np.shape(out)[-1:] and not explained.explained(0, number):
+            new = jnp.asarray(out) + jnp.asarray(one.values[number], out.dtype)
+            text = f"with the bias {list(shape)} of the first program, which the second lacks"
+            yield _Trial({g.outputs[0]: new}, text)
 
 
 def _other_activation(explained: Explained, ours: list[Step], g: Step) -> Iterator[_Trial]:

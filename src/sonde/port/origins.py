@@ -63,8 +63,25 @@ class Explained:
         return self._searched[1 - side].equal_to(self.fingerprint(side, number))
 
     def explained(self, side: int, number: int) -> bool:
-        """Whether the other program has a value like it, or it says too little: whole numbers, constants."""
-        return not self.fingerprint(side, number).telling or bool(self.like(side, number))
+        """Whether the other program has a value like it, or it says too little.
+
+        Whole numbers and constants do, and what does not depend on anything that goes into the program.
+        """
+        if number not in self._depending[side] or not self.fingerprint(side, number).telling:
+            return True
+        return bool(self.like(side, number))
+
+    @functools.cached_property
+    def _depending(self) -> list[set[int]]:
+        """For each program, the values that depend on its inputs and constants."""
+        found = []
+        for tape in self.tapes:
+            numbers = set(tape.given)
+            for step in tape.steps:
+                if not numbers.isdisjoint(step.inputs):
+                    numbers.update(step.outputs)
+            found.append(numbers)
+        return found
 
     def origins(self, side: int, results: Sequence[int]) -> list[int]:
         """The steps at which a program leaves the other one on the way to some values, in order."""

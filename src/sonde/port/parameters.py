@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from sonde.port.difference import epsilon, wide
@@ -97,13 +98,20 @@ class ParameterDifference:
         return f"{self.first or '-'} | {self.second or '-'}: {self.what}"
 
 
-def compare_parameters(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[ParameterDifference]:
-    """What is not the same in two trees of parameters, given by name: names that agree, then values that do.
+def compare_parameters(first: Any, second: Any) -> tuple[ParameterDifference, ...]:
+    """What is not the same in two trees of parameters: first by name, then by value.
 
-    What only has another name is no difference. Constants, such as biases that are still zero, are matched by shape.
+    What only has another name, or is stacked in one tree and a list in the other, is no difference. Constants, such as
+    biases that are still zero, are matched by shape.
+
+    Args:
+        first: A pytree of arrays; also one of PyTorch's tensors, such as `dict(module.named_parameters())`.
+        second: Another.
+
+    Returns:
+        One for each parameter that is missing, surplus, transposed, permuted, of another dtype, or has other values.
     """
-    ours = {name: np.asarray(x) for name, x in first.items()}
-    theirs = {name: np.asarray(x) for name, x in second.items()}
+    ours, theirs = _by_name(first), _by_name(second)
     differences = []
     shared = [name for name in ours if name in theirs]
     for name in shared:
@@ -130,7 +138,18 @@ def compare_parameters(first: Mapping[str, Any], second: Mapping[str, Any]) -> l
         else:
             differences.append(ParameterDifference(name, "", f"missing in the second: {_type(ours[name])}"))
     differences += [ParameterDifference("", name, f"surplus in the second: {_type(theirs[name])}") for name in spare]
-    return differences
+    return tuple(differences)
+
+
+def _by_name(tree: Any) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    names = [jax.tree_util.keystr(keys, simple=True, separator="/") for keys, _ in leaves]
+    return {name: _array(leaf) for name, (_, leaf) in zip(names, leaves)}
+
+
+def _array(leaf: Any) -> np.ndarray:
+    detach = getattr(leaf, "detach", None)  # a tensor of PyTorch
+    return np.asarray(leaf if detach is None else detach().cpu())
 
 
 def _type(x: np.ndarray) -> str:

@@ -10,8 +10,7 @@ import numpy as np
 from sonde.port.causes import Cause, find_cause
 from sonde.port.difference import distance, epsilon
 from sonde.port.origins import Explained
-from sonde.port.program import Program
-from sonde.port.tape import Tape, tape_of
+from sonde.port.tape import Tape
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,20 +56,20 @@ class Parting:
 
 
 def find_parting(
-    first: Program, second: Program, at: Sequence[tuple[np.ndarray, np.ndarray]] = (), allowed: float = 0.0
+    first: Tape, second: Tape, at: Sequence[tuple[np.ndarray, np.ndarray]] = (), allowed: float = 0.0
 ) -> Parting | None:
     """Where two programs part on the way to what differs.
 
     Args:
-        first: The first program.
-        second: The second program.
+        first: The operations of the first program.
+        second: Those of the second program.
         at: Pairs of values that differ, such as those at a site; the results count in any case.
         allowed: How far apart results may be that agree, relative to their norm.
 
     Returns:
         Where they part; None if every operation on the way is like one of the other program.
     """
-    explained = Explained((tape_of(first), tape_of(second)))
+    explained = Explained((first, second))
     starts: list[list[int]] = [[], []]
     for pair in at:
         for side, array in enumerate(pair):

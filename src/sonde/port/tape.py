@@ -52,12 +52,14 @@ class Tape:
         values: The numbers; inputs and constants of the program first, in order.
         results: Which values the program returned.
         makers: For each value, the number of the step that made it; None for inputs, constants and literals.
+        given: Which values are inputs and constants of the program.
     """
 
     steps: list[Step]
     values: list[Any]
     results: list[int]
     makers: list[int | None]
+    given: list[int] = dataclasses.field(default_factory=list)
 
     def array(self, number: int) -> np.ndarray:
         """A value as an array of NumPy."""
@@ -93,7 +95,7 @@ class Tape:
 
 def tape_of(program: Program) -> Tape:
     """Runs a program and keeps every operation."""
-    tape = Tape([], list(program.values), [], [None] * len(program.values))
+    tape = Tape([], list(program.values), [], [None] * len(program.values), list(range(len(program.values))))
     tape.results = _Taping(tape).run(program.jaxpr, range(len(program.values)), _NOWHERE)
     return tape
 

@@ -3,7 +3,8 @@
 first_nonfinite(f)                      which operation made the first NaN or Inf
 trace_back(f, predicate)                which operation gave a result a property: too large, zero
 summarize(f)                            statistics of every value and gradient
-compare(f, g)                           where two programs differ first
+compare(f, g)                           where two programs differ first, down to the operation
+compare_parameters(first, second)       which weights are missing, transposed, permuted or different
 patch_sweep(f, clean, corrupt, ...)     which values carry what a metric measures
 patch_paths(f, clean, corrupt, ...)     what one component makes of what another writes
 attribute(f)                            how much each value contributes to the result
@@ -18,6 +19,7 @@ logit_lens(f, readout=...)              what the model would say at every layer
 example_grad_norms(loss)                which examples pull hardest
 probe(values, labels)                   what a linear classifier reads off the values at each site
 monitor(train_step, {pattern: [...]})   statistics of a training run, inside the step
+torch_records(module)                   the values and gradients of a PyTorch module, as records
 """
 
 import importlib
@@ -26,9 +28,11 @@ from typing import TYPE_CHECKING, Any
 from sonde.tools.nonfinite import NonFinite, first_nonfinite
 
 if TYPE_CHECKING:
+    from sonde.port.parameters import compare_parameters
+    from sonde.port.torch import torch_records
     from sonde.tools.ablation import ablate
     from sonde.tools.attribution import Attribution, attribute
-    from sonde.tools.comparison import Comparison, compare
+    from sonde.tools.comparison import Comparison, assert_same_program, compare
     from sonde.tools.direct_logits import LogitAttribution, logit_attribution
     from sonde.tools.drifts import Drift
     from sonde.tools.edges import Edge, Edges, attribute_edges
@@ -66,10 +70,12 @@ __all__ = [
     "Sweep",
     "TracedBack",
     "ablate",
+    "assert_same_program",
     "attention_heads",
     "attribute",
     "attribute_edges",
     "compare",
+    "compare_parameters",
     "example_grad_norms",
     "extract",
     "first_nonfinite",
@@ -82,6 +88,7 @@ __all__ = [
     "site_gradients",
     "steer",
     "summarize",
+    "torch_records",
     "trace_back",
 ]
 
@@ -120,13 +127,17 @@ _LATER = {
     "steer": "steering",
     "summarize": "summary",
     "trace_back": "tracing_back",
+    "assert_same_program": "comparison",
+    "compare_parameters": "sonde.port.parameters",
+    "torch_records": "sonde.port.torch",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'sonde.tools' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"sonde.tools.{_LATER[name]}"), name)
+    module = _LATER[name]
+    return getattr(importlib.import_module(module if "." in module else f"sonde.tools.{module}"), name)
 
 
 def __dir__() -> list[str]:

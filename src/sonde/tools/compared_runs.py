@@ -14,6 +14,7 @@ from sonde.core.asking import InsideRequest
 from sonde.core.collect import Collect
 from sonde.core.item import expand
 from sonde.core.path import Pattern
+from sonde.core.record import Records
 from sonde.core.record_making import make_records
 from sonde.core.run import run_with
 from sonde.port.program import Program, is_number, trace
@@ -67,11 +68,11 @@ class Run:
 
     Attributes:
         points: The values at its sites, as it ran: forward before backward.
-        results: What it returned.
+        results: What it returned; None if that is not known, or is among the points.
     """
 
     points: tuple[Point, ...]
-    results: tuple[Point, ...]
+    results: tuple[Point, ...] | None
 
 
 def run_side(
@@ -124,9 +125,23 @@ def run_rounded_otherwise(
     runs = []
     for draw in range(draws):
         run = run_side(moved, patterns, grads, inside, (draw,), {})
-        results = [dataclasses.replace(p, part=name) for p, name in zip(run.results, programs[0].output_names)]
+        results = [dataclasses.replace(p, part=name) for p, name in zip(run.results or (), programs[0].output_names)]
         runs.append(Run(run.points, tuple(results)))
     return runs
+
+
+def points_of(records: Records) -> tuple[Point, ...]:
+    """The points of records, in their order."""
+    seen = list(each_seen(records))
+    arrays = on_host([([_as_numbers(x) for x in arrays_in(s.value)], s.taken, s.count) for s in seen], "compare")
+    points = []
+    for position, (s, (values, taken, count)) in enumerate(zip(seen, arrays)):
+        # Gradients come after all values, and backwards.
+        order = (1, [(-position, 0)]) if s.gradient else (0, [(position, 0)])
+        points += _points(
+            s, values, taken, count, lambda _, index, order=order: (order[0], [*order[1], *((i, 0) for i in index)])
+        )
+    return tuple(sorted(points, key=lambda p: p.order))
 
 
 def results_of(result: Any, path: str = RESULT, *, gradient: bool = False) -> tuple[Point, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from sonde.core.path import Pattern
 from sonde.port.difference import Distance, distance, epsilon
 from sonde.port.gradients import with_gradient
 from sonde.port.parting import Parting, find_parting
+from sonde.port.tape import Tape, tape_of
 from sonde.tools.compared_runs import RESULT, Point, Run
 from sonde.tools.comparison_sides import Gradients, Side, gradient_pairs, side_of
 from sonde.tools.drawn import Drawn, Heat
@@ -203,6 +204,35 @@ def compare(
     return like(compared, f) if callable(f) else compared
 
 
+def assert_same_program(
+    f: Any, g: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> Comparison:
+    """Fails, with what `compare` found, if two programs do not do the same; for tests.
+
+    Args:
+        f: The first program, as in `compare`.
+        g: The second.
+        args: The arguments of both.
+        kwargs: Their keyword arguments.
+        **options: As in `compare`.
+
+    Returns:
+        What was compared.
+
+    Raises:
+        AssertionError: They differ. The text says where, and why if that is known.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from sonde.tools import assert_same_program
+        >>> found = assert_same_program(lambda x: x + x, lambda x: 2 * x, (jnp.ones(3),))
+    """
+    found = compare(f, g, **options)(*args, **(kwargs or {}))
+    if found.first is not None:
+        raise AssertionError(str(found))
+    return found
+
+
 def _given_paths(match_paths: Mapping[str, str] | str | Path | None, names: Mapping[str, str] | None) -> dict[str, str]:
     if isinstance(match_paths, str | Path):
         return dict(json.loads(Path(match_paths).read_text(encoding="utf-8")))
@@ -216,7 +246,7 @@ class _Comparing:
         self, sides: tuple[Side, Side], given: Mapping[str, str], tolerance: Tolerance, grads: bool | None
     ) -> None:
         self.sides, self.given, self.tolerance, self.grads = sides, given, tolerance, grads
-        self.runs: tuple[Run, Run] = (sides[0].run(), sides[1].run())
+        self.runs = _with_results_as_points((sides[0].run(), sides[1].run()))
         self.unchecked: list[str] = []
         self._noise: list[dict[Any, list[np.ndarray]]] | None = None
 
@@ -266,7 +296,7 @@ class _Comparing:
 
     def fallback(self) -> float:
         """The limit where noise cannot be measured: eight times the precision of the coarsest dtype, at least 1e-4."""
-        arrays = [p.array for run in self.runs for p in (*run.points, *run.results)]
+        arrays = [p.array for run in self.runs for p in (*run.points, *(run.results or ()))]
         return max(1e-4, 8 * epsilon(*arrays))
 
     @property
@@ -283,7 +313,7 @@ class _Comparing:
                     return self._noise
                 arrays: dict[Any, list[np.ndarray]] = {}
                 for run in draws:
-                    for p in (*run.points, *run.results):
+                    for p in (*run.points, *(run.results or ())):
                         arrays.setdefault(p.key, []).append(p.array)
                 self._noise.append(arrays)
         return self._noise
@@ -298,7 +328,7 @@ class _Comparing:
         return found
 
     def result_drifts(self) -> list[Drift]:
-        ours, theirs = (run.results for run in self.runs)
+        ours, theirs = (run.results or () for run in self.runs)
         pairs = match_results(ours, theirs)
         if pairs is None:
             whole = Point(RESULT, "", 0, (), False, np.zeros(0), "")
@@ -307,7 +337,8 @@ class _Comparing:
         return [self.judge(pair, result=True) for pair in pairs]
 
     def gradient_drifts(self) -> list[Drift]:
-        if [p.array.shape for p in self.runs[0].results] != [p.array.shape for p in self.runs[1].results]:
+        shapes = [[p.array.shape for p in run.results or ()] for run in self.runs]
+        if shapes[0] != shapes[1]:
             self.unchecked.append("gradients: the results have different structures")
             return []
         found = gradient_pairs(*self.sides)
@@ -327,16 +358,12 @@ class _Comparing:
         first = next((d for d in (*drifts, *results) if d.differs), None)
         if first is None or first.note:  # a note says what there is to say: other shapes, other branches
             return None
-        programs = [side.traced() for side in self.sides]
-        if isinstance(programs[0], str) or isinstance(programs[1], str):
-            return None
         wanted = (first.path, first.part, first.call, first.iteration, first.gradient)
         at = [(p.first.array, p.second.array) for p in pairs if _key(p.first) == wanted]
         allowed = max((d.limit or 0.0 for d in results if not d.gradient), default=0.0)
         try:
-            if first.gradient:
-                return find_parting(with_gradient(programs[0]), with_gradient(programs[1]), at, allowed)
-            return find_parting(programs[0], programs[1], at, allowed)
+            tapes = [_gradient_tape(side) if first.gradient else side.tape() for side in self.sides]
+            return None if tapes[0] is None or tapes[1] is None else find_parting(tapes[0], tapes[1], at, allowed)
         except Exception as error:  # a helper to the answer, which is known: an operation may not run alone
             self.unchecked.append(f"single operations: {type(error).__name__}: {str(error)[:150]}")
             return None
@@ -356,13 +383,27 @@ def _gradient_noise(found: Gradients, pair: Pair) -> list[Distance]:
     ]
 
 
+def _gradient_tape(side: Side) -> Tape | None:
+    """The operations of the gradient of a program."""
+    program = side.traced()
+    return None if isinstance(program, str) else tape_of(with_gradient(program))
+
+
+def _with_results_as_points(runs: tuple[Run, Run]) -> tuple[Run, Run]:
+    """If what one side returned is not known, what the other did is compared with its values."""
+    if all(run.results is not None for run in runs):
+        return runs
+    new = [Run((*run.points, *(run.results or ())), ()) for run in runs]
+    return new[0], new[1]
+
+
 def _key(p: Point) -> tuple[Any, ...]:
     return p.path, p.part, p.call, p.iteration, p.gradient
 
 
 def _without_guesses(drifts: list[Drift], results: list[Drift]) -> list[Drift]:
     """Without values that were matched by their order alone and differ, if what follows from them does not."""
-    if any(d.differs for d in results) or any(d.differs and d.by != "order" for d in drifts):
+    if not results or any(d.differs for d in results) or any(d.differs and d.by != "order" for d in drifts):
         return drifts
     return [d for d in drifts if not d.differs or d.by != "order"]
 

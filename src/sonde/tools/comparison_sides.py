@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from sonde.core.asking import InsideRequest
 from sonde.core.capture import check_callable
-from sonde.core.path import Pattern
+from sonde.core.path import Pattern, glob_matches
+from sonde.core.record import Records
+from sonde.port.files import read_named_arrays
 from sonde.port.gradients import differentiable, with_gradient
 from sonde.port.parameters import match_parameters
 from sonde.port.program import Program, trace
 from sonde.port.rounding import rounded_otherwise
-from sonde.tools.compared_runs import Point, Run, run_rounded_otherwise, run_side
+from sonde.port.tape import Tape, tape_of
+from sonde.port.torch import is_torch_module
+from sonde.tools.compared_runs import RESULT, Point, Run, points_of, run_rounded_otherwise, run_side
 from sonde.tools.matching import Pair
 from sonde.tools.reading import on_host
 
@@ -41,6 +46,10 @@ class Side(Protocol):
 
     def traced(self) -> Program | str:
         """The traced program, or why there is none."""
+        ...
+
+    def tape(self) -> Tape | None:
+        """Its single operations; None if they are not known."""
         ...
 
 
@@ -87,9 +96,116 @@ class ProgramSide:
         except Exception as error:
             return _first_line(error)
 
+    def tape(self) -> Tape | None:
+        """Its single operations."""
+        program = self.traced()
+        return None if isinstance(program, str) else tape_of(program)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredSide:
+    """Values that were computed before: records, or arrays by name."""
+
+    points: tuple[Point, ...]
+
+    def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> StoredSide:
+        """The same: the arguments are for the other side."""
+        return self
+
+    def run(self) -> Run:
+        """The values."""
+        return Run(self.points, None)
+
+    def run_with_gradients(self) -> Run:
+        """The values, with gradients if they were recorded."""
+        return self.run()
+
+    def rounded_otherwise(self, draws: int) -> tuple[list[Run], str]:
+        """Nothing: the noise of the other side has to do."""
+        return [], ""
+
+    def traced(self) -> Program | str:
+        """There is no program."""
+        return ""
+
+    def tape(self) -> Tape | None:
+        """There are no operations."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchSide:
+    """A PyTorch module."""
+
+    module: Any
+    patterns: tuple[Pattern, ...]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TorchSide:
+        """The same with arguments."""
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
+
+    def run(self) -> Run:
+        """What it computes."""
+        from sonde.port.torch import TorchRun
+
+        return self._run(TorchRun.of(self.module, self.args, self.kwargs, grads=False))
+
+    def run_with_gradients(self) -> Run:
+        """The same with gradients at the submodules."""
+        from sonde.port.torch import TorchRun
+
+        return self._run(TorchRun.of(self.module, self.args, self.kwargs, grads=True))
+
+    def _run(self, run: Any) -> Run:
+        globs = [p for p in self.patterns if isinstance(p, str)]
+        calls: dict[str, int] = {}
+        points = []
+        for order, value in enumerate(run.values):
+            if globs and not any(glob_matches(p, value.path) for p in globs):
+                continue
+            call = calls[value.path] = calls.get(value.path, -1) + 1
+            points.append(Point(value.path, "", call, (), False, value.array, "", (0, [(order, 0)])))
+            if value.gradient is not None:
+                points.append(Point(value.path, "", call, (), True, value.gradient, "", (1, [(-order, 0)])))
+        results = tuple(Point(RESULT, place, 0, (), False, array, "") for place, array in run.results)
+        return Run(tuple(sorted(points, key=lambda p: p.order)), results)
+
+    def rounded_otherwise(self, draws: int) -> tuple[list[Run], str]:
+        """What it computes if the arithmetic rounds differently."""
+        from sonde.port.torch import TorchRun, rounding_mode
+
+        runs = [
+            TorchRun.of(self.module, self.args, self.kwargs, grads=False, around=rounding_mode(draw))
+            for draw in range(draws)
+        ]
+        return [self._run(run) for run in runs], ""
+
+    def traced(self) -> Program | str:
+        """There is no program of JAX."""
+        return "it is a PyTorch module"
+
+    def tape(self) -> Tape | None:
+        """Its operations."""
+        from sonde.port.torch import torch_tape
+
+        return torch_tape(self.module, self.args, self.kwargs)
+
 
 def side_of(thing: Any, patterns: Sequence[Pattern], grads: bool, inside: InsideRequest | None) -> Side:
     """The side that an argument of `compare` is."""
+    if isinstance(thing, Records):
+        return StoredSide(points_of(thing))
+    if isinstance(thing, str | Path):
+        thing = read_named_arrays(thing)
+    if isinstance(thing, Mapping):
+        named = enumerate(thing.items())
+        return StoredSide(
+            tuple(Point(name, "", 0, (), False, np.asarray(x), "", (0, [(i, 0)])) for i, (name, x) in named)
+        )
+    if is_torch_module(thing):
+        return TorchSide(thing, tuple(patterns))
     check_callable(thing, "compare")
     return ProgramSide(thing, tuple(patterns), grads, inside)
 

@@ -1,0 +1,338 @@
+"""PyTorch modules as programs: the values of submodules by hooks, and single operations by a dispatch mode.
+
+Imports `torch` when it is used, and never before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sonde import _extras
+from sonde.core.capture import capture
+from sonde.core.record import Records
+from sonde.core.sow import sow
+from sonde.port.tape import Step, Tape
+
+_SONDE = str(Path(__file__).resolve().parent.parent)
+
+
+def is_torch_module(thing: object) -> bool:
+    """Whether an object is a PyTorch module; does not import PyTorch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(thing, torch.nn.Module)
+
+
+def torch_records(module: Any) -> Callable[..., Records]:
+    """A function that runs a PyTorch module and returns the inputs and outputs of its submodules as records.
+
+    The paths are those of the submodules, `layers/0/attn/out` and `layers/0/attn/in`; the module's own are `in` and
+    `out`. If a submodule runs several times, its record has several values. If something requires a gradient, records
+    have the gradients of a fixed random combination of the results: the one that `compare` takes.
+
+    Args:
+        module: The module. Its weights, mode and gradients are left as they are.
+
+    Returns:
+        A function with the arguments of the module; arrays of NumPy and JAX are taken as tensors.
+
+    Raises:
+        TypeError: `module` is not a PyTorch module.
+    """
+    if not is_torch_module(module):
+        raise TypeError(f"torch_records takes a torch.nn.Module, got {module!r} of type {type(module).__name__}")
+
+    def recorded(*args: Any, **kwargs: Any) -> Records:
+        run = TorchRun.of(module, args, kwargs, grads=True)
+        return records_of([(value.path, value.array, value.gradient) for value in run.values])
+
+    return recorded
+
+
+def records_of(named: Sequence[tuple[str, np.ndarray, np.ndarray | None]]) -> Records:
+    """Records with these values and gradients, by path and in this order."""
+
+    def marked(arrays: list[Any]) -> Any:
+        total = jnp.zeros(())
+        for array, (path, _, gradient) in zip(arrays, named):
+            seen = sow(array, path)
+            if gradient is not None:
+                total += jnp.sum(seen.astype(jnp.float32) * jnp.asarray(gradient, jnp.float32))
+        return total
+
+    arrays = [jnp.asarray(array) for _, array, _ in named]
+    moving = [i for i, (_, _, gradient) in enumerate(named) if gradient is not None]
+    if not moving:
+        return capture(marked)(arrays)[1]
+
+    def of_moving(some: list[Any]) -> Any:
+        filled = list(arrays)
+        for i, x in zip(moving, some):
+            filled[i] = x
+        return marked(filled)
+
+    return capture(jax.grad(of_moving), grads=True)([arrays[i] for i in moving])[1]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TorchValue:
+    """What went into or came out of a submodule."""
+
+    path: str
+    array: np.ndarray
+    gradient: np.ndarray | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TorchRun:
+    """A run of a PyTorch module.
+
+    Attributes:
+        values: The inputs and outputs of its submodules, as it ran.
+        results: What it returned, by place.
+    """
+
+    values: tuple[TorchValue, ...]
+    results: tuple[tuple[str, np.ndarray], ...]
+
+    @classmethod
+    def of(
+        cls, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, grads: bool, around: Any = None
+    ) -> TorchRun:
+        """Runs a module, in a context if one is given."""
+        torch = _torch()
+        tensors: list[tuple[str, Any]] = []
+
+        def note(path: str, value: Any) -> None:
+            for place, tensor in _tensors(value):
+                if grads and tensor.requires_grad and not tensor.is_leaf:
+                    tensor.retain_grad()
+                tensors.append((path + place, tensor))
+
+        hooks = []
+        for name, submodule in module.named_modules():
+            prefix = f"{name.replace('.', '/')}/" if name else ""
+
+            def before(_: Any, inputs: Any, options: Any, prefix: str = prefix) -> None:
+                first = next(_tensors([inputs, options]), None)
+                if first is not None:
+                    note(f"{prefix}in", first[1])
+
+            hooks.append(submodule.register_forward_pre_hook(before, with_kwargs=True))
+            hooks.append(submodule.register_forward_hook(lambda _, __, out, prefix=prefix: note(f"{prefix}out", out)))
+        parameters = list(module.parameters())
+        kept = [p.grad for p in parameters]
+        try:
+            with contextlib.ExitStack() as stack:
+                if around is not None:
+                    stack.enter_context(around)
+                if not grads:
+                    stack.enter_context(torch.no_grad())
+                result = module(*_as_tensors(args), **_as_tensors(dict(kwargs)))
+            outs = list(_tensors(result))
+            if grads:
+                _backward(torch, [tensor for _, tensor in outs])
+            values = [TorchValue(path, _array(t), _gradient(t)) for path, t in tensors]
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for parameter, gradient in zip(parameters, kept):
+                parameter.grad = gradient
+        return cls(tuple(values), tuple((place, _array(t)) for place, t in outs))
+
+
+def _backward(torch: Any, results: Sequence[Any]) -> None:
+    """The gradients of the combination of results that `port.gradients` takes."""
+    chosen = [(i, t) for i, t in enumerate(results) if t.requires_grad]
+    if chosen:
+        signs = [np.random.default_rng(i).choice([-1.0, 1.0], tuple(t.shape)) for i, t in chosen]
+        torch.autograd.backward(
+            [t for _, t in chosen], [torch.as_tensor(s, dtype=t.dtype) for s, (_, t) in zip(signs, chosen)]
+        )
+
+
+def _torch() -> Any:
+    return _extras.load("torch", extra="torch", purpose="compare with PyTorch modules")
+
+
+def _as_tensors(tree: Any) -> Any:
+    torch = _torch()
+    return jax.tree.map(
+        lambda x: torch.as_tensor(np.array(x)) if isinstance(x, jax.Array | np.ndarray | np.generic) else x,
+        tuple(tree) if isinstance(tree, list) else tree,
+    )
+
+
+def _tensors(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors in a result, with their places: in tuples, lists, dicts and the outputs of `transformers`."""
+    torch = _torch()
+    if isinstance(value, torch.Tensor):
+        yield place, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _tensors(part, f"{place}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for i, part in enumerate(value):
+            yield from _tensors(part, f"{place}[{i}]")
+
+
+def _array(tensor: Any) -> np.ndarray:
+    torch = _torch()
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return np.asarray(jnp.asarray(tensor.float().numpy(), jnp.bfloat16))
+    return np.array(tensor.numpy())
+
+
+def _gradient(tensor: Any) -> np.ndarray | None:
+    if not tensor.requires_grad or not (tensor.is_leaf or tensor.retains_grad) or tensor.grad is None:
+        return None
+    return _array(tensor.grad)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Single operations
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class TorchTape(Tape):
+    """The operations of a PyTorch module. It can be run again with other rounding, and not with other numbers."""
+
+    moved: list[Any]
+
+    def again(
+        self, replaced: Mapping[int, Any], *, around: Callable[[Step, Sequence[Any]], list[Any]] | None = None
+    ) -> list[Any]:
+        """The values with other rounding."""
+        if replaced or around is None:
+            raise TypeError("operations of PyTorch are not run again with other numbers")
+        return self.moved
+
+
+def torch_tape(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TorchTape:
+    """Runs a module and keeps every operation of PyTorch."""
+    tape = _taped(module, args, kwargs, jitter=None)
+    moved = _taped(module, args, kwargs, jitter=0)
+    same = [s.name for s in tape.steps] == [s.name for s in moved.steps] and len(tape.values) == len(moved.values)
+    tape.moved = moved.values if same else tape.values
+    return tape
+
+
+def _taped(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], jitter: int | None) -> TorchTape:
+    torch = _torch()
+    from torch.utils._python_dispatch import TorchDispatchMode  # pyright: ignore[reportMissingImports]
+
+    tape = TorchTape([], [], [], [])
+    numbers: dict[int, int] = {}
+    alive: list[Any] = []  # tensors are known by identity
+    scopes: list[str] = []
+    random = torch.Generator().manual_seed(jitter or 0)
+
+    def number_of(tensor: Any, maker: int | None = None) -> int:
+        if maker is None and id(tensor) in numbers:
+            return numbers[id(tensor)]
+        alive.append(tensor)
+        numbers[id(tensor)] = len(tape.values)
+        tape.values.append(_array(tensor))
+        tape.makers.append(maker)
+        if maker is None:
+            tape.given.append(numbers[id(tensor)])
+        return numbers[id(tensor)]
+
+    class See(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            inputs = [number_of(t) for _, t in _tensors([args, kwargs])]
+            out = func(*args, **kwargs)
+            name = str(func).removeprefix("aten.").partition(".")[0]
+            if jitter is not None and name not in _EXACT and not name.endswith("_"):
+                out = _jittered(torch, out, random)
+            step = len(tape.steps)
+            outputs = tuple(number_of(t, step) for _, t in _tensors(out))
+            settings = {str(i): x for i, x in enumerate(_plain_numbers((args, kwargs)))}
+            scope = scopes[-1] if scopes else ""
+            tape.steps.append(Step(name, tuple(inputs), outputs, _no_run, _line(), scope, settings))
+            return out
+
+    def leave(*_: Any) -> None:
+        scopes.pop()
+
+    positional, named = _as_tensors(args), _as_tensors(dict(kwargs))
+    hooks = []
+    for name, submodule in module.named_modules():
+        path = name.replace(".", "/")
+        hooks.append(submodule.register_forward_pre_hook(lambda _, __, path=path: scopes.append(path)))
+        hooks.append(submodule.register_forward_hook(leave))
+    try:
+        with torch.no_grad(), See():
+            result = module(*positional, **named)
+            tape.results = [number_of(t) for _, t in _tensors(result)]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tape
+
+
+def rounding_mode(seed: int) -> Any:
+    """A context in which the arithmetic of PyTorch rounds differently."""
+    torch = _torch()
+    from torch.utils._python_dispatch import TorchDispatchMode  # pyright: ignore[reportMissingImports]
+
+    random = torch.Generator().manual_seed(seed)
+
+    class Jitter(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            name = str(func).removeprefix("aten.").partition(".")[0]
+            return out if name in _EXACT or name.endswith("_") else _jittered(torch, out, random)
+
+    return Jitter()
+
+
+_EXACT = frozenset(
+    {"_to_copy", "as_strided", "cat", "clone", "copy", "detach", "embedding", "expand", "gather", "index", "lift_fresh"}
+    | {"masked_fill", "permute", "repeat", "select", "slice", "split", "squeeze", "stack", "t", "transpose", "tril"}
+    | {"triu", "unsqueeze", "view", "_unsafe_view", "where", "alias", "arange", "full", "ones", "zeros", "unbind"}
+)
+
+
+def _jittered(torch: Any, out: Any, random: Any) -> Any:
+    """Half of the elements moved by one unit in the last place."""
+
+    def moved(tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            return tensor
+        unit = torch.finfo(tensor.dtype).eps
+        steps = torch.randint(-1, 2, tuple(tensor.shape), generator=random)
+        return tensor * (1 + unit * steps).to(tensor.dtype)
+
+    return type(out)(moved(t) for t in out) if isinstance(out, list | tuple) else moved(out)
+
+
+def _no_run(values: Sequence[Any]) -> list[Any]:
+    raise TypeError("operations of PyTorch are not run again")
+
+
+def _plain_numbers(tree: Any) -> Iterator[float]:
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, int | float) and not isinstance(leaf, bool):
+            yield leaf
+
+
+def _line() -> str:
+    """The line of the module's code that runs, outside of PyTorch."""
+    inside = (str(Path(_torch().__file__).parent), _SONDE)
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(inside):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,60 @@
+"""Trees of parameters: what is missing, surplus, transposed, permuted, of another dtype, different."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sonde.tools import assert_same_program, compare, compare_parameters
+
+RNG = np.random.default_rng(0)
+A, B = (RNG.normal(size=(4, 6)).astype(np.float32) for _ in range(2))
+BIAS = RNG.normal(size=6).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({"a": A, "b": B}, []),
+        ({"layers": {"x": A, "y": B}}, []),
+        ({"stacked": np.stack([A, B])}, []),
+        ({"a": A.T, "b": B}, ["a | a: transposed (1, 0)"]),
+        ({"kernel": A.T, "b": B}, ["a | kernel: transposed (1, 0)"]),
+        ({"a": A[:, ::-1], "b": B}, ["a | a: permuted along axis 1"]),
+        ({"a": A.astype(jnp.bfloat16), "b": B}, ["a | a: dtype float32 against bfloat16"]),
+        ({"a": A}, ["b | -: missing in the second: float32[4, 6]"]),
+        ({"a": A, "b": B, "c": BIAS}, ["- | c: surplus in the second: float32[6]"]),
+        ({"a": A * 2, "b": B}, [f"a | a: 24 of 24 elements differ, by up to {np.abs(A).max():.3g}"]),
+        ({"a": A[:2], "b": B}, ["a | a: shape [4, 6] against [2, 6]"]),
+    ],
+)
+def test_differences(second, expected):
+    assert list(map(str, compare_parameters({"a": A, "b": B}, second))) == expected
+
+
+def test_constants_are_matched_by_shape():
+    assert (
+        compare_parameters({"zero": np.zeros(3), "one": np.ones(3)}, {"bias": np.zeros(3), "scale": np.ones(3)}) == ()
+    )
+    assert len(compare_parameters({"zero": np.zeros(3)}, {"bias": np.zeros(4)})) == 2
+
+
+def test_for_pytest():
+    assert assert_same_program(lambda x: x + x, lambda x: 2 * x, (BIAS,)).first is None
+    with pytest.raises(AssertionError, match=r"first difference at the result(.|\n)*with mul by 2 in place of 3"):
+        assert_same_program(lambda x: x * 2, lambda x: x * 3, (BIAS,), grads=False)
+
+
+def test_files_and_arrays_are_sides(tmp_path):
+    net = lambda x: jnp.tanh(x @ A)
+    x = RNG.normal(size=(3, 4)).astype(np.float32)
+    expected = np.tanh(x @ A)
+    np.savez(tmp_path / "run.npz", logits=expected)
+    for side in (tmp_path / "run.npz", str(tmp_path / "run.npz"), {"logits": expected}):
+        found = compare(side, net)(x)
+        assert found.first is None and found.names == {"logits": "the result"}
+    wrong = compare({"logits": expected * 1.1}, net)(x)
+    assert wrong.first is not None and wrong.first.by == "order"
+    with pytest.raises(ValueError, match="nothing to compare"):
+        compare({"other": expected[:1]}, net)(x)
+    with pytest.raises(ValueError, match="is no file of named arrays"):
+        compare("model.bin", net)

@@ -1,0 +1,126 @@
+"""PyTorch modules against ports to JAX, right and with mistakes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sonde.tools import compare, torch_records
+
+pytestmark = pytest.mark.transformers
+
+D, H, LENGTH = 16, 4, 5
+
+
+def network() -> Any:
+    import torch
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n1, self.n2 = torch.nn.LayerNorm(D), torch.nn.LayerNorm(D)
+            self.qkv, self.o = torch.nn.Linear(D, 3 * D), torch.nn.Linear(D, D)
+            self.up, self.dn = torch.nn.Linear(D, 4 * D), torch.nn.Linear(4 * D, D)
+
+        def forward(self, x: Any) -> Any:
+            t = x.shape[0]
+            q, k, v = (y.view(t, H, -1).transpose(0, 1) for y in self.qkv(self.n1(x)).chunk(3, -1))
+            s = q @ k.transpose(1, 2) / (D // H) ** 0.5
+            s = s.masked_fill(~torch.ones(t, t).tril().bool(), float("-inf"))
+            x = x + self.o((s.softmax(-1) @ v).transpose(0, 1).reshape(t, D))
+            return x + self.dn(torch.nn.functional.gelu(self.up(self.n2(x))))
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*[Block() for _ in range(3)])
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if name.endswith("bias") or ".n" in name:
+                parameter += torch.randn_like(parameter) / 4
+    return net
+
+
+def port(net: Any, wrong: str = "") -> Any:
+    layers = [{n: jnp.asarray(p.detach().numpy()) for n, p in block.named_parameters()} for block in net]
+
+    def linear(w: Any, name: str, x: Any) -> Any:
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    def norm(w: Any, name: str, x: Any, eps: float) -> Any:
+        scaled = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + eps)
+        return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def run(x: Any) -> Any:
+        for i, w in enumerate(layers):
+            bad = wrong if i == 1 else ""
+            h = linear(w, "qkv", norm(w, "n1", x, 1e-3 if bad == "eps" else 1e-5))
+            q, k, v = (y.reshape(LENGTH, H, -1).transpose(1, 0, 2) for y in jnp.split(h, 3, -1))
+            s = q @ k.transpose(0, 2, 1) / (1.0 if bad == "scale" else (D // H) ** 0.5)
+            s = jnp.where(jnp.tri(LENGTH, k=int(bad == "mask"), dtype=bool), s, -jnp.inf)
+            a = (jax.nn.softmax(s) @ v).transpose(1, 0, 2).reshape(LENGTH, D)
+            x = x + (a @ w["o.weight"] + w["o.bias"] if bad == "transposed" else linear(w, "o", a))
+            m = jax.nn.gelu(linear(w, "up", norm(w, "n2", x, 1e-5)), approximate=bad == "gelu")
+            x = x + (m @ w["dn.weight"].T if bad == "bias" else linear(w, "dn", m))
+        return x
+
+    return run
+
+
+X = np.random.default_rng(0).normal(size=(LENGTH, D)).astype(np.float32)
+
+
+def test_a_right_port() -> None:
+    net = network()
+    found = compare(net, port(net))(X)
+    assert found.first is None and len(found.results) == 1
+
+
+@pytest.mark.parametrize(
+    ("mistake", "operation", "cause"),
+    [
+        ("eps", "add", "with eps=1e-05 in place of 0.001"),
+        ("scale", "select_n", None),
+        ("mask", "select_n", None),
+        ("transposed", "dot_general", "with the weight [16, 16] transposed"),
+        ("gelu", "integer_pow", "with the exact gelu in place of the tanh approximation of gelu"),
+        ("bias", "dot_general", "with the bias [16] of the first program, which the second lacks"),
+    ],
+)
+def test_mistakes_are_found_at_their_operation(mistake: str, operation: str, cause: str | None) -> None:
+    net = network()
+    found = compare(net, port(net, mistake))(X)
+    assert found.first is not None and found.parting is not None
+    assert found.parting.second[0].name == operation
+    assert "test_torch.py" in found.parting.second[0].source
+    assert all(op.scope.startswith("1") for op in found.parting.first)
+    if cause is not None:
+        assert cause in str(found.parting.cause)
+
+
+def test_records_have_values_and_gradients_of_submodules() -> None:
+    import torch
+
+    net = network()
+    records = torch_records(net)(X)
+    values = {}
+    for name, submodule in net.named_modules():
+        submodule.register_forward_hook(lambda _, __, out, name=name: values.update({name: out}))
+    out = net(torch.as_tensor(X))
+    values["0.o"].retain_grad()
+    out.backward(torch.as_tensor(np.random.default_rng(0).choice([-1.0, 1.0], out.shape), dtype=torch.float32))
+    np.testing.assert_allclose(records["0/o/out"].value, values["0.o"].detach(), rtol=1e-6)
+    np.testing.assert_allclose(records["0/o/out"].grad, values["0.o"].grad, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(records["out"].value, out.detach(), rtol=1e-6)
+    assert list(records)[:4] == ["in", "0/in", "0/n1/in", "0/n1/out"]
+    with pytest.raises(TypeError, match=r"torch_records takes a torch.nn.Module"):
+        torch_records(lambda x: x)
+
+
+def test_records_against_a_program() -> None:
+    net = network()
+    records = torch_records(net)(X)
+    found = compare(records, port(net))(X)
+    assert found.first is None and "the result" in found.names.values()
