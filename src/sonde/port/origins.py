@@ -65,9 +65,10 @@ class Explained:
     def explained(self, side: int, number: int) -> bool:
         """Whether the other program has a value like it, or it says too little.
 
-        Whole numbers and constants do, and what does not depend on anything that goes into the program.
+        Whole numbers and constants do, and single numbers that depend on nothing that goes into the program.
         """
-        if number not in self._depending[side] or not self.fingerprint(side, number).telling:
+        own = self.fingerprint(side, number)
+        if not own.telling or (own.size == 1 and number not in self._depending[side]):
             return True
         return bool(self.like(side, number))
 
