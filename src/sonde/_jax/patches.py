@@ -62,6 +62,7 @@ __all__ = [
     "opaque_calls",
     "prepare_scans_for_differentiation",
     "prepare_while_loops_for_remat",
+    "recomputations_checked",
     "tracing_hook",
     "trials_unseen",
     "when_loaded",
@@ -533,6 +534,25 @@ def opaque_calls(changed: Callable[[Any], Any], before_compiled: Callable[[], No
         Change(jax.stages.Compiled, "__call__", compiled_call),
         Change(Exported, "call", exported_call),
     )
+
+
+def recomputations_checked(check: Callable[[Any], None]) -> InPlace:
+    """Calls `check` with every program that recomputes a function under `jax.checkpoint`, with `jax_remat3`."""
+    plain = getattr(_ad_checkpoint, "remat_transform", None)
+    if plain is None:
+        return InPlace()
+
+    @functools.wraps(plain)
+    def remat_transform(*args: Any, **options: Any) -> Any:
+        outs, again = plain(*args, **options)
+        run = again.func  # 0.10 has a function that closes over the program, later versions a partial function
+        held = run.args if hasattr(run, "args") else [cell.cell_contents for cell in run.__closure__]
+        for jaxpr in held:
+            if hasattr(jaxpr, "eqns"):
+                check(jaxpr)
+        return outs, again
+
+    return InPlace(Change(_ad_checkpoint, "remat_transform", remat_transform))
 
 
 def maps_told_apart(matters: Callable[[Any], bool]) -> InPlace:

@@ -17,6 +17,7 @@ from sonde.core.modules.trail import NOTHING, ModuleRequest, Wanted, trail_of
 from sonde.core.opaque import inlining, opaque, submitting, threads
 from sonde.core.primitive import kept
 from sonde.core.rules.jit import call_directly  # with all rules, which registers them
+from sonde.core.rules.remat import recomputing
 from sonde.core.shown import showing
 from sonde.core.site_search import has_sites
 from sonde.core.trace import SiteTrace
@@ -29,6 +30,7 @@ _parts = (
     _jax.trials_unseen(lambda: look(None)),
     kept,
     opaque,
+    recomputing,
     threads,
     showing,
     _jax.eager_shortcut(SiteTrace, has_sites, call_directly, lambda trace: trace.changed, SiteTrace.not_donated),

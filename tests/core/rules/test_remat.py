@@ -140,3 +140,16 @@ def test_checkpoints_record_what_the_program_without_them_does(upgrade, jit, tra
         assert len(records[path].values) == len(record.values) == 3
         for a, b in zip(records[path].values, record.values):
             np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES)
+def test_what_a_checkpoint_would_record_twice_is_an_error(upgrade):
+    def block(x):
+        return x * lax.while_loop(lambda c: c < 3, lambda c: sow(c * 2, "w"), lax.stop_gradient(x))
+
+    jax.config.update(upgrade, True)
+    try:
+        with pytest.raises(sonde.errors.CaptureError, match="site 'w' .* under jax.checkpoint with jax_remat3"):
+            sonde.capture(jax.grad(jax.checkpoint(block)), grads=True)(2.0)
+    finally:
+        jax.config.update(upgrade, False)

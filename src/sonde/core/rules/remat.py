@@ -7,7 +7,9 @@ from typing import Any
 
 from sonde import _jax
 from sonde.core.rewrite import rewrite
+from sonde.core.site_search import first_site
 from sonde.core.trace import RULES, SiteTrace, check_may_miss_all
+from sonde.errors import CaptureError
 
 
 def remat_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
@@ -43,6 +45,22 @@ def operation_rule(trace: SiteTrace, args: Sequence[Any], params: dict[str, Any]
     return outs[: new.n_outs]
 
 
+def _check_recomputation(jaxpr: Any) -> None:
+    """Checks a program that recomputes a function, with `jax_remat3`: its sites would be recorded again.
+
+    Raises:
+        CaptureError: It has sites, in a loop or a function whose rules are not those of what is inside.
+    """
+    site = first_site(jaxpr)
+    if site is not None:
+        raise CaptureError(
+            f"site {site.path!r} ({site.source}) cannot be captured: it is in a while_loop or a function with its own "
+            "derivatives, under jax.checkpoint with jax_remat3, which runs it twice; sow the value outside of it, or "
+            "set jax_remat3 to False"
+        )
+
+
+recomputing: _jax.InPlace = _jax.recomputations_checked(_check_recomputation)
 RULES[_jax.remat_p] = remat_rule
 if _jax.call_hi_primitive_p is not None:
     RULES[_jax.call_hi_primitive_p] = operation_rule
