@@ -17,7 +17,7 @@ from measure import Row, table
 
 HERE = Path(__file__).parent
 PARTS = {
-    "engine": ("compiled", "calling", "eager", "tracing", "gradients", "importing", "gpu_transformer"),
+    "engine": ("compiled", "calling", "editing", "eager", "tracing", "gradients", "importing", "gpu_transformer"),
     "nnx": ("nnx_dispatch", "nnx_construct", "nnx_tracing"),
     "tools": ("patching", "monitoring", "at_size"),
     "inside": ("inside",),

@@ -33,7 +33,7 @@ from sonde import _jax
 from sonde.core.closures import same_value
 from sonde.core.context import Looking, look
 from sonde.core.edit_gradients import GradientEdit, with_edited_gradient
-from sonde.core.hoisting import Hoisted
+from sonde.core.hoisting import Hoisted, hoist
 from sonde.core.new_values import at_positions, checked_leaves
 from sonde.core.path import Pattern, glob_matches
 from sonde.core.primitive import site_p
@@ -75,8 +75,8 @@ class Step:
     def key(self) -> Hashable:
         """Equal for edits of which one program can serve both, given other arrays."""
         functions = [hoisted and hoisted.key for hoisted in (self.function, self.gradient)]
-        pattern = self.pattern if isinstance(self.pattern, str) else same_value(self.pattern)
-        iterations = same_value(self.iterations) if callable(self.iterations) else self.iterations
+        pattern = self.pattern if isinstance(self.pattern, str) else _key_of(self.pattern)
+        iterations = _key_of(self.iterations) if callable(self.iterations) else self.iterations
         return (
             pattern, self.kind, self.calls, iterations, self.positions, self.axis, *functions,
             self.may_be_absent,
@@ -90,6 +90,12 @@ class Step:
     def may_match(self, relative: str) -> bool:
         """Whether the pattern may choose a site whose path ends in this."""
         return not isinstance(self.pattern, str) or _may_end_in(self.pattern, relative)
+
+
+def _key_of(function: Callable[..., Any]) -> Hashable:
+    """A key for a function that is called with what is known while the program is traced, not with arrays."""
+    hoisted, arrays = hoist(function)
+    return same_value(function) if arrays else hoisted.key
 
 
 @functools.lru_cache(maxsize=4096)
