@@ -32,6 +32,7 @@ from sonde.core.rules.loop_carry import Keep, gate_from_outside
 from sonde.core.site import Site, View
 from sonde.core.site_search import gives_tokens, has_sites, sites_inside
 from sonde.core.trace import RULES, SiteTrace, check_may_miss_all, run_under
+from sonde.errors import EditError
 
 INDEX_TYPE = _jax.typeof(np.zeros((), np.int32))
 
@@ -190,7 +191,7 @@ class _LookOnly(Rebinding):
 
     def __init__(self) -> None:
         super().__init__()
-        self.in_custom_calls = _NoSites()  # JAX would save what a call with sites inside returns
+        self.in_custom_calls = _NoSites(in_calls=True)  # JAX would save what a call with sites inside returns
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """Binds the look."""
@@ -208,12 +209,19 @@ class _LookOnly(Rebinding):
 class _NoSites(Rebinding):
     """Leaves sites out: those given, or all."""
 
-    def __init__(self, sites: frozenset[Site] | None = None) -> None:
+    def __init__(self, sites: frozenset[Site] | None = None, *, in_calls: bool = False) -> None:
         super().__init__()
         self.sites = sites
+        self.in_calls = in_calls  # of functions with their own derivatives
 
     def at_site(self, args: Sequence[Any], site: Site, view: View) -> list[Any]:
         """The values, and a token that is not used."""
+        if view.role == "supply" and self.in_calls:
+            raise EditError(
+                f"edit of {site.path!r} ({site.source}): the site is in a function with its own derivatives, in a "
+                "while_loop that jax.checkpoint computes again; edit the result of the function, or leave out "
+                "jax.checkpoint"
+            )
         if view.role == "supply" or (self.sites is not None and site not in self.sites):
             return site_p.bind(*args, site=site, view=view)
         values = [] if view.role == "look" else operands_of(args, site, view).arrays
