@@ -12,6 +12,21 @@ import pytest
 import sonde
 from sonde import _flax_flags, nnx
 from sonde._flax_flags import Config, flag
+from sonde.nnx.settings import NOT_SET
+
+
+@pytest.fixture(autouse=True)
+def nothing_set_for_good(monkeypatch):
+    """A mode that another test set for good would count before the flags."""
+    for mode in (nnx.set_graph_mode, nnx.set_graph_updates):
+        monkeypatch.setattr(mode._of_class, "set_for_good", NOT_SET)
+    stacks = [mode.get_stack() for mode in (flax.nnx.set_graph_mode, flax.nnx.set_graph_updates)]
+    before = [list(stack) for stack in stacks]
+    for stack in stacks:
+        stack.clear()
+    yield
+    for stack, values in zip(stacks, before):
+        stack[:] = values
 
 
 @pytest.fixture

@@ -11,7 +11,20 @@ import pytest
 import sonde
 
 # Modules of their own, not part of `from sonde import *`.
-FACES = {"bridge", "dictionaries", "linen", "nnx", "serialization", "store", "struct", "training", "traverse_util"}
+FACES = {
+    "bridge",
+    "dictionaries",
+    "linen",
+    "models",
+    "nnx",
+    "report",
+    "serialization",
+    "store",
+    "struct",
+    "tools",
+    "training",
+    "traverse_util",
+}
 
 
 def test_names_are_sorted() -> None:

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from sonde import bridge as bridge
     from sonde import dictionaries as dictionaries
     from sonde import linen as linen
+    from sonde import models as models
     from sonde import nnx as nnx
+    from sonde import report as report
     from sonde import serialization as serialization
     from sonde import store as store
     from sonde import struct as struct
+    from sonde import tools as tools
     from sonde import training as training
     from sonde import traverse_util as traverse_util
     from sonde.aliasing import alias, alias_report
@@ -95,18 +98,35 @@ _ELSEWHERE = {
     "first_nonfinite": "sonde.tools.nonfinite",
 }
 _MODULES = frozenset(
-    ("bridge", "core", "dictionaries", "linen", "nnx", "serialization", "store", "struct", "training", "traverse_util")
+    (
+        "bridge",
+        "core",
+        "dictionaries",
+        "inside",
+        "linen",
+        "models",
+        "nnx",
+        "report",
+        "serialization",
+        "store",
+        "struct",
+        "tools",
+        "training",
+        "traverse_util",
+    )
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"sonde.{name}")  # which puts it among the globals
-    if name not in __all__:
-        raise AttributeError(f"module 'sonde' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_ELSEWHERE.get(name, "sonde.core")), name)
-    globals()[name] = value  # `sonde.sow` in a program is then looked up like any name
-    return value
+if not TYPE_CHECKING:  # a type checker then sees a misspelled name
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"sonde.{name}")  # which puts it among the globals
+        if name not in __all__:
+            raise AttributeError(f"module 'sonde' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_ELSEWHERE.get(name, "sonde.core")), name)
+        globals()[name] = value  # `sonde.sow` in a program is then looked up like any name
+        return value
 
 
 def __dir__() -> list[str]:

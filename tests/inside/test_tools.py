@@ -100,8 +100,9 @@ def test_monitor_and_examine():
 
 
 def test_every_tool_that_looks_at_sites_has_the_keyword():
-    # `probe` is given values, and `example_grad_norms` looks at no site.
-    names = [name for name in tools.__all__ if name[0].islower() and name not in ("probe", "example_grad_norms")]
+    # These are given values or programs of other libraries, hand their options on, or look at no site.
+    others = ("probe", "example_grad_norms", "assert_same_program", "compare_parameters", "torch_records")
+    names = [name for name in tools.__all__ if name[0].islower() and name not in others]
     verbs = [getattr(tools, name) for name in names]
     core = [sonde.capture, sonde.edit, sonde.sites, sonde.perturbations, sonde.perturbed, sonde.first_nonfinite]
     on_disk = [store.harvest, store.statistics, store.stream, dictionaries.splice, dictionaries.loss_recovered]
@@ -170,8 +171,9 @@ def test_every_command_is_tried():
     takes = {
         name for name, command in sonde_command.commands.items() if any(p.name == "inside" for p in command.params)
     }
-    assert takes == set(COMMANDS)
-    assert {name for name in sonde_command.commands if name not in takes} == {"demo", "store"}
+    assert takes == {*COMMANDS, "run"}  # `run` is given a script, and is tried in tests/cli/test_run.py
+    without = {name for name in sonde_command.commands if name not in takes}
+    assert without == {"check-move", "demo", "explain", "store"}
 
 
 @pytest.mark.parametrize("wrong", ["nothing.py", "nothing.py:f"])

@@ -40,12 +40,25 @@ class Looking:
         plans: The edits among them, the outermost first (`edit_plan.RunningPlan`).
         sees_all: Whether every operation is wanted, not only sites. Calls that captures have left to JAX's fast path
             must then be made anew.
+        seen_below: In the function of an edit, the depth of the edit: only the captures around it see what is marked.
 
     Attributes:
         methods: The methods of modules whose arguments and results any of them wants.
     """
 
-    __slots__ = ("__weakref__", "depth", "edits", "grads", "inside", "methods", "modules", "plans", "sees_all", "sows")
+    __slots__ = (
+        "__weakref__",
+        "depth",
+        "edits",
+        "grads",
+        "inside",
+        "methods",
+        "modules",
+        "plans",
+        "seen_below",
+        "sees_all",
+        "sows",
+    )
 
     def __new__(  # noqa: D102 (the class says what it takes)
         cls,
@@ -57,15 +70,27 @@ class Looking:
         sows: bool = True,
         plans: tuple[Any, ...] = (),
         sees_all: bool = False,
+        seen_below: int | None = None,
     ) -> Looking:
-        key = grads, edits, depth, modules, inside, sows, plans, sees_all
+        key = grads, edits, depth, modules, inside, sows, plans, sees_all, seen_below
         found = _known.get(key)
         if found is not None:
             return found
         new = super().__new__(cls)
-        new.grads, new.edits, new.depth, new.modules, new.inside, new.sows, new.plans, new.sees_all = key
+        new.grads, new.edits, new.depth, new.modules, new.inside, new.sows = key[:6]
+        new.plans, new.sees_all, new.seen_below = key[6:]
         new.methods = frozenset[str]().union(*[wanted.methods for wanted in modules])
         return _known.setdefault(key, new)
+
+    def below(self, depth: int) -> Looking:
+        """The same in the function of an edit at this depth."""
+        fields = self.grads, self.edits, self.depth, self.modules, self.inside, self.sows, self.plans, self.sees_all
+        return Looking(*fields, seen_below=depth)
+
+    @property
+    def seen_by(self) -> range | None:
+        """The depths of the captures that see what is marked; None: all."""
+        return None if self.seen_below is None else range(1, self.seen_below)
 
     def may_miss(self, site: Any) -> bool:
         """Whether a site that the captures cannot see may be left out: `inside=` reached it through a package."""
@@ -195,6 +220,7 @@ class unchanged_after:
             except KeyboardInterrupt as found:
                 interrupt = found
         self._has_ended = True
+        self._undo, self._frame = [], None  # they refer to this object, and to the values of the program
         if not self._trails:
             _jax.forget_arguments()
         if interrupt is not None:

@@ -51,6 +51,8 @@ class Handler:
     counts_iterations = False
     # Whether every run of a loop is a separate object in `Item.loops`, even if it was compiled once.
     tells_loops_apart = False
+    # Whether all arrays that a reduce function returned get the axes of a mesh over which one of them varies.
+    reduced_have_all_axes = True
     # Whether gradients are wanted.
     grads = False
     # What the captures around want; None if there are none.

@@ -84,7 +84,7 @@ def run_with(
         grads, edits, depth, asked = grads or outer.grads, edits or outer.edits, outer.depth + 1, outer.inside
         modules, sows, plans = (*outer.modules, *modules), sows or outer.sows, outer.plans
     if plan is not None:
-        plans = (*plans, RunningPlan(depth, plan, outer, _jax.count_open_names() > 0))
+        plans = (*plans, RunningPlan(depth, plan, outer and outer.below(depth), _jax.count_open_names() > 0))
     if inside is not None:
         asked = inside.nested_in(asked, depth)
     handler: Handler = make(depth)

@@ -203,7 +203,7 @@ def _marked(
         line=line,
         in_place=in_place,
         depths=depths,
-        handlers=range(1, state.depth + 1),
+        handlers=state.seen_by,
     )
     given = [as_now(x) for x in leaves]
     outs = through_site(given, site, state)

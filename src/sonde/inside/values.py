@@ -157,7 +157,7 @@ def marked(
         line=frame.f_lineno,
         in_place=in_place,
         depths=depths,
-        handlers=range(1, state.depth + 1),
+        handlers=state.seen_by,
     )
     site.has_gradient = not in_place
     passed = list(map(as_now, given))

@@ -10,6 +10,7 @@ it *is* attention is known only from the numbers, so the host decides.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -139,16 +140,15 @@ def _reduced(wanted: list[tuple[Any, str]], axes: tuple[int, ...], xp: Any) -> l
         plain: dict[str, Any] = {"sum": np.sum, "min": np.min, "max": np.max}
         starts = {"sum": 0, "min": np.inf, "max": -np.inf}
         return [plain[how](x, axes, initial=x.dtype.type(starts[how])) for x, (_, how) in zip(arrays, wanted)]
-    combine: dict[str, Any] = {"sum": jnp.add, "min": jnp.minimum, "max": jnp.maximum}
     first = {"sum": 0, "min": np.inf, "max": -np.inf}
-    return list(
-        jax.lax.reduce(
-            tuple(arrays),
-            tuple(x.dtype.type(first[how]) for x, (_, how) in zip(arrays, wanted)),
-            lambda a, b: tuple(combine[how](p, q) for (_, how), p, q in zip(wanted, a, b)),
-            axes,
-        )
-    )
+    starts = tuple(x.dtype.type(first[how]) for x, (_, how) in zip(arrays, wanted))
+    return list(jax.lax.reduce(tuple(arrays), starts, _combining([how for _, how in wanted]), axes))
+
+
+def _combining(hows: Sequence[str]) -> Callable[[Any, Any], tuple[Any, ...]]:
+    """A function of two tuples of numbers. The compiled program keeps it, so it must not close over arrays."""
+    combine: dict[str, Any] = {"sum": jnp.add, "min": jnp.minimum, "max": jnp.maximum}
+    return lambda a, b: tuple(combine[how](p, q) for how, p, q in zip(hows, a, b))
 
 
 def _has_queries_and_keys(shape: tuple[int, ...]) -> bool:

@@ -99,6 +99,8 @@ def _fold(old: Sequence[Any], new: Sequence[Any], index: Any) -> list[Any]:
 class Watch(KeepingSmall, Watching):
     """Records the numbers of `_reduce` for values and gradients, their time, and pictures of values."""
 
+    reduced_have_all_axes = False  # an array that is the same on all devices counts once
+
     def __init__(self, patterns: tuple[Pattern, ...], *, grads: bool, depth: int) -> None:
         super().__init__(patterns, grads=grads, large=_reduce, small=_whole, fold=_fold, depth=depth)
         self.key = ("watch", self.key)

@@ -38,7 +38,7 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
         handler.skip(child.span)
         outs, new_specs, kinds = list(answer), [], []
         for item in expand(child.items):
-            global_item, item_specs = _with_mesh_axes(item, names, mesh, checked)
+            global_item, item_specs = _with_mesh_axes(item, names, mesh, checked, handler.reduced_have_all_axes)
             outs += global_item.arrays
             new_specs += item_specs
             kinds.append(global_item.spec)
@@ -51,12 +51,14 @@ def shard_map_rule(trace: SiteTrace, primitive: Any, fun: Any, args: Sequence[An
     return answer.update(outs[:n_outs])
 
 
-def _with_mesh_axes(item: Item, names: list[str], mesh: Any, checked: bool) -> tuple[Item, list[PartitionSpec]]:
+def _with_mesh_axes(
+    item: Item, names: list[str], mesh: Any, checked: bool, all_axes: bool
+) -> tuple[Item, list[PartitionSpec]]:
     """An item whose arrays have an axis of length one per mesh axis they vary over, and how these are laid out."""
     n_loops = sum(axis.is_loop for axis in item.view.axes)
     arrays, specs, varying = [], [], []
     given = item.arrays
-    if item.tree is not None and checked:  # what a reduce function returned has all axes
+    if item.tree is not None and checked and all_axes:
         union = frozenset().union(*map(_jax.varying_axes, item.leaves))
         given = [*(_jax.varying_over(x, union) for x in item.leaves), *given[len(item.leaves) :]]
     for array, name in zip(given, item.names):
