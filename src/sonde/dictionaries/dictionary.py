@@ -16,8 +16,8 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-import sonde
 from sonde import nnx
+from sonde.core.sow import sow
 
 Activation = Literal["relu", "topk", "batchtopk", "jumprelu", "gated"]
 Kind = Literal["autoencoder", "transcoder", "skip_transcoder"]
@@ -154,7 +154,7 @@ class Dictionary(nnx.Module):
 
     def encode(self, x: Any) -> jax.Array:
         """The features of a value."""
-        return sonde.sow(self.activate(self.pre_activations(x)), "features")
+        return sow(self.activate(self.pre_activations(x)), "features")
 
     def decode(self, features: Any) -> jax.Array:
         """The value that features represent; for a skip transcoder, without what skips them."""

@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-import sonde
 from sonde import _jax
 from sonde.core.asking import asked_for
 from sonde.core.capture import like
 from sonde.core.context import look, looking
+from sonde.core.edit import edit
 from sonde.core.path import Pattern, check_pattern, matches, no_such_site
 from sonde.core.rows import STAR, Row, rows_chosen
 from sonde.core.scopes import RowsName, scope
+from sonde.core.sow import sow
 from sonde.dictionaries.dictionary import Dictionary
 from sonde.errors import EditError
 from sonde.tools.placing import Occurrence, placed
@@ -71,7 +72,7 @@ def splice(
             transcoders.append(_Transcoder(check_pattern(reads), check_pattern(writes), dictionary, keep_error))
         else:
             edits[place] = lambda x, dictionary=dictionary: _replaced(dictionary, x, x, keep_error)
-    spliced = sonde.edit(f, edits, inside=inside) if edits or not transcoders else f
+    spliced = edit(f, edits, inside=inside) if edits or not transcoders else f
     for transcoder in transcoders:
         spliced = transcoder.in_place(spliced, asked_for(inside))
     return like(spliced, f)
@@ -83,7 +84,7 @@ def _replaced(dictionary: Dictionary, read: Any, old: Any, keep_error: bool) -> 
     wide = read.astype(jnp.float32)
     features = dictionary.activate(dictionary.pre_activations(wide))
     skipped = dictionary.skipped(wide)
-    new = dictionary.decode(sonde.sow(features, "features")) + skipped
+    new = dictionary.decode(sow(features, "features")) + skipped
     if keep_error:
         new = new + jax.lax.stop_gradient(old - dictionary.decode(features) - skipped)
     return new.astype(old.dtype)
