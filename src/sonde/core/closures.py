@@ -83,7 +83,7 @@ class _Snapshot:
         if isinstance(f, types.MethodType):
             return self._all((f.__func__, f.__self__), depth)
         if isinstance(f, types.FunctionType):
-            cells = [cell for cell in f.__closure__ or () if not _is_empty(cell)]
+            cells = [cell for cell in f.__closure__ or () if not is_empty(cell)]
             values = [cell.cell_contents for cell in cells]
             values += [f.__globals__[name] for name in _names(f.__code__) if name in f.__globals__]
             return self._all((*values, *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()), depth)
@@ -135,7 +135,8 @@ def _is_of_a_library(value: Any) -> bool:
     return ours or module.partition(".")[0] in _LIBRARIES
 
 
-def _is_empty(cell: Any) -> bool:
+def is_empty(cell: Any) -> bool:
+    """Whether a variable of a closure has no value yet."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:

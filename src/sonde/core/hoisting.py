@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from sonde import _jax
-from sonde.core.closures import same_value
+from sonde.core.closures import is_empty, same_value
 
 _MOST_PARTS = 1_000
 
@@ -101,7 +101,7 @@ class _Search:
 
     def _function(self, function: types.FunctionType) -> tuple[Hashable, _Remake]:
         cells = function.__closure__ or ()
-        filled = [not _is_empty(cell) for cell in cells]
+        filled = [not is_empty(cell) for cell in cells]
         inside = (
             [cell.cell_contents for cell, has in zip(cells, filled) if has],
             list(function.__defaults__ or ()),
@@ -151,11 +151,3 @@ def _is_array(value: Any) -> bool:
         or isinstance(value, (jax.Array, _jax.Tracer))
         or (isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.inexact))
     )
-
-
-def _is_empty(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return True
-    return False
