@@ -35,8 +35,8 @@ VALUES: dict[str, Callable[[Any], Any]] = {
     "square": lambda x: 0.5 * x**2 + 0.1,
     "nothing": lambda x: x,
 }
-# Linear ones alone. Of a value that `vmap` does not map, `custom_vjp` and an edit may sum over the examples at different
-# moments, before or after the change; which is right is open.
+# Linear ones alone. Of a value that `vmap` does not map, `custom_vjp` and an edit may sum over the examples at
+# different moments, before or after the change; which is right is open.
 GRADIENTS: dict[str, Callable[[Any], Any]] = {
     "scale": lambda g: g * 0.5,
     "zero": jnp.zeros_like,
